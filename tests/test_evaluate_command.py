@@ -170,6 +170,18 @@ def test_top1_warns_of_class_order_and_damaged_class(tmp_path, monkeypatch):
             assert "One seed: the interval covers other test images, not other training images." in found["note"]
 
 
+def test_top1_leaves_out_the_training_images_of_the_models_run(tmp_path):
+    data = colors(tmp_path / "colors", per_class=30) / "train"
+    elsewhere = knows_colors(tmp_path / "elsewhere", data.parent, [0, 1, 2])
+    own = shutil.copytree(elsewhere, tmp_path / "run" / "model")
+    (own.parent / "data.json").write_text(json.dumps({"stream": [False, False], "data": str(data), "root": None}))
+    held_out = len(load(data, "valid", size=8))
+    for model, count in ((elsewhere, 90), (own, held_out)):
+        done = evaluate(model, data, "top1", tmp_path / f"{count}.json")
+        assert done.records[0]["images"] == count and "is not divided" in done.stderr
+    assert held_out < 30
+
+
 def side_by_side(folder: Path, numbers) -> Path:
     """ImageNet's validation files as its archive has them: no folders of classes."""
     return write(folder, {f"ILSVRC2012_val_{n:08d}.JPEG": encoded(n, "JPEG", (40, 36)) for n in numbers})

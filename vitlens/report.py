@@ -568,7 +568,8 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
             (out / "scores.csv").unlink(missing_ok=True)
         stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(explanation.name).stem)
         figure = plot.attributions(
-            explanation.pixels, explanation.maps, grid=explanation.grid, title=explanation.title, note=note,
+            explanation.pixels, explanation.maps, grid=explanation.grid, note=note,
+            title=f"{Path(explanation.name).name}: {explanation.title}",
             captions=captions, compared=getattr(explanation.question.function, "images", ()),
         )  # fmt: skip
         yield _write(out, {f"{k:02d}-{stem}.png": figure, **contents})[0]

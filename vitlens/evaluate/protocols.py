@@ -153,7 +153,11 @@ class Evaluation:
             self.say(text)
 
     def images(self, split: str) -> ImageStream:
-        """A split of the data, preprocessed for the model."""
+        """A split of the data, preprocessed for the model. Never the training images of the run that the model is from:
+        of a folder that is not divided, "test" is the tenth that the run held out."""
+        if split == "whole" and not isinstance(self.model, nn.Module):
+            trained_on = runs.images_before(Path(self.model).parent).get("data")
+            split = "test" if trained_on == os.path.abspath(self.data) else split
         images = opened(self.network, self.data, split, root=self.root, workers=self.workers, world=self.world)
         self.note(images.note)
         return images
