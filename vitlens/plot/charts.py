@@ -187,7 +187,8 @@ def attention_distance(
             ax.axhline(uniform, **REFERENCE)
             words = ax.annotate("uniform\nattention", (high, uniform), (-3, 0), va="center", **where)
             words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
-            ax.annotate("gray: local, below a third of uniform", (high, 0), (-4, 4), **where)
+            room = ax.bbox.width * DPI / ax.figure.dpi
+            ax.annotate(style.wrapped("gray: local, below a third of uniform", room, 5.5), (high, 0), (-4, 4), **where)
         ax.set(xlabel="Network depth (layer)", ylabel=f"Mean attention distance (pixels{of})", title=title)
         ax.set(ylim=(0, 1.08 * top))
         rule(ax)
