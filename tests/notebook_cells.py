@@ -23,7 +23,7 @@ class Shell(InteractiveShell):
     """IPython with figures inline, as in a notebook."""
 
     def enable_gui(self, gui=None):
-        """Without effect, because there is no window."""
+        """Skip the event loop, because figures are inline."""
 
 
 @contextlib.contextmanager

@@ -412,7 +412,7 @@ REFUSED = {
     "row": (-1, "'Row' must be a whole number from 0 to 3"),
     "smooth": (1, "'Smooth' must be True or False"),
     "strength": (float("nan"), "'Strength' must be a number from 0 to 1"),
-    "nonsense": (1, "There is no control 'nonsense'. The controls are photograph"),
+    "nonsense": (1, "The page has no control 'nonsense'. The controls are photograph"),
 }
 
 

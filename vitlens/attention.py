@@ -178,7 +178,7 @@ def rollout(
 
     query: (row, column) of a patch, or the position of any token in the sequence, in place of the read-out.
     head_fusion: "mean" (the paper's), "max" or "min". discard: share of the smallest entries of every fused row to
-    drop (the row is renormalized after). Raises ValueError if there is no query and the model reads no weighted sum.
+    drop (the row is renormalized after). Raises ValueError without a query if the model reads no weighted sum.
     """
     return _run(attn, _Rollout(query, head_fusion, discard))["rollout"]
 
@@ -204,7 +204,7 @@ def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = F
     for statistic in statistics:
         if not isinstance(statistic, Statistic) and not (isinstance(statistic, str) and statistic in STATISTICS):
             name = repr(statistic) if isinstance(statistic, str) else f"of type {type(statistic).__name__}"
-            raise ValueError(f"There is no statistic {name}. There are {', '.join(STATISTICS)}.")
+            raise ValueError(f"vitlens has no statistic {name}. The statistics are {', '.join(STATISTICS)}.")
     named = STATISTICS | ({"mean_distance": _MeanDistance(True)} if renormalize else {})
     chosen = [named[key] if isinstance(key, str) else key for key in statistics or STATISTICS]
     values = _run(attn, *(statistic for statistic in chosen if statistic.applies(attn)))

@@ -46,7 +46,7 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
 
     The D filters are the samples, and the p·q·C pixels of a patch the variables. The mean filter is subtracted.
     Components are orthonormal over pixels, ordered by variance, and signed so that their largest entry is positive,
-    because the sign is arbitrary. There are at most min(D − 1, p·q·C) of them.
+    because the sign is arbitrary. Their number is at most min(D − 1, p·q·C).
     model_or_weight: a model, or a kernel (D, C, p, q) as PyTorch stores it.
     """
     if isinstance(model_or_weight, Tensor):

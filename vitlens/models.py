@@ -182,7 +182,7 @@ def _timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
             hint = f" Did you mean {'open_clip' if owner.startswith('ViT-') else 'hf'}:{owner}/{rest}?"
         else:
             hint = "" if os.sep in name else suggestion(name, sorted(timm.list_models(), key=len))
-        raise ValueError(f"There is no file or folder {name!r}, and timm {timm.__version__} has no model of that name."
+        raise ValueError(f"{name!r} matches no file or folder, and timm {timm.__version__} has no model of that name."
                          f"{hint}")  # fmt: skip
     model = timm.create_model(name, pretrained=pretrained, **kwargs)
     if pretrained and "patch_size" in kwargs:
@@ -256,7 +256,7 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
 def _fill(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
     """A timm model with the weights in a file, which must be complete."""
     if not file.is_file():
-        raise ValueError(f"There is no checkpoint {file}.")
+        raise ValueError(f"Found no checkpoint {file}.")
     if file.suffix == ".npz":
         return _fill_from_google(model, file, kwargs)
     with torch.serialization.safe_globals([argparse.Namespace]):

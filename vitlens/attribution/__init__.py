@@ -114,7 +114,7 @@ def methods(names: Iterable[str] | None = None) -> dict[str, Method]:
             from vitlens.models import suggestion
 
             hint = suggestion(name, METHODS, [f"{method.name} {method.title}" for method in METHODS.values()])
-            raise ValueError(f"There is no method {name!r}.{hint} The methods are {', '.join(METHODS)}.")
+            raise ValueError(f"vitlens has no method {name!r}.{hint} The methods are {', '.join(METHODS)}.")
     return {name: METHODS[name] for name in names}
 
 

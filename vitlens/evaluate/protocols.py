@@ -92,7 +92,8 @@ class Evaluation:
     def __post_init__(self):
         if self.protocol not in PROTOCOLS:
             hint = suggestion(self.protocol, PROTOCOLS)
-            raise ValueError(f"There is no protocol {self.protocol!r}.{hint} The protocols are {', '.join(PROTOCOLS)}.")
+            protocols = ", ".join(PROTOCOLS)
+            raise ValueError(f"vitlens has no protocol {self.protocol!r}.{hint} The protocols are {protocols}.")
         reads = PROTOCOLS[self.protocol]
         for option in ("data", "shots", "seeds", "neighbors", "tasks", "recipe", "settings"):
             if getattr(self, option) and option not in reads:

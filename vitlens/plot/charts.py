@@ -99,7 +99,7 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
     records: the directory of a run, its `log.jsonl`, or the `Step`s of `vitlens.train.fit` in order. The x-axes end at
     the last step of the whole run, so a figure that is redrawn during training keeps its scale. Without records the
     axes are empty. The legend at the foot has the last accuracy. marks: steps by label, drawn as dashed lines in the
-    first panel. Raises ValueError if there is no log.
+    first panel. Raises ValueError without a log.
 
     >>> figure = vitlens.plot.training([{"step": 1, "steps": 2, "loss": 2.3, "rate": 1.0}])
     """
@@ -108,7 +108,7 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
     if isinstance(records, str | Path):
         path = Path(records) / "log.jsonl" if Path(records).is_dir() else Path(records)
         if not path.is_file():
-            raise ValueError(f"There is no log at {path}. Give the directory of a run, or its log.jsonl.")
+            raise ValueError(f"Found no log at {path}. Give the directory of a run, or its log.jsonl.")
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     table = pd.json_normalize([record if isinstance(record, Mapping) else vars(record) for record in records])
     if "lr" in table:

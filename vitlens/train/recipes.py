@@ -237,7 +237,7 @@ def recipe(name: str) -> Recipe:
         return RECIPES[name]
     moved = " masked-autoencoder moved to experiments/autoencoder.py." if name == "masked-autoencoder" else ""
     hint = moved or suggestion(name, RECIPES)
-    raise ValueError(f"There is no recipe {name!r}.{hint} The recipes are: {', '.join(RECIPES)}.")
+    raise ValueError(f"vitlens has no recipe {name!r}.{hint} The recipes are: {', '.join(RECIPES)}.")
 
 
 def read_recipe(name: str | Path) -> Recipe:

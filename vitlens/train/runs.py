@@ -111,7 +111,7 @@ def run(
         network, (train, valid), plan, out=out, resume=resume, average=average, criterion=criterion, world=world
     )
     if resume and fresh:
-        say(f"There is no checkpoint in {out}, so the run begins.")
+        say(f"{out} holds no checkpoint, so the run starts.")
     steps = plan.length(len(train))
     watch = watch if world.rank == 0 else 0
     album = snapshots.Album(out, network, snapshots.probe(valid, plan), steps, watch, say)
@@ -173,7 +173,7 @@ def refuse(
         (device.type == "cuda" and not torch.cuda.is_available(), "PyTorch finds no CUDA device. Use --device cpu."),
         (not resume and (held or (out / "model" / "model.safetensors").exists()),
          f"{out} already holds a run or its model. Resume the run, or train into another folder."),
-        (resume and not out.is_dir(), f"There is no run to resume in {out}: the folder does not exist."),
+        (resume and not out.is_dir(), f"{out} holds no run to resume: the folder does not exist."),
         *((resume and not given, f"The run in {out} does not name its {name}. Give --{name}.")
           for name, given in named.items()),
         (watch == 1, "--watch must be 0, or at least 2 for the first and the last step, got 1."),

@@ -344,5 +344,5 @@ def known(owner: type, values: object, prefix: str = "") -> dict:
         if name not in names:
             listed = ", ".join(prefix + known_name for known_name in sorted(names))
             hint = suggestion(name, names)
-            raise ValueError(f"There is no setting {prefix}{name}.{hint} The settings are: {listed}.")
+            raise ValueError(f"A recipe has no setting {prefix}{name}.{hint} The settings are: {listed}.")
     return values

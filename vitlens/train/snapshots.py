@@ -129,7 +129,7 @@ def load(path: Path | str) -> dict[str, np.ndarray]:
     """The arrays of a file that `save` wrote, or of the directory of a run."""
     path = Path(path) / "snapshots.npz" if Path(path).is_dir() else Path(path)
     if not path.is_file():
-        raise ValueError(f"There are no snapshots at {path}. Give a snapshots.npz, or the directory of a run.")
+        raise ValueError(f"Found no snapshots at {path}. Give a snapshots.npz, or the directory of a run.")
     with np.load(path, allow_pickle=False) as file:
         return dict(file)
 

@@ -25,7 +25,7 @@ LARGEST = 64 * 2**20
 
 
 class Cancelled(Exception):
-    """Raised in a task whose result is no longer needed."""
+    """Raised in a cancelled task."""
 
 
 class Task(Future):

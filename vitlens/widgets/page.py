@@ -16,7 +16,7 @@ from vitlens.plot.style import colors, translucent
 from vitlens.widgets.lanes import Answer, Cancelled, Job
 
 Check = Callable[[], None]
-"""Function to call between two forwards, which raises Cancelled if the result is no longer needed."""
+"""Callback between two forwards. It raises Cancelled after the request was cancelled."""
 RESULTS = 100
 """Number of results, such as maps and scores, that a page keeps."""
 
@@ -165,7 +165,7 @@ class Page:
             for name, value in values.items():
                 self._renew_controls()  # a new view may have other heads
                 if name not in self.shown:
-                    raise ValueError(f"There is no control {name!r}. The controls are {', '.join(self.shown)}.")
+                    raise ValueError(f"The page has no control {name!r}. The controls are {', '.join(self.shown)}.")
                 self.shown[name].check(value)
                 self.state = self.state | {name: value}
         except ValueError:
