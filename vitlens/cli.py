@@ -220,7 +220,7 @@ def model_and_images(model: str | None, images: list[Path] | None) -> tuple[str 
         for file in path.rglob("*") if path.is_dir() else ():
             if file.name in ("config.json", "adapter_config.json", "model.safetensors", "recipe.json"):
                 return model, images
-            holds_image |= not hidden(file.relative_to(path)) and file.is_file() and is_image(file)
+            holds_image = holds_image or not hidden(file.relative_to(path)) and file.is_file() and is_image(file)
         if not holds_image:
             return model, images
         import timm
@@ -404,15 +404,11 @@ def explain(
     where, stale = working_device(device), (out / "scores.csv").exists()
     vit, explained, scored = load_model(model, checkpoint=checkpoint).to(where), [], []
 
-    def written(explanations: Iterator, done: list) -> Iterator[Path]:
-        """Write explanations and add each to `done` once it is on the disk."""
-
-        def added() -> Iterator:
-            for explanation in explanations:
-                yield explanation
-                done.append(explanation)
-
-        yield from report.write_explanations(added(), out)
+    def kept(explanations: Iterator, done: list) -> Iterator:
+        """The explanations. Each is added to `done` after it is written, when the next one is requested."""
+        for explanation in explanations:
+            yield explanation
+            done.append(explanation)
 
     def on_forwards(number: int, total: int) -> None:
         bar.total = len(explained) * total
@@ -425,13 +421,14 @@ def explain(
                 on_error=complain if len(shown) > 1 else None, on_part=lambda _: bar.update(),
                 on_note=lambda words: echo(f"Note: {words}", sys.stdout),
             )  # fmt: skip
-            for path in written(made, explained):
+            for path in report.write_explanations(kept(made, explained), out):
                 echo(str(path), sys.stdout)
         if stale and not scores:
             note(f"removed scores.csv, which an earlier run left in {out}.")
         if scores:
             with tqdm(unit="forward", delay=1) as bar:
-                for path in written(report.score(vit, explained, on_forwards=on_forwards, **options), scored):
+                made = report.score(vit, explained, on_forwards=on_forwards, **options)
+                for path in report.write_explanations(kept(made, scored), out):
                     if path.suffix == ".csv":  # the paths of the figures are printed above
                         echo(str(path), sys.stdout)
     except KeyboardInterrupt:

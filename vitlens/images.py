@@ -148,7 +148,9 @@ def image_files(folder: Path, on_note: Callable[[str], None] | None = None) -> l
                 for part in re.split(r"(\d+)", str(path.relative_to(folder)))]  # fmt: skip
 
     files = sorted((p for p in folder.rglob("*") if p.is_file() and not hidden(p.relative_to(folder))), key=natural)
-    images, others = ([(str(p.relative_to(folder)), p) for p in files if is_image(p) is kind] for kind in (True, False))
+    images, others = [], []
+    for path in files:
+        (images if is_image(path) else others).append((str(path.relative_to(folder)), path))
     if not images:
         raise ValueError(f"The folder {folder} holds no images that Pillow opens.")
     if others and on_note is not None:

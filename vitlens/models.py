@@ -757,7 +757,8 @@ def preprocess(
     if not sources:
         raise ImageError("Expected an image or several, got none.")
     loaded = [load_image(source, on_note=on_note) for source in sources]
-    for source, (width, height) in ((source, image.size) for source, image in zip(sources, loaded, strict=True)):
+    for source, image in zip(sources, loaded, strict=True):
+        width, height = image.size
         _require_compact(width, height)
         scales = [length / side for length, side in zip((height, width), sides, strict=True)]
         seen = (min(scales) * config["crop_pct"]) ** 2 / (scales[0] * scales[1])  # share of the image

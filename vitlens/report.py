@@ -593,9 +593,11 @@ def _scores_in_words(scores: DataFrame) -> tuple[dict[str, str], str]:
     note = (f"Areas under the {first.quantity} in {first.steps} steps,\nwhile patches are covered (deletion, low is "
             f"good) or shown (insertion, high is good). Covered {BASELINES[first.baseline]}.")  # fmt: skip
     if first.random_orders:
-        means = (f"{name} {first[f'random_{name}_mean']:.3f}" for name in ("deletion", "insertion"))
-        spreads = (f" ± {first[f'random_{name}_std']:.3f}" if sigmas else "" for name in ("deletion", "insertion"))
-        note += f"\nRandom orders ({first.random_orders}): {', '.join(map(''.join, zip(means, spreads, strict=True)))}."
+        areas = [f"deletion {first.random_deletion_mean:.3f}", f"insertion {first.random_insertion_mean:.3f}"]
+        if sigmas:
+            spreads = first.random_deletion_std, first.random_insertion_std
+            areas = [f"{area} ± {spread:.3f}" for area, spread in zip(areas, spreads, strict=True)]
+        note += f"\nRandom orders ({first.random_orders}): {', '.join(areas)}."
     if sigmas:
         note += " σ: standard deviations of insertion − deletion above their mean."
     return captions, note.replace("-", "−")
