@@ -12,7 +12,7 @@ import torch
 
 import vitlens
 
-MODULES = sorted(
+MODULES = ["vitlens"] + sorted(
     module.name for module in pkgutil.walk_packages(vitlens.__path__, "vitlens.") if "__main__" not in module.name
 )
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -17,9 +17,9 @@ from timm.data import create_transform, resolve_model_data_config
 from timm.models import save_for_hf
 from torch import nn
 
-from vitlens import capture, load_model
+from vitlens import capture, load_model, suggestion
 from vitlens.images import ImageError, samples
-from vitlens.models import class_count, label_names, preprocess, restore, suggestion, title, top_classes
+from vitlens.models import class_count, label_names, preprocess, restore, title, top_classes
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ Names are imported when they are first used: PyTorch and timm take seconds, whic
 
 import importlib
 import sys
+from collections.abc import Iterable
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,32 @@ NAMES = {
 __all__ = [*NAMES, *MODULES]
 
 
+def suggestion(word: str, names: Iterable[str], texts: Iterable[str] | None = None) -> str:
+    """The sentence " Did you mean …?" with at most five names similar to a word, or "".
+
+    Names that contain the whole word come first, then names with a word that begins with it. Without either, names that
+    contain it, or else close matches. texts: the text to search for each name, by default the name.
+
+    >>> vitlens.suggestion("cat", ["bobcat", "catamount", "tabby cat"])
+    ' Did you mean tabby cat, catamount?'
+    """
+    import difflib
+    import re
+
+    def plain(text: str) -> str:
+        return " ".join(re.findall(r"[^\W_]+", text.lower()))
+
+    if not (key := plain(word)):
+        return ""
+    names = [*names]
+    pairs = [(name, f" {plain(text)} ") for name, text in zip(names, texts or names, strict=True)]
+    similar = [name for end in (" ", "") for name, text in pairs if f" {key}{end}" in text]
+    similar = similar or [name for name, text in pairs if key.replace(" ", "") in text.replace(" ", "")]
+    by_text = {plain(name): name for name in names}
+    similar = similar or [by_text[text] for text in difflib.get_close_matches(key, by_text, n=5)]
+    return f" Did you mean {', '.join([*dict.fromkeys(similar)][:5])}?" if similar else ""
+
+
 def lazily(package: str, places: dict[str, str]):
     """The `__getattr__` and `__dir__` of a package whose names are imported when they are first used.
 
@@ -36,10 +63,7 @@ def lazily(package: str, places: dict[str, str]):
 
     def find(name: str):
         if name not in places:
-            import difflib
-
-            close = difflib.get_close_matches(name, sys.modules[package].__all__)
-            hint = f" Did you mean {', '.join(close)}?" if close else ""
+            hint = suggestion(name, sys.modules[package].__all__)
             raise AttributeError(f"module {package!r} has no attribute {name!r}.{hint}")
         module, _, other = places[name].partition(":")
         return getattr(importlib.import_module(module if other else f"{package}.{module}"), other or name)

@@ -10,7 +10,6 @@ Shapes: B batch, C channels, H height and W width in pixels.
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import importlib.util
 import json
@@ -18,7 +17,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
+from vitlens import suggestion
 from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, load_image
 from vitlens.recorder import supported
 from vitlens.recorder.forward import channels
@@ -125,30 +125,6 @@ def short(name: str) -> str:
         return name
     path = Path(name).resolve()
     return f"{path.parent.name}/model" if path.name == "model" else path.name
-
-
-def suggestion(word: str, names: Iterable[str], texts: Iterable[str] | None = None) -> str:
-    """The sentence " Did you mean …?" with at most five names similar to a word, or "".
-
-    Names that contain the whole word come first, then names with a word that begins with it. Without either, names that
-    contain it, or else close matches. texts: the text to search for each name, by default the name.
-
-    >>> vitlens.models.suggestion("cat", ["bobcat", "catamount", "tabby cat"])
-    ' Did you mean tabby cat, catamount?'
-    """
-
-    def plain(text: str) -> str:
-        return " ".join(re.findall(r"[^\W_]+", text.lower()))
-
-    if not (key := plain(word)):
-        return ""
-    names = [*names]
-    pairs = [(name, f" {plain(text)} ") for name, text in zip(names, texts or names, strict=True)]
-    similar = [name for end in (" ", "") for name, text in pairs if f" {key}{end}" in text]
-    similar = similar or [name for name, text in pairs if key.replace(" ", "") in text.replace(" ", "")]
-    by_text = {plain(name): name for name in names}
-    similar = similar or [by_text[text] for text in difflib.get_close_matches(key, by_text, n=5)]
-    return f" Did you mean {', '.join([*dict.fromkeys(similar)][:5])}?" if similar else ""
 
 
 def _is_hub_error(error: BaseException | None) -> bool:

@@ -35,7 +35,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from vitlens import lazily
+from vitlens import lazily, suggestion
 
 _ARGUMENTS = ("model", "images", "target", "against", "names")
 
@@ -111,8 +111,6 @@ def methods(names: Iterable[str] | None = None) -> dict[str, Method]:
         return {name: method for name, method in METHODS.items() if method.quick}
     for name in (names := list(names)):
         if name not in METHODS:
-            from vitlens.models import suggestion
-
             hint = suggestion(name, METHODS, [f"{method.name} {method.title}" for method in METHODS.values()])
             raise ValueError(f"vitlens has no method {name!r}.{hint} The methods are {', '.join(METHODS)}.")
     return {name: METHODS[name] for name in names}

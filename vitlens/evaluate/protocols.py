@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitlens import suggestion
 from vitlens.data import UNLABELED, ImageStream
 from vitlens.data.tasks import TASKS, VTAB, Task
 from vitlens.evaluate import PROTOCOLS
@@ -39,7 +40,7 @@ from vitlens.evaluate.scores import (
     top_k,
     validation_numbers,
 )
-from vitlens.models import class_count, load_model, short, suggestion
+from vitlens.models import class_count, load_model, short
 from vitlens.paper.records import Record
 from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
 from vitlens.train import World, join, runs

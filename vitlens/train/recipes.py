@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from vitlens import suggestion
 from vitlens.data.augment import Augment
-from vitlens.models import suggestion
 from vitlens.paper import CLASSES, TABLE_1, TABLE_3, TABLE_4, FineTuning, Pretraining
 from vitlens.train.model import settings_of
 from vitlens.train.settings import FROM_MODEL, Recipe

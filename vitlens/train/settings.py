@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from vitlens import variants
+from vitlens import suggestion, variants
 from vitlens.data.augment import Augment, check_pad, check_settings, seed_of, setting
-from vitlens.models import suggestion
 from vitlens.train.masked import OBJECTIVES, MaskedPatches
 from vitlens.train.model import build
 
