@@ -28,6 +28,7 @@ from pathlib import Path
 from tornado import httpserver, netutil, web, websocket
 
 from vitlens.images import load_image, samples
+from vitlens.widgets import front
 from vitlens.widgets.lanes import QUICK, Connection, Task
 
 PAGES, MESSAGE = 16, 2**20
@@ -110,8 +111,9 @@ class App:
         shown.save(preview := io.BytesIO(), "JPEG", quality=90)
         script, style = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
         self.files = {"": ("text/html; charset=utf-8", PAGE), "photograph": ("image/jpeg", preview.getvalue())}
-        for name, kind in {"app.js": script, "front.js": script, "front.css": style}.items():
-            self.files[name] = (kind, Path(__file__).with_name(name).read_bytes())
+        self.files["app.js"] = (script, Path(__file__).with_name("app.js").read_bytes())
+        self.files["front.js"] = (script, front.script().encode())
+        self.files["front.css"] = (style, front.style().encode())
 
     async def run(self, listening: list[socket.socket], began: Callable[[str], None]) -> None:
         """Serve on listening sockets until `end` is called. Raises the errors of opening the model."""

@@ -6,19 +6,17 @@ import asyncio
 import queue
 import threading
 import time
-from pathlib import Path
 
 import anywidget
 import traitlets
 from torch import nn
 
+from vitlens.widgets import front
 from vitlens.widgets.all_heads import AllHeads
 from vitlens.widgets.comparison import Comparison
 from vitlens.widgets.explorer import Explorer
 from vitlens.widgets.lanes import QUICK, Connection
 from vitlens.widgets.position_maps import PositionMaps
-
-HERE = Path(__file__).parent
 
 
 class Widget(anywidget.AnyWidget):
@@ -27,8 +25,8 @@ class Widget(anywidget.AnyWidget):
     Its methods run in the thread that created it, the kernel's main thread. Other threads post to it.
     """
 
-    _esm = HERE / "front.js"
-    _css = HERE / "front.css"
+    _esm = front.script()
+    _css = front.style()
     pictures = traitlets.Dict().tag(sync=True)
     frame = traitlets.Dict().tag(sync=True)
 

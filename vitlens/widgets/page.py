@@ -1,4 +1,4 @@
-"""Pages of controls, clickable images and text, described in Python and drawn by front.js.
+"""Pages of controls, clickable images and text, described in Python and drawn by the front end.
 
 A `Page` runs in the quick lane, without traits and sockets. The browser sends {"set": {name: value}},
 {"pick": panel, "row": r, "col": c}, {"why": class number}, {"upload": name} with a file, or {"press": name}.
@@ -118,7 +118,7 @@ class Panel:
     ends: tuple[str, str] | None = None
 
     def message(self) -> dict:
-        """The panel in the format of front.js, with arrays as bytes."""
+        """The panel in the format of the front end, with arrays as bytes."""
         values = b"" if self.values is None else np.ascontiguousarray(self.values, "<f4").tobytes()
         scale = self.scale and {
             "low": self.scale.low, "high": self.scale.high,

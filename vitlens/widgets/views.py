@@ -82,7 +82,7 @@ class Choice:
 class Map:
     """A drawn view. values: (rows, cols), or (rows, cols, 3) for three color channels. words: caption without its final
     period. limit: end of a fixed color scale. unit: unit of the values. title: replaces the view's. beside: charts next
-    to the image for front.js. arrays: further arrays to save."""
+    to the image for the front end. arrays: further arrays to save."""
 
     values: np.ndarray
     words: str
@@ -476,7 +476,7 @@ def curves(forward: Forward, choice: Choice, maps: Tensor | None, check: Check) 
 
 
 def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray) -> dict:
-    """Score of a map for front.js. own, random: `curves` of the map and of random orders."""
+    """Score of a map for the front end. own, random: `curves` of the map and of random orders."""
     counts = torch.tensor([*range(0, patches := forward.grid.patches, -(-patches // POINTS)), patches])
     mine, others = (faithfulness.Curves(counts, *map(torch.from_numpy, pair)) for pair in (own[:, 0], random))
     gain, gains = mine.insertion_area - mine.deletion_area, others.insertion_area - others.deletion_area

@@ -1,0 +1,38 @@
+function save(names, buffers) {
+  names.forEach(async (name, i) => {
+    await new Promise((done) => setTimeout(done, 400 * i)); // browsers drop the second of two simultaneous downloads
+    const address = URL.createObjectURL(new Blob([bytesOf(buffers[i])]));
+    const link = make("a", { href: address, download: name });
+    document.body.append(link);
+    link.click();
+    link.remove();
+    setTimeout(() => URL.revokeObjectURL(address), 60000);
+  });
+}
+
+// ---------------------------------------------------------------- the kernel
+
+const GONE = ["restarting", "autorestarting", "terminating", "dead"]; // a new kernel has no model
+const ENDED = "The kernel of this widget has ended or was restarted. Run the cell again, after the cells that it needs.";
+const AWAY = "The kernel cannot be reached. Wait a moment. If this message stays, restart it and run the notebook again.";
+
+// Calls tell(message) when the kernel has ended or cannot be reached, and tell("") when it is back.
+function watch(model, tell) {
+  let ended = false;
+  const end = (sentence) => {
+    ended = true;
+    tell(sentence);
+  };
+  model.on("lost", end);
+  const kernel = model.widget_manager?.kernel; // undefined in some front ends
+  const slots = {
+    statusChanged: (_, status) => GONE.includes(status) && end(ENDED),
+    disposed: () => end(ENDED),
+    connectionStatusChanged: (_, status) => ended || tell(status === "connected" ? "" : AWAY),
+  };
+  for (const [signal, slot] of Object.entries(slots)) kernel?.[signal]?.connect(slot);
+  return () => {
+    model.off("lost", end);
+    for (const [signal, slot] of Object.entries(slots)) kernel?.[signal]?.disconnect(slot);
+  };
+}
