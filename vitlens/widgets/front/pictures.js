@@ -12,52 +12,66 @@ async function pixelsOf(view) {
   return decoded.get(view);
 }
 
-// For each of `length` pixels over `count` cells: the two neighboring cells, and the weight of the second.
-function between(length, count, smooth) {
-  return Array.from({ length }, (_, pixel) => {
-    const place = ((pixel + 0.5) * count) / length - (smooth ? 0.5 : 0);
-    const clamped = Math.min(Math.max(place, 0), count - 1);
-    const first = Math.floor(smooth ? clamped : Math.min(place, count - 1));
-    return [first, Math.min(first + 1, count - 1), smooth ? clamped - first : 0];
-  });
+// For each of `length` pixels over `count` cells: the offsets of the two neighboring cells, `size` apart, and the weight
+// of the second.
+function between(length, count, size, smooth) {
+  const [first, next, weight] = [new Int32Array(length), new Int32Array(length), new Float64Array(length)];
+  for (let pixel = 0; pixel < length; pixel += 1) {
+    const middle = ((pixel + 0.5) * count) / length;
+    const place = smooth ? Math.min(Math.max(middle - 0.5, 0), count - 1) : middle;
+    const cell = Math.floor(place);
+    first[pixel] = cell * size;
+    next[pixel] = Math.min(cell + 1, count - 1) * size;
+    weight[pixel] = smooth ? place - cell : 0;
+  }
+  return [first, next, weight];
 }
 
-// A map over the gray image, as in plot.overlay.
+// A map over the gray image, as in plot.overlay. One loop without closures, because it runs at every click.
 function painted(base, panel) {
-  const { width, height } = base;
-  const result = new ImageData(new Uint8ClampedArray(base.data), width, height);
+  const { width, height, data } = base;
+  const result = new ImageData(width, height);
   const out = result.data;
-  const { rows, cols, strength, scale } = panel;
+  const { rows, cols, strength, scale, smooth } = panel;
+  out.set(data);
   if (!strength) return result;
-  for (let i = 0; i < out.length; i += 4)
-    out[i] = out[i + 1] = out[i + 2] = (out[i] * 19595 + out[i + 1] * 38470 + out[i + 2] * 7471 + 32768) >> 16;
+  if (!base.gray) {
+    base.gray = new Uint8Array(width * height);
+    for (let p = 0, i = 0; i < data.length; p += 1, i += 4)
+      base.gray[p] = (data[i] * 19595 + data[i + 1] * 38470 + data[i + 2] * 7471 + 32768) >> 16;
+  }
+  const gray = base.gray;
+  for (let p = 0, i = 0; i < out.length; p += 1, i += 4) out[i] = out[i + 1] = out[i + 2] = gray[p];
   const values = floatsOf(panel.values);
   const channels = values.length / (rows * cols);
   const table = scale && bytesOf(scale.colors); // red, green, blue and opacity
-  const across = between(Math.round(cols * panel.cell[1] * width), cols, panel.smooth);
-  const down = between(Math.round(rows * panel.cell[0] * height), rows, panel.smooth);
-  const at = (row, col, channel) => values[(row * cols + col) * channels + channel];
-  for (let y = 0; y < Math.min(height, down.length); y += 1) {
-    const [top, bottom, v] = down[y];
-    for (let x = 0; x < Math.min(width, across.length); x += 1) {
-      const [left, right, h] = across[x];
-      const pixel = 4 * (y * width + x);
-      const value = (channel) => {
-        const upper = at(top, left, channel) * (1 - h) + at(top, right, channel) * h;
-        const lower = at(bottom, left, channel) * (1 - h) + at(bottom, right, channel) * h;
-        return upper * (1 - v) + lower * v;
-      };
-      let color = (channel) => value(channel) * 255;
-      let opacity = strength;
+  const [low, range] = scale ? [scale.low, scale.high - scale.low || 1] : [0, 1];
+  const [left, right, beside] = between(Math.round(cols * panel.cell[1] * width), cols, channels, smooth);
+  const [top, bottom, below] = between(Math.round(rows * panel.cell[0] * height), rows, cols * channels, smooth);
+  const [w, h] = [Math.min(width, left.length), Math.min(height, top.length)];
+  for (let y = 0; y < h; y += 1) {
+    const [t, b, v] = [top[y], bottom[y], below[y]];
+    for (let x = 0, i = 4 * y * width; x < w; x += 1, i += 4) {
+      const [l, r, u] = [left[x], right[x], beside[x]];
       if (table) {
-        const place = Math.min(255, Math.max(0, ((value(0) - scale.low) / (scale.high - scale.low || 1)) * 255));
-        const below = Math.floor(place);
-        const next = Math.min(below + 1, 255);
-        color = (channel) => table[4 * below + channel] * (1 - place + below) + table[4 * next + channel] * (place - below);
-        opacity = color(3) / 255;
-      }
-      for (let channel = 0; channel < 3; channel += 1)
-        out[pixel + channel] = out[pixel + channel] * (1 - opacity) + color(channel) * opacity;
+        const upper = values[t + l] * (1 - u) + values[t + r] * u;
+        const lower = values[b + l] * (1 - u) + values[b + r] * u;
+        const place = Math.min(255, Math.max(0, ((upper * (1 - v) + lower * v - low) / range) * 255));
+        const color = Math.floor(place);
+        const part = place - color;
+        const rest = 1 - place + color;
+        const [k, n] = [4 * color, 4 * Math.min(color + 1, 255)];
+        const opacity = (table[k + 3] * rest + table[n + 3] * part) / 255;
+        const photo = gray[i >> 2] * (1 - opacity);
+        out[i] = photo + (table[k] * rest + table[n] * part) * opacity;
+        out[i + 1] = photo + (table[k + 1] * rest + table[n + 1] * part) * opacity;
+        out[i + 2] = photo + (table[k + 2] * rest + table[n + 2] * part) * opacity;
+      } else
+        for (let c = 0; c < channels; c += 1) {
+          const upper = values[t + l + c] * (1 - u) + values[t + r + c] * u;
+          const lower = values[b + l + c] * (1 - u) + values[b + r + c] * u;
+          out[i + c] = gray[i >> 2] * (1 - strength) + (upper * (1 - v) + lower * v) * 255 * strength;
+        }
     }
   }
   return result;
