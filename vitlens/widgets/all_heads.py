@@ -10,7 +10,8 @@ from vitlens.widgets.drawing import mosaic
 from vitlens.widgets.lanes import LARGEST
 from vitlens.widgets.page import Control, Panel, scale_of
 from vitlens.widgets.photographs import PAINT, Pictured
-from vitlens.widgets.views import VIEWS, Choice, map_panel, number, query_row, query_words
+from vitlens.widgets.views import VIEWS, Choice, map_panel, query_row, query_words
+from vitlens.widgets.words import number
 
 
 class AllHeads(Pictured):

@@ -20,10 +20,10 @@ from vitlens.widgets.views import (
     View,
     head_control,
     map_panel,
-    number,
     query_words,
     view_control,
 )
+from vitlens.widgets.words import number
 
 SIDES = ("left", "right")
 OTHER, SAME, NEAREST = "the other image given", "same", "correspondences"

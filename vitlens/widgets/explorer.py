@@ -37,13 +37,14 @@ from vitlens.widgets.views import (
     view_control,
     views,
 )
+from vitlens.widgets.words import say
 
 PREDICTED, NO_OTHER, PICTURE, TEXT = "predicted", "none", "picture", "text"
 BARS = 5
 TYPED = 10
 """Largest number of typed classes and texts in the menus."""
 ZERO, AVERAGE = "zero", "mean"
-WAYS = {AVERAGE: "their mean over {} sample photographs", ZERO: "zero"}
+WAYS = AVERAGE, ZERO
 Head = tuple[int | str, int]
 """(layer, head); the attention pool is the layer "pool"."""
 
@@ -236,18 +237,19 @@ class Explorer(Pictured):
         state, row, target = self.state, self.row, self.state["target"]
         typed = (*state["typed"], target, state["against"])
         known = dict.fromkeys([*forward.likeliest, *(k for k in typed if isinstance(k, int))])
-        named = [(f"{forward.label(k)} ({forward.score_words(forward.share(k))})", k) for k in known]
-        offered = {"A class": [("the predicted class", PREDICTED), *named] if forward.likeliest else []}
+        scored = lambda k: forward.score_words(forward.share(k))  # noqa: E731
+        named = [(say("named", name=forward.label(k), score=scored(k)), k) for k in known]
+        offered = {say("a class"): [(say("predicted"), PREDICTED), *named] if forward.likeliest else []}
         if row.attributes or not row.explains:
             texts = dict.fromkeys(value for value in typed if isinstance(value, tuple) and value[0] == TEXT)
             others = [name for name in self.photographs if name != state["photograph"]]
-            offered["Similarity to a text"] = [(f"like “{text[1]}”", text) for text in texts]
-            offered["Similarity to an image"] = [(f"like {name}", (PICTURE, name)) for name in others]
+            offered[say("to a text")] = [(say("like a text", name=text[1]), text) for text in texts]
+            offered[say("to an image")] = [(say("like an image", name=name), (PICTURE, name)) for name in others]
         elif isinstance(target, tuple):
             target = PREDICTED
         groups = tuple((name, len(options)) for name, options in offered.items() if options)
         explained = forward.likeliest[0] if target == PREDICTED and forward.likeliest else target
-        rather = [("–", NO_OTHER), *((name, k) for name, k in named if k != explained)]
+        rather = [(say("nothing"), NO_OTHER), *((name, k) for name, k in named if k != explained)]
         label, hint = ("Any text", "a photo of a cat") if self._reads_text else ("Any class", "name or number")
         hidden, single = not row.explains, not row.contrasts or isinstance(target, tuple)
         another = Control("another", label, "text", state["another"], hint=hint, hidden=hidden)
@@ -275,7 +277,7 @@ class Explorer(Pictured):
         if self.state["whole"]:
             (across, down), (height, width) = self.photograph.image.size, forward.grid.image
             squeezed = max(across * height / (down * width), down * width / (across * height))
-            note += f" The image is squeezed {squeezed:.1f} times." if squeezed > 1.2 else ""
+            note += say("squeezed", times=f"{squeezed:.1f}") if squeezed > 1.2 else ""
         return replace(made, words=made.words + note)
 
     @property
@@ -290,9 +292,9 @@ class Explorer(Pictured):
         random, own = map(self.results.get, self._scores)
         failed = next((message for message in (random, own) if isinstance(message, str)), None)
         done = failed is None and own is not None and random is not None
-        waiting = {"words": failed or "Covering and showing patches …"}
+        waiting = {"words": failed or say("scoring")}
         scored = score(self.forward, self.choice, own, random) if done else waiting
-        return {"title": "How far to trust it", **scored}
+        return {"title": say("trust"), **scored}
 
     def _dots(self) -> dict | None:
         forward, head = self.forward, self.state["head"]
@@ -301,7 +303,7 @@ class Explorer(Pictured):
             return None
         goes = self.row.head == "each"
         return {
-            "title": "Mean attention distance (pixels)", "values": distances.tolist(),
+            "title": say("distances"), "values": distances.tolist(),
             "uniform": forward.grid.uniform_distance(), "layer": self.state["layer"],
             "head": head if goes and isinstance(head, int) else None, "picks": goes,
         }  # fmt: skip
@@ -323,21 +325,20 @@ class Explorer(Pictured):
 
 def instead(way: str) -> str:
     """Label of the output of a switched-off head."""
-    return WAYS[way].format(len(sample_photographs()))
+    return say(f"by {way}", count=len(sample_photographs()))
 
 
 def off_words(heads: tuple[Head, ...], way: str) -> str:
     """Sentence about switched-off heads with a leading space, or ""."""
     if not heads:
         return ""
-    names = [f"head {head} of {_layer(layer)}" for layer, head in heads]
-    which = ", ".join(names) if len(names) <= 4 else f"{len(names)} heads"
-    what = f"{'each gives ' if len(names) > 1 else 'it gives '}{instead(way)}"
-    return f" Switched off: {which}; {what.replace('their', 'its')}."
+    names = [say("head of", head=head, layer=_layer(layer)) for layer, head in heads]
+    which = ", ".join(names) if len(names) <= 4 else say("count of heads", count=len(names))
+    return say("off" if len(names) == 1 else "all off", heads=which, way=instead(way).replace("their", "its"))
 
 
 def _layer(layer: int | str) -> str:
-    return "the pool" if layer == "pool" else f"layer {layer}"
+    return say("the pool") if layer == "pool" else say("layer", layer=layer)
 
 
 def _places(model: nn.Module) -> dict[Head, object]:

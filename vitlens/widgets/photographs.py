@@ -24,6 +24,7 @@ from vitlens.recorder.record import capture
 from vitlens.recorder.supported import family, unwrap
 from vitlens.widgets.drawing import enlarged
 from vitlens.widgets.page import MAPS, Control, Page
+from vitlens.widgets.words import number, percent
 
 GIVEN = "the image given"
 READOUT, PATCH = "readout", "patch"
@@ -130,16 +131,6 @@ class Forward:
         if read[-1] < grid.prefix:
             return " and ".join(self.prefix[i] for i in read)
         return "the mean of the patches" if read[0] >= grid.prefix else "the mean of all tokens"
-
-
-def number(value: float) -> str:
-    """Three significant digits, with a proper minus sign."""
-    return f"{value:.3g}".replace("-", "−")
-
-
-def percent(share: float) -> str:
-    """A share in percent, such as "12 %", or "< 0.5 %" for smaller ones."""
-    return "< 0.5 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
 def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None:

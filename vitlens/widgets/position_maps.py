@@ -9,7 +9,7 @@ from torch import nn
 from vitlens.positions import similarity
 from vitlens.widgets.drawing import mosaic, png
 from vitlens.widgets.page import Control, Page, Panel, Scale
-from vitlens.widgets.views import number
+from vitlens.widgets.words import number
 
 MOST = 24  # largest number of rows or columns for showing all maps
 

@@ -25,7 +25,8 @@ from vitlens.recorder.forward import evaluating, run
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import family
 from vitlens.widgets.page import Check, Control, Panel, scale_of
-from vitlens.widgets.photographs import READOUT, Forward, number, percent
+from vitlens.widgets.photographs import READOUT, Forward
+from vitlens.widgets.words import number, percent, say
 
 MEAN, MAX, SUM, EVERY = "mean", "max", "sum", "every"
 HEADS = {
@@ -176,10 +177,10 @@ def query_row(forward: Forward, query: str | int | tuple[int, int]) -> Tensor:
 def query_words(forward: Forward, query: str | int | tuple[int, int]) -> str:
     """Name of a query for captions."""
     if query == READOUT:
-        return f"the read-out ({forward.readout})"
+        return say("readout", readout=forward.readout)
     if isinstance(query, tuple):
-        return f"the patch in row {query[0]}, column {query[1]}"
-    return f"the {forward.prefix[query]}"
+        return say("patch", row=query[0], column=query[1])
+    return say("token", token=forward.prefix[query])
 
 
 def _fused(values: Tensor, head: int | str) -> Tensor:
@@ -188,16 +189,17 @@ def _fused(values: Tensor, head: int | str) -> Tensor:
 
 
 def _head_words(head: int | str) -> str:
-    return {MEAN: "mean of the heads", MAX: "largest of the heads"}.get(head, f"head {head}")
+    return say(head) if head in (MEAN, MAX) else say("head", head=head)
 
 
 def _prefix_words(forward: Forward) -> str:
-    return f"the {forward.prefix[0]}" if len(forward.prefix) == 1 else f"the {len(forward.prefix)} prefix tokens"
+    prefix = forward.prefix
+    return say("token", token=prefix[0]) if len(prefix) == 1 else say("prefix", count=len(prefix))
 
 
 def _gate_words(forward: Forward) -> str:
     """Note about gated attention, whose gate is not part of the map."""
-    return ". A learned gate on the output of attention is not part of it" if forward.gated else ""
+    return say("gated") if forward.gated else ""
 
 
 def _attention(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -205,21 +207,21 @@ def _attention(forward: Forward, choice: Choice, check: Check) -> Map:
     weights = _fused(forward.attn[choice.layer].read(row)[0], choice.head).cpu()
     source = query_words(forward, choice.query)
     if row.count_nonzero() > 1:
-        source = f"what {source} reads, averaged as it is read"
-    words = f"Attention from {source}, layer {choice.layer}, {_head_words(choice.head)}"
+        source = say("averaged", source=source)
+    words = say("attention", source=source, layer=choice.layer, heads=_head_words(choice.head))
     if forward.grid.prefix and choice.head != MAX:
         rest = weights[: forward.grid.prefix].sum()
-        words += f". {percent(rest)} goes to {_prefix_words(forward)}; the rest is not renormalized"
+        words += say("attention prefix", share=percent(rest), prefix=_prefix_words(forward))
     elif forward.grid.prefix:
-        words += "; not renormalized"
+        words += say("not rescaled")
     return Map(forward.grid.image_map(weights).numpy(), words + _gate_words(forward), unit="of the attention")
 
 
 def _received(forward: Forward, choice: Choice, check: Check) -> Map:
     layer = Layers(forward, slice(choice.layer, choice.layer + 1), check)
     values = _fused(attention.received(layer, prefix=True)[0, 0].float().cpu(), choice.head)
-    words = f"Attention received, the mean over all queries, layer {choice.layer}, {_head_words(choice.head)}"
-    words += "; not renormalized" * bool(forward.grid.prefix) + _gate_words(forward)
+    words = say("received", layer=choice.layer, heads=_head_words(choice.head))
+    words += say("not rescaled") * bool(forward.grid.prefix) + _gate_words(forward)
     return Map(forward.grid.image_map(values).numpy(), words, unit="of the attention")
 
 
@@ -228,36 +230,32 @@ def _rollout(forward: Forward, choice: Choice, check: Check) -> Map:
     query = None if choice.query == READOUT else int(row.argmax())
     layers = Layers(forward, slice(choice.layer + 1), check)
     values = attention.rollout(layers, query=query, head_fusion=choice.head)[0].float().cpu()
-    words = f"Rollout from {query_words(forward, choice.query)} through layers 0 to {choice.layer}"
-    words += f", {_head_words(choice.head)}"
+    source = query_words(forward, choice.query)
+    words = say("rollout", source=source, layer=choice.layer, heads=_head_words(choice.head))
     if forward.grid.prefix:
-        words += f". {percent(1 - values.sum())} stays with {_prefix_words(forward)}; the rest is not renormalized"
+        words += say("rollout prefix", share=percent(1 - values.sum()), prefix=_prefix_words(forward))
     return Map(values.numpy(), words + _gate_words(forward), unit="of the rollout")
 
 
 def _similarity(forward: Forward, choice: Choice, check: Check) -> Map:
     cosines = tokens.similarity(forward.tokens[choice.layer][0].float().cpu(), query_row(forward, choice.query))
-    words = f"Cosine similarity of the tokens after layer {choice.layer} to {query_words(forward, choice.query)}"
+    words = say("similarity", layer=choice.layer, source=query_words(forward, choice.query))
     return Map(forward.grid.image_map(cosines).numpy(), words, limit=1.0, unit="cosine")
 
 
 def _components(forward: Forward, choice: Choice, check: Check) -> Map:
     patches = forward.tokens[choice.layer][0, forward.grid.prefix :]
     scores, variance = tokens.components(patches.float().cpu())
-    shares = ", ".join(map(percent, variance))
-    words = (
-        f"First three principal components of the patch tokens after layer {choice.layer} as red, green and blue, each "
-        f"from its least to its largest value. They hold {shares} of the variance of these patches"
-    )
+    words = say("components", layer=choice.layer, shares=", ".join(map(percent, variance)))
     return Map(tokens.colors(scores).unflatten(0, (forward.grid.rows, forward.grid.cols)).numpy(), words)
 
 
 def _norms(forward: Forward, choice: Choice, check: Check) -> Map:
     lengths = tokens.norms(forward.tokens[choice.layer][0].float().cpu())
     median = lengths[forward.grid.prefix :].quantile(0.5)
-    words = f"Length of the patch tokens after layer {choice.layer}; the median is {number(median)}"
+    words = say("norms", layer=choice.layer, median=number(median))
     if forward.prefix:
-        words += f", that of the {forward.prefix[0]} {number(lengths[0])}"
+        words += say("norms prefix", token=forward.prefix[0], length=number(lengths[0]))
     return Map(forward.grid.image_map(lengths).numpy(), words, unit="length")
 
 
@@ -283,22 +281,20 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
     with evaluating(forward.model):
         shares = scores(forward.model, stream.read_each(forward.model, forward.tokens[layer])[0])[:, target].float()
         top, classes = zip(*_by_layer(forward, query, check), strict=True)
-    quantity = "value" if forward.outputs == "value" else "probability"
-    who = f"What the head reads ({forward.readout})" if query == READOUT else query_words(forward, query)
+    quantity = say("value" if forward.outputs == "value" else "probability")
+    who = say("lens readout", readout=forward.readout) if query == READOUT else query_words(forward, query)
     who = who[0].upper() + who[1:]
-    words = (
-        f"Raw lens after layer {layer}: the {quantity} of “{forward.label(target)}” if the model ended here and read "
-        f"one patch alone, by its own final norm and head. {who} gives “{forward.label(classes[layer])}” "
-        f"({forward.score_words(top[layer])}). Early layers do not write for this head, so a raw lens may miss what "
-        "they hold"
-    )
+    words = say(
+        "lens", layer=layer, quantity=quantity, name=forward.label(target), who=who, best=forward.label(classes[layer]),
+        score=forward.score_words(top[layer]),
+    )  # fmt: skip
     lens = {
-        "title": f"{who}, layer by layer", "layer": layer,
+        "title": say("lens title", who=who), "layer": layer,
         "rows": [
-            {"layer": k, "name": forward.label(c), "share": top[k], "plain": quantity == "value"}
+            {"layer": k, "name": forward.label(c), "share": top[k], "plain": forward.outputs == "value"}
             for k, c in enumerate(classes)
         ],
-        "note": "The likeliest class after each layer, by the raw lens. A click goes to the layer.",
+        "note": say("lens note"),
     }  # fmt: skip
     arrays = {"classes": np.array(classes), "shares": np.array(top)}
     return Map(forward.grid.image_map(shares.cpu()).numpy(), words, unit=quantity, beside={"lens": lens}, arrays=arrays)
@@ -317,25 +313,25 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
     logit, written, layer, head = parts.logits[0].item(), written[0].float().cpu(), choice.layer, choice.head
     chosen = written if head == EVERY else written[layer] if head == SUM else written[layer, head]
     sums = chosen.reshape(-1, forward.grid.tokens).sum(0)
-    whose = {EVERY: "All heads of all layers", SUM: f"All heads of layer {layer}"}
-    minus = "" if against is None else f" minus that of “{forward.label(against)}”"
+    whose = {EVERY: say("all layers"), SUM: say("all heads", layer=layer)}
+    minus = "" if against is None else say("minus", name=forward.label(against))
     prefix = forward.grid.prefix
     signed = [("+" if value >= 0 else "") + number(value) for value in (sums[prefix:].sum(), sums[:prefix].sum())]
-    words = (
-        f"{whose.get(head, f'Head {head} of layer {layer}')}: what the model takes from each patch here and writes "
-        f"directly into the logit of “{forward.label(target)}”{minus}, {signed[0]} in all"
-    )
+    words = say(
+        "contributions", whose=whose.get(head) or say("one head", head=head, layer=layer), name=forward.label(target),
+        minus=minus, patches=signed[0],
+    )  # fmt: skip
     if prefix:
-        words += f", and {signed[1]} from {_prefix_words(forward)}"
-    words += f". The logit is {number(logit)}. What goes through later layers is not in this map"
+        words += say("contributions prefix", share=signed[1], prefix=_prefix_words(forward))
+    words += say("contributions logit", logit=number(logit))
     numbers = {name: getattr(parts, name)[0].float().cpu() for name in ("heads", "mlps", "embedding", "pool", "biases")}
-    others = {"embedding": "embedding", "pool": "MLP of the pool", "biases": "biases"}
+    others = [key for key in ("embedding", "pool", "biases") if key != "pool" or numbers["pool"]]
     chart = {
-        "title": "What each part adds to the logit" + (" difference" if against is not None else ""),
+        "title": say("parts" if against is None else "parts difference"),
         "heads": numbers["heads"].tolist(), "mlps": numbers["mlps"].tolist(),
-        "others": [[name, numbers[key].item()] for key, name in others.items() if key != "pool" or numbers["pool"]],
+        "others": [[say(key), numbers[key].item()] for key in others],
         "layer": None if head == EVERY else layer, "head": head if isinstance(head, int) else None,
-        "note": f"The bars of heads, MLPs, embedding and biases add up to {number(logit)}.",
+        "note": say("parts note", logit=number(logit)),
     }  # fmt: skip
     arrays = {name: part.numpy() for name, part in numbers.items()} | {"logits": np.array(logit)}
     return Map(forward.grid.image_map(sums).numpy(), words, unit="logits", beside={"parts": chart}, arrays=arrays)
@@ -344,8 +340,8 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
 def _called(forward: Forward, target: int | Likeness) -> str:
     """Name of a target for captions, a class with its probability."""
     if isinstance(target, Likeness):
-        return f"similarity to “{target.name}”"
-    return f"“{forward.label(target)}” ({forward.score_words(forward.share(target))})"
+        return say("likeness", name=target.name)
+    return say("class", name=forward.label(target), score=forward.score_words(forward.share(target)))
 
 
 @functools.cache
@@ -364,14 +360,15 @@ def explaining(method: Method) -> View:
         values = values.detach().float().cpu().numpy()
         if not method.depends_on_target:
             return Map(values, begin)
-        words = f"{begin} for {_called(forward, choice.target)}"
+        words = say("for", method=begin, target=_called(forward, choice.target))
         if choice.against is not None:
-            words += f" rather than {_called(forward, choice.against)}"
-        return Map(values, words, title=f"Why similar: {method.title}" if isinstance(choice.target, Likeness) else "")
+            words += say("rather than", target=_called(forward, choice.against))
+        similar = isinstance(choice.target, Likeness)
+        return Map(values, words, title=say("why similar", method=method.title) if similar else "")
 
     return View(
-        f"Why this class: {method.title}" if method.depends_on_target else begin, make, group=SLOWER if slow else WHY,
-        entry=begin, layered=False, explains=True, contrasts=True, slow=slow,
+        say("why", method=method.title) if method.depends_on_target else begin, make,
+        group=SLOWER if slow else WHY, entry=begin, layered=False, explains=True, contrasts=True, slow=slow,
     )  # fmt: skip
 
 
@@ -430,16 +427,16 @@ def map_panel(
     grid, values, scale, words = forward.grid, shown.values, None, shown.words + "."
     if values.ndim == 2:
         scale = scale_of(values, cmap=state["colors"], stretch=state["stretch"], limit=shown.limit)
-        words += f" Patches have {number(values.min())} to {number(values.max())}."
-    words += f" The model's input has {grid.image[0]} × {grid.image[1]} pixels."
-    for cut, padded, where in zip(grid.cut, grid.padded, ("at the bottom", "at the right"), strict=True):
-        words += f" No patch covers the last {cut} pixels {where}." if cut else ""
-        words += f" The last patches {where} reach {padded} pixels beyond the image." if padded else ""
+        words += say("range", low=number(values.min()), high=number(values.max()))
+    words += say("input", height=grid.image[0], width=grid.image[1])
+    for cut, padded, side in zip(grid.cut, grid.padded, ("bottom", "right"), strict=True):
+        words += say("cut", pixels=cut, where=say(side)) if cut else ""
+        words += say("padded", pixels=padded, where=say(side)) if padded else ""
     return Panel(
         name=name, title=title or shown.title or view.title, picture=name, rows=grid.rows, cols=grid.cols,
         cell=(grid.patch[0] / grid.image[0], grid.patch[1] / grid.image[1]), words=words,
         selected=choice.query if view.query and isinstance(choice.query, tuple) else None,
-        picks="the patch to look from" if view.query else "", values=values, scale=scale, unit=shown.unit,
+        picks=say("look from") if view.query else "", values=values, scale=scale, unit=shown.unit,
         strength=state["strength"], opacity=state["opacity"], smooth=state["smooth"], lines=state["lines"],
         ends=scale and (number(scale.low), number(scale.high)),
     )  # fmt: skip
@@ -466,7 +463,7 @@ def curves(forward: Forward, choice: Choice, maps: Tensor | None, check: Check) 
     if maps is None:
         maps = faithfulness.random_maps(grid, ORDERS)
         if (duration := 2 * POINTS * (1 + ORDERS) * seconds(forward)) > LONGEST:
-            return f"Not scored, because it would take about {duration / 60:.0f} minutes. Use `vitlens explain`."
+            return say("too long", minutes=f"{duration / 60:.0f}")
     with until(forward.model, check), forward.switched():
         both = faithfulness.curves(
             forward.model, forward.batch, maps[:, None].to(forward.batch.device), choice.question(forward),
@@ -481,7 +478,7 @@ def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray)
     mine, others = (faithfulness.Curves(counts, *map(torch.from_numpy, pair)) for pair in (own[:, 0], random))
     gain, gains = mine.insertion_area - mine.deletion_area, others.insertion_area - others.deletion_area
     sigmas = ((gain - gains.mean()) / gains.std()).item()
-    above = f"{number(abs(sigmas))} σ {'above' if sigmas >= 0 else 'below'} {ORDERS} random orders"
+    verdict = say("above" if sigmas >= 0 else "below", sigmas=number(abs(sigmas)), orders=ORDERS)
     measures = Target(against=choice.against, outputs=forward.outputs).measures
     alike = isinstance(choice.target, Likeness)
     return {
@@ -491,8 +488,8 @@ def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray)
             "deletion": own[0, 0].tolist(), "insertion": own[1, 0].tolist(),
             "random deletion": random[0].mean(0).tolist(), "random insertion": random[1].mean(0).tolist(),
         },
-        "words": f"Patches are covered {faithfulness.BASELINES[BASELINE]}. Areas: "
-        f"deletion {number(mine.deletion_area.item())} (low is good), "
-        f"insertion {number(mine.insertion_area.item())} (high is good). "
-        f"Insertion − deletion is {above if np.isfinite(sigmas) else 'equal for all orders'}.",
+        "words": say(
+            "score", baseline=faithfulness.BASELINES[BASELINE], deletion=number(mine.deletion_area.item()),
+            insertion=number(mine.insertion_area.item()), verdict=verdict if np.isfinite(sigmas) else say("equal"),
+        ),
     }  # fmt: skip
