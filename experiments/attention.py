@@ -1,15 +1,20 @@
-"""Time and memory of attention statistics on a CPU: `summary`, a plain forward, and materialized maps.
+"""Time and memory of attention statistics: `summary`, a plain forward, and materialized maps.
 
     python -m experiments.attention --out data/results/attention-cpu.csv
+    python -m experiments.attention --device cuda --out data/results/attention-h100.csv
 
-Time is the median of several runs, memory the growth of the process's peak resident size in a separate
-process. Ratios are within one run of this script. The maps of ViT-B at 1024 px take 9.7 GB.
+On a CPU, time is the median of several runs of one image, memory the growth of the process's peak resident size in a
+separate process. On a GPU, ViT-B/16 in bf16 on batches, with the statistics in float32 from the model's bf16 queries
+and keys, as `summary` computes them and with a row block in one graph of `torch.compile`. Memory is PyTorch's peak
+beyond the model, the images, and the stored queries and keys. Ratios are within one run of this script. The maps of one
+image of ViT-B at 1024 px take 9.7 GB in float32, at 2048 px 155 GB.
 """
 
 import math
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import timm
 import torch
@@ -25,13 +30,13 @@ def materialized(attn):
     """The statistics from maps that are all held at once, as a hook on every softmax would collect them."""
     maps = [layer.weights(limit=math.inf) for layer in attn]
     grid, prefix = attn.grid, attn.grid.prefix
-    distances = grid.distances()
+    distances = grid.distances(device=maps[0].device)
     distance = torch.stack([(a[:, :, prefix:, prefix:] * distances).sum(-1).mean(-1) for a in maps], 1)
     entropy = torch.stack([torch.special.entr(a).sum(-1).mean(-1) for a in maps], 1)
     received = torch.stack([a.mean(-2)[..., prefix:] for a in maps], 1)
-    product = torch.eye(grid.tokens)
+    product = same = torch.eye(grid.tokens, device=maps[0].device)
     for a in maps:
-        product = (0.5 * a.mean(1) + 0.5 * torch.eye(grid.tokens)) @ product
+        product = (0.5 * a.mean(1) + 0.5 * same) @ product
     return distance, entropy, received, grid.image_map(product[:, 0])
 
 
@@ -82,11 +87,108 @@ def measure(name: str, size: int) -> dict:
     }  # fmt: skip
 
 
+BATCHES = {224: 64, 1024: 2, 2048: 1}  # images on a GPU by size
+
+
+def row_block(q, k, scale: float, row, distances, prefix: int):
+    """The statistics' sums over one block of query rows, in one graph: distance, entropy, received, rollout."""
+    logits = (q.float() * scale) @ k.float().mT
+    weights = logits.softmax(-1)
+    entropy = logits.logsumexp(-1) - (weights * logits).sum(-1)
+    pulled = torch.einsum("bq,bhqk->bk", row, weights) / q.shape[1]
+    return (weights[..., prefix:] * distances).sum(-1), entropy, weights.sum(-2), pulled
+
+
+def compiled_summary(attn, step, rows: int):
+    """Distance and entropy (B, L, H), received (B, L, H, P) and rollout (B, rows, cols) by compiled blocks of rows."""
+    grid, prefix, layers = attn.grid, attn.grid.prefix, []
+    row = attention.read_row(attn)
+    padded = torch.cat([grid.distances(device=row.device).new_zeros(prefix, grid.tokens - prefix),
+                        grid.distances(dtype=row.dtype, device=row.device)])  # prefix queries have no distance
+    for layer in reversed(list(attn)):
+        sums, pulled = [], torch.zeros_like(row)
+        for start in range(0, grid.tokens, rows):
+            part = slice(start, start + rows)
+            *found, moved = step(layer.q[:, :, part], layer.k, layer.scale, row[:, part], padded[part], prefix)
+            sums.append(found)
+            pulled += moved
+        distance, entropy, received = zip(*sums, strict=True)
+        layers.append((torch.cat(distance, -1)[..., prefix:].mean(-1), torch.cat(entropy, -1).mean(-1),
+                       sum(received)[..., prefix:] / grid.tokens))  # fmt: skip
+        row = (row + pulled) / 2
+    distance, entropy, received = (torch.stack(values[::-1], 1) for values in zip(*layers, strict=True))
+    return distance, entropy, received, grid.image_map(row)
+
+
+def measure_gpu(size: int, batch: int, device: str, repeats: int = 7, name: str = MODELS["ViT-B/16"]) -> dict:
+    """Images per second and peak memory per image of a forward, with statistics by rows, compiled, and materialized."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, img_size=size).eval().to(device)
+    images = torch.randn(batch, 3, size, size, device=device)
+
+    def forward(_=None):
+        with torch.autocast(device, torch.bfloat16):
+            return model(images)
+
+    def captured(statistics):
+        with capture(model) as attn:
+            forward()
+        return statistics(attn)
+
+    step = torch.compile(row_block, dynamic=False)
+    with torch.inference_mode(), attention.full_precision(torch.device(device)):
+        with capture(model) as attn:
+            forward()
+        rows = max(8, attention.BLOCK["cuda"] // (batch * len(attn[0].q[0]) * attn.grid.tokens))
+        ways = {
+            "forward": forward, "summary": partial(captured, attention.summary),
+            "compiled": partial(captured, partial(compiled_summary, step=step, rows=min(rows, attn.grid.tokens))),
+            "materialized": partial(captured, materialized),
+        }
+        needed = 4 * batch * len(attn) * attn[0].q.shape[1] * attn.grid.tokens**2
+        if device == "cpu" or 3 * needed > torch.cuda.mem_get_info()[0]:  # the maps, and two copies to compute with
+            del ways["materialized"]
+        summary = attention.summary(attn)
+        ours = (summary.mean_distance, summary.entropy, summary.received, summary.rollout)
+        row = {"model": "ViT-B/16", "image_px": size, "tokens": attn.grid.tokens, "batch": batch,
+               "materialized_GiB_per_image": needed / batch / 2**30}  # fmt: skip
+        seen = compiled_summary(attn, step, min(rows, attn.grid.tokens))
+        row["compiled_difference"] = max(((a - b).abs().max() / a.abs().max()).item()
+                                         for a, b in zip(ours, seen, strict=True))  # fmt: skip
+        del attn, seen, summary
+        for way, call in ways.items():
+            call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+
+            def waited(call=call):
+                call()
+                if device == "cuda":
+                    torch.cuda.synchronize()
+
+            row[f"{way}_images_per_second"] = batch / seconds(waited, repeats)
+            if device == "cuda":
+                row[f"{way}_MiB_per_image"] = (torch.cuda.max_memory_allocated() - before) / batch / 2**20
+    for way in list(ways)[1:]:
+        row[f"{way}/forward"] = row["forward_images_per_second"] / row[f"{way}_images_per_second"]
+    return row
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     options.add_argument("--sizes", nargs="*", type=int, default=SIZES)
+    options.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = options.parse_args(arguments)
+    if options.device == "cuda":
+        rows = []
+        for size, batch in BATCHES.items():
+            how = about(command("experiments.attention", arguments), "cuda")
+            rows.append(measure_gpu(size, batch, options.device) | how)
+            write(options.out, rows, digits=4)
+        return
     if options.tiny:
         options.models, options.sizes = ["ViT-S/16"], [224]
     rows = []
