@@ -538,6 +538,7 @@ def test_explorer_saved_files_equal_page(explorer, monkeypatch):
     monkeypatch.setattr(explorer.connection, "_send", lambda content, buffers: sent.append((content, *buffers)))
     for view, names in SAVED.items():
         explorer.set(head=1, view=view, **({"target": 4} if view == "relevance" else {}))
+        assert explorer.wait(60, settled=True)
         assert browser(explorer, {"press": "save", "number": 5}) == ""
         content, figure, arrays = sent.pop()
         name, arrays = f"vitlens-{view}" + "-layer2" * ("layer" in names), np.load(io.BytesIO(arrays))

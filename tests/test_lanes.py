@@ -12,6 +12,7 @@ from test_explorer import PICTURE, given, values
 
 from vitlens import capture, intervene, widgets
 from vitlens.recorder.forward import evaluating, uncompiled
+from vitlens.widgets import lanes as lanes_module
 from vitlens.widgets.lanes import LONG, QUICK, Answer, Cancelled, Connection, Job, Lane
 
 PATIENCE = 60  # seconds, for a busy machine
@@ -199,6 +200,62 @@ def test_explorer_new_setting_cancels_long_map(vit):
     LONG.run(lambda check: None)  # behind the cancelled map
     assert slow.forwards == 3 and slow.explorer.wait(PATIENCE, settled=True)
     assert slow.explorer.frame["panels"][0]["title"] == "Length of tokens"
+
+
+def test_explorer_cancel_restores_last_map(vit):
+    slow = Slow(vit())
+    before = values(slow.explorer)
+    slow.start().explorer.connection.receive({"cancel": True, "number": 7})
+    assert slow.explorer.wait(PATIENCE) and np.array_equal(values(slow.explorer), before)
+    frame = slow.explorer.frame
+    assert (frame["answers"], frame["message"], slow.explorer.page.state["view"]) == (7, "", "attention")
+    slow.may.set()
+    LONG.run(lambda check: None)
+    assert slow.forwards == 3
+
+
+def test_explorer_cancel_of_score_lasts_until_next_choice(vit):
+    slow = Slow(vit())
+    slow.explorer.connection.receive({"set": {"view": "relevance"}})
+    while not slow.inside.is_set():
+        slow.explorer.wait(0.01)
+    with pytest.raises(ValueError, match="score of this map is still being computed"):
+        slow.explorer.page.take({"press": "save"}, [])
+    slow.explorer.connection.receive({"cancel": True, "number": 7})
+    assert slow.explorer.wait(PATIENCE, settled=True) and slow.explorer.page.state["view"] == "relevance"
+    assert slow.explorer.frame["score"]["words"].startswith("Canceled")
+    slow.explorer.page.take({"press": "save"}, [])
+    slow.may.set()
+    slow.explorer.set(strength=0.5)
+    assert slow.explorer.wait(PATIENCE, settled=True) and "curves" not in slow.explorer.frame["score"]
+    slow.explorer.set(target=1)
+    assert slow.explorer.wait(PATIENCE, settled=True) and "curves" in slow.explorer.frame["score"]
+
+
+def test_connection_drops_messages_before_cancel(connected):
+    connection, page, shown, until = connected
+    connection.receive({"set": 1})
+    assert page.begun.wait(PATIENCE)
+    connection.receive({"cancel": True})
+    page.may.set()
+    until(lambda: shown)
+    assert page.taken == [[{"cancel": None}]]
+
+
+def test_explorer_reports_progress_of_long_map(vit, monkeypatch):
+    monkeypatch.setattr(lanes_module, "PATIENCE", 0.0)
+    monkeypatch.setattr(lanes_module, "PACE", 0.0)
+    explorer, reports = widgets.explore(vit(), PICTURE), []
+    explorer.set(view="received")
+    assert explorer.wait(PATIENCE, settled=True)
+    explorer.connection._send = lambda content, buffers: reports.append(content["progress"])
+    explorer.set(view="kernel_shap")
+    covers = 16 * explorer.page.forward.grid.patches
+    *some, end = reports[: reports.index(None) + 1]
+    done = [each["done"] for each in some]
+    assert done == sorted(done) and set(np.diff(done)) <= {1, 15, 16}
+    assert all((each["what"], each["of"]) == ("KernelSHAP", covers) for each in some) and end is None
+    assert some[-1]["done"] == covers and 0 < some[-2]["left"] < some[0]["left"] * 10
 
 
 def test_explorer_shows_error_of_long_map(vit, monkeypatch):

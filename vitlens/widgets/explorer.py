@@ -24,10 +24,12 @@ from vitlens.widgets.photographs import PAINT, READOUT, Forward, Pictured, sampl
 from vitlens.widgets.views import (
     EVERY,
     MEAN,
+    ORDERS,
     Choice,
     Likeness,
     Map,
     View,
+    curve_forwards,
     curves,
     head_control,
     map_panel,
@@ -75,6 +77,8 @@ class Explorer(Pictured):
         elif content.get("press") == "save":
             if isinstance(shown := self.view(), Job):
                 raise ValueError("This map is still being computed. Save it after it is shown.")
+            if (job := self.job()) and job.key in self._scores:
+                raise ValueError("The score of this map is still being computed. Save the map after it, or cancel it.")
             self.files.append((content.get("number", 0), self._saved(shown)))
         else:
             super().take(content, buffers)
@@ -100,13 +104,14 @@ class Explorer(Pictured):
 
     def job(self):
         forward, choice, shown = self.forward, self.choice, self.results.get(self._key)
-        jobs = [Job(("distance", forward.key), partial(mean_distance, forward))]
+        jobs = [Job(("distance", forward.key), partial(mean_distance, forward), "Mean attention distance")]
         if self.row.attributes and shown:
             maps = torch.from_numpy(shown.values)[None]
             random, own = self._scores
-            jobs.append(Job(random, partial(curves, forward, choice, None)))
+            what = "Score of random orders", curve_forwards(forward, ORDERS)
+            jobs.append(Job(random, partial(curves, forward, choice, None), *what))
             if not isinstance(self.results.get(random), str):
-                jobs.append(Job(own, partial(curves, forward, choice, maps)))
+                jobs.append(Job(own, partial(curves, forward, choice, maps), "Score", curve_forwards(forward, 1)))
         return next((job for job in jobs if job.key not in self.results), None)
 
     @property
@@ -141,11 +146,11 @@ class Explorer(Pictured):
         """Forward of the photograph at the chosen size without the switched-off heads."""
         return self._forward_without(self.state["off"], lambda: None)
 
-    def view(self, check=lambda: None) -> Map | Job:
+    def view(self, check=lambda forwards=0: None) -> Map | Job:
         """The current map, or its job for the long lane."""
         key, make = self._key, partial(self.row.make, self.forward, self.choice)
         if self.row.slow and key not in self.results:
-            return Job(key, make)
+            return Job(key, make, self.row.entry, self.row.forwards(self.forward))
         return self.once(key, lambda: make(check))
 
     @property

@@ -14,6 +14,7 @@ import atexit
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from typing import NamedTuple
 
 LARGEST = 64 * 2**20
 """Largest upload, in bytes."""
+PATIENCE, PACE = 1.0, 0.5
+"""Seconds until the first report of a job's progress, and between two reports."""
 
 
 class Cancelled(Exception):
@@ -38,7 +41,7 @@ class Task(Future):
     def stop(self) -> None:
         self._stopped, self._function = True, None  # release captures of a waiting task
 
-    def check(self) -> None:
+    def check(self, forwards: int = 0) -> None:
         if self._stopped or self._lane.closed:
             raise Cancelled
 
@@ -87,10 +90,31 @@ QUICK, LONG = Lane("quick"), Lane("long")
 
 
 class Job(NamedTuple):
-    """A function for the long lane, and the key of its result."""
+    """A function for the long lane, and the key of its result. what, forwards: name and number of forwards for the
+    progress report, 0 if unknown."""
 
     key: tuple
-    function: Callable[[Callable[[], None]], object]
+    function: Callable[[Callable[..., None]], object]
+    what: str = ""
+    forwards: int = 0
+
+    def run(self, tell: Callable[[dict], None], check: Callable[[], None]) -> object:
+        """Result of the function. Counts the forwards given to its check, and calls tell(progress) after `PATIENCE`."""
+        start, done = time.monotonic(), 0
+        due = start + PATIENCE
+
+        def counted(forwards: int = 0) -> None:
+            nonlocal done, due
+            check()
+            done += forwards
+            if (now := time.monotonic()) >= due:
+                due = now + PACE
+                progress = {"what": self.what, "done": min(done, self.forwards or done), "of": self.forwards}
+                if 0 < done < self.forwards:
+                    progress["left"] = (now - start) * (self.forwards - done) / done
+                tell(progress)
+
+        return self.function(counted)
 
 
 @dataclass(frozen=True)
@@ -121,6 +145,7 @@ class Connection:
         self._drawing: Task | None = None
         self._job: tuple[tuple, Task] | None = None
         self._pending = False  # True while the map waits for the job
+        self._reported = False  # True while the browser shows the job's progress
         self._file, self._data = 0, bytearray()  # number and bytes of the current upload
 
     @property
@@ -135,11 +160,15 @@ class Connection:
 
     def receive(self, content: dict, buffers: list = ()) -> None:
         """Queue a message of the browser. Confirms each part {"upload": name, "file": number, "at": offset, "of": size}
-        of an upload."""
+        of an upload. {"cancel": True} drops the messages before it, and the job that the page waits for."""
         if "at" in content:
             if (data := self._whole(content, buffers[0])) is None:
                 return
             content, buffers = {"upload": content["upload"], "number": content.get("number", 0)}, [data]
+        elif "cancel" in content:
+            job = self._job if self._pending or not self._drawing else None
+            content = content | {"cancel": job and job[0]}
+            self._messages.clear()
         self.error = ""
         self._messages.append((content, list(buffers)))
         if self._drawing:
@@ -183,16 +212,18 @@ class Connection:
     def _begin(self) -> None:
         if self._messages and not self._drawing and not self.closed:
             messages = [*self._messages]
-            then = lambda task: self._post(partial(self._answered, len(messages), task))  # noqa: E731
+            then = lambda task: self._post(partial(self._answered, messages, task))  # noqa: E731
             self._drawing = self._quick.submit(partial(self.page.answer, messages), then)
 
-    def _answered(self, count: int, task: Task) -> None:
+    def _answered(self, messages: list[tuple[dict, list]], task: Task) -> None:
         self._drawing = None
         if self.closed:
             return
-        if (error := task.exception()) is None:
+        error, numbers = task.exception(), {id(message) for message in messages}
+        if not isinstance(error, Cancelled):
+            self._messages = [message for message in self._messages if id(message) not in numbers]
+        if error is None:
             answer = task.result()
-            del self._messages[:count]
             self.error = " ".join(filter(None, [self.error, *answer.errors]))
             for asked, files in answer.files:
                 self._send({"download": list(files), "asked": asked}, list(files.values()))
@@ -201,7 +232,6 @@ class Connection:
                 self._show(answer.frame, answer.pictures)
             self._continue(answer.job)
         elif not isinstance(error, Cancelled):
-            del self._messages[:count]
             logging.getLogger(__name__).error("A page could not be drawn.", exc_info=error)
         self._begin()
 
@@ -212,14 +242,25 @@ class Connection:
         if self._job:
             self._job[1].stop()
         self._job = None
+        self._report(None)
         if job:
             done = partial(self._done, job.key)  # without a reference to the function
-            self._job = job.key, self._long.submit(job.function, lambda task: self._post(partial(done, task)))
+            tell = lambda progress: self._post(partial(self._report, progress, job.key))  # noqa: E731
+            function = partial(job.run, tell)
+            self._job = job.key, self._long.submit(function, lambda task: self._post(partial(done, task)))
+
+    def _report(self, progress: dict | None, key: tuple = ()) -> None:
+        """Send the progress of the job with this key to the browser, or None after its end."""
+        current = self._job and self._job[0] == key
+        if not self.closed and (current if progress else self._reported):
+            self._reported = progress is not None
+            self._send({"progress": progress}, [])
 
     def _done(self, key: tuple, task: Task) -> None:
         if self.closed or not self._job or self._job[1] is not task:
             return
         self._job = None
+        self._report(None)
         error = task.exception()
         if not isinstance(error, Cancelled):
             self._messages.append(({"job": key}, [error or task.result()]))

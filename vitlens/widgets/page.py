@@ -15,8 +15,10 @@ import numpy as np
 from vitlens.plot.style import colors, translucent
 from vitlens.widgets.lanes import Answer, Cancelled, Job
 
-Check = Callable[[], None]
-"""Callback between two forwards. It raises Cancelled after the request was cancelled."""
+Check = Callable[..., None]
+"""Callback before forwards, with their number. It raises Cancelled after the request was cancelled."""
+CANCELED = "Canceled. It is computed again after another choice."
+"""Result of an optional job that the user canceled, until the next change of the state."""
 RESULTS = 100
 """Number of results, such as maps and scores, that a page keeps."""
 
@@ -185,6 +187,10 @@ class Page:
             try:
                 if "job" in content:
                     self._finish(tuple(content["job"]), buffers[0])
+                elif "cancel" in content:
+                    self.state = self._good
+                    if content["cancel"] not in (None, self._awaited):
+                        self.results[content["cancel"]] = CANCELED
                 else:
                     self.take(content, buffers)
             except Exception as error:  # shown on the page
@@ -230,6 +236,7 @@ class Page:
         """Recreate the controls if `menus` changed."""
         if (menus := self.menus()) != self._menus:
             self.shown, self._menus = {control.name: control for control in self.controls()}, menus
+            self.results = {key: value for key, value in self.results.items() if value is not CANCELED}
 
     def _draw(self, check: Check) -> Job | None:
         """Draw the frame, or return the job that it needs."""

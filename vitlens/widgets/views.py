@@ -101,7 +101,8 @@ class View:
     title: title above the image. make: (forward, choice, check) → Map. Calls `check` during long work. group: group in
     the menu. entry: name in the menu if it differs from the title. query: True if the map depends on the query. head: a
     key of `HEADS`, or "" without heads. layered: True for maps of a layer. explains: True for maps of a class.
-    contrasts: True if a contrast class is possible. slow: True for the long lane.
+    contrasts: True if a contrast class is possible. slow: True for the long lane. forwards: number of forwards of a
+    map, 0 if unknown.
     """
 
     title: str
@@ -114,6 +115,7 @@ class View:
     explains: bool = False
     contrasts: bool = False
     slow: bool = False
+    forwards: Callable[[Forward], int] = lambda forward: 0
 
     @property
     def attributes(self) -> bool:
@@ -147,13 +149,13 @@ class Layers(Sequence):
 
 @contextlib.contextmanager
 def until(model: nn.Module, check: Check) -> Iterator[None]:
-    """Call check() before each forward of the model in this context and thread. The hook is on the patch embedding,
-    because `forward_features` skips the head."""
+    """Call check(images) before each forward of the model in this context and thread. The hook is on the patch
+    embedding, because `forward_features` skips the head."""
     thread = threading.get_ident()
 
     def before(module, args) -> None:
         if threading.get_ident() == thread:
-            check()
+            check(len(args[0]))
 
     with family(model).embedding.register_forward_pre_hook(before):
         yield
@@ -349,11 +351,15 @@ def explaining(method: Method) -> View:
     """View of an attribution method."""
     begin = method.title[0].upper() + method.title[1:]
     slow = method.needs in ("pixels", "patches")
+    times = next((o.default for name, o in method.options.items() if slow and name in ("n_steps", "n_samples")), None)
+
+    def forwards(forward: Forward) -> int:
+        return method.forwards_per_patch * forward.grid.patches or times or 0
 
     def make(forward: Forward, choice: Choice, check: Check) -> Map:
-        forwards = method.forwards_per_patch * forward.grid.patches
-        if forwards and (duration := forwards * seconds(forward)) > LONGEST_MAP:
-            raise ValueError(f"{begin} takes {forwards:,} forwards, here about {duration / 60:,.0f} minutes. Choose a "
+        count = method.forwards_per_patch and forwards(forward)
+        if count and (duration := count * seconds(forward)) > LONGEST_MAP:
+            raise ValueError(f"{begin} takes {count:,} forwards, here about {duration / 60:,.0f} minutes. Choose a "
                              f"smaller size, or run `vitlens explain --methods {method.name}`.")  # fmt: skip
         with until(forward.model, check), forward.switched():
             values = method(forward.model, forward.batch, choice.question(forward), against=choice.against)[0]
@@ -369,6 +375,7 @@ def explaining(method: Method) -> View:
     return View(
         say("why", method=method.title) if method.depends_on_target else begin, make,
         group=SLOWER if slow else WHY, entry=begin, layered=False, explains=True, contrasts=True, slow=slow,
+        forwards=forwards,
     )  # fmt: skip
 
 
@@ -454,6 +461,12 @@ def seconds(forward: Forward) -> float:
     with evaluating(forward.model), torch.inference_mode():
         run(forward.model, forward.batch).cpu()
     return time.perf_counter() - start
+
+
+def curve_forwards(forward: Forward, maps: int) -> int:
+    """Number of forwards of the `curves` of some maps."""
+    between = len(range(0, patches := forward.grid.patches, -(-patches // POINTS))) - 1
+    return 2 + 2 * maps * between
 
 
 def curves(forward: Forward, choice: Choice, maps: Tensor | None, check: Check) -> np.ndarray | str:
