@@ -347,11 +347,11 @@ def test_explorer_similarity_equals_method(vit, name, classes):
 
 
 def test_explorer_without_classes_readout_or_pooling(vit):
-    explorer = widgets.explore(vit(num_classes=0), PICTURE)
+    explorer = widgets.explore(vit(num_classes=0), samples()["coffee"])
     with pytest.raises(ValueError, match="'View' .* one of 'attention', .* got 'lens'"):
         explorer.set(view="lens")
     explorer.set(view="relevance")  # only a likeness can be explained
-    assert explorer.frame["bars"] == [] and explorer.page.state["target"] == ("picture", "astronaut")
+    assert explorer.frame["bars"] == [] and explorer.page.state["target"] == ("picture", "chelsea")
     assert control(explorer, "another") is None
     with pytest.raises(ValueError, match="no classifier head"):
         explorer.set(target=3)
@@ -414,6 +414,17 @@ REFUSED = {
     "strength": (float("nan"), "'Strength' must be a number from 0 to 1"),
     "nonsense": (1, "The page has no control 'nonsense'. The controls are photograph"),
 }
+
+
+def test_explorer_opens_on_cat_and_eye(vit):
+    """The first page shows the attention of one patch, two thirds up the model."""
+    explorer = widgets.explore(model := vit(img_size=224, depth=6))
+    state = explorer.page.state
+    assert (state["photograph"], state["query"], state["layer"], state["head"]) == ("chelsea", "patch", 4, "mean")
+    assert selected(explorer) == [(5, 4)]
+    close(values(explorer), reference(model)[0][4].mean(0)[1 + 5 * 14 + 4, 1:].reshape(14, 14))
+    given = widgets.explore(model, samples()["coffee"]).page.state
+    assert (given["query"], given["row"], given["column"]) == ("readout", 7, 7)
 
 
 def test_explorer_errors_keep_last_valid_page(explorer, monkeypatch):

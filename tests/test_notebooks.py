@@ -141,7 +141,7 @@ def test_notebook_explorer_pages_equal_figures(monkeypatch):
         asking.set(view=view)
         np.testing.assert_allclose(values(asking), each, atol=1e-6)
     for view, each in zip(("components", "norms", "received"), told["shown"].values(), strict=True):
-        silent.set(view=view)
+        silent.set(view=view, layer=len(told["layers"]) - 1)
         np.testing.assert_allclose(values(silent), each, rtol=1e-5, atol=1e-5)
     for name, each in told["strip"].items():
         silent.set(view="components", layer=int(name.split()[-1]))

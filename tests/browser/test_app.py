@@ -32,7 +32,7 @@ def test_app_shows_maps_uploads_and_stays_quick(model, browser, tmp_path):
         assert [url for url in requests if not url.startswith((app.address, "data:", "blob:"))] == []
         chosen = "document.querySelector('[data-control=photograph] select').selectedOptions[0].text"
         assert page.evaluate(chosen) == "the image given"
-        shows("Attention from the read-out (class token), layer 3")
+        shows("Attention from the read-out (class token), layer 2")
         box = page.locator(".picture canvas").bounding_box()
         page.mouse.click(box["x"] + 0.7 * box["width"], box["y"] + 0.3 * box["height"])
         shows("row 2, column 5")

@@ -134,13 +134,14 @@ def painted(model, x, weights, strength=0.75, smooth=True, even=False):
     return np.rint(gray * (1 - a) + color * a).astype(int)
 
 
-PICTURE = samples()["astronaut"]
+PICTURE = samples()["chelsea"]
 
 
 def test_explorer_click_keys_and_sliders(page, model):
     explorer, shown = Widget(page, 0), functools.partial(expected, model, PICTURE)
     explorer.root.locator(".dots svg").wait_for()
-    explorer.shows(shown(3, "mean", None))
+    explorer.shows(shown(2, "mean", (2, 2)))
+    explorer.slide("layer", 3)
     explorer.click(2, 5)
     explorer.shows(shown(3, "mean", (2, 5)))
     assert "row 2, column 5" in explorer.text("figcaption")

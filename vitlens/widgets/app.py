@@ -106,7 +106,7 @@ class App:
         self.token, self.secret = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         self.model, self.step, self.error = None, "Importing PyTorch …", None
         self.sockets: list[Socket] = []
-        shown = (photograph or next(iter(samples().values()))).copy()
+        shown = (photograph or samples()["chelsea"]).copy()  # the explorer's first
         shown.thumbnail((448, 448))
         shown.save(preview := io.BytesIO(), "JPEG", quality=90)
         script, style = "text/javascript; charset=utf-8", "text/css; charset=utf-8"

@@ -63,7 +63,7 @@ class Explorer(Pictured):
     def __init__(self, model: nn.Module, image=None, *, size: tuple[int, int] | None = None):
         layers = len(attention_modules(unwrap(model)))  # raises for models without maps
         super().__init__(
-            model, image, size=size, whole=False, view="attention", layer=layers - 1, head=MEAN, target=PREDICTED,
+            model, image, size=size, whole=False, view="attention", layer=2 * layers // 3, head=MEAN, target=PREDICTED,
             against=NO_OTHER, another="", typed=(), off=(), way=AVERAGE, **PAINT,
         )  # fmt: skip
         self._reads_text = embeds_texts(self.model)

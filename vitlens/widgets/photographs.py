@@ -26,7 +26,9 @@ from vitlens.widgets.drawing import enlarged
 from vitlens.widgets.page import MAPS, Control, Page
 from vitlens.widgets.words import number, percent
 
-GIVEN = "the image given"
+GIVEN, FIRST = "the image given", "chelsea"
+EYE = 0.37, 0.33
+"""(y, x) of an eye of the first photograph, as shares of its middle square."""
 READOUT, PATCH = "readout", "patch"
 OPACITIES = ("by value", "value"), ("even", "even")
 PAINT = {"strength": 0.75, "opacity": "value", "colors": "", "stretch": False, "smooth": True, "lines": False}
@@ -55,8 +57,9 @@ class Photograph:
 
 @functools.cache
 def sample_photographs() -> dict[str, Photograph]:
-    """The sample photographs by name, opened once for all pages."""
-    return {name: Photograph(image) for name, image in samples().items()}
+    """The sample photographs by name, the first one first, opened once for all pages."""
+    images = samples()
+    return {name: Photograph(images[name]) for name in sorted(images, key=lambda name: name != FIRST)}
 
 
 class Forward:
@@ -178,8 +181,10 @@ class Pictured(Page):
         self._forwards: OrderedDict[tuple, Forward] = OrderedDict()
         self._weights = {id(model): weights(model) for model in self.models}
         grids = [self.forward_of(model, self.photograph, size=size).grid for model in self.models]
-        query = PATCH if any(grid.readout is None for grid in grids) else READOUT
-        self.state = self.state | {"query": query, "row": grids[0].rows // 2, "column": grids[0].cols // 2}
+        patch = self.state["photograph"] == FIRST or any(grid.readout is None for grid in grids)
+        y, x = EYE if self.state["photograph"] == FIRST else (0.5, 0.5)
+        place = {"row": int(y * grids[0].rows), "column": int(x * grids[0].cols)}
+        self.state = self.state | {"query": PATCH if patch else READOUT} | place
 
     @property
     def photographs(self) -> dict[str, Photograph]:
