@@ -17,6 +17,7 @@ from vitlens.recorder.forward import float64
 from vitlens.recorder.intervention import head_places, outputs
 from vitlens.recorder.record import POOL
 from vitlens.recorder.supported import attention_modules, embeds_texts, unwrap
+from vitlens.widgets import details
 from vitlens.widgets.drawing import captioned
 from vitlens.widgets.lanes import LARGEST, Job
 from vitlens.widgets.page import Check, Control, Panel
@@ -82,6 +83,20 @@ class Explorer(Pictured):
             self.files.append((content.get("number", 0), self._saved(shown)))
         else:
             super().take(content, buffers)
+
+    def look_up(self, content, check):
+        forward, choice = self.forward, self.choice
+        if content["ask"] == "look":  # the map from a patch under the pointer
+            choice = replace(choice, query=(content["row"], content["col"]))
+            panel = self._panel(self.row.make(forward, choice, check), choice).message()
+            scale = panel["scale"]
+            return panel | {"values": None, "scale": scale | {"colors": None}}, [panel["values"], scale["colors"]]
+        layer = content.get("layer", self.state["layer"])
+        if content["ask"] == "tour":
+            return details.tour(forward, layer, self.state["row"], self.state["column"]), []
+        head, query = content.get("head", choice.head), content.get("query", self.query)
+        query = tuple(query) if isinstance(query, list) else query
+        return details.value(forward, layer, head, query, content.get("key")), []
 
     def draw(self, check):
         whole, forward = self._forward_without((), check), self._forward_without(self.state["off"], check)
@@ -274,10 +289,10 @@ class Explorer(Pictured):
         ]  # fmt: skip
         return [bar | {"before": whole.share(bar["number"])} for bar in bars] if forward.off else bars
 
-    def _panel(self, shown: Map) -> Panel:
+    def _panel(self, shown: Map, choice: Choice | None = None) -> Panel:
         """Panel of a map, with notes on switched-off heads and a distorted aspect ratio."""
         forward = self.forward
-        made = map_panel(forward, self.row, self.choice, shown, self.state)
+        made = map_panel(forward, self.row, choice or self.choice, shown, self.state)
         note = off_words(self.state["off"], self.state["way"]) if forward.off else ""
         if self.state["whole"]:
             (across, down), (height, width) = self.photograph.image.size, forward.grid.image

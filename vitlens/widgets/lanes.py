@@ -144,6 +144,7 @@ class Connection:
         self._messages: list[tuple[dict, list]] = []
         self._drawing: Task | None = None
         self._job: tuple[tuple, Task] | None = None
+        self._asked: dict[str, Task] = {}  # the latest question of each kind
         self._pending = False  # True while the map waits for the job
         self._reported = False  # True while the browser shows the job's progress
         self._file, self._data = 0, bytearray()  # number and bytes of the current upload
@@ -160,7 +161,11 @@ class Connection:
 
     def receive(self, content: dict, buffers: list = ()) -> None:
         """Queue a message of the browser. Confirms each part {"upload": name, "file": number, "at": offset, "of": size}
-        of an upload. {"cancel": True} drops the messages before it, and the job that the page waits for."""
+        of an upload. {"cancel": True} drops the messages before it, and the job that the page waits for. Questions
+        {"ask": kind} are answered without a drawing, of each kind only the latest."""
+        if "ask" in content:
+            self._ask(content)
+            return
         if "at" in content:
             if (data := self._whole(content, buffers[0])) is None:
                 return
@@ -175,6 +180,18 @@ class Connection:
             self._drawing.stop()
         self._begin()
 
+    def _ask(self, content: dict) -> None:
+        kind = str(content["ask"])
+        if kind in self._asked:
+            self._asked[kind].stop()
+        then = lambda task: self._post(partial(self._replied, content, task))  # noqa: E731
+        self._asked[kind] = self._quick.submit(partial(self.page.reply, content), then)
+
+    def _replied(self, content: dict, task: Task) -> None:
+        if not self.closed and not isinstance(task.exception(), Cancelled):
+            answer, buffers = task.result()
+            self._send({"ask": content["ask"], "number": content.get("number", 0), "answer": answer}, buffers)
+
     def start(self, answer: Answer) -> None:
         """Show the first drawing."""
         self._show(answer.frame, answer.pictures)
@@ -183,7 +200,7 @@ class Connection:
     def close(self) -> None:
         """Stop all tasks of the page and the display."""
         self.closed = True
-        for task in (self._drawing, self._job and self._job[1]):
+        for task in (self._drawing, self._job and self._job[1], *self._asked.values()):
             if task:
                 task.stop()
         self.page = self._job = None

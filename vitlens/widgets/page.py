@@ -1,7 +1,8 @@
 """Pages of controls, clickable images and text, described in Python and drawn by the front end.
 
 A `Page` runs in the quick lane, without traits and sockets. The browser sends {"set": {name: value}},
-{"pick": panel, "row": r, "col": c}, {"why": class number}, {"upload": name} with a file, or {"press": name}.
+{"pick": panel, "row": r, "col": c}, {"why": class number}, {"upload": name} with a file, or {"press": name}. A question
+{"ask": kind} gets an answer without a drawing.
 """
 
 from __future__ import annotations
@@ -212,6 +213,19 @@ class Page:
             with contextlib.suppress(Exception):  # the same error again
                 job = self.job()
         return Answer(self.frame, self.pictures, job, self.files, errors)
+
+    def reply(self, content: dict, check: Check) -> tuple[dict, list[bytes]]:
+        """Answer to a question {"ask": kind, …} and its buffers, or {"problem": message}. The page stays as it is."""
+        try:
+            return self.look_up(content, check)
+        except Cancelled:
+            raise
+        except Exception as error:
+            return {"problem": sentence(error)}, []
+
+    def look_up(self, content: dict, check: Check) -> tuple[dict, list[bytes]]:
+        """As `reply`, with errors raised. Subclasses override it."""
+        raise ValueError(f"This page does not answer {content['ask']!r}.")
 
     def once(self, key: tuple, make: Callable[[], object]) -> object:
         """A cached result, computed if missing. The oldest beyond `RESULTS` are dropped."""

@@ -261,7 +261,7 @@ def _norms(forward: Forward, choice: Choice, check: Check) -> Map:
     return Map(forward.grid.image_map(lengths).numpy(), words, unit="length")
 
 
-def _by_layer(forward: Forward, query: str | int | tuple[int, int], check: Check) -> list[tuple[float, int]]:
+def by_layer(forward: Forward, query: str | int | tuple[int, int], check: Check) -> list[tuple[float, int]]:
     """(probability, class number) of the most probable class after each layer, by the raw lens at the query."""
     best = []
     for layer_tokens in forward.tokens:
@@ -282,7 +282,7 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
     target, layer, query = choice.target, choice.layer, choice.query
     with evaluating(forward.model):
         shares = scores(forward.model, stream.read_each(forward.model, forward.tokens[layer])[0])[:, target].float()
-        top, classes = zip(*_by_layer(forward, query, check), strict=True)
+        top, classes = zip(*by_layer(forward, query, check), strict=True)
     quantity = say("value" if forward.outputs == "value" else "probability")
     who = say("lens readout", readout=forward.readout) if query == READOUT else query_words(forward, query)
     who = who[0].upper() + who[1:]

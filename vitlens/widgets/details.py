@@ -1,0 +1,121 @@
+"""Numbers behind one attention weight, and the numbers of the tour, as JSON for the front end.
+
+Shapes: L layers, H heads, T tokens = R prefix + P patches, K head width, D width.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import torch
+from torch import Tensor
+
+from vitlens.recorder.forward import evaluating, run
+from vitlens.recorder.supported import family
+from vitlens.widgets.photographs import READOUT, Forward
+from vitlens.widgets.views import MAX, MEAN, by_layer, query_row
+
+AFTER_ATTENTION = r"norm2|ln_2|layer_norm2|layernorm_after"
+"""Pattern of names: the norms of a pre-norm block whose input is the residual stream between attention and MLP."""
+
+
+def value(forward: Forward, layer: int, head: int | str, query: str | int | tuple, key: int | tuple | None) -> dict:
+    """The numbers behind the attention weight from a query to a key.
+
+    head: a number. Of the mean or maximum over heads, the head with the largest weight is opened. query: as in
+    `Choice`. Of a read-out that averages tokens, the one that adds most to the weight is opened. key: a patch (row,
+    column) or a position, default the patch with the largest weight.
+
+    The result has `q` and `k` (K), `scale`, `mask` (added to the product), `logits` (T) of the query, with None for
+    hidden keys, and `weight`, softmax(logits)[key]. `query` and `key` are positions, `heads` (H) the weights of all
+    heads, `largest` is True for a head and `averaged` the number of queries that were combined.
+    """
+    record, grid, row = forward.attn[layer], forward.grid, query_row(forward, query)
+    weights = record.read(row)[0].cpu()
+    if key is None:
+        patches = grid.image_map(weights[head] if isinstance(head, int) else weights.mean(0)).flatten()
+        key = grid.prefix + patches.argmax().item()
+    key = grid.position(tuple(key) if isinstance(key, list) else key)
+    opened = head if isinstance(head, int) else weights[:, key].argmax().item()
+    queries = row.nonzero().squeeze(-1)
+    shares = row[queries] * record.weights(queries, head=opened)[0, :, key].cpu()
+    position = queries[shares.argmax()].item()
+    q, k = (t[0, opened, p].to(record.wide).cpu() for t, p in ((record.q, position), (record.k, key)))
+    logits = record.logits([position])[0, opened, 0].cpu()
+    return {
+        **_tokens(forward), "layer": layer, "head": opened, "largest": head in (MEAN, MAX), "averaged": len(queries),
+        "query": position, "key": key, "heads": rounded(weights[:, key]), "q": rounded(q), "k": rounded(k),
+        "scale": record.scale, "mask": 0 if record.mask is None else rounded(logits[key] - q @ k * record.scale),
+        "logits": rounded(logits), "weight": rounded(logits.softmax(-1)[key]),
+    }  # fmt: skip
+
+
+@torch.inference_mode()
+def tour(forward: Forward, layer: int, row: int, col: int) -> dict:
+    """The numbers of the tour for a patch and a layer, besides those of `value`.
+
+    `pixels` (h, w, channels) of the patch, `width` D, `token` (D) that enters the first layer, `position` (D) or None,
+    `lengths` (L + 1) of the token before and after each layer, `added` (L, 2) lengths of what attention and MLP add,
+    or (L, 1) of the whole change. `heads` (H, P): weights of the patch in the layer, `depth` (L, P): in each layer, the
+    mean over heads. `lens`: (class, score) of the read-out after each layer, empty without a classifier.
+    """
+    grid, position = forward.grid, forward.grid.index(row, col)
+    stream, between = _stream(forward, position)
+    stream += [tokens[0, position].float().cpu() for tokens in forward.tokens]
+    added = [
+        [after - before] if len(between) < len(forward.tokens) else [between[k] - before, after - between[k]]
+        for k, (before, after) in enumerate(zip(stream, stream[1:], strict=False))
+    ]
+    weights = [grid.image_map(each.weights([position])[0, :, 0].cpu()).flatten(1) for each in forward.attn]
+    table, (height, width) = family(forward.model).positions(), grid.patch
+    pixels = forward.pixels[row * height : (row + 1) * height, col * width : (col + 1) * width]
+    readable = forward.classes and not any(layer == "pool" for layer, _ in forward.off)
+    with evaluating(forward.model):
+        lens = by_layer(forward, READOUT, lambda: None) if readable else []
+    return {
+        **_tokens(forward), "layer": layer, "row": row, "col": col, "patch": grid.patch, "image": grid.image,
+        "pixels": pixels.tolist(), "token": rounded(stream[0], 4), "width": len(stream[0]), "table": table is not None,
+        "position": None if table is None or table.shape[:2] != (grid.rows, grid.cols)
+        else rounded(table[row, col].detach().float().cpu(), 4),
+        "lengths": [rounded(vector.norm(), 4) for vector in stream],
+        "added": [[rounded(vector.norm(), 4) for vector in vectors] for vectors in added],
+        "heads": rounded(weights[layer], 3), "depth": rounded(torch.stack([each.mean(0) for each in weights]), 3),
+        "lens": [[forward.label(target), forward.score_words(share)] for share, target in lens],
+    }  # fmt: skip
+
+
+def _tokens(forward: Forward) -> dict:
+    return {"prefix": forward.prefix, "rows": forward.grid.rows, "cols": forward.grid.cols}
+
+
+def _stream(forward: Forward, position: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The token (D,) at a position that enters the first layer, and after the attention of each pre-norm layer."""
+    about, thread, found, hooks = family(forward.model), threading.get_ident(), {}, []
+
+    def keep(name: str, layer: int):
+        def before(module, args) -> None:
+            if threading.get_ident() == thread:
+                found[name, layer] = args[0][0, position].float().cpu()
+
+        return before
+
+    for layer, block in enumerate(about.blocks):
+        hooks += [block.register_forward_pre_hook(keep("before", layer))] if layer == 0 else []
+        if not about.stream_problem:
+            norms = [module for name, module in block.named_modules() if re.fullmatch(AFTER_ATTENTION, name)]
+            hooks += [norm.register_forward_pre_hook(keep("between", layer)) for norm in norms]
+    try:
+        with evaluating(forward.model), forward.switched():
+            run(forward.model, forward.batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [found.pop(("before", 0))], [*found.values()]
+
+
+def rounded(values: Tensor, digits: int = 8) -> list | float | None:
+    """Numbers with this many significant digits, as lists. None for infinite ones."""
+    if values.dim():
+        return [rounded(each, digits) for each in values]
+    return float(f"{values:.{digits}g}") if values.isfinite() else None
