@@ -29,6 +29,7 @@ from tornado import httpserver, netutil, web, websocket
 
 from vitlens.images import load_image, samples
 from vitlens.widgets import front
+from vitlens.widgets.front import packed
 from vitlens.widgets.lanes import QUICK, Connection, Task
 
 PAGES, MESSAGE = 16, 2**20
@@ -299,20 +300,6 @@ class Socket(Guarded, websocket.WebSocketHandler):
 
 def same(given: str, secret: str) -> bool:
     return hmac.compare_digest(given.encode(), secret.encode())
-
-
-def packed(name: str, value: object) -> bytes:
-    """Message of the length of its header, the header as JSON, and byte strings, {"$": number} in the header."""
-    parts, sizes = [], []
-
-    def place(part: bytes | memoryview) -> dict:
-        parts.append(bytes(part))
-        sizes.append(len(parts[-1]))
-        return {"$": len(parts) - 1}
-
-    # json.dumps serializes in this order, so the sizes are complete before they are written
-    head = json.dumps({"name": name, "value": value, "sizes": sizes}, default=place).encode()
-    return b"".join([struct.pack("<I", len(head)), head, *parts])
 
 
 def _open(address: str) -> None:

@@ -1,5 +1,8 @@
 """The front end's files: one script and one style sheet for the notebook, the app and pages."""
 
+import json
+import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -7,11 +10,30 @@ SCRIPTS = ("elements", "controls", "pictures", "charts", "source", "page")
 """Names of the scripts in the order in which they are joined. They share one scope."""
 
 
+def joined(folder: Path = HERE, names: Sequence[str] = SCRIPTS) -> str:
+    """The scripts of a folder as one text."""
+    return "\n".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in names)
+
+
 def script() -> str:
     """The scripts as one JavaScript module, whose default export has anywidget's `render`."""
-    return "\n".join((HERE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    return joined() + "\nexport default { render, unpacked };\n"
 
 
 def style() -> str:
     """The style sheet."""
     return (HERE / "front.css").read_text(encoding="utf-8")
+
+
+def packed(name: str, value: object) -> bytes:
+    """Message of the length of its header, the header as JSON, and byte strings, {"$": number} in the header."""
+    parts, sizes = [], []
+
+    def place(part: bytes | memoryview) -> dict:
+        parts.append(bytes(part))
+        sizes.append(len(parts[-1]))
+        return {"$": len(parts) - 1}
+
+    # json.dumps serializes in this order, so the sizes are complete before they are written
+    head = json.dumps({"name": name, "value": value, "sizes": sizes}, default=place).encode()
+    return b"".join([struct.pack("<I", len(head)), head, *parts])

@@ -190,5 +190,3 @@ function render({ model, el }) {
     model.off("msg:custom", custom);
   };
 }
-
-export default { render };

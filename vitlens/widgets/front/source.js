@@ -36,3 +36,18 @@ function watch(model, tell) {
     for (const [signal, slot] of Object.entries(slots)) kernel?.[signal]?.disconnect(slot);
   };
 }
+
+// Message: length of the header, header, and byte strings, {"$": number} in the header.
+function unpacked(data) {
+  const length = new DataView(data).getUint32(0, true);
+  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
+  let at = 4 + length;
+  const parts = head.sizes.map((size) => new DataView(data, (at += size) - size, size));
+  const whole = (value) => {
+    if (Array.isArray(value)) return value.map(whole);
+    if (!value || typeof value !== "object") return value;
+    if ("$" in value) return parts[value.$];
+    return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, whole(item)]));
+  };
+  return [head.name, whole(head.value)];
+}
