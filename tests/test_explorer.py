@@ -410,8 +410,8 @@ REFUSED = {
     "layer": (3, "'Layer' must be a whole number from 0 to 2, got 3"),
     "head": (True, "'Head' must be one of 'mean', 'max', 0, 1, 2, got True"),
     "row": (-1, "'Row' must be a whole number from 0 to 3"),
-    "smooth": (1, "'Smooth' must be True or False"),
-    "strength": (float("nan"), "'Strength' must be a number from 0 to 1"),
+    "smooth": (1, "'Interpolate' must be True or False"),
+    "strength": (float("nan"), "'Overlay strength' must be a number from 0 to 1"),
     "nonsense": (1, "The page has no control 'nonsense'. The controls are photograph"),
 }
 
@@ -425,6 +425,28 @@ def test_explorer_opens_on_cat_and_eye(vit):
     close(values(explorer), reference(model)[0][4].mean(0)[1 + 5 * 14 + 4, 1:].reshape(14, 14))
     given = widgets.explore(model, samples()["coffee"]).page.state
     assert (given["query"], given["row"], given["column"]) == ("readout", 7, 7)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_explorer_token_tiles_choose_query(vit, kind):
+    """Each token outside the image has a tile, with its share of the attention."""
+    model = vit(**MODELS[kind])
+    explorer, maps = widgets.explore(model, PICTURE), reference(model)[0]
+    names = {"mean of patches": ["the mean of the patches"],
+             "registers": ["class token", *(f"register {n}" for n in (1, 2, 3))],
+             "distilled": ["class token and distillation token", "class token", "distillation token"]}  # fmt: skip
+    browser(explorer, {"pick": "picture", "row": 1, "col": 2})
+    tiles = explorer.frame["panels"][0]["tokens"]
+    assert [tile["name"] for tile in tiles] == names.get(kind, ["class token"]) and not any(
+        tile["now"] for tile in tiles
+    )
+    shares = maps[2].mean(0)[model.num_prefix_tokens + 6, : model.num_prefix_tokens]
+    assert [tile["share"] for tile in tiles if tile["share"]] == [views.percent(share) for share in shares]
+    for k, tile in enumerate(tiles):
+        assert browser(explorer, {"set": {"query": tile["query"]}}) == "" and selected(explorer) == [None]
+        assert [each["now"] for each in explorer.frame["panels"][0]["tokens"]] == [j == k for j in range(len(tiles))]
+    explorer.set(view="norms")
+    assert explorer.frame["panels"][0]["tokens"] == ()
 
 
 def test_explorer_errors_keep_last_valid_page(explorer, monkeypatch):
@@ -592,7 +614,9 @@ def test_compare_maps_query_between_grids(vit):
     assert selected(page) == [(7, 1), (3, 0)]
     page.set(layer_left=0, head_right=1, layer_right=0)
     close(values(page, "right"), maps[0, 1, 1 + 12, 1:].reshape(4, 4))
-    assert "need one model for both images" in browser(page, {"set": {"view": "correspondences"}})
+    assert "got 'correspondences'" in browser(page, {"set": {"view": "correspondences"}}), "it needs one model"
+    places = {each["name"]: each["place"] for each in page.frame["controls"]}
+    assert [places[name] for name in ("view", "layer_left", "head_right", "other")] == ["top", "left", "right", "right"]
     assert page.page.state["view"] == "attention"
     other = widgets.compare(vit(reg_tokens=2), coarse, PICTURE)
     with pytest.raises(ValueError, match="has no register 1 as a query"):

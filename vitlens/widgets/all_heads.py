@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from torch import nn
 
@@ -9,7 +11,7 @@ from vitlens.recorder.supported import attention_modules, unwrap
 from vitlens.widgets.drawing import mosaic
 from vitlens.widgets.lanes import LARGEST
 from vitlens.widgets.page import Control, Panel, scale_of
-from vitlens.widgets.photographs import PAINT, Pictured
+from vitlens.widgets.photographs import MORE, PAINT, Pictured
 from vitlens.widgets.views import VIEWS, Choice, map_panel, query_row, query_words
 from vitlens.widgets.words import number
 
@@ -51,6 +53,7 @@ class AllHeads(Pictured):
         shown = VIEWS["attention"].make(forward, choice, check)
         title = f"Layer {choice.layer}, head {choice.head}"
         enlarged = map_panel(forward, VIEWS["attention"], choice, shown, self.state, title=title)
+        enlarged = replace(enlarged, tokens=self.tiles(forward, shown.prefix))
         tile = max(24, 900 // max(layers, count))
         return {
             "pictures": {"heads": mosaic(maps, scales, tile), "picture": forward.png},
@@ -62,9 +65,9 @@ class AllHeads(Pictured):
     def controls(self):
         return [
             self.photograph_control(),
-            self.layer_control(self.forward),
-            Control("head", "Head", "range", self.state["head"], high=self.forward.heads - 1),
-            *self.query_controls(self.forward),
-            Control("own", "A scale for each head", "check", self.state["own"]),
+            Control("own", "Separate color scale per head", "check", self.state["own"]),
             *self.paint_controls(),
+            self.layer_control(self.forward, place=MORE),
+            Control("head", "Head", "range", self.state["head"], high=self.forward.heads - 1, place=MORE),
+            *self.query_controls(self.forward),
         ]

@@ -27,7 +27,7 @@ from vitlens.widgets.words import number
 
 SIDES = ("left", "right")
 OTHER, SAME, NEAREST = "the other image given", "same", "correspondences"
-COMPARED = VIEWS | {NEAREST: View("Nearest patches of two images", lambda *_: None, HOLDS, query=True)}
+COMPARED = VIEWS | {NEAREST: View("Matching patches", lambda *_: None, HOLDS, query=True)}
 """Views of a comparison."""
 
 
@@ -78,19 +78,20 @@ class Comparison(Pictured):
 
     def controls(self):
         name, forwards = self.state["view"], self.forwards
-        others = (("the same", SAME), *((name, name) for name in self.photographs))
+        others = (("same as left", SAME), *((name, name) for name in self.photographs))
         controls = [
-            self.photograph_control("Photograph, left"),
-            Control("other", "Photograph, right", "select", self.state["other"], others),
-            view_control(name, COMPARED),
+            replace(view_control(name, COMPARED if self.models[0] is self.models[1] else VIEWS), place="top"),
+            replace(self.photograph_control("Left photo"), place="left"),
+            Control("other", "Right photo", "select", self.state["other"], others, place="right"),
         ]
         for side, forward in forwards.items():
-            disabled, head = name == NEAREST and side == "right", f"head_{side}"
-            controls.append(self.layer_control(forward, f"layer_{side}", f"Layer, {side}", disabled=disabled))
-            controls.append(head_control(forward, COMPARED[name], self.state[head], head, f"Head, {side}"))
+            head, one = f"head_{side}", {"place": side, "disabled": name == NEAREST and side == "right"}
+            controls.append(self.layer_control(forward, f"layer_{side}", f"{side.capitalize()} layer", **one))
+            label, head_now = f"{side.capitalize()} head", self.state[head]
+            controls.append(head_control(forward, COMPARED[name], head_now, head, label, place=side))
         readable = forwards["right"].grid.readout is not None
         queries = self.query_controls(forwards["left"], not COMPARED[name].query, readable)
-        return [*controls, *queries, *self.paint_controls(name == "components")]
+        return [*controls, *self.paint_controls(name == "components"), *queries]
 
     def _maps(self, forwards: dict[str, Forward], check) -> list[Panel]:
         """The same view of both sides."""
@@ -100,18 +101,14 @@ class Comparison(Pictured):
             choice = Choice(self.state[f"layer_{side}"], head, self._query_of(forward, forwards["left"]))
             shown = view.make(forward, choice, check)
             title = _title(side, forward)
-            panels.append(map_panel(forward, view, choice, shown, self.state, name=side, title=title))
+            panel = map_panel(forward, view, choice, shown, self.state, name=side, title=title)
+            tiles = self.tiles(forward, shown.prefix) if side == "left" and view.query else ()
+            panels.append(replace(panel, tokens=tiles))
         return panels
 
     def _nearest(self, forwards: dict[str, Forward]) -> list[Panel]:
         """Cosines of both images' patches with the clicked patch, and the most similar patch on the other side."""
-        left, right = forwards.values()
-        if left.model is not right.model:
-            raise ValueError(
-                f"Nearest patches need one model for both images, got {left.name} and {right.name}. Open "
-                "`compare(model, image=…, other=…)` with one of them."
-            )
-        query, layer = self.query, self.state["layer_left"]
+        left, query, layer = forwards["left"], self.query, self.state["layer_left"]
         place = query if isinstance(query, tuple) else (self.state["row"], self.state["column"])
         of, to = ("right", "left") if self._right == place else ("left", "right")
         patches = {side: f.tokens[layer][0, f.grid.prefix :].float().cpu() for side, f in forwards.items()}

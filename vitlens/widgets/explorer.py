@@ -247,9 +247,9 @@ class Explorer(Pictured):
             view_control(state["view"], possible(forward)),
             layer,
             head,
-            *self.query_controls(forward, hidden=not row.query),
             *self._targets(forward),
             *self.paint_controls(state["view"] == "components"),
+            *self.query_controls(forward, hidden=not row.query),
             *switches(self.model, state["off"], state["way"]),
         ]
 
@@ -298,7 +298,8 @@ class Explorer(Pictured):
             (across, down), (height, width) = self.photograph.image.size, forward.grid.image
             squeezed = max(across * height / (down * width), down * width / (across * height))
             note += say("squeezed", times=f"{squeezed:.1f}") if squeezed > 1.2 else ""
-        return replace(made, words=made.words + note)
+        tiles = self.tiles(forward, shown.prefix) if self.row.query else ()
+        return replace(made, words=made.words + note, tokens=tiles)
 
     @property
     def _scores(self) -> tuple[tuple, tuple]:

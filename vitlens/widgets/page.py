@@ -27,7 +27,8 @@ RESULTS = 100
 @dataclass(frozen=True)
 class Control:
     """A control. kind: "select", "range" (over its options, or from 0 to high), "check", "number", "text" or
-    "switches", whose value is the tuple of switched-off options. groups: (name, length) of groups of options."""
+    "switches", whose value is the tuple of switched-off options. groups: (name, length) of groups of options. place:
+    name of the closed group of controls, or of the panel above it, or "" for the form."""
 
     name: str
     label: str
@@ -40,6 +41,7 @@ class Control:
     disabled: bool = False
     hidden: bool = False
     hint: str = ""
+    place: str = ""
 
     def check(self, value: object) -> None:
         """Raise ValueError for an invalid value."""
@@ -98,7 +100,8 @@ class Panel:
     picture: name of the image in `pictures`. cell: (height, width) as shares of the image. axes: names of rows and
     columns. selected: (row, col) or None. picks: noun for the target of a click, or "". values: (rows, cols) or
     (rows, cols, 3). scale: color scale, or None for RGB values and panels without a map. strength: largest opacity of
-    the map. opacity: "value", growing with the value, or "even". ends: labels of the color scale.
+    the map. opacity: "value", growing with the value, or "even". ends: labels of the color scale. tokens: tiles that
+    choose a token outside the image as the query.
     """
 
     name: str
@@ -119,6 +122,7 @@ class Panel:
     smooth: bool = False
     lines: bool = False
     ends: tuple[str, str] | None = None
+    tokens: tuple[dict, ...] = ()
 
     def message(self) -> dict:
         """The panel in the format of the front end, with arrays as bytes."""

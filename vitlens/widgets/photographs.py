@@ -7,7 +7,7 @@ import functools
 import io
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,7 +30,9 @@ GIVEN, FIRST = "the image given", "chelsea"
 EYE = 0.37, 0.33
 """(y, x) of an eye of the first photograph, as shares of its middle square."""
 READOUT, PATCH = "readout", "patch"
-OPACITIES = ("by value", "value"), ("even", "even")
+OPACITIES = ("by value", "value"), ("uniform", "even")
+PAINTING, MORE = "Appearance", "More"
+"""Names of the closed groups of controls."""
 PAINT = {"strength": 0.75, "opacity": "value", "colors": "", "stretch": False, "smooth": True, "lines": False}
 LIKELIEST = 10
 """Number of classes that the menus offer."""
@@ -268,11 +270,23 @@ class Pictured(Page):
         readable = readable and grid.readout is not None
         queries = [(f"read-out: {forward.readout}", READOUT)] if readable else []
         queries += [(n, i) for i, n in enumerate(forward.prefix) if not (readable and n == forward.readout)]
+        more = {"hidden": hidden, "place": MORE}
         return [
-            Control("query", "Query", "select", state["query"], (*queries, ("patch", PATCH)), hidden=hidden),
-            Control("row", "Row", "number", state["row"], high=grid.rows - 1, hidden=hidden),
-            Control("column", "Column", "number", state["column"], high=grid.cols - 1, hidden=hidden),
+            Control("query", "Query", "select", state["query"], (*queries, ("patch", PATCH)), **more),
+            Control("row", "Row", "number", state["row"], high=grid.rows - 1, **more),
+            Control("column", "Column", "number", state["column"], high=grid.cols - 1, **more),
         ]
+
+    def tiles(self, forward: Forward, shares: Sequence[float] = ()) -> tuple[dict, ...]:
+        """Tiles of the queries besides patches, for a panel. shares: weight of each prefix token."""
+        readable, tiles = forward.grid.readout is not None, []
+        for position, name in enumerate(forward.prefix):
+            read = readable and name == forward.readout
+            share = percent(shares[position]) if len(shares) else ""
+            tiles.append({"query": READOUT if read else position, "name": name, "share": share})
+        if readable and forward.readout not in forward.prefix:
+            tiles.insert(0, {"query": READOUT, "name": forward.readout, "share": ""})
+        return tuple(tile | {"now": tile["query"] == self.state["query"]} for tile in tiles)
 
     def layer_control(self, forward: Forward, name: str = "layer", label: str = "Layer", **more) -> Control:
         return Control(name, label, "range", self.state[name], high=len(forward.attn) - 1, **more)
@@ -280,12 +294,13 @@ class Pictured(Page):
     def paint_controls(self, colored: bool = False) -> list[Control]:
         """Controls of colors and opacity. colored: True for RGB values."""
         state = self.state
-        maps = (("automatic", ""), *((name, name) for name in MAPS))
+        maps = (("auto", ""), *((name, name) for name in MAPS))
         return [
-            Control("strength", "Strength", "range", state["strength"], high=1, step=0.05),
-            Control("opacity", "Opacity", "select", state["opacity"], OPACITIES, disabled=colored),
-            Control("colors", "Colors", "select", state["colors"], maps, disabled=colored),
-            Control("stretch", "Colors from the least value", "check", state["stretch"], disabled=colored),
-            Control("smooth", "Smooth", "check", state["smooth"]),
-            Control("lines", "Patch grid", "check", state["lines"]),
-        ]
+            Control("strength", "Overlay strength", "range", state["strength"], high=1, step=0.05, place=PAINTING),
+            Control("opacity", "Opacity", "select", state["opacity"], OPACITIES, disabled=colored, place=PAINTING),
+            Control("colors", "Color map", "select", state["colors"], maps, disabled=colored, place=PAINTING),
+            Control("stretch", "Start the color scale at the minimum", "check", state["stretch"], disabled=colored,
+                    place=PAINTING),
+            Control("smooth", "Interpolate", "check", state["smooth"], place=PAINTING),
+            Control("lines", "Patch grid", "check", state["lines"], place=PAINTING),
+        ]  # fmt: skip

@@ -60,6 +60,6 @@ class PositionMaps(Page):
         return [
             Control("row", "Row", "number", self.state["row"], high=rows - 1),
             Control("column", "Column", "number", self.state["column"], high=cols - 1),
-            Control("stretch", "Colors from the least value", "check", self.state["stretch"]),
-            Control("smooth", "Smooth", "check", self.state["smooth"]),
+            Control("stretch", "Start the color scale at the minimum", "check", self.state["stretch"]),
+            Control("smooth", "Interpolate", "check", self.state["smooth"]),
         ]

@@ -83,7 +83,7 @@ class Choice:
 class Map:
     """A drawn view. values: (rows, cols), or (rows, cols, 3) for three color channels. words: caption without its final
     period. limit: end of a fixed color scale. unit: unit of the values. title: replaces the view's. beside: charts next
-    to the image for the front end. arrays: further arrays to save."""
+    to the image for the front end. prefix: weights of the prefix tokens. arrays: further arrays to save."""
 
     values: np.ndarray
     words: str
@@ -91,6 +91,7 @@ class Map:
     unit: str = ""
     title: str = ""
     beside: dict = field(default_factory=dict)
+    prefix: tuple[float, ...] = ()
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -216,7 +217,10 @@ def _attention(forward: Forward, choice: Choice, check: Check) -> Map:
         words += say("attention prefix", share=percent(rest), prefix=_prefix_words(forward))
     elif forward.grid.prefix:
         words += say("not rescaled")
-    return Map(forward.grid.image_map(weights).numpy(), words + _gate_words(forward), unit="of the attention")
+    prefix = tuple(weights[: forward.grid.prefix].tolist())
+    return Map(
+        forward.grid.image_map(weights).numpy(), words + _gate_words(forward), unit="of the attention", prefix=prefix
+    )
 
 
 def _received(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -236,7 +240,8 @@ def _rollout(forward: Forward, choice: Choice, check: Check) -> Map:
     words = say("rollout", source=source, layer=choice.layer, heads=_head_words(choice.head))
     if forward.grid.prefix:
         words += say("rollout prefix", share=percent(1 - values.sum()), prefix=_prefix_words(forward))
-    return Map(values.numpy(), words + _gate_words(forward), unit="of the rollout")
+    prefix = (1 - values.sum().item(),) if forward.grid.prefix == 1 else ()
+    return Map(values.numpy(), words + _gate_words(forward), unit="of the rollout", prefix=prefix)
 
 
 def _similarity(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -422,9 +427,11 @@ def view_control(view: str, rows: dict[str, View]) -> Control:
     return Control("view", "View", "select", view, tuple(entries), sizes)
 
 
-def head_control(forward: Forward, view: View, head: str | int, name: str = "head", label: str = "Head") -> Control:
+def head_control(
+    forward: Forward, view: View, head: str | int, name: str = "head", label: str = "Head", **more
+) -> Control:
     choices = tuple((text, value) for value, text in view.heads(forward.heads).items())
-    return Control(name, label, "range", view.fitted(head, forward.heads), choices, hidden=not view.head)
+    return Control(name, label, "range", view.fitted(head, forward.heads), choices, hidden=not view.head, **more)
 
 
 def map_panel(

@@ -1,3 +1,14 @@
+// Where controls stand: in the form, above the panels, under a panel, or in a closed group with the name of the place.
+function placeOf(place, { controls, top, folds, panels }) {
+  const known = new Map();
+  if (!place) return { known, parent: controls, show: () => {} };
+  if (place === "top") return { known, parent: top, show: () => {} };
+  const parent = make("div", { class: "controls", role: "group", "aria-label": place });
+  const around = panels.has(place) ? parent : make("details", { class: "fold", "data-fold": place }, make("summary", {}, place), parent);
+  (panels.get(place)?.node || folds).append(around);
+  return { known, parent, show: (some) => (around.hidden = !some) };
+}
+
 function control(described, send) {
   if (described.kind === "switches") return switches(described, send);
   const id = `vitlens-${(number += 1)}`;

@@ -10,10 +10,12 @@ function render({ model, el }) {
   const depth = make("section", { class: "dots" });
   const written = make("section", { class: "dots parts" });
   const said = make("section", { class: "dots lens" });
-  const side = make("div", { class: "side" }, tools, about, controls, list, written, said, trust, depth);
+  const folds = make("div", { class: "folds" });
+  const side = make("div", { class: "side" }, tools, about, controls, list, written, said, trust, depth, folds);
   const body = make("div", { class: "body" }, panels, side);
-  const root = make("div", { class: "vitlens" }, alert, body);
-  const made = { controls: new Map(), panels: new Map() };
+  const top = make("div", { class: "top" });
+  const root = make("div", { class: "vitlens" }, alert, top, body);
+  const made = { panels: new Map(), places: new Map() };
   let sent = 0;
   let saving = 0;
   let turns = 0;
@@ -154,10 +156,16 @@ function render({ model, el }) {
     const frame = model.get("frame");
     const pictures = model.get("pictures");
     const fixed = (old, next) => same(old.fixed, { ...next, value: null });
-    keep(made.controls, controls, frame.controls, (each) => control(each, each.kind === "range" ? drag : send), fixed);
-    // While an answer is outstanding, keep the controls as the user set them.
-    if (!waiting()) for (const each of frame.controls) made.controls.get(each.name).update(each.value, frame.message);
     keep(made.panels, panels, frame.panels, (each) => panelOf(each.name, (content) => drag(content)), () => true);
+    for (const place of new Set([...made.places.keys(), ...frame.controls.map((each) => each.place)])) {
+      if (!made.places.has(place)) made.places.set(place, placeOf(place, { controls, top, folds, panels: made.panels }));
+      const { known, parent, show } = made.places.get(place);
+      const here = frame.controls.filter((each) => each.place === place);
+      keep(known, parent, here, (each) => control(each, each.kind === "range" ? drag : send), fixed);
+      // While an answer is outstanding, keep the controls as the user set them.
+      if (!waiting()) for (const each of here) known.get(each.name).update(each.value, frame.message);
+      show(here.some(({ hidden }) => !hidden));
+    }
     body.classList.toggle("several", frame.panels.length > 1);
     if (!waiting()) aim.at = null;
     renew(list, frame.bars?.length ? frame.bars : null, (each) => bars(each, send));

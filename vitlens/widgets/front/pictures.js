@@ -83,12 +83,13 @@ function panelOf(name, send) {
   const marks = make("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" });
   const picture = make("div", { class: "picture", tabindex: 0, role: "application" }, canvas, marks);
   const under = make("p", { class: "under", "aria-live": "off" });
+  const tokens = make("div", { class: "tokens", role: "group", "aria-label": "Look from a token outside the photo" });
   const gradient = make("canvas", { width: 256, height: 1 });
   const ends = [make("span"), make("span")];
   const unit = make("span", { class: "unit" });
   const legend = make("div", { class: "legend", "aria-hidden": "true" }, ends[0], gradient, ends[1], unit);
   const words = make("figcaption", { "aria-live": "polite" });
-  const node = make("figure", { class: "panel", "data-panel": name }, title, picture, under, legend, words);
+  const node = make("figure", { class: "panel", "data-panel": name }, title, picture, make("div", { class: "beneath" }, under, tokens), legend, words);
   let panel, values, hovered, asked;
   let pressed = false; // pointer is down on this image
   let aim = null; // picked cell without an answer yet
@@ -108,6 +109,11 @@ function panelOf(name, send) {
     const channels = values.length / (panel.rows * panel.cols);
     const found = Array.from({ length: channels }, (_, k) => shown(values[(row * panel.cols + col) * channels + k]));
     under.textContent = `${panel.axes[0]} ${row}, ${panel.axes[1]} ${col}` + (channels ? `: ${found.join(", ")}${panel.unit ? ` ${panel.unit}` : ""}` : "");
+  };
+  const tileOf = ({ query, name, share, now }) => {
+    const title = `Look from ${name.replace(/^(?!the )/, "the ")}`;
+    const tile = { type: "button", class: "token", title, "aria-pressed": String(now), onclick: () => send({ set: { query } }) };
+    return make("button", tile, name, make("b", {}, share));
   };
   const mark = () => {
     const [height, width] = panel.cell;
@@ -178,6 +184,12 @@ function panelOf(name, send) {
     picture.setAttribute("aria-label", `${panel.title}. ${how}`);
     picture.title = how;
     picture.classList.toggle("picks", Boolean(panel.picks));
+    if (!same(tokens.told, panel.tokens)) {
+      const held = [...tokens.children].indexOf(document.activeElement);
+      tokens.told = panel.tokens;
+      tokens.replaceChildren(...panel.tokens.map(tileOf));
+      tokens.children[held]?.focus();
+    }
     legend.hidden = !panel.ends;
     if (panel.ends) {
       const strip = new ImageData(new Uint8ClampedArray(bytesOf(panel.scale.colors)), 256, 1);
