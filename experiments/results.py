@@ -71,14 +71,13 @@ def rounded(row: Mapping, to) -> dict:
 def labeled(model: nn.Module, data: str, start: int, stop: int, batch: int = 10) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of validation images, as the model takes them, with the numbers of its classes.
 
-    The images from `start` to `stop` of an order that is shuffled by seed 0; damaged ones are left out.
+    The images from `start` to `stop` of an order that is shuffled by seed 0.
     """
     images = opened(model, data, "whole")
     numbers = class_numbers(model, images.class_names)
     rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[start:stop].split(batch)
-    for row, (pixels, labels) in zip(rows, images.batches(rows), strict=True):
-        sound = ~images.stand_ins()[row]
-        yield normalized_for(model, pixels[sound]), numbers[labels[sound]]
+    for pixels, labels in images.batches(rows):
+        yield normalized_for(model, pixels), numbers[labels]
 
 
 def write(path: Path | str, rows: Iterable[Mapping], digits: int | None = None) -> None:

@@ -87,7 +87,6 @@ def colored(folder):
         for i in range(8):
             noise = np.random.default_rng(i).integers(-60, 60, (36, 40, 3))
             Image.fromarray(np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)).save(folder / f"{label}/{i}.png")
-    (folder / "2" / "damaged.png").write_bytes(b"no image")
     return folder
 
 

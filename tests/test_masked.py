@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 from capture_support import captured
-from PIL import Image
 from safetensors.torch import load_file
 from scipy.stats import binom, chisquare
 
 from vitlens import load_model
-from vitlens.data import ImageSet, load
+from vitlens.data import ImageSet
 from vitlens.data.augment import normalized
 from vitlens.train import fit, masked, recipe, runs, snapshots, starting_from
 from vitlens.train.criteria import objective_loss
@@ -169,23 +168,6 @@ def test_masked_variants_train_all_weights(data, name):
     assert torch.equal(torch.get_rng_state(), state) and model.training
     model.load_state_dict(average, strict=False)
     assert found["valid_loss_average"] == pytest.approx(objective_loss(model, data[1], r), rel=1e-6)
-
-
-def test_objective_loss_excludes_damaged_images(data, tmp_path):
-    """A picture of noise is damaged; the flat one after it, which is easy to fill in, would count twice."""
-    r = VARIANTS["pixels"]
-    model, pictures = r.build(), [data[1].images[0], torch.full((3, 16, 16), 120, dtype=torch.uint8)]
-    for number, picture in enumerate([pictures[0], None, *pictures[1:]]):
-        path = tmp_path / "valid" / "a" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if picture is None:
-            path.write_bytes(b"no picture")
-        else:
-            Image.fromarray(picture.permute(1, 2, 0).numpy()).save(path)
-    stream = load(tmp_path, "valid", size=16, stream=True, workers=0, on_damaged="skip")
-    expected = objective_loss(model, ImageSet(torch.stack(pictures), torch.zeros(2, dtype=torch.int64), ("a",)), r)
-    assert objective_loss(model, stream, r) == pytest.approx(expected, rel=1e-6)
-    assert len(stream.damaged) == 1
 
 
 def test_masked_patches_support_positions_and_precisions(data):

@@ -8,7 +8,6 @@ import pytest
 import timm
 import torch
 from data_support import encoded, write
-from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import top_k_accuracy_score
 from test_evaluate import clouds
 from timm.data import ImageNetInfo, RealLabelsImagenet
@@ -19,16 +18,7 @@ from vitlens.evaluate import Score, evaluate, few_shot, nearest, proportion, sup
 from vitlens.evaluate.classes import class_numbers, matched
 from vitlens.evaluate.classifiers import least_squares
 from vitlens.evaluate.protocols import Evaluation, Tuned, group_means, vtab_tasks
-from vitlens.evaluate.scores import (
-    another_order,
-    mean_of,
-    over_seeds,
-    real,
-    real_labels,
-    rematched,
-    top_k,
-    validation_numbers,
-)
+from vitlens.evaluate.scores import mean_of, over_seeds, real, real_labels, top_k, validation_numbers
 
 # Few-shot
 
@@ -184,8 +174,6 @@ def test_real_of_a_subset_in_any_order():
     wrong = next(c for c in range(1000) if c not in labels[other])
     score, scored = real(torch.tensor([[labels[one][1]], [wrong], [0]]), torch.tensor([one, other, empty]))
     assert scored == 2 and score.value == 50
-    with pytest.raises(ValueError, match="ILSVRC2012_val_00000001 .* got other names"):
-        real(torch.zeros(3, 1, dtype=torch.int64), numbers)
     with pytest.raises(ValueError, match="ReaL labels are missing for all of these images"):
         real(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([empty]))
 
@@ -261,47 +249,15 @@ def test_matched_prints_order_of_classes(vit, tmp_path):
             assert "matched by position" in text and (sentence in text) == differ
 
 
-def test_another_order_detects_permutation():
-    """Predictions are right in 68 % under a permutation. The reference is that permutation."""
-    rng = np.random.default_rng(0)
-    for classes, each in ((200, 50), (10, 12), (3, 20)):
-        labels = torch.arange(classes).repeat_interleave(each)
-        order = torch.from_numpy(rng.permutation(classes))
-        wrong = torch.from_numpy(rng.integers(0, classes, len(labels)))
-        named = torch.where(torch.from_numpy(rng.random(len(labels)) < 0.68), order[labels], wrong)
-        truth = 100 * (named == order[labels]).double().mean().item()
-        assert rematched(named, labels, classes).value == pytest.approx(truth, abs=0.5)
-        shuffled = torch.from_numpy(rng.permutation(len(labels)))
-        assert rematched(named[shuffled], labels[shuffled], classes).value == pytest.approx(truth, abs=0.5)
-    some = torch.tensor([0, 5, 9]).repeat_interleave(20)  # fewer classes than the model has
-    assert rematched((some + 1) % 10, some, 10).value == 100
-    sentence = another_order((some + 1) % 10, some, 10)
-    assert "the best matching gives 100.00 % [93.98, 100.00] instead of 0.00 %" in sentence  # Wilson's of 60
-    assert another_order(some, some, 10) == "" and another_order(some, some, 10**5) == ""
-
-
-def test_another_order_ignores_random_predictions():
-    """An assignment that is fitted to all images would name a fifth of these right, by chance alone."""
-    rng = np.random.default_rng(0)
-    labels = torch.arange(200).repeat_interleave(5)
-    named = torch.from_numpy(rng.integers(0, 200, 1000))
-    confusion = np.zeros((200, 200))
-    np.add.at(confusion, (labels.numpy(), named.numpy()), 1)
-    assert confusion[linear_sum_assignment(confusion, maximize=True)].sum() > 200
-    assert rematched(named, labels, 200).value < 2 and another_order(named, labels, 200) == ""
-    assert rematched(named[::5], labels[::5], 200).value < 2  # one image of each
-
-
 # Results
 
 
 def test_group_means_need_complete_groups():
-    found = {t.name: Tuned(proportion(80 + i, 100), 100, ()) for i, t in enumerate(VTAB) if t.group != "structured"}
+    found = {t.name: Tuned(proportion(80 + i, 100), 100) for i, t in enumerate(VTAB) if t.group != "structured"}
     means = group_means(found)
     assert set(means) == {"vtab natural", "vtab specialized"}
     assert means["vtab natural"].score.value == pytest.approx(83) and means["vtab natural"].images == 700
-    found = {t.name: Tuned(proportion(50, 100), 100, ("x",)) for t in VTAB}
-    assert group_means(found)["vtab"].score.value == 50 and len(group_means(found)["vtab"].damaged) == 19
+    assert group_means({t.name: Tuned(proportion(50, 100), 100) for t in VTAB})["vtab"].score.value == 50
     assert [t.name for t in vtab_tasks(["vtab/dtd", "pcam"])] == ["vtab/dtd", "vtab/pcam"] and len(vtab_tasks([])) == 19
     with pytest.raises(ValueError, match="no task 'dttd'. Its tasks are caltech101, "):
         vtab_tasks(["dttd"])

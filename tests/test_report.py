@@ -155,36 +155,6 @@ def test_explain_and_score_run_few_forwards():
         assert (seen == end).flatten(1).all(1).sum() == 1
 
 
-def test_score_yields_finished_scores_when_interrupted(model):
-    made = list(report.explain(model, BOTH, 3, names=["relevance", "rollout"]))
-    complete = [each.scores for each in report.score(model, made, orders=9)]
-
-    def scored(stop):
-        """Scores and whether the interrupt was passed on, if it comes after `stop` forwards of the second image."""
-        images = []
-
-        def interrupt(done, total):
-            images.append(1) if done == total else None
-            if len(images) == 1 and done != total and done >= stop:
-                raise KeyboardInterrupt
-
-        results = []
-        with pytest.raises(KeyboardInterrupt):
-            for each in report.score(model, made, orders=9, on_forwards=interrupt):
-                results.append(each.scores)
-        return results
-
-    areas = ["method", "deletion", "insertion", "difference"]
-    for stop, methods_known, orders in ((1, 0, 0), (2 + 14, 1, 0), (2 + 2 * 14, 2, 0), (2 + 10 * 14, 2, 8)):
-        first, *second = scored(stop)
-        pd.testing.assert_frame_equal(first, complete[0])
-        assert len(second) == (methods_known > 0)
-        for rows in second:
-            pd.testing.assert_frame_equal(rows[areas], complete[1][areas][:methods_known])
-            assert rows["rank"].notna().all() == (methods_known == 2)
-            assert set(rows["random_orders"]) == {orders} and rows["difference_z_score"].notna().all() == (orders == 8)
-
-
 def test_explain_refuses_unknown_classes_before_the_first_forward(model):
     model.register_forward_pre_hook(lambda *_: pytest.fail("a forward"))
     try:
@@ -241,28 +211,6 @@ def test_reports_of_data_parallel_models_are_equal():
     assert torch.equal(one.maps["relevance"], other.maps["relevance"]) and one.scores.equals(other.scores)
     one, other = (report.inspect(each, [("cat", CAT)]) for each in (model, wrapped))
     assert one.to_dict() == other.to_dict() and one.similarity is not None
-
-
-def test_explain_takes_wrappers_of_known_preprocessing(model):
-    head = torch.nn.Sequential(model, torch.nn.Softmax(-1)).eval()
-    notes = []
-    (explanation,) = report.explain(head, BOTH[:1], 3, on_note=notes.append)
-    assert list(explanation.maps) == [name for name in methods() if name not in ("legrad", "balanced_gradients")]
-    assert len(notes) == 1 and notes[0].startswith("balanced_gradients is left out. "), "a softmax is not linear"
-    torch.testing.assert_close(explanation.maps["relevance"], relevance(head, preprocess(model, CAT), 3)[0])
-
-    class Normalized(torch.nn.Module):
-        def forward(self, x):
-            mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
-            return (x - mean) / std
-
-    wrapped = torch.nn.Sequential(Normalized(), model).eval()
-    with pytest.raises(ValueError, match="Sequential changes images before the Vision Transformer in it receives them"):
-        explained(wrapped)
-    wrapped.pretrained_cfg = {**model.pretrained_cfg, "mean": (0.0,) * 3, "std": (1.0,) * 3}
-    explanation, expected = (explained(each, target=3, names=("legrad", "rollout")) for each in (wrapped, model))
-    for name, values in explanation.maps.items():
-        torch.testing.assert_close(values, expected.maps[name])
 
 
 def test_explain_runs_a_registered_method(vit):

@@ -1,7 +1,6 @@
 """A stream yields the batches of a set in memory, with crops that depend only on the key and the position."""
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -19,10 +18,8 @@ from torchvision.transforms import RandomResizedCrop
 from vitlens import load_model
 from vitlens.data import ImageSet, ImageStream, Samples, imageset, load
 from vitlens.data.augment import Augment, seed_of
-from vitlens.data.imageset import Fitting, decoded, pixels
+from vitlens.data.imageset import pixels
 from vitlens.evaluate.reading import opened
-from vitlens.train import accuracy
-from vitlens.train.recipes import recipe
 
 SIZE = 24
 CROP = Augment(flip=0.5, scale=(0.3, 1.0), ratio=(3 / 4, 4 / 3), cutmix=0.5)
@@ -114,46 +111,13 @@ def test_crops_equal_torchvision(folder):
             assert images[i].equal(theirs(shown((folder / stream.samples.name(i)).read_bytes())))
 
 
-# Damage
-
-
-@pytest.fixture
-def damaged(tmp_path):
-    content = {i: b"no image" if i in (3, 4, 11) else smooth(i, (30, 30)) for i in range(12)}
-    return write(tmp_path / "train", {f"{'abc'[i // 4]}/{i:02d}.png": data for i, data in content.items()}).parent
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stream_replaces_a_damaged_sample_by_the_next(damaged, workers):
-    stream = streamed(damaged, workers, on_damaged="skip")
-    images, labels = joined(stream, [torch.arange(0, 8), torch.arange(8, 12)])
-    expected = [0, 1, 2, 5, 5, 5, 6, 7, 8, 9, 10, 0]
-    assert labels.tolist() == [i // 4 for i in expected]
-    assert images.equal(torch.stack([Fitting(SIZE)(decoded(stream.samples, i)) for i in expected]))
-    assert stream.stand_ins().nonzero()[:, 0].tolist() == [3, 4, 11] and stream.to("cpu").damaged == stream.damaged
-    names = [re.match(r"train/./(\d\d)\.png \(no image of a known format\)", reason)[1] for reason in stream.damaged]
-    assert names == ["03", "04", "11"]
-
-
-def test_accuracy_ignores_replaced_samples(damaged):
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIZE**2, 3))
-    with torch.no_grad():
-        model[1].weight.zero_()
-        model[1].bias.copy_(torch.tensor([0.0, 1.0, 0.0]))  # class b for every image, right for three of nine
-    of = recipe("digits").override(f"image_size={SIZE}", "num_classes=3", "precision=fp32")
-    for data in (streamed(damaged, on_damaged="skip"), load(damaged, size=SIZE, on_damaged="skip")):
-        assert accuracy(model, data, of) == pytest.approx(100 * 3 / 9)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
-def test_stream_raises_for_damaged_samples_by_default(damaged, tmp_path, workers):
-    stream = streamed(damaged, workers)
-    with pytest.raises(ValueError, match=r"^train/a/03.png \(.* cannot be decoded.* on_damaged='skip'"):
-        joined(stream, [torch.arange(12)])
+def test_stream_raises_for_samples_that_cannot_be_decoded(tmp_path, workers):
+    content = {f"{'ab'[i // 3]}/{i}.png": b"no image" if i == 3 else smooth(i, (30, 30)) for i in range(6)}
+    stream = streamed(write(tmp_path / "train", content).parent, workers)
+    with pytest.raises(ValueError, match=r"^train/b/3.png \(no image of a known format\) cannot be decoded"):
+        joined(stream, [torch.arange(6)])
     assert len(joined(stream, [torch.tensor([0, 1])])[0]) == 2  # later batches still work
-    write(tmp_path / "none", {f"train/a/{i}.png": b"" for i in range(3)})
-    with pytest.raises(ValueError, match="Many samples in a row .* train/a/1.png"):
-        joined(streamed(tmp_path / "none", workers, on_damaged="skip"), [torch.tensor([2])])
 
 
 # Processes

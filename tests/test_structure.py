@@ -108,7 +108,6 @@ def test_help_imports_no_pytorch():
         f"for name in {HEAVY}: sys.modules[name] = None\n"
         "import vitlens\n"
         "from vitlens.cli import run\n"
-        "assert not {'vitlens.attribution', 'vitlens.evaluate', 'vitlens.data'} & sys.modules.keys()\n"
         "for words in ([], ['paper', 'models'], *([name, '--help'] for name in 'inspect app train ablate'.split())):\n"
         "    sys.argv = ['vitlens', *words]\n"
         "    try: run()\n"

@@ -126,7 +126,7 @@ def test_write_replaces_same_key(tmp_path):
     assert entries[0]["unknown field"] == 1
 
 
-def test_origin_and_matching_by_name():
+def test_origin_by_name():
     for model in MODELS.values():
         assert paper.origin(model.name) == (model, None)
         for weights in model.weights:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import json
 import os
 import sys
 from collections import Counter
@@ -21,42 +20,13 @@ from typing import Annotated, TextIO
 
 import typer
 from typer import Argument, Option
-from typer.core import TyperCommand, TyperGroup
 
+from vitlens.attribution import METHODS
+from vitlens.data.sources import source_names
+from vitlens.evaluate import PROTOCOLS
 
-class Plain:
-    """Help without the type of flags, which take no value."""
-
-    def get_params(self, ctx) -> list:
-        parameters = super().get_params(ctx)
-        for parameter in parameters:
-            if getattr(parameter, "is_flag", False):
-                parameter.metavar = ""
-        return parameters
-
-
-class Group(Plain, TyperGroup):
-    """Commands of a common name."""
-
-
-class Command(Plain, TyperCommand):
-    """A command whose help lists names in the places {quick}, {others}, {sources} and {protocols}."""
-
-    def format_help(self, ctx, formatter) -> None:
-        from vitlens.attribution import METHODS
-        from vitlens.data.sources import source_names
-        from vitlens.evaluate import PROTOCOLS
-
-        names = {"sources": source_names(), "protocols": ", ".join(PROTOCOLS)}
-        for key, quick in (("quick", True), ("others", False)):
-            names[key] = ", ".join(name for name, method in METHODS.items() if method.quick is quick)
-        for parameter in self.params:
-            parameter.help = (parameter.help or "").format(**names)
-        super().format_help(ctx, formatter)
-
-
-app = typer.Typer(cls=Group, add_completion=False, pretty_exceptions_enable=False)
-paper = typer.Typer(cls=Group, help="The paper's models and tables, and the cost of models.")
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+paper = typer.Typer(help="The paper's models and tables, and the cost of models.")
 app.add_typer(paper, name="paper")
 
 WrongCommandLine = typer.BadParameter.__base__  # click's UsageError, wherever the installed typer has it from
@@ -142,13 +112,14 @@ Model = Annotated[str, Argument(help=_MODEL)]
 AnyModel = Annotated[str | None, Argument(help=f"{_MODEL} It may be left out: the bundled model is the default.")]
 Images = Annotated[
     list[Path] | None,
-    Argument(exists=True, help="Images or folders of images. By default validation images of a run, or six samples."),
+    Argument(exists=True, help="Images or folders of images. By default six samples."),
 ]
 Checkpoint = Annotated[
     Path | None,
     Option(exists=True, dir_okay=False, help="File with the weights of the model (.pth, .safetensors, .npz)."),
 ]
-_LABELED = "Labeled images: a folder with a subfolder for each class, or {sources}."
+_LABELED = f"Labeled images: a folder with a subfolder for each class, or {source_names()}."
+_QUICK, _OTHERS = (", ".join(n for n, method in METHODS.items() if method.quick is quick) for quick in (True, False))
 Data = Annotated[str, Option(help=_LABELED)]
 Folder = Annotated[Path, Option(file_okay=False, help="Folder for the results.")]
 Device = Annotated[str, Option(help="Device to compute on: cpu, cuda, cuda:1 or mps.")]
@@ -210,19 +181,16 @@ def complaints() -> tuple[list[str], Callable[[str], None]]:
 def model_and_images(model: str | None, images: list[Path] | None) -> tuple[str | None, list[Path]]:
     """The model and the images of a command line.
 
-    The model is None, for the bundled one, without arguments or if the first is an image or a folder of images.
+    The model is None, for the bundled one, without arguments or if the first is an image or a folder without a model.
     """
-    from vitlens.images import hidden, is_image
+    from vitlens.images import is_image
 
     path, images = Path(model or ""), images or []
+    files = "config.json", "adapter_config.json", "model.safetensors", "recipe.json"
+    holds_model = any(True for file in files for place in ("", "*/") for _ in path.glob(place + file))
+    if model and not (path.is_dir() and not holds_model or path.is_file() and is_image(path)):
+        return model, images
     if model:
-        holds_image = path.is_file() and is_image(path)
-        for file in path.rglob("*") if path.is_dir() else ():
-            if file.name in ("config.json", "adapter_config.json", "model.safetensors", "recipe.json"):
-                return model, images
-            holds_image = holds_image or not hidden(file.relative_to(path)) and file.is_file() and is_image(file)
-        if not holds_image:
-            return model, images
         import timm
 
         if timm.is_model(model.partition(".")[0]):
@@ -232,35 +200,18 @@ def model_and_images(model: str | None, images: list[Path] | None) -> tuple[str 
     return None, images
 
 
-def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str, object]]:
-    """(name, source) of each image, also of those in folders. By default images of the run of `model`, or the samples.
+def named_images(paths: list[Path]) -> list[tuple[str, object]]:
+    """(name, source) of each image, also of those in folders. By default the samples.
 
     Files with the same name get their whole path as name.
     """
     from vitlens.images import image_files, samples
 
     if not paths:
-        return (run_images(Path(model)) if model else []) or list(samples().items())
+        return list(samples().items())
     files = [file for path in paths for file in ([f for _, f in image_files(path, note)] if path.is_dir() else [path])]
     count = Counter(file.name for file in files)
     return [(file.name if count[file.name] == 1 else str(file), file) for file in files]
-
-
-def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
-    """(name, image) of some validation images of the run of a model folder, or an empty list without them."""
-    from vitlens.data import load
-    from vitlens.data.imageset import decoded
-
-    try:
-        about = json.loads((model.parent / "data.json").read_text("utf-8"))
-        split = load(about["data"], "valid", size=8, stream=True, workers=0, root=about["root"])
-        split = split.subset(min(count, len(split)))
-        images = [(split.samples.name(i), decoded(split.samples, i)) for i in range(len(split))]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    note(f"No image is named, so {len(images)} validation images of {about['data']} are used.")
-    return [(f"{name}, {split.class_names[label]}", image) for (name, image), label in
-            zip(images, split.labels.tolist(), strict=True) if not isinstance(image, str)]  # fmt: skip
 
 
 def working_device(name: str | None):
@@ -294,7 +245,7 @@ def options(
     """A microscope for Vision Transformers."""
 
 
-@app.command(cls=Command)
+@app.command()
 def inspect(
     model: AnyModel = None,
     images: Images = None,
@@ -322,7 +273,7 @@ def inspect(
         raise typer.BadParameter(f"Both models are {model}. Name another one after --beside.")
     failures, complain = complaints()
     more = image_files(data, note) if data else []
-    shown = named_images(images, model)
+    shown = named_images(images)
     writable(out, "--out")
     vits = [load_model(model, checkpoint=checkpoint), *([load_model(beside)] if beside else [])]
     vits = [vit.to(working_device(device)) for vit in vits]
@@ -348,7 +299,7 @@ def inspect(
     return int(bool(failures))
 
 
-@app.command(cls=Command)
+@app.command()
 def explain(
     model: AnyModel = None,
     images: Images = None,
@@ -365,7 +316,7 @@ def explain(
         Option(help="Explain the similarity to this text. Given twice: the contrast of the first with the second."),
     ] = None,
     methods: Annotated[
-        tuple, Option(parser=names_in, metavar="NAMES", help="Methods. By default {quick}. The others are {others}.")
+        tuple, Option(parser=names_in, metavar="NAMES", help=f"Methods. By default {_QUICK}. The others are {_OTHERS}.")
     ] = (),
     out: Folder = Path("explanations"),
     scores: Annotated[
@@ -380,10 +331,7 @@ def explain(
     checkpoint: Checkpoint = None,
     device: Device = "cpu",
 ) -> int:
-    """Explain a class, or the similarity to an image or a text: a map by each method, and its scores with --scores.
-
-    A scores.csv that an earlier run left in --out is removed or replaced.
-    """
+    """Explain a class, or the similarity to an image or a text: a map by each method, and its scores with --scores."""
     with importing():
         from tqdm import tqdm
 
@@ -397,46 +345,22 @@ def explain(
         raise typer.BadParameter(f"Give --{' and --'.join(options)} only with --scores.")
     failures, complain = complaints()
     model, images = model_and_images(model, images)
-    shown = named_images(images, model)
+    shown = named_images(images)
     writable(out, "--out")
     parts = len(attribution.methods(methods or None))
     goal, contrast = _targets(target, against, like or [], text or [])
-    where, stale = working_device(device), (out / "scores.csv").exists()
-    vit, explained, scored = load_model(model, checkpoint=checkpoint).to(where), [], []
-
-    def kept(explanations: Iterator, done: list) -> Iterator:
-        """The explanations. Each is added to `done` after it is written, when the next one is requested."""
-        for explanation in explanations:
-            yield explanation
-            done.append(explanation)
-
-    def on_forwards(number: int, total: int) -> None:
-        bar.total = len(explained) * total
-        bar.update(len(scored) * total + number - bar.n)
-
-    try:
-        with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
-            made = report.explain(
-                vit, shown, goal, against=contrast, names=methods or None,
-                on_error=complain if len(shown) > 1 else None, on_part=lambda _: bar.update(),
-                on_note=lambda words: echo(f"Note: {words}", sys.stdout),
-            )  # fmt: skip
-            for path in report.write_explanations(kept(made, explained), out):
-                echo(str(path), sys.stdout)
-        if stale and not scores:
-            note(f"removed scores.csv, which an earlier run left in {out}.")
+    where = working_device(device)
+    vit = load_model(model, checkpoint=checkpoint).to(where)
+    with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
+        explanations = report.explain(
+            vit, shown, goal, against=contrast, names=methods or None, on_error=complain if len(shown) > 1 else None,
+            on_part=lambda _: bar.update(), on_note=lambda words: echo(f"Note: {words}", sys.stdout),
+        )  # fmt: skip
         if scores:
-            with tqdm(unit="forward", delay=1) as bar:
-                made = report.score(vit, explained, on_forwards=on_forwards, **options)
-                for path in report.write_explanations(kept(made, scored), out):
-                    if path.suffix == ".csv":  # the paths of the figures are printed above
-                        echo(str(path), sys.stdout)
-    except KeyboardInterrupt:
-        if not explained:
-            raise
-        results = f"the maps of {len(explained)} of {len(shown)} images" + (" and the scores so far" if scored else "")
-        echo(f"vitlens: stopped; {results} are in {out}.")
-        raise SystemExit(130) from None
+            progress = lambda done, total: bar.set_postfix_str(f"{done} of {total} forwards")  # noqa: E731
+            explanations = report.score(vit, explanations, on_forwards=progress, **options)
+        for path in report.write_explanations(explanations, out):
+            echo(str(path), sys.stdout)
     return int(bool(failures))
 
 
@@ -456,7 +380,7 @@ def _targets(target: str, against: str, like: list[Path], text: list[str]) -> tu
     return target or None, against or None
 
 
-@app.command("app", cls=Command)
+@app.command("app")
 def explorer(
     model: AnyModel = None,
     image: Annotated[
@@ -480,7 +404,7 @@ def explorer(
     serve(model, first, checkpoint=checkpoint, port=port, browser=browser)
 
 
-@app.command(cls=Command)
+@app.command()
 def train(
     recipe: Annotated[str, Option(help="Name of a recipe (see --list), or a JSON file. Required for a new run.")] = "",
     data: Annotated[str, Option(help=f"{_LABELED} Required for a new run.")] = "",
@@ -492,9 +416,6 @@ def train(
         ),
     ] = None,
     workers: Workers = None,
-    skip_damaged: Annotated[
-        bool, Option("--skip-damaged", help="Skip and name damaged images. By default the first one ends the run.")
-    ] = False,
     out: Annotated[
         Path | None, Option(file_okay=False, help="Folder for the log, the checkpoints and the model. Required.")
     ] = None,
@@ -513,7 +434,6 @@ def train(
     ] = False,
     watch: Annotated[int, Option(min=0, help="Number of snapshots of the inspection figures, 0 for none.")] = 24,
     export: Annotated[bool, Option("--export", help="Write OUT/model also if the run is stopped.")] = False,
-    tensorboard: Annotated[bool, Option("--tensorboard", help="Write TensorBoard files to OUT/tensorboard.")] = False,
     tiny: Annotated[
         bool, Option("--tiny", help="Try the run out in seconds: a small model, 256 images, 2 epochs.")
     ] = False,
@@ -544,8 +464,7 @@ def train(
     account = run(
         recipe, data, out, model=model, resume=resume, max_minutes=max_minutes,
         overrides=[*(settings or ()), *(["deterministic=true"] if deterministic else [])], device=device, seed=seed,
-        tensorboard=tensorboard, export=export, tiny=tiny, watch=watch, root=root, stream=stream, workers=workers,
-        on_damaged="skip" if skip_damaged else "raise",
+        export=export, tiny=tiny, watch=watch, root=root, stream=stream, workers=workers,
     )  # fmt: skip
     return 128 + account["stopped_by"] if account["stopped_by"] else 0
 
@@ -562,11 +481,11 @@ def list_tasks(listed: bool) -> None:
         raise typer.Exit
 
 
-@app.command(cls=Command)
+@app.command()
 def evaluate(
     model: Model,
     data: Annotated[str, Option(help=f"{_LABELED} --list has more names. Required except for vtab.")] = "",
-    protocol: Annotated[str, Option(help="Measurement: {protocols}.")] = "top1",
+    protocol: Annotated[str, Option(help=f"Measurement: {', '.join(PROTOCOLS)}.")] = "top1",
     out: Annotated[
         Path | None, Option(**_FILE, help="JSON file to add the results to. By default they are only printed.")
     ] = None,
@@ -615,10 +534,9 @@ def evaluate(
     finally:
         if records and question.world.rank == 0:
             print(evaluation.table(records))
-    return int(bool(question.failures))
 
 
-@app.command(cls=Command)
+@app.command()
 def ablate(
     model: Model,
     data: Data,
@@ -649,15 +567,15 @@ def ablate(
     print(out)
 
 
-@paper.command(cls=Command)
+@paper.command()
 def models(
     only: Annotated[str, Argument(help="Part of a name, the paper's or timm's. By default all.")] = "",
     weights: Annotated[bool, Option("--weights", help="List the public weights nearest to the paper's.")] = False,
 ) -> None:
     """List the models of the paper: parameters, FLOPs, exaFLOPs of pre-training, timm's weights."""
-    from vitlens.paper import COSTS, MODELS, TABLE_6, matching
+    from vitlens.paper import COSTS, MODELS, TABLE_6
 
-    if not (chosen := matching(only)):
+    if not (chosen := [m for m in MODELS.values() if only.lower() in f"{m.name} {m.timm} {m.kind}".lower()]):
         raise typer.BadParameter(f"No model of the paper has {only!r} in its name. The models are {', '.join(MODELS)}.")
     line = "{:<15} {:>10} {:>8}  {:<30} {}"
     print(line.format("model", "parameters", "GFLOPs", "epochs: exaFLOPs (Table 6)", "weights in timm"))
@@ -680,7 +598,7 @@ def models(
     )
 
 
-@paper.command(cls=Command)
+@paper.command()
 def table(
     results: Annotated[list[Path], Argument(exists=True, dir_okay=False, help="JSON files of `vitlens evaluate`.")],
 ) -> None:
@@ -695,7 +613,7 @@ def table(
     print("\n\n".join(table(measured) for table in tables))
 
 
-@paper.command(cls=Command)
+@paper.command()
 def compute(
     models: Annotated[
         list[str] | None, Argument(help="Names of the paper, or as for inspect. By default Fig. 12's.")

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import itertools
@@ -31,7 +30,7 @@ from vitlens.recorder import supported
 from vitlens.recorder.forward import float64
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.record import capture
-from vitlens.recorder.supported import UnsupportedModelError, model_name, transformer, unwrap
+from vitlens.recorder.supported import UnsupportedModelError, model_name, unwrap
 
 __all__ = [
     "Explanation", "Inspection", "Picture", "explain", "heads", "inspect", "prepared", "score", "write_beside",
@@ -385,21 +384,6 @@ class Explanation:
     scores: DataFrame | None = None
 
 
-@contextlib.contextmanager
-def _requires_raw_images(model: nn.Module, images: Tensor) -> Iterator[None]:
-    """In this block, raise ValueError if a wrapper changes images before its Vision Transformer receives them."""
-
-    def compare(_, args: tuple) -> None:
-        if args[0].shape != images.shape or not torch.equal(args[0], images):
-            raise ValueError(f"{model_name(model)} changes images before the Vision Transformer in it receives them, "
-                             "so its preprocessing is unknown. Set model.pretrained_cfg.")  # fmt: skip
-
-    inner = transformer(model)
-    known = inner is model or supported.states_preprocessing(model)
-    with contextlib.nullcontext() if known else supported.family(inner).embedding.register_forward_pre_hook(compare):
-        yield
-
-
 def explain(
     model: nn.Module, images: Images, target: int | str | Similarity | None = None, *,
     against: int | str | Similarity | None = None, names: Sequence[str] | None = None, on_error: Note = None,
@@ -418,7 +402,6 @@ def explain(
     by default the quick ones that the model permits. on_error: as in `prepared`, also for an image whose predicted
     class is `against`, or that is compared with itself. on_part: called with a description after each method.
 
-    Images for a wrapper of a Vision Transformer are prepared for the latter, unless the wrapper has a `pretrained_cfg`.
     Raises the errors of `vitlens.attribution`, for unknown classes before the model runs, and ImageError if no image is
     left.
     """
@@ -426,18 +409,16 @@ def explain(
     from vitlens.attribution.target import NothingToExplain, Similarity, resolved
 
     model, count, chosen = unwrap(model), 0, methods(names)
+    supported.attention_modules(model)  # raises for a module that contains a Vision Transformer
     if isinstance(target, Similarity):  # the compared image or text is the same for all images
         target, against = target.bound(model), against.bound(model) if against else None
-    if transformer(model) is not model:  # a wrapper has another head
-        chosen = {name: m for name, m in chosen.items() if names is not None or m.needs != "readings"}
-    elif not callable(target) and (classes := models.class_count(model)):
+    if not callable(target) and (classes := models.class_count(model)):
         for one, other in ((target, None if target is None else against), (against, None)):
             resolved(model, torch.zeros(1, classes), one, other)
     needs = {method.needs for method in chosen.values()} & {*SHARED}
     for name, x in prepared(model, images, on_error, on_note):
         try:
-            with _requires_raw_images(model, x):
-                forward = explained(model, x, target, against=against, needs=needs)
+            forward = explained(model, x, target, against=against, needs=needs)
         except NothingToExplain as error:
             if on_error is None or not (target is None or isinstance(target, Similarity)):
                 raise
@@ -479,8 +460,6 @@ def score(
     of forwards done and their total for this image. Columns of the scores: those of `faithfulness.ranked`, baseline,
     and quantity, the y-axis of the curves.
 
-    On Ctrl-C it yields the explanation with the maps that are completely scored, then raises KeyboardInterrupt.
-
     >>> explanations = vitlens.report.explain(model, [("cat", cat)], names=["legrad", "rollout"])
     >>> (explanation,) = vitlens.report.score(model, explanations, orders=0, steps=4)
     >>> explanation.scores["rank"].tolist()
@@ -489,31 +468,18 @@ def score(
     from vitlens import faithfulness
 
     for explanation in explanations:
-        grid, both, interrupt = explanation.grid, None, None
-        maps = {name: values[None] for name, values in explanation.maps.items()}
-        try:
-            for done, total, known in faithfulness.partial_curves(
-                model, explanation.input, faithfulness.with_random(maps, grid, orders), explanation.question,
-                step=faithfulness.usual_step(grid.patches, steps), baseline=baseline, score=score, grid=grid,
-                internal_batch_size=8,  # small, for frequent progress
-            ):  # fmt: skip
-                both = known
-                if on_forwards is not None:
-                    on_forwards(done, total)
-        except KeyboardInterrupt as error:
-            interrupt = error
-        if both is not None:
-            table = faithfulness.ranked(both, list(maps)).drop(columns="image")
-            if table["random_orders"][0] < ORDERS:
-                table[[name for name in table if name.endswith(("_std", "_z_score"))]] = math.nan
-            if interrupt and (unknown := table["difference"].isna()).any():
-                table = table[~unknown].assign(rank=math.nan)
-            measures = explanation.question.measures
-            quantity = measures[score or next(iter(measures))].removeprefix("the ")
-            if len(table):
-                yield replace(explanation, scores=table.assign(quantity=quantity, baseline=baseline))
-        if interrupt:
-            raise interrupt
+        grid, maps = explanation.grid, {name: values[None] for name, values in explanation.maps.items()}
+        both = faithfulness.curves(
+            model, explanation.input, faithfulness.with_random(maps, grid, orders), explanation.question,
+            step=faithfulness.usual_step(grid.patches, steps), baseline=baseline, score=score, grid=grid,
+            internal_batch_size=8, on_forwards=on_forwards,  # small, for frequent progress
+        )  # fmt: skip
+        table = faithfulness.ranked(both, list(maps)).drop(columns="image")
+        if orders < ORDERS:
+            table[[name for name in table if name.endswith(("_std", "_z_score"))]] = math.nan
+        measures = explanation.question.measures
+        quantity = measures[score or next(iter(measures))].removeprefix("the ")
+        yield replace(explanation, scores=table.assign(quantity=quantity, baseline=baseline))
 
 
 def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
@@ -581,14 +547,14 @@ def _scores_in_words(scores: DataFrame) -> tuple[dict[str, str], str]:
     """The caption of each map, by its method, and a note about the scores."""
     from vitlens.faithfulness import BASELINES
 
-    captions, sigmas, ranks = {}, scores["random_difference_std"].notna().any(), scores["rank"].notna().all()
+    captions, sigmas = {}, scores["random_difference_std"].notna().any()
     for row in scores.to_dict("records"):
-        rank = [f"rank {row['rank']:.0f}"] if ranks else []
+        rank = [f"rank {row['rank']:.0f}"]
         if sigmas:  # not finite if all orders have one score, as with a single class
             z = row["difference_z_score"]
             rank.append(f"{z:+.1f} σ from random" if math.isfinite(z) else "as all random orders")
         areas = f"deletion {row['deletion']:.3f}, insertion {row['insertion']:.3f}"
-        captions[row["method"]] = "\n".join(filter(None, [", ".join(rank), areas])).replace("-", "−")
+        captions[row["method"]] = f"{', '.join(rank)}\n{areas}".replace("-", "−")
     first = scores.iloc[0]
     note = (f"Areas under the {first.quantity} in {first.steps} steps,\nwhile patches are covered (deletion, low is "
             f"good) or shown (insertion, high is good). Covered {BASELINES[first.baseline]}.")  # fmt: skip

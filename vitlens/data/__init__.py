@@ -1,7 +1,7 @@
 """Labeled images for training and evaluation, held in memory or streamed by worker processes.
 
 `load` opens one split of a source as an `ImageSet` or an `ImageStream`. Both have `len`, `labels`, `class_names`,
-`damaged`, `note`, `size`, `to`, `subset`, `chosen`, `batches`, `remaining` and `stand_ins`. `register(name, opens)`
+`note`, `size`, `to`, `subset`, `chosen`, `batches` and `remaining`. `register(name, opens)`
 adds a data set of your own, opened as `Samples`.
 
 Names are imported when they are first used, so that help texts list `SOURCES` without PyTorch.
@@ -11,7 +11,7 @@ from vitlens import lazily
 
 NAMES = {
     "SOURCES": "sources", "register": "sources", "ImageSet": "imageset", "ImageStream": "imageset",
-    "Samples": "imageset", "load": "imageset", "UNLABELED": "folders",
+    "Samples": "imageset", "load": "imageset",
 }  # fmt: skip
 
 __all__ = list(NAMES)

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -32,7 +31,6 @@ from vitlens.images import MAX_ELONGATION, rgb
 
 CHUNK = 32  # images that a worker reads at a time, to keep shared memory small
 TIMEOUT = 300  # seconds without an image after which a stream ends
-IN_A_ROW = 100  # consecutive damaged samples after which a stream ends
 WORKERS_ENDED = (
     "The processes that read images ended ({}), usually because memory or shared memory is full (a container has 64 MB "
     "of it). Use fewer workers (0 needs no shared memory), or start the container with a larger --shm-size."
@@ -113,7 +111,7 @@ def of_files(root: Path, names: Sequence[str], labels: Sequence[int], class_name
 
 
 def decoded(samples: Samples, i: int) -> Image.Image | str:
-    """Sample `i` as an upright, opaque RGB image, or a message with its name and why it is damaged."""
+    """Sample `i` as an upright, opaque RGB image, or its name and the reason why it cannot be decoded."""
     try:
         content = samples.content(i)
         if isinstance(content, Tensor):
@@ -206,8 +204,8 @@ class _Split:
 class ImageSet(_Split):
     """Images and labels of one split.
 
-    images: uint8 (N, 3, H, W). labels: int64 (N,). class_names: one name per label, in label order. damaged: messages
-    about samples that were left out. note: remarks for the user about the split. fingerprint: `Samples.fingerprint`.
+    images: uint8 (N, 3, H, W). labels: int64 (N,). class_names: one name per label, in label order. note: remarks for
+    the user about the split. fingerprint: `Samples.fingerprint`.
 
     >>> digits = vitlens.data.load("digits")
     >>> digits.images.shape, digits.class_names[-1]
@@ -217,7 +215,6 @@ class ImageSet(_Split):
     images: Tensor
     labels: Tensor
     class_names: tuple[str, ...]
-    damaged: tuple[str, ...] = ()
     note: str = ""
     fingerprint: str = ""
 
@@ -241,10 +238,6 @@ class ImageSet(_Split):
         rows = rows.to(self.labels.device)
         return replace(self, images=self.images[rows], labels=self.labels[rows])
 
-    def stand_ins(self) -> Tensor:
-        """(N,) booleans, True for images that replace damaged ones: all False, because damaged ones are left out."""
-        return torch.zeros(len(self), dtype=torch.bool)
-
     def batches(
         self, rows: Iterable[Tensor], augment: Augment | None = None, key: tuple[int, ...] = ()
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -261,7 +254,7 @@ class ImageSet(_Split):
         return augment
 
 
-def held(samples: Samples, title: str, fit: Callable, size: int | None, skip: bool, workers: int) -> ImageSet:
+def held(samples: Samples, title: str, fit: Callable, size: int | None, workers: int) -> ImageSet:
     """Decode all samples into memory. title: their description in messages."""
     n, labels = len(samples), torch.as_tensor(samples.labels, dtype=torch.int64)
     # Filled in place if the size is known, because stacking a list takes twice the memory.
@@ -278,18 +271,13 @@ def held(samples: Samples, title: str, fit: Callable, size: int | None, skip: bo
 
     with ThreadPoolExecutor(max(1, workers)) as pool:  # decoders release the GIL
         list(pool.map(decode, [range(i, min(i + 256, n)) for i in range(0, n, 256)]))
-    reasons = tuple(damaged[i] for i in sorted(damaged))
-    kept = [i for i in range(n) if i not in damaged]
-    if damaged and not (skip and kept):
+    if damaged:
+        first = "; ".join(damaged[i] for i in sorted(damaged)[:10])
         raise ValueError(
-            f"{len(damaged)} of {n} samples of {title} cannot be decoded, the first being {reasons[0]}. Repair or skip "
-            "them (--skip-damaged, in Python on_damaged='skip')."
+            f"{len(damaged)} of {n} samples of {title} cannot be decoded: {first}. Repair or remove them."
         )
-    if size is None:
-        images = torch.stack([images[i] for i in kept])
-    elif damaged:
-        images = images[kept]
-    return ImageSet(images, labels[kept], samples.class_names, reasons, samples.note, samples.fingerprint())
+    images = torch.stack(images) if size is None else images
+    return ImageSet(images, labels, samples.class_names, samples.note, samples.fingerprint())
 
 
 # Streams
@@ -324,12 +312,11 @@ def _leave_group(_: int) -> None:
 class Reader(Dataset):
     """The part of a stream in a worker, which reads the samples of chunks (rows, crop, key).
 
-    A sample is an image, its label (−1 to end the stream), and messages about damaged samples, as JSON.
+    A sample is an image, its label, and "", or the name and the reason of a sample that cannot be decoded.
     """
 
     samples: Samples
     fit: Callable[[Image.Image], Tensor]
-    skip: bool
     side: int
 
     def __getitems__(self, chunk: tuple[np.ndarray, tuple | None, tuple[int, ...]]) -> list[tuple[Tensor, int, str]]:
@@ -337,15 +324,11 @@ class Reader(Dataset):
         return [self.sample(int(row), crop, key) for row in rows]
 
     def sample(self, row: int, crop: tuple | None, key: tuple[int, ...]) -> tuple[Tensor, int, str]:
-        damaged = {}
-        for step in range(min(IN_A_ROW, len(self.samples)) if self.skip else 1):
-            i = (row + step) % len(self.samples)
-            image = decoded(self.samples, i)
-            if not isinstance(image, str):
-                cut = random_crop(image, self.side, *crop, seed_of(*key, i)) if crop else self.fit(image)
-                return cut, int(self.samples.labels[i]), json.dumps(damaged)
-            damaged[i] = image
-        return torch.zeros(3, self.side, self.side, dtype=torch.uint8), -1, json.dumps(damaged)
+        image = decoded(self.samples, row)
+        if isinstance(image, str):
+            return torch.zeros(3, self.side, self.side, dtype=torch.uint8), -1, image
+        cut = random_crop(image, self.side, *crop, seed_of(*key, row)) if crop else self.fit(image)
+        return cut, int(self.samples.labels[row]), ""
 
 
 @dataclass(eq=False)
@@ -353,9 +336,8 @@ class ImageStream(_Split):
     """Images and labels of one split that are read for each batch. The counterpart of `ImageSet`.
 
     `labels` is int64 (N,) on the CPU, `class_names` one name per label, in label order. Images have `side` × `side`
-    pixels, cropped at random by the augmentation, or by `fit` to the same pixels as in an `ImageSet`. With
-    `on_damaged="skip"` the next readable sample replaces a damaged one, with its own label, and `damaged` lists the
-    damaged ones. `workers` processes read. With 0 workers this process reads.
+    pixels, cropped at random by the augmentation, or by `fit` to the same pixels as in an `ImageSet`. `workers`
+    processes read. With 0 workers this process reads.
 
     >>> stream = vitlens.data.load("digits", "valid", size=32, stream=True, workers=0)
     >>> next(stream.batches([torch.arange(5)]))[0].shape
@@ -365,12 +347,9 @@ class ImageStream(_Split):
     samples: Samples
     side: int
     fit: Callable[[Image.Image], Tensor]
-    on_damaged: str = "raise"
     workers: int = 1
     device: torch.device = torch.device("cpu")
     fingerprint: str = ""
-    reasons: dict[int, str] = field(default_factory=dict)
-    """Messages about the damaged samples read so far, by position."""
 
     def __post_init__(self):
         self.labels = torch.as_tensor(self.samples.labels, dtype=torch.int64)
@@ -385,11 +364,6 @@ class ImageStream(_Split):
         """Height and width in pixels of the images in `batches`."""
         return self.side, self.side
 
-    @property
-    def damaged(self) -> tuple[str, ...]:
-        """Messages about the damaged samples read so far."""
-        return tuple(self.reasons[i] for i in sorted(self.reasons))
-
     def to(self, device: torch.device | str) -> ImageStream:
         """The same stream with its batches on `device`. Returns itself, with its workers, if they are there already."""
         device = torch.device(device)
@@ -397,11 +371,7 @@ class ImageStream(_Split):
 
     def chosen(self, rows: Tensor) -> ImageStream:
         """The images at the positions `rows`, int64 (n,)."""
-        return replace(self, samples=self.samples.chosen(rows), reasons={})
-
-    def stand_ins(self) -> Tensor:
-        """(N,) booleans, True for images found damaged so far, which others replace."""
-        return torch.isin(torch.arange(len(self)), torch.tensor(list(self.reasons), dtype=torch.int64))
+        return replace(self, samples=self.samples.chosen(rows))
 
     def remaining(self, augment: Augment) -> Augment:
         """The part of an augmentation that `batches` leaves to the caller: all of it except the random crop.
@@ -435,9 +405,8 @@ class ImageStream(_Split):
 
     def _read(self, chunks: list) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels of each chunk, on the device."""
-        skip = self.on_damaged == "skip"
         if self._loader is None:
-            reader = Reader(self.samples, self.fit, skip, self.side)
+            reader = Reader(self.samples, self.fit, self.side)
             self._loader = loader(reader, self._chunks, self.workers, self.device)
         self._current, self._chunks[:] = chunks, chunks
         try:
@@ -448,15 +417,8 @@ class ImageStream(_Split):
                         "A stream yields one sequence of batches at a time, and another was started. Finish one first."
                     )
                 images, labels, damaged = next(parts)
-                for label, reasons in zip(labels.tolist(), map(json.loads, damaged), strict=True):
-                    self.reasons.update({int(i): reason for i, reason in reasons.items()})
-                    if label < 0:
-                        last = [*reasons.values()][-1]
-                        raise ValueError(
-                            f"Many samples in a row cannot be decoded, the last being {last}. Check the data."
-                            if skip else f"{last} cannot be decoded. Repair it, or skip damaged images "
-                            "(--skip-damaged, in Python on_damaged='skip')."
-                        )  # fmt: skip
+                if any(damaged):
+                    raise ValueError(f"{next(filter(None, damaged))} cannot be decoded. Repair or replace it.")
                 yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
         except (RuntimeError, OSError) as problem:
             if not workers_ended(problem):
@@ -475,7 +437,6 @@ def load(
     size: int | None = None,
     squash: bool = False,
     fit: Callable[[Image.Image], Tensor] | None = None,
-    on_damaged: str = "raise",
     fold: int = 0,
     workers: int | None = None,
     root: str | os.PathLike | None = None,
@@ -497,25 +458,22 @@ def load(
     * `train/` and `val/` (or `training`, `valid`, `validation`, `test`, `testing`) with one folder of images per class,
       or only the class folders. Then about a tenth of each class, by the names of its files, is for validation.
       All files that Pillow opens are read. `note` counts and names the others.
-    * ImageNet's validation files in one folder (`ILSVRC2012_val_00000001.JPEG` …), with a file of labels.
     * Parquet files `train-*.parquet`, `validation-*.parquet` … as on the Hugging Face hub. `classes.json` may hold the
       class names if the files have none.
     * WebDataset shards: tar files with the split in their names or as their folder.
 
     root: folder of named data sets, by default the environment variable `VITLENS_DATA`, else `~/.cache/vitlens`. size:
     side in pixels to which the short side is resized (bilinear, antialiased) before a center crop. squash: resize both
-    sides. fit: a function for this, from a Pillow image to uint8 (3, `size`, `size`). on_damaged: `"skip"` leaves out
-    images that cannot be decoded or are over 100 times as long as wide, and lists them in `damaged`. fold: number of
-    the validation fold of `"digits"`, 0 to 4. stream: True to return an `ImageStream`, for which `workers` processes
-    read the images of each batch and which needs `size`. False to decode all images into an `ImageSet` on `device`. By
-    default images are held if they fit into half of the free memory.
+    sides. fit: a function for this, from a Pillow image to uint8 (3, `size`, `size`). fold: number of the validation
+    fold of `"digits"`, 0 to 4. stream: True to return an `ImageStream`, for which `workers` processes read the images
+    of each batch and which needs `size`. False to decode all images into an `ImageSet` on `device`. By default images
+    are held if they fit into half of the free memory.
 
-    Raises `ValueError` for data that is missing or damaged.
+    Raises `ValueError` for data that is missing, and for images that cannot be decoded or are over 100 times as long as
+    wide.
     """
-    if split not in SPLITS or on_damaged not in ("raise", "skip"):
-        raise ValueError(
-            f"split must be one of {', '.join(SPLITS)} and on_damaged raise or skip, got {split!r} and {on_damaged!r}."
-        )
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
     if size is None and (squash or stream):
         raise ValueError("squash and stream need a common size of the images. Pass size=….")
     device, source = torch.device(device or "cpu"), str(source)
@@ -526,7 +484,6 @@ def load(
         samples = replace(samples, note=" ".join(filter(None, (note, samples.note))))
     if not _labeled(samples):
         raise ValueError(f"The {split} split of {source} holds no image with a label.")
-    samples = replace(samples, note=" ".join(filter(None, (samples.note, _without_images(samples, source, split)))))
     if hasattr(samples.contents, "in_memory"):
         samples = replace(samples, contents=samples.contents.in_memory(free_memory(torch.device("cpu")) // 2))
     if stream is None:
@@ -534,23 +491,13 @@ def load(
     workers = workers if workers is not None else max(1, min(16, (os.cpu_count() or 1) // _processes()))
     fit = fit or (pixels if size is None else Fitting(size, squash))
     if not stream:
-        return held(samples, f"the {split} split of {source}", fit, size, on_damaged == "skip", workers).to(device)
-    return ImageStream(samples, size, fit, on_damaged, workers, device, samples.fingerprint())
+        return held(samples, f"the {split} split of {source}", fit, size, workers).to(device)
+    return ImageStream(samples, size, fit, workers, device, samples.fingerprint())
 
 
 def _labeled(samples: Samples) -> bool:
     """True if an image has a label. Published copies without labels have −1 everywhere, or no class folders."""
     return any(label >= 0 for label in samples.labels)
-
-
-def _without_images(samples: Samples, source: str, split: str) -> str:
-    """Note that some classes have no image, or ""."""
-    names = samples.class_names
-    missing = sorted({*range(len(names))} - {*np.unique(samples.labels).tolist()})
-    if not missing:
-        return ""
-    note = f"{source} has no {split} image of {len(missing)} of {len(names)} classes, such as {names[missing[0]]!r}."
-    return note + (" The labels begin at 1 rather than at 0." if missing == [0] else "")
 
 
 def free_memory(device: torch.device) -> int:

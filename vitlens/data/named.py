@@ -69,8 +69,7 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
         call = f"torchvision.datasets.{kind}({str(root)!r}, {word}={options[word]!r}, download=True)"
         remedy = f"Run {call} on a machine with network access, and copy the result."
         if kind == "ImageNet":
-            flat = split != "train" and any(root.glob("ILSVRC2012_val_*"))
-            if flat or any((root / name).is_dir() for name in (*SPLITS["train"], *SPLITS[split])):
+            if any((root / name).is_dir() for name in (*SPLITS["train"], *SPLITS[split])):
                 return folder(root, split)  # torchvision also needs the archive of the development kit
             remedy = "Download its archives by hand, with the archive of its development kit, and put them there."
         raise ValueError(

@@ -47,7 +47,6 @@ def _vtab(group: str, name: str, classes: int, source: str = "", **more) -> Task
 # fmt: off
 _ALL = (
     Task("imagenet", "", 1000, "torch/imagenet", "finetune-imagenet"),
-    Task("imagenet-real", "", 1000, "torch/imagenet", "finetune-imagenet"),
     Task("cifar10", "", 10, "torch/cifar10", "finetune-cifar"),
     Task("cifar100", "", 100, "torch/cifar100", "finetune-cifar"),
     Task("pets", "", 37, "torch/oxford_iiit_pet", "finetune-pets"),

@@ -82,11 +82,9 @@ def effects(
     batches = rows.tensor_split(max(1, len(rows) // batch))
 
     def shown() -> Iterator[tuple[Tensor, Tensor]]:
-        """Normalized images and the model's class numbers, without damaged images."""
-        for chosen, (pixels, labels) in zip(batches, data.batches(batches), strict=True):
-            sound = ~data.stand_ins()[chosen].to(labels.device)
-            if sound.any():
-                yield normalized_for(network, pixels[sound]), numbers[labels[sound].cpu()]
+        """Normalized images and the model's class numbers."""
+        for pixels, labels in data.batches(batches):
+            yield normalized_for(network, pixels), numbers[labels.cpu()]
 
     command = evaluation.command or "ablation.effects"
     about = {"seed": seed, "batch": batch, "weights": evaluation.weights, "command": command}

@@ -15,7 +15,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -24,22 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import suggestion
-from vitlens.data import UNLABELED, ImageStream
+from vitlens.data import ImageStream
 from vitlens.data.tasks import TASKS, VTAB, Task
 from vitlens.evaluate import PROTOCOLS
 from vitlens.evaluate.classes import class_numbers, imagenet_numbers, matched
 from vitlens.evaluate.classifiers import few_shot, linear_probe, nearest, supports
-from vitlens.evaluate.reading import Reading, before_the_head, lost_classes, named_classes, opened, read
-from vitlens.evaluate.scores import (
-    Score,
-    another_order,
-    mean_of,
-    over_seeds,
-    proportion,
-    real,
-    top_k,
-    validation_numbers,
-)
+from vitlens.evaluate.reading import before_the_head, named_classes, opened, read
+from vitlens.evaluate.scores import Score, mean_of, over_seeds, proportion, real, top_k, validation_numbers
 from vitlens.models import class_count, load_model, short
 from vitlens.paper.records import Record
 from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
@@ -84,9 +75,7 @@ class Evaluation:
     device: str | None = None
     command: str = ""
     say: Callable[[str], None] = print
-    """Function that receives notes about the data and the names of damaged images."""
-    failures: list[str] = field(default_factory=list)
-    """Problems that give the command exit code 1 despite its results, such as a damaged class."""
+    """Function that receives notes about the data."""
     checkpoint: str | Path | None = None
     """A file with the model's weights, as in `load_model`."""
 
@@ -164,25 +153,9 @@ class Evaluation:
         self.note(images.note)
         return images
 
-    def read(self, images: ImageStream, output: Callable[[Tensor], Tensor], progress: str) -> Reading:
-        """`output` of all images (`reading.read`), with a note for each damaged one."""
-        reading = read(self.network, images, output, world=self.world, progress=progress)
-        self.note(*(f"Left out: {reason}." for reason in reading.damaged))
-        return reading
-
-    def check_classes(self, images: ImageStream, reading: Reading) -> str:
-        """Warning about classes without a readable image, or "". Also added to `failures`."""
-        sentence = lost_classes(images, reading)
-        self.note(sentence)
-        self.failures.extend(filter(None, [sentence]))
-        return sentence
-
-    def features(self, split: str) -> Reading:
-        """Inputs of the head for a split, after `check_classes`."""
-        images = self.images(split)
-        reading = self.read(images, before_the_head(self.network), split)
-        self.check_classes(images, reading)
-        return reading
+    def features(self, images: ImageStream, progress: str) -> tuple[Tensor, Tensor]:
+        """Inputs (N, D) of the head for images, and their labels (N,)."""
+        return read(self.network, images, before_the_head(self.network), world=self.world, progress=progress)
 
     def place(self, data: str) -> str:
         """First digits of the SHA-256 of the data's directories, for `Record.place`, or "" for named data."""
@@ -194,15 +167,13 @@ class Evaluation:
         name = "-".join(filter(None, (short(data), self.place(data))))
         return self.runs / _file(f"{self.name}-{self.weights}") / _file(", ".join(filter(None, (name, self.manner))))
 
-    def record(
-        self, metric: str, score: Score, images: int, damaged: Sequence[str], notes=(), data: str = "", **more
-    ) -> Record:
+    def record(self, metric: str, score: Score, images: int, note: str | None = None, data: str = "", **more) -> Record:
         """Record of a score on `images` images of `data`."""
         data = data or self.data
         return Record(
             self.name, short(data), self.protocol, metric, *(round(x, 4) for x in score), images,
-            datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), versions(), len(damaged),
-            self.command, self.weights, self.place(data), note=" ".join(filter(None, notes)) or None, **more,
+            datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), versions(),
+            self.command, self.weights, self.place(data), note=note or None, **more,
         )  # fmt: skip
 
 
@@ -224,50 +195,27 @@ def top1(e: Evaluation) -> Iterator[Record]:
     Also ReaL accuracy if the files are ImageNet's validation images and the model's classes are ImageNet's.
     """
     images, known = e.images("whole"), imagenet_numbers(e.network)
-    real_alone = e.data == "imagenet-real" or images.class_names == UNLABELED
-    if real_alone and known is None:
-        raise ValueError(
-            "ReaL labels need names of ImageNet's 1,000 classes, which this model lacks. Name its classes by their "
-            "WordNet ids, or measure top1 on other data."
-        )
-    if not real_alone:
-        numbers = class_numbers(e.network, images.class_names)
-        e.note(how := matched(e.network, images.class_names))
-    reading = e.read(images, named_classes(e.network), "top1")
-    notes: list[str] = []
-    if not real_alone:
-        labels, count = numbers[reading.labels], class_count(e.network)
-        order = another_order(reading.values[:, 0], labels, count) if how else ""
-        e.note(order)
-        notes = [how, order, e.check_classes(images, reading)]
-        for k in (1, 5) if count > 5 else (1,):
-            yield e.record(f"top{k}", top_k(reading.values, labels, k), len(labels), reading.damaged, notes)
-    files = validation_numbers([images.samples.name(i) for i in reading.rows.tolist()])
-    if real_alone or known is not None and (files >= 0).all():
-        score, scored = real(known[reading.values], files)
-        yield e.record("real", score, scored, reading.damaged, notes)
+    numbers, count = class_numbers(e.network, images.class_names), class_count(e.network)
+    e.note(how := matched(e.network, images.class_names))
+    classes, labels = read(e.network, images, named_classes(e.network), world=e.world, progress="top1")
+    for k in (1, 5) if count > 5 else (1,):
+        yield e.record(f"top{k}", top_k(classes, numbers[labels], k), len(labels), how)
+    files = validation_numbers([images.samples.name(i) for i in range(len(images))])
+    if known is not None and (files >= 0).all():
+        yield e.record("real", *real(known[classes], files), how)
 
 
 def fewshot(e: Evaluation) -> Iterator[Record]:
     """Top-1 of least squares on the features of a few training images of each class, by number of shots."""
     images, seeds = e.images("train"), e.seeds or 3
-    whole, damaged = torch.ones(len(images), dtype=torch.bool), set()
-    while True:  # remove damaged images and draw again
-        sound = whole.nonzero()[:, 0]
-        drawn = supports(images.labels[sound], e.shots or (1, 5, 10, 25), range(seeds), images.class_names)
-        rows = sound[torch.cat([support for several in drawn.values() for support in several]).unique()]
-        train = e.read(images.chosen(rows), before_the_head(e.network), "train")
-        damaged |= {*train.damaged}
-        if len(train.rows) == len(rows):
-            break
-        whole[rows] = False
-        whole[rows[train.rows]] = True
-    drawn = {n: [torch.searchsorted(rows, sound[support]) for support in several] for n, several in drawn.items()}
-    test, one = e.features("test"), ONE_SEED if seeds == 1 else ""
-    e.note(one)
-    for shots, values in few_shot(train[:2], test[:2], drawn, len(images.class_names)).items():
-        score, left_out = over_seeds(values, len(test.labels)), damaged | {*test.damaged}
-        yield e.record("top1", score, len(test.labels), left_out, [*e.failures, one], shots=shots, seeds=seeds)
+    drawn = supports(images.labels, e.shots or (1, 5, 10, 25), range(seeds), images.class_names)
+    rows = torch.cat([support for several in drawn.values() for support in several]).unique()
+    train, test = e.features(images.chosen(rows), "train"), e.features(e.images("test"), "test")
+    drawn = {n: [torch.searchsorted(rows, support) for support in several] for n, several in drawn.items()}
+    e.note(one := ONE_SEED if seeds == 1 else "")
+    count = len(test[1])
+    for shots, values in few_shot(train, test, drawn, len(images.class_names)).items():
+        yield e.record("top1", over_seeds(values, count), count, one, shots=shots, seeds=seeds)
 
 
 def knn(e: Evaluation) -> Iterator[Record]:
@@ -283,10 +231,8 @@ def probe(e: Evaluation) -> Iterator[Record]:
 
 def _on_features(e: Evaluation, right: Callable, **more) -> Record:
     """Record of a classifier on features. right: (train, test) → number of right images."""
-    train, test = e.features("train"), e.features("test")
-    images = len(test.labels)
-    score = proportion(right(train[:2], test[:2]), images)
-    return e.record("top1", score, images, {*train.damaged, *test.damaged}, e.failures, **more)
+    train, test = (e.features(e.images(split), split) for split in ("train", "test"))
+    return e.record("top1", proportion(right(train, test), len(test[1])), len(test[1]), **more)
 
 
 class Tuned(NamedTuple):
@@ -294,10 +240,6 @@ class Tuned(NamedTuple):
 
     score: Score
     images: int
-    damaged: tuple[str, ...]
-    """Damaged test images. Each run's `training.json` counts damaged training and validation images."""
-    lost: str = ""
-    """Warning about classes without a readable test image, or ""."""
 
 
 def finetune(e: Evaluation) -> Iterator[Record]:
@@ -316,8 +258,7 @@ def vtab(e: Evaluation) -> Iterator[Record]:
 
 
 def _of_tuned(e: Evaluation, data: str, metric: str, tuned: Tuned) -> Record:
-    about = {"notes": [tuned.lost], "seeds": e.seeds, "recipe": e.manner, "data": data}
-    return e.record(metric, tuned.score, tuned.images, tuned.damaged, **about)
+    return e.record(metric, tuned.score, tuned.images, seeds=e.seeds, recipe=e.manner, data=data)
 
 
 def recipe_of(data: str) -> tuple[str, list[str]]:
@@ -353,7 +294,7 @@ def fine_tuned(e: Evaluation, data: str) -> Tuned:
         account = runs.run(
             e.recipe or recipe, data, folder, model=e.model, resume=folder.is_dir(), seed=seed, watch=0,
             overrides=[*required, *e.settings], device=str(e.world.device), root=e.root, workers=e.workers,
-            on_damaged="skip", goes_on="repeat the command to continue",
+            goes_on="repeat the command to continue",
         )  # fmt: skip
         if not account["finished"]:
             raise KeyboardInterrupt
@@ -361,11 +302,10 @@ def fine_tuned(e: Evaluation, data: str) -> Tuned:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         model = load_model(folder / "model").to(e.world.device)
         images = opened(model, data, "test", root=e.root, workers=e.workers, world=e.world)
-        reading = read(model, images, named_classes(model, 1), world=e.world, progress=f"{data}, tuned")
-        values.append(top_k(reading.values, class_numbers(model, images.class_names)[reading.labels], 1).value)
-    e.note(*(f"Left out: {reason}." for reason in reading.damaged), images.note)
-    count = len(reading.labels)
-    return Tuned(over_seeds(values, count), count, reading.damaged, e.check_classes(images, reading))
+        classes, labels = read(model, images, named_classes(model, 1), world=e.world, progress=f"{data}, tuned")
+        values.append(top_k(classes, class_numbers(model, images.class_names)[labels], 1).value)
+    e.note(images.note)
+    return Tuned(over_seeds(values, len(labels)), len(labels))
 
 
 def vtab_tasks(names: Sequence[str]) -> list[Task]:
@@ -387,8 +327,8 @@ def group_means(tuned: dict[str, Tuned]) -> dict[str, Tuned]:
     for name in ("vtab natural", "vtab specialized", "vtab structured", "vtab"):
         parts = [tuned.get(task.name) for task in VTAB if f"vtab {task.group}".startswith(name)]
         if all(parts):
-            scores, images, damaged, lost = zip(*parts, strict=True)
-            means[name] = Tuned(mean_of(scores), sum(images), sum(damaged, ()), " ".join(filter(None, lost)))
+            scores, images = zip(*parts, strict=True)
+            means[name] = Tuned(mean_of(scores), sum(images))
     return means
 
 

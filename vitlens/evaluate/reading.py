@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,23 +18,6 @@ from vitlens.models import data_config, pixels
 from vitlens.recorder.forward import cast, evaluating, run
 from vitlens.recorder.supported import model_name, pooled
 from vitlens.train import World
-
-
-class Reading(NamedTuple):
-    """Outputs for the M readable images, on the CPU, in the order of the split.
-
-    >>> Reading(logits, labels=torch.tensor([281, 657]), rows=torch.arange(2), damaged=()).damaged
-    ()
-    """
-
-    values: Tensor
-    """(M, …)"""
-    labels: Tensor
-    """(M,) int64"""
-    rows: Tensor
-    """(M,) int64, the index of each image in the split."""
-    damaged: tuple[str, ...]
-    """Names of the damaged images, each with the reason."""
 
 
 def opened(
@@ -54,39 +36,25 @@ def opened(
             "Evaluation needs a model with square color input (3 × S × S), got "
             f"{channels} × {height} × {width}. Use another model."
         )
-    options = dict(size=height, fit=pixels(model), on_damaged="skip", stream=True, root=root, workers=workers)
+    options = dict(size=height, fit=pixels(model), stream=True, root=root, workers=workers)
     world = world or World()
     images = load(source, split, **options) if world.rank == 0 else None  # the first process downloads
     world.total(0)  # the other processes wait
     return images or load(source, split, **options)
 
 
-def lost_classes(images: ImageStream, reading: Reading) -> str:
-    """Warning about classes of which all images are damaged, or ""."""
-    count = len(images.class_names)
-    had, left = (torch.bincount(labels, minlength=count) for labels in (images.labels, reading.labels))
-    gone = ((had > 0) & (left == 0)).nonzero()[:, 0].tolist()
-    if not gone:
-        return ""
-    named = ", ".join(f"{images.class_names[i]} ({had[i]})" for i in gone[:5]) + ", …" * (len(gone) > 5)
-    return (
-        f"All images of {len(gone)} of {int((had > 0).sum())} classes are damaged, {named}, so the accuracy excludes "
-        "these classes. Repair the images, or remove these classes."
-    )
-
-
 def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | None = None) -> tuple[Tensor, Tensor]:
     """Features (N, D), the input of a model's head, and labels (N,) of all images, on the CPU.
 
     Features are float32, or float64 for float64 models. The images must have the model's input size. They are
-    normalized for the model. The training flag of each module is unchanged. Damaged images of a stream are left out.
-    The processes of `world` share the images, and each returns all features.
+    normalized for the model. The training flag of each module is unchanged. The processes of `world` share the images,
+    and each returns all features.
 
     >>> digits = vitlens.data.load("digits", "valid", size=224).subset(4)
     >>> vitlens.evaluate.features(model, digits)[0].shape
     torch.Size([4, 192])
     """
-    return read(model, data, before_the_head(model), world=world)[:2]
+    return read(model, data, before_the_head(model), world=world)
 
 
 def normalized_for(model: nn.Module, images: Tensor) -> Tensor:
@@ -136,13 +104,14 @@ def read(
     world: World | None = None,
     batch: int = 100,
     progress: str = "",
-) -> Reading:
-    """`output` of every normalized batch of `data`, as in `features`. progress: title of a progress bar, or "".
+) -> tuple[Tensor, Tensor]:
+    """`output` (N, …) of all images of `data`, normalized as in `features`, and their labels (N,), on the CPU.
 
-    Raises ValueError for outputs that are not finite or −1, and the errors of the data's `batches`.
+    progress: title of a progress bar, or "". Raises ValueError for outputs that are not finite or −1, and the errors of
+    the data's `batches`.
 
     >>> digits = vitlens.data.load("digits", "valid", size=224).subset(4)
-    >>> read(model, digits, named_classes(model)).values.shape
+    >>> read(model, digits, named_classes(model))[0].shape
     torch.Size([4, 5])
     """
     device = next(model.parameters()).device
@@ -162,18 +131,14 @@ def read(
                 values = outputs.new_zeros(len(data), *outputs.shape[1:])
             values[row], labels[row] = outputs, truth.to(device)
             bar.update(min(len(row) * world.size, len(data) - bar.n))
-    lost = data.stand_ins().float().to(device)
-    for shared in (values, labels, lost):
+    for shared in (values, labels):
         world.sum([shared])
-    kept = (lost == 0).nonzero()[:, 0].cpu()
-    damaged = tuple(sorted(set(world.joined(data.damaged))))
-    reading = Reading(values.cpu()[kept], labels.cpu()[kept], kept, damaged)
-    sound = reading.values.isfinite() if reading.values.is_floating_point() else reading.values >= 0
-    if len(wrong := kept[~sound.flatten(1).all(1)]):
+    sound = values.isfinite() if values.is_floating_point() else values >= 0
+    if len(wrong := (~sound.flatten(1).all(1)).nonzero()):
         first = int(wrong[0])
         name = data.samples.name(first) if isinstance(data, ImageStream) else f"number {first}"
         raise ValueError(
-            f"The model's outputs for {len(wrong)} of {len(kept)} images are not finite, the first being {name}. "
+            f"The model's outputs for {len(wrong)} of {len(data)} images are not finite, the first being {name}. "
             "Check its weights and its precision."
         )
-    return reading
+    return values.cpu(), labels.cpu()

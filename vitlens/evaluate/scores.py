@@ -110,50 +110,6 @@ def top_k(classes: Tensor, labels: Tensor, k: int) -> Score:
     return proportion(int((classes[:, :k] == labels[:, None]).any(1).sum()), len(labels))
 
 
-def rematched(named: Tensor, labels: Tensor, count: int) -> Score:
-    """Top-1 under the best one-to-one matching of the data's classes with the model's `count` classes.
-
-    named, labels: (N,) predicted and true classes. The matching (`scipy.optimize.linear_sum_assignment` on the
-    confusion matrix) is fitted on half of each class and measured on the other half, and vice versa, so that random
-    predictions do not profit.
-
-    >>> rematched(torch.tensor([1, 1, 0, 0]), labels=torch.tensor([0, 0, 1, 1]), count=2).value
-    100.0
-    """
-    from scipy.optimize import linear_sum_assignment
-
-    present, rows = labels.unique(return_inverse=True)
-    odd = torch.empty_like(rows)
-    odd[rows.argsort(stable=True)] = torch.arange(len(rows)) % 2  # alternating within each class
-    right = 0
-    for part in (0, 1):
-        learn, measure = odd != part, odd == part
-        confusion = torch.bincount(rows[learn] * count + named[learn], minlength=len(present) * count)
-        _, taken = linear_sum_assignment(confusion.view(len(present), count).numpy(), maximize=True)
-        right += int((named[measure] == torch.from_numpy(taken)[rows[measure]]).sum())
-    return proportion(right, len(labels))
-
-
-def another_order(named: Tensor, labels: Tensor, count: int) -> str:
-    """Warning if the data's classes seem to be in another order than the model's, or "".
-
-    The criterion is that more than twice as many images are right after `rematched`, with separate intervals. The time
-    grows with the cube of the number of classes, so more than 4,096 are not tested.
-
-    >>> another_order(torch.tensor([0, 1]), labels=torch.tensor([0, 1]), count=2)
-    ''
-    """
-    right = proportion(int((named == labels).sum()), len(labels))
-    other = rematched(named, labels, count) if count <= 4096 else right
-    if other.low <= 2 * right.high:
-        return ""
-    return (
-        f"The data's classes are likely in another order than the model's: the best matching gives {other.value:.2f} % "
-        f"[{other.low:.2f}, {other.high:.2f}] instead of {right.value:.2f} %. "
-        "Give the model the names of its classes (label_names in config.json)."
-    )
-
-
 @functools.cache
 def real_labels() -> list[list[int]]:
     """Labels of *Are we done with ImageNet?* (Beyer et al. 2020) for the 50,000 validation images, from timm.
@@ -181,18 +137,13 @@ def validation_numbers(names: Sequence[str]) -> Tensor:
 def real(classes: Tensor, numbers: Tensor) -> tuple[Score, int]:
     """ReaL accuracy and the number of images with a label.
 
-    classes: (N, k) of ImageNet's 1,000, the most probable first. numbers: (N,), as `validation_numbers` returns them.
-    Raises ValueError for a number outside of the 50,000, and if all images lack labels.
+    classes: (N, k) of ImageNet's 1,000, the most probable first. numbers: (N,), 0 to 49,999, as `validation_numbers`
+    returns them. Raises ValueError if all images lack labels.
 
     >>> real(torch.tensor([[795]]), numbers=torch.tensor([1]))[0].value
     100.0
     """
     labels = real_labels()
-    if int(numbers.min()) < 0 or int(numbers.max()) >= len(labels):
-        raise ValueError(
-            "ReaL labels need ImageNet's validation files with their own names, ILSVRC2012_val_00000001 to "
-            f"ILSVRC2012_val_{len(labels):08d}, got other names. Keep the original names."
-        )
     right = [int(c) in labels[n] for c, n in zip(classes[:, 0].tolist(), numbers.tolist(), strict=True) if labels[n]]
     if not right:
         raise ValueError("ReaL labels are missing for all of these images. Use more of ImageNet's validation images.")

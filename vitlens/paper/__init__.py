@@ -4,7 +4,7 @@
 training settings, `COSTS` parameters and FLOPs, and the other tables results.
 """
 
-from vitlens.paper.models import COSTS, MODELS, Cost, Model, Weights, build, exaflops, find, matching, origin
+from vitlens.paper.models import COSTS, MODELS, Cost, Model, Weights, build, exaflops, find, origin
 from vitlens.paper.records import row_of, table_2, table_5, table_9
 from vitlens.paper.tables import (
     BIT,
@@ -32,7 +32,7 @@ from vitlens.paper.tables import (
 __all__ = [
     "BIT", "BIT_M_VTAB", "CLASSES", "COSTS", "FIRST_SUBMISSION", "FIVE", "IMAGES", "MODELS", "TABLE_1", "TABLE_2",
     "TABLE_3", "TABLE_4", "TABLE_5", "TABLE_6", "TABLE_7", "TABLE_8", "TABLE_9", "VTAB", "Cost", "FineTuning", "Model",
-    "Pretraining", "Weights", "build", "exaflops", "find", "groups", "matching", "origin",
-    "results", "row_of", "table_2", "table_5", "table_9",
+    "Pretraining", "Weights", "build", "exaflops", "find", "groups", "origin", "results", "row_of", "table_2",
+    "table_5", "table_9",
 ]  # fmt: skip
 __dir__ = __all__.copy

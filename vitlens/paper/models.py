@@ -1,6 +1,5 @@
 """Models of the paper with their timm architectures, costs and public weights."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,25 +134,6 @@ def origin(name: str) -> tuple[Model | None, Weights | None]:
         if name.replace("R50x1+", "R50+") == model.name or architecture in known:
             return model, None
     return None, None
-
-
-def matching(text: str) -> list[Model]:
-    """Models with `text` in their name in the paper or timm, their kind or the source of their weights.
-
-    >>> [m.name for m in vitlens.paper.matching("vit-h")]
-    ['ViT-H/14']
-    """
-
-    def plain(name: str) -> str:
-        return re.sub("[^a-z0-9]", "", name.lower())
-
-    matches = []
-    for model in MODELS.values():
-        names = [model.name, model.timm, model.kind, *CALLED.get(model.name, ())]
-        names += [name for weights in model.weights for name in (weights.timm, weights.source)]
-        if any(plain(text) in plain(name) for name in names):
-            matches.append(model)
-    return matches
 
 
 def find(name: str) -> Model:

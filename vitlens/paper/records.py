@@ -29,7 +29,7 @@ from vitlens.paper.tables import (
 
 WIDTH = 120
 ROWS = {
-    "imagenet": IMAGENET, "imagenet1k": IMAGENET, "ilsvrc2012": IMAGENET, "imagenetreal": REAL,
+    "imagenet": IMAGENET, "imagenet1k": IMAGENET, "ilsvrc2012": IMAGENET,
     "cifar10": CIFAR10, "cifar100": CIFAR100, "pets": PETS, "oxfordiiitpet": PETS, "oxfordiiitpets": PETS,
     "flowers": FLOWERS, "flowers102": FLOWERS, "oxfordflowers102": FLOWERS,
 }  # fmt: skip
@@ -46,10 +46,9 @@ class Record:
 
     model: a timm name, a name of the paper, or the name of a directory. protocol: top1, fewshot, knn, probe, finetune
     or vtab. metric: top1, top5, real (top-1 by ReaL labels) or mean (of the top-1 of several tasks). images: number of
-    scored images. when: date and time, UTC. damaged: number of unreadable images, for fine-tuning of the test split.
-    weights: first digits of the SHA-256 of the model's weights. place: first digits of the SHA-256 of the data's path.
-    seeds: number of seeds (0, 1, 2 …) in the mean. recipe: fine-tuning recipe with its changes, or None for the data's
-    unchanged recipe. note: match of the classes, missing classes, meaning of the interval.
+    scored images. when: date and time, UTC. weights: first digits of the SHA-256 of the model's weights. place: first
+    digits of the SHA-256 of the data's path. seeds: number of seeds (0, 1, 2 …) in the mean. recipe: fine-tuning recipe
+    with its changes, or None for the data's unchanged recipe. note: match of the classes, meaning of the interval.
 
     >>> r = vitlens.evaluate.Record("vit", "pets", "knn", "top1", 90.0, 88.2, 91.6, 1000, "2025", {}, neighbors=5)
     >>> r.cell
@@ -66,7 +65,6 @@ class Record:
     images: int
     when: str
     versions: dict[str, str]
-    damaged: int = 0
     command: str = ""
     weights: str = ""
     place: str = ""
@@ -127,10 +125,7 @@ def table(records: Sequence[Record]) -> str:
     """
     from pandas import DataFrame
 
-    rows = [
-        (r.data, r.manner, r.metric, r.cell, f"{r.images:,}" + (f", {r.damaged:,} damaged" if r.damaged else ""))
-        for r in records
-    ]
+    rows = [(r.data, r.manner, r.metric, r.cell, f"{r.images:,}") for r in records]
     frame = DataFrame(rows, columns=["data", "protocol", "metric", "value [95 %]", "images"])
     notes = dict.fromkeys(r.note for r in records if r.note)
     return "\n".join([frame.to_string(index=False), *notes])
@@ -169,8 +164,8 @@ def row_of(record: Record) -> str | None:
         return row if record.metric in ("mean", "top1") else None
     row = ROWS.get(re.sub("[^a-z0-9]", "", record.data.lower().removeprefix("torch/")))
     if record.metric == "real":
-        row = REAL if row in (IMAGENET, REAL) else None
-    elif record.metric != "top1" or row == REAL:
+        row = REAL if row == IMAGENET else None
+    elif record.metric != "top1":
         row = None
     whole = TEST_IMAGES.get(row, 0)
     return row if 0.99 * whole <= record.images <= whole else None

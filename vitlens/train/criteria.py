@@ -134,7 +134,7 @@ def accuracy(
 ) -> float:  # fmt: skip
     """Top-1 (%) of the model, or of the model with other `weights`, on `data`; no test-time augmentation.
 
-    Substitutes for damaged images are excluded. The training flag of each module is unchanged.
+    The training flag of each module is unchanged.
 
     >>> digits, images = vitlens.train.recipe("digits"), vitlens.data.load("digits", "valid", size=8)
     >>> vitlens.train.accuracy(digits.build(), images, digits) < 50  # of random weights
@@ -165,7 +165,7 @@ def objective_loss(
 
 @torch.no_grad()
 def _mean(measure: Callable, model: nn.Module, data: ImageSet, recipe: Recipe, world: World | None) -> float:
-    """Mean over the undamaged images. measure: (normalized images, labels) of a batch → sum over its images."""
+    """Mean over the images. measure: (normalized images, labels) of a batch → sum over its images."""
     world = world or World(device=next(model.parameters()).device)
     bf16, total = trains_in_bf16(recipe, world.device), torch.zeros((), device=world.device)
     at_once = min(500, max(recipe.batch_size // (recipe.accumulate * world.size), 64))  # at most the memory of training
@@ -173,22 +173,11 @@ def _mean(measure: Callable, model: nn.Module, data: ImageSet, recipe: Recipe, w
     with evaluating(model), torch.random.fork_rng(devices=[world.device] if world.device.type == "cuda" else []):
         for rows, (images, labels) in zip(mine, data.batches(mine), strict=True):
             torch.manual_seed(seed_of(0, int(rows[0])))
-            sound = ~data.stand_ins()[rows]
-            if not sound.all():
-                images, labels = images[sound.to(images.device)], labels[sound.to(labels.device)]
-            if sound.any():
-                x = normalized(images, recipe.mean, recipe.std)
-                with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-                    total += measure(x, labels)
+            x = normalized(images, recipe.mean, recipe.std)
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+                total += measure(x, labels)
     world.sum([total])
-    return total.item() / counting(data, world)
-
-
-def counting(data: ImageSet, world: World) -> int:
-    """Number of images of `data` without those that any process found damaged."""
-    lost = data.stand_ins().sum().to(world.device)
-    world.sum([lost])
-    return len(data) - int(lost)
+    return total.item() / len(data)
 
 
 def validate(

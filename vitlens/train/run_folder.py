@@ -35,7 +35,7 @@ from tqdm.auto import tqdm
 from vitlens.data import ImageSet, ImageStream
 from vitlens.data.files import write
 from vitlens.data.imageset import PIXEL_READING, workers_ended
-from vitlens.train.criteria import counting, validate
+from vitlens.train.criteria import validate
 from vitlens.train.processes import World, hardware, versions
 from vitlens.train.settings import Recipe
 
@@ -187,9 +187,8 @@ class RunFolder:
 
     def compare(self, before: dict) -> None:
         """Raise ValueError if a checkpoint belongs to another run. Print changes that end bit-exactness."""
-        facts = {**self.facts, "pixel_reading": 1, **before}  # older versions stored fewer facts
         changes = []
-        for then, now in ((Recipe.from_dict(before["recipe"]).to_dict(), self.recipe.to_dict()), (facts, self.facts)):
+        for then, now in ((Recipe.from_dict(before["recipe"]).to_dict(), self.recipe.to_dict()), (before, self.facts)):
             for key, value in now.items():
                 if then[key] == value or key in FREE:
                     continue
@@ -256,7 +255,7 @@ def _step(line: str) -> float:
 
 def finish(
     out: Path, plan: Recipe, model: nn.Module, average: dict[str, Tensor], data: tuple, *, last, steps: int,
-    damaged: int = 0, seconds: float = 0.0, command: str = "", world: World | None = None, exports: bool = False,
+    seconds: float = 0.0, command: str = "", world: World | None = None, exports: bool = False,
 ) -> dict:  # fmt: skip
     """Write `training.json` of a run whose last step was `last`, and return its content.
 
@@ -276,10 +275,10 @@ def finish(
     account = {
         "command": command, "built_by": getattr(model, "built_by", BUILT_BY), "finished": finished,
         "validation": {
-            name: raw, f"{name}_average": mean, "images": counting(data[1], world), "exported": exported,
+            name: raw, f"{name}_average": mean, "images": len(data[1]), "exported": exported,
         },
         "training_images": len(data[0]), "labels": checksum(data[0]), "pictures": data[0].fingerprint,
-        "damaged": damaged, "epochs": plan.epochs, "steps": steps, "seconds": round(seconds, 1),
+        "epochs": plan.epochs, "steps": steps, "seconds": round(seconds, 1),
         "hardware": hardware(world.device, world.size), "versions": versions(),
         "date": datetime.date.today().isoformat(), "recipe": plan.to_dict(),
     }  # fmt: skip
@@ -297,9 +296,8 @@ def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream, buil
     facts = {"finished": True, "labels": checksum(train), "built_by": built_by, "pictures": train.fingerprint}
     with suppress(OSError, ValueError, KeyError, TypeError):
         account = json.loads((out / "training.json").read_text())
-        kept = {"built_by": BUILT_BY, "pictures": train.fingerprint, **account}  # older versions stored fewer facts
         same = Recipe.from_dict(account["recipe"]) == replace(plan, init=Path(plan.init).name)
-        same = same and all(kept[name] == value for name, value in facts.items())
+        same = same and all(account[name] == value for name, value in facts.items())
         if same and (out / "model" / "model.safetensors").is_file():
             return account
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import operator
@@ -39,9 +38,8 @@ def run(
     recipe_name: str, data: str | os.PathLike, out: str | os.PathLike, *, model: str = "",
     build: Callable[[Recipe], nn.Module] | None = None, resume: bool = False, max_minutes: float | None = None,
     overrides: Sequence[str] = (), device: str | None = None, seed: int | None = None,
-    tiny: bool = False, watch: int = 24, export: bool = False, tensorboard: bool = False,
-    root: str | os.PathLike | None = None, stream: bool | None = None, workers: int | None = None,
-    on_damaged: str = "raise", quiet: bool = False, goes_on: str = "",
+    tiny: bool = False, watch: int = 24, export: bool = False, root: str | os.PathLike | None = None,
+    stream: bool | None = None, workers: int | None = None, quiet: bool = False, goes_on: str = "",
 ) -> dict:  # fmt: skip
     """Train by a recipe and return the content of `training.json`.
 
@@ -52,7 +50,7 @@ def run(
     process at a time trains into it. resume: continue the run in `out`, with its recipe and data if these are empty.
     max_minutes: stop and save after that time. overrides: settings as `"key=value"`. tiny: the same run on a tiny
     scale, in seconds. watch: number of snapshots, 0 for none. export: write `model/` also if the run is stopped. root,
-    stream, workers, on_damaged: as in `vitlens.data.load`. goes_on: hint how to continue a stopped run.
+    stream, workers: as in `vitlens.data.load`. goes_on: hint how to continue a stopped run.
 
     Ctrl-C and SIGTERM end the run with a checkpoint after the current step, or within ten steps with several processes.
     Processes from `torchrun` or `accelerate launch` share each batch, and the first one writes.
@@ -67,24 +65,19 @@ def run(
     before = images_before(out) if resume else {}
     again = {"out": out} | ({"data": data} if before and data else {}) | ({"root": root} if before and root else {})
     data, root = str(data) or before.get("data", ""), root or before.get("root")
-    on_damaged = before.get("on_damaged", on_damaged) if on_damaged == "raise" else on_damaged
     named = {"recipe": recipe_name or resume and (out / "recipe.json").is_file(), "data": data}
     if before and os.path.isabs(data) and not os.path.exists(data):
         raise ValueError(f"{data}, the data of the run in {out}, does not exist. Give its place with --data.")
     refuse(out, world.device, resume, max_minutes, watch, named)
-    board = Board(out / "tensorboard" if tensorboard and world.rank == 0 else None)
     fresh = not (resume and newest_first(out / "checkpoints"))
     plan = settled(planned(recipe_name, model, out, resume, overrides, seed, tiny), world)
     quiet = quiet or world.rank > 0
     say = (lambda *_: None) if quiet else (lambda text: tqdm.write(text, file=sys.stderr))
 
     start = time.monotonic()
-    options = {"root": root, "workers": workers, "on_damaged": on_damaged}
     streams = before.get("stream") if stream is None else None
-    splits = open_images(data, plan, world, streams or [stream, stream], **options)
-    known = {name for split in splits for name in split.damaged}
-    notes = dict.fromkeys([*(split.note for split in splits), *(f"Left out: {name}." for name in sorted(known))])
-    for text in filter(None, notes):
+    splits = open_images(data, plan, world, streams or [stream, stream], root=root, workers=workers)
+    for text in filter(None, dict.fromkeys(split.note for split in splits)):
         say(text)
     train, valid = (
         split.subset(min(n, len(split)), plan.seed) if n else split
@@ -123,7 +116,7 @@ def run(
             kinds = {source.partition("/")[0] for source in SOURCES}
             by_name = data.partition("/")[0] in kinds or not Path(data).is_dir()
             about = {
-                "stream": [isinstance(s, ImageStream) for s in splits], "on_damaged": on_damaged,
+                "stream": [isinstance(s, ImageStream) for s in splits],
                 "data": data if by_name else os.path.abspath(data), "root": root and os.path.abspath(root),
             }  # fmt: skip
             write(out / "data.json", json.dumps(about).encode())
@@ -132,13 +125,12 @@ def run(
         last, stopped, spent_before, shown = None, "", 0.0 if fresh else seconds_before(out), {}
         interval = 0.5 if sys.stderr.isatty() else 60
         with (
-            Stop() as stop, closing(board), closing(training),
+            Stop() as stop, closing(training),
             tqdm(total=steps, unit="step", disable=quiet, mininterval=interval) as bar,
         ):  # fmt: skip
             for last in training:
                 shown |= progress(bar, last)
                 bar.set_postfix(shown, refresh=last.step in FIRST and interval < 1)
-                board.show(last)
                 album.show(last.step)
                 if world.size == 1 or last.step % AGREE == 0:
                     signaled, spent = world.total(stop.signal), world.first(time.monotonic() - start)
@@ -146,16 +138,13 @@ def run(
                     if (signaled or late) and last.step < steps:
                         stopped = f"after {max_minutes:g} minutes" if late else "by a signal"
                         break
-        damaged = set(world.joined([*train.damaged, *valid.damaged]))
-        for name in sorted(damaged - known):  # a stream finds them during training
-            say(f"Replaced by the next one: {name}.")
         if stopped:
             words = [f"--{name} {shlex.quote(str(given))}" for name, given in again.items()]
             how = goes_on or f"`vitlens train --resume {' '.join(words)}` continues it"
             say(f"Stopped {stopped}, at step {last.step} of {steps}; {how}.")
         account = finish(
-            out, plan, network, average, (train, valid), last=last, steps=steps, damaged=len(damaged),
-            seconds=spent_before + time.monotonic() - start, command=command_of(plan, str(data), splits, on_damaged),
+            out, plan, network, average, (train, valid), last=last, steps=steps,
+            seconds=spent_before + time.monotonic() - start, command=command_of(plan, str(data), splits),
             world=world, exports=export,
         )  # fmt: skip
     return account | {"stopped_by": 0 if account["finished"] else stop.signal}
@@ -248,12 +237,11 @@ def open_images(
     return splits or opened()
 
 
-def command_of(plan: Recipe, data: str, splits: list, on_damaged: str) -> str:
+def command_of(plan: Recipe, data: str, splits: list) -> str:
     """Command that repeats the run with the `recipe.json` next to its model."""
     named = data.partition("/")[0] in ("torch", "hfds", "wds", "vtab", "vtab800")
     words = ["vitlens", "train", "--recipe", "recipe.json", "--data", data if named else Path(data).name]
     words += ["--stream"] if isinstance(splits[0], ImageStream) else []
-    words += ["--skip-damaged"] if on_damaged == "skip" else []
     words += ["--model", Path(plan.init).name] if plan.init else []
     return shlex.join([*words, "--out", "DIR"])
 
@@ -269,31 +257,6 @@ def progress(bar: tqdm, step: Step) -> dict[str, str]:
     if "valid_loss" in step.metrics:
         best = {"valid_loss": f"{min(step.metrics.values()):.3f}"}
     return {"loss": f"{step.loss:.3f}", "images/s": f"{step.images_per_second:.0f}", **best}
-
-
-class Board:
-    """TensorBoard's event file in `folder`, or no file for None. Needs the package tensorboard."""
-
-    def __init__(self, folder: Path | None):
-        self.writer = self.open = None
-        if folder is not None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise ValueError("Writing for TensorBoard needs its package: pip install tensorboard.") from None
-            self.open = functools.partial(SummaryWriter, str(folder))
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-
-    def show(self, step: Step) -> None:
-        if self.open is not None and step.loss is not None:
-            # Purge values that a killed run wrote after its checkpoint.
-            self.writer = self.writer or self.open(purge_step=step.step)
-            values = {"loss": step.loss, "lr": step.lr, "images_per_second": step.images_per_second, **step.metrics}
-            for name, value in values.items():
-                self.writer.add_scalar(name, value, step.step)
 
 
 class Stop:
