@@ -1,0 +1,209 @@
+// The forward of a plain pre-norm Vision Transformer, as timm computes it, which keeps every query, key and token.
+//
+// Shapes: T tokens = R prefix + P patches, D width, H heads, K = D / H, F width of the MLP. Matrices in the memory that
+// WebAssembly shares have rows in multiples of 4 and columns in multiples of 8; what is beyond T is never read.
+
+const up = (count, to) => Math.ceil(count / to) * to;
+
+// Tensors by name: {shape, values()}, float32 from the bytes that `vitlens.widgets.live.written` wrote.
+function tensorsOf(list, bytes) {
+  const halves = new Float32Array(65536); // the value of each half-precision number
+  for (let i = 0; i < 65536; i += 1) {
+    const exponent = (i >> 10) & 31, fraction = (i & 1023) / 1024;
+    halves[i] = (i >> 15 ? -1 : 1) * (exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction);
+  }
+  const widened = (numbers) => {
+    const values = new Float32Array(numbers.length);
+    for (let i = 0; i < numbers.length; i += 1) values[i] = halves[numbers[i]];
+    return values;
+  };
+  const tensors = {};
+  let at = 0;
+  for (const { name, shape, half } of list) {
+    const count = shape.reduce((product, side) => product * side, 1), size = count * (half ? 2 : 4);
+    const numbers = new (half ? Uint16Array : Float32Array)(bytes.slice(at, at + size));
+    tensors[name] = { shape, values: () => (half ? widened(numbers) : numbers) };
+    at += size;
+  }
+  return tensors;
+}
+
+// Writes a matrix (depth, cols) as gemm reads it: panels of 8 columns, the last filled with zeros. `down` and `across`
+// are the steps in `source` to the next row and column, so that they also transpose.
+function pack(source, from, down, across, depth, cols, target, factor = 1) {
+  for (let panel = 0, to = 0; panel < cols; panel += 8) {
+    for (let row = 0; row < depth; row += 1) {
+      for (let col = panel, at = from + row * down + panel * across; col < panel + 8; col += 1, at += across, to += 1) {
+        target[to] = col < cols ? source[at] * factor : 0;
+      }
+    }
+  }
+}
+
+class Vit {
+  static async open(about, bytes, wasm) {
+    const vit = new Vit();
+    Object.assign(vit, about, { weights: tensorsOf(about.tensors, bytes), places: [], held: {} });
+    const { width: D, tokens: T, hidden: F, heads: H, patch, weights, prefix: R } = vit;
+    Object.assign(vit, { K: D / H, M: up(T, 4) + 4, N: up(T, 8), pixels: 3 * patch[0] * patch[1] });
+    const { M, N, K, pixels } = vit;
+    for (const name of Object.keys(weights).filter((each) => each.endsWith(".bias") && !each.includes("norm"))) {
+      const matrix = name.slice(0, -5), [cols, depth] = weights[`${matrix}.weight`].shape;
+      vit.place(matrix, depth * up(cols, 8));
+      vit.place(name, up(cols, 8));
+    }
+    const classes = up(vit.classes, 8);
+    const rooms = { x: M * D, y: M * Math.max(D, classes), wide: M * Math.max(F, pixels, 3 * D) };
+    Object.assign(rooms, { scores: M * N, slopes: M * N, turned: M * N, small: N * K, o: M * D, g: M * D });
+    Object.assign(rooms, { zeros: Math.max(N, F, D), hidden: N });
+    Object.assign(rooms, { spare: M * Math.max(F, 3 * D), back: Math.max(F, 3 * D) * D });
+    for (const [name, count] of Object.entries(rooms)) vit.place(name, count);
+    const bytesOfAll = vit.places.reduce((sum, { count }) => sum + up(4 * count, 16), 0);
+    const memory = new WebAssembly.Memory({ initial: Math.ceil(bytesOfAll / 65536) });
+    let at = 0;
+    for (const { name, count } of vit.places) {
+      vit.held[name] = new Float32Array(memory.buffer, at, count);
+      at += up(4 * count, 16);
+    }
+    for (const { name } of vit.places.filter((each) => each.name.endsWith(".bias"))) {
+      const matrix = name.slice(0, -5), { shape: [cols, depth], values } = weights[`${matrix}.weight`];
+      pack(values(), 0, 1, depth, depth, cols, vit.held[matrix]);
+      vit.held[name].set(weights[name].values());
+    }
+    for (const name of Object.keys(weights).filter((each) => /norm|prefix|positions|means/.test(each))) {
+      vit.held[name] = weights[name].values();
+    }
+    vit.held.hidden.fill(-1e30, T); // added to the scores of the keys beyond T, so that their softmax is 0
+    vit.kernels = (await WebAssembly.instantiate(wasm, { page: { memory } })).instance.exports;
+    return vit;
+  }
+
+  place(name, count) {
+    this.places.push({ name, count });
+  }
+
+  // c (rows, cols) = a (rows, depth) · matrix + bias. `fromCol` and `toCol` are the columns at which a and c begin in
+  // matrices of `aCols` and `cCols` columns.
+  multiply(a, matrix, c, { rows, cols, depth, bias = this.held.zeros, aCols = depth, cCols = cols, from = 0, to = 0 }) {
+    const [atA, atC] = [a.byteOffset + 4 * from, c.byteOffset + 4 * to];
+    const sizes = [up(rows, 4), up(cols, 8), depth];
+    this.kernels.gemm(atA, 4 * aCols, matrix.byteOffset, atC, 4 * cCols, bias.byteOffset, ...sizes);
+  }
+
+  // c = a · weightsᵀ + bias, as a linear layer computes it.
+  linear(a, name, c, rows = this.tokens, to = 0) {
+    const { held, weights } = this, [cols, depth] = weights[`${name}.weight`].shape;
+    this.multiply(a, held[name], c, { rows, cols, depth, bias: held[`${name}.bias`], cCols: up(cols, 8), to });
+  }
+
+  norm(from, to, name, rows = this.tokens) {
+    const { width: D, eps, held } = this, weight = held[`${name}.weight`], bias = held[`${name}.bias`];
+    for (let start = 0; start < rows * D; start += D) {
+      let mean = 0, variance = 0;
+      for (let i = start; i < start + D; i += 1) mean += from[i];
+      mean /= D;
+      for (let i = start; i < start + D; i += 1) variance += (from[i] - mean) ** 2;
+      const scale = 1 / Math.sqrt(variance / D + eps);
+      for (let i = 0; i < D; i += 1) to[start + i] = (from[start + i] - mean) * scale * weight[i] + bias[i];
+    }
+  }
+
+  // The attention (T, N) of a head, from the (T, 3·D) of `qkv`: softmax of q·k·scale over the keys.
+  attention(qkv, head) {
+    const { width: D, tokens: T, K, N, scale, held: { scores, small, hidden } } = this;
+    pack(qkv, D + head * K, 1, 3 * D, K, T, small, scale);
+    this.multiply(qkv, small, scores, { rows: T, cols: N, depth: K, aCols: 3 * D, from: head * K, bias: hidden });
+    this.kernels.softmax(scores.byteOffset, T, N);
+    return scores;
+  }
+
+  // Tokens from the pixels (3, height, width) of a normalized image: patches, prefix tokens and positions.
+  embed(input, x) {
+    const { width: D, tokens: T, prefix: R, pixels, patch: [down, across], image: [, side], held } = this;
+    const channel = input.length / 3, patches = held.wide, cols = Math.floor(side / across);
+    for (let p = 0, to = 0; p < T - R; p += 1) {
+      for (let i = 0; i < 3 * down; i += 1, to += across) { // a row of pixels of one color
+        const row = Math.floor(p / cols) * down + (i % down), at = Math.floor(i / down) * channel + row * side;
+        patches.set(input.subarray(at + (p % cols) * across, at + (p % cols + 1) * across), to);
+      }
+    }
+    this.linear(patches, "embed", x, T - R, R * D);
+    x.set(held.prefix);
+    for (let i = 0; i < (T - R) * D; i += 1) x[R * D + i] += held.positions[i];
+    if (held["norm_pre.weight"]) this.norm(x, x, "norm_pre");
+  }
+
+  // The tokens (T, D) that the head reads, each with its share.
+  pool(tokens) {
+    const { width: D, readout } = this, pooled = new Float32Array(D);
+    readout.forEach((share, t) => {
+      for (let i = 0; share && i < D; i += 1) pooled[i] += share * tokens[t * D + i];
+    });
+    return pooled;
+  }
+
+  // Logits from the tokens of the last layer, normalized before or after they are pooled.
+  read(x) {
+    const { held, held: { wide, o, y } } = this;
+    if (held["norm.weight"]) this.norm(x, wide, "norm");
+    o.set(this.pool(held["norm.weight"] ? wide : x));
+    if (held["fc_norm.weight"]) this.norm(o, o, "fc_norm", 1);
+    this.linear(o, "head", y, 1);
+    return y.slice(0, this.classes);
+  }
+
+  // Runs the model. `off` lists the [layer, head] that give zero, or their mean over other photos if `mean`. Returns
+  // {layers: [{q, k, v: (H, T, K), scale}], tokens: [(T, D) after each layer], logits}, and keeps it for the backward.
+  forward(input, off = [], mean = false) {
+    const { width: D, tokens: T, hidden: F, heads: H, K, N, scale, held } = this, { x, y, wide, o, small } = held;
+    this.kept = { off, begins: [], middles: [], qkv: [], hidden: [] };
+    const record = { layers: [], tokens: [] }, kept = this.kept;
+    const add = (from) => {
+      for (let i = 0; i < T * D; i += 1) x[i] += from[i];
+      return x.slice(0, T * D);
+    };
+    this.embed(input, x);
+    kept.begins.push(x.slice(0, T * D));
+    for (let layer = 0; layer < this.layers; layer += 1) {
+      this.norm(x, y, `${layer}.norm1`);
+      this.linear(y, `${layer}.qkv`, wide);
+      kept.qkv.push(wide.slice(0, T * 3 * D));
+      for (let head = 0; head < H; head += 1) {
+        const attention = this.attention(wide, head);
+        pack(wide, 2 * D + head * K, 3 * D, 1, T, K, small);
+        this.multiply(attention, small, o, { rows: T, cols: K, depth: T, aCols: N, cCols: D, to: head * K });
+      }
+      for (const [, head] of off.filter(([at]) => at === layer)) {
+        for (let t = 0; t < T; t += 1) {
+          const from = (layer * T + t) * D + head * K, to = t * D + head * K;
+          if (mean) o.set(held.means.subarray(from, from + K), to);
+          else o.fill(0, to, to + K);
+        }
+      }
+      this.linear(o, `${layer}.proj`, y);
+      kept.middles.push(add(y));
+      this.norm(x, y, `${layer}.norm2`);
+      this.linear(y, `${layer}.fc1`, wide);
+      kept.hidden.push(wide.slice(0, T * F));
+      this.kernels.gelu(wide.byteOffset, T * F);
+      this.linear(wide, `${layer}.fc2`, y);
+      kept.begins.push(add(y));
+      record.layers.push({ scale, ...this.split(kept.qkv[layer]) });
+      record.tokens.push(kept.begins[layer + 1]);
+    }
+    record.logits = this.read(x);
+    return record;
+  }
+
+  // {q, k, v}, each (H, T, K), from the (T, 3·D) of a layer.
+  split(qkv) {
+    const { width: D, tokens: T, heads: H, K } = this, parts = ["q", "k", "v"].map(() => new Float32Array(T * D));
+    for (let part = 0; part < 3 * H; part += 1) {
+      for (let t = 0; t < T; t += 1) {
+        const from = t * 3 * D + part * K;
+        parts[Math.floor(part / H)].set(qkv.subarray(from, from + K), ((part % H) * T + t) * K);
+      }
+    }
+    return { q: parts[0], k: parts[1], v: parts[2] };
+  }
+}
