@@ -1,6 +1,8 @@
 """The widgets without a browser: their maps against independent computations, and wrong input."""
 
+import base64
 import functools
+import html
 import io
 import json
 from types import SimpleNamespace
@@ -10,6 +12,8 @@ import pytest
 import timm
 import torch
 from data_support import png, saved
+from IPython.core.formatters import DisplayFormatter
+from matplotlib import colormaps
 from PIL import Image, ImageOps
 from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import cosine_similarity
@@ -673,7 +677,46 @@ def test_training_slider_shows_snapshot():
     assert (slider.min, slider.max, slider.value) == (0, 2, 0)
     slider.value = 2
     plot.snapshot(run, 2).savefig(file := io.BytesIO(), format="png")
-    assert picture.value == file.getvalue()
+    assert base64.b64encode(file.getvalue()).decode() in picture.value
+    assert f'attention distances and rollouts at step {run["steps"][2]:,}."' in picture.value
+
+
+def shown(widget) -> dict:
+    """The output of a cell that ends with a widget, without its live view."""
+    data, _ = DisplayFormatter().format(widget)
+    assert data.pop("application/vnd.jupyter.widget-view+json")["model_id"] == widget.model_id
+    assert sorted(data) == ["image/png", "text/html", "text/plain"]
+    assert data["text/html"].startswith(f'<img alt="{html.escape(data["text/plain"])}" width="')
+    return data
+
+
+def test_widgets_show_a_still_image_without_a_kernel(vit):
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    for layer in (0, 1):  # the image is that of the state when it is displayed
+        explorer.set(layer=layer, strength=1.0, opacity="even", smooth=False, row=1, column=2)
+        data = shown(explorer)
+        still = np.asarray(Image.open(io.BytesIO(base64.b64decode(data["image/png"]))))[34 : 34 + 430, 10 : 10 + 430]
+        weights = reference(model)[0][layer].mean(0)[1 + 6, 1:].reshape(4, 4)
+        expected = 255 * colormaps["viridis"](weights / weights.max())[..., :3]
+        corners = still[20::107, 20::107][:4, :4]  # away from the frame of the query
+        assert np.abs(corners - expected).max() <= 2
+        assert data["text/plain"] == f"{explorer.frame['panels'][0]['title']}. {words(explorer)}"
+        assert f"row 1, column 2, layer {layer}, mean of the heads" in data["text/plain"]
+
+
+def test_widgets_show_all_panels_without_a_kernel(vit):
+    model, width = vit(), {}
+    pages = {"heads": widgets.heads(model, PICTURE), "compare": widgets.compare(model, image=PICTURE)}
+    for name, page in (pages | {"positions": widgets.positions(model)}).items():
+        data = shown(page)
+        assert all(f"{panel['title']}. {panel['words']}" in data["text/plain"] for panel in page.frame["panels"])
+        width[name] = Image.open(io.BytesIO(base64.b64decode(data["image/png"]))).width
+    assert width == {"heads": 900, "compare": 900, "positions": 900}
+    run = snapshots(2)
+    slider = widgets.training(run)
+    slider.children[0].children[1].value = 1
+    assert f"at step {run['steps'][1]:,}." in shown(slider)["text/plain"]
 
 
 FAMILIES = {

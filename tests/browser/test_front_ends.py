@@ -40,7 +40,7 @@ def front(request, model):
 def page(front, browser):
     """The notebook with all widgets, in one page and kernel."""
     page = browser.new_page(viewport={"width": 1400, "height": 1100})
-    front.open(page, "widgets.ipynb", "img.widget-image, .jupyter-widgets img")
+    front.open(page, "widgets.ipynb", ".jupyter-widgets img")
     page.wait_for_function("() => document.querySelectorAll('.vitlens[data-answers]').length === 4")
     errors = []  # from now on: an application may have errors while it starts
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -286,10 +286,9 @@ def test_positions(page):
 
 
 def test_training(page):
-    image = page.locator("img.widget-image, .jupyter-widgets img").first
-    before = image.get_attribute("src")
+    before = page.locator(".jupyter-widgets img").first.get_attribute("src")
     page.locator(".noUi-base").first.click()  # arrow keys do not reach core sliders in Notebook 7
-    page.wait_for_function("([node, src]) => node.src !== src", arg=[image.element_handle(), before])
+    page.wait_for_function("src => document.querySelector('.jupyter-widgets img').src !== src", arg=before)
 
 
 def test_an_alert_names_an_ended_kernel(page, front):

@@ -1,4 +1,4 @@
-"""Images for the browser as PNG files, color scales for values, and figures with a caption to save."""
+"""Images for the browser as PNG files, figures with a caption to save, and still images of frames."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import io
 import textwrap
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from vitlens.widgets.page import Scale
 
 SIDE = 448
 """Largest side in pixels of images that are enlarged by an integer factor."""
+SHARP = 1.5
+"""Pixels of a still image per pixel of its display."""
 
 
 def enlarged(pixels: np.ndarray) -> bytes:
@@ -64,3 +66,91 @@ def captioned(forward, panel) -> bytes:
     ax.text(0, -0.03, caption, fontsize=9, va="top", transform=ax.transAxes, parse_math=False)
     figure.savefig(file := io.BytesIO(), format="png", bbox_inches="tight")
     return file.getvalue()
+
+
+def painted(panel: dict, image: Image.Image) -> np.ndarray:
+    """(H, W, 3) levels 0…255: an image under the map of a panel of a frame, as the front end paints it."""
+    below = np.asarray(image.convert("RGB"), float)
+    (height, width), (down, across) = below.shape[:2], panel["cell"]
+    if not panel["strength"]:
+        return below
+    values = np.frombuffer(panel["values"], "<f4").reshape(panel["rows"], panel["cols"], -1)
+    size = round(panel["cols"] * across * width), round(panel["rows"] * down * height)
+    how = Image.Resampling.BILINEAR if panel["smooth"] else Image.Resampling.NEAREST
+    large = np.stack([np.asarray(Image.fromarray(each).resize(size, how)) for each in values.transpose(2, 0, 1)], -1)
+    large, opacity = large[:height, :width], panel["strength"]
+    if scale := panel["scale"]:
+        place = (large[..., 0] - scale["low"]) / (scale["high"] - scale["low"] or 1) * 255
+        table = np.frombuffer(scale["colors"], np.uint8).reshape(256, 4)
+        large = table[place.clip(0, 255).round().astype(int)] / 255
+        large, opacity = large[..., :3], large[..., 3:]
+    below[:] = np.asarray(image.convert("L"))[..., None]
+    part = below[: large.shape[0], : large.shape[1]]
+    part += opacity * (255 * large - part)
+    return below
+
+
+def still(frame: dict, pictures: dict[str, bytes]) -> dict[str, str]:
+    """A frame as an output for readers without a kernel. Its alt text is the titles and captions of the panels.
+
+    Panels are side by side where they fit. Avoids pyplot for thread safety.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from vitlens.plot.alt_text import bundle
+    from vitlens.plot.style import DPI, INK, WIDTH, wrapped
+
+    texts, parts, x, top, bottom, across = [], [], 0, 0, 0, 0
+    for panel in frame["panels"]:
+        base = Image.open(io.BytesIO(pictures[panel["picture"]]))
+        width = WIDTH if base.width > 1.8 * base.height else WIDTH // 2
+        size = width - 20, round((width - 20) * base.height / base.width)
+        x, top = (0, bottom) if x + width > WIDTH else (x, top)
+        parts.append((_framed(panel, base, size), (x + 10, top + 34)))
+        texts.append((x + 10, top + 26, panel["title"], {"size": 11, "va": "bottom"}))
+        below = top + 42 + size[1]
+        if panel["ends"]:
+            parts.append((_strip(panel["scale"]["colors"], size[0]), (x + 10, below)))
+            for left, side, end in zip((10, width - 10), ("left", "right"), panel["ends"], strict=True):
+                texts.append((x + left, below + 14, end, {"size": 8.5, "va": "top", "ha": side}))
+            below += 34
+        words = wrapped(panel["words"], width - 20, 6.4)
+        texts.append((x + 10, below, words, {"size": 8.5, "va": "top", "linespacing": 1.3}))
+        x, bottom = x + width, max(bottom, below + 17 * len(words.splitlines()) + 12)
+        across = max(across, x)
+    texts.append((10, bottom + 4, "A still image. Run the cell for the interactive one.", {"size": 8, "color": "0.4"}))
+    size = across, bottom + 14
+    canvas = Image.new("RGB", [round(SHARP * each) for each in size], "white")
+    for part, place in parts:
+        canvas.paste(part, tuple(round(SHARP * each) for each in place))
+    figure = Figure(figsize=[each / DPI for each in size], dpi=SHARP * DPI)
+    figure.figimage(np.asarray(canvas))
+    for left, down, text, look in texts:
+        figure.text(left / size[0], 1 - down / size[1], text, **{"color": INK, "parse_math": False} | look)
+    FigureCanvasAgg(figure).draw()
+    drawn = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])
+    drawn.save(sharp := io.BytesIO(), "JPEG", quality=85)
+    alt = " ".join(f"{panel['title']}. {panel['words']}" for panel in frame["panels"])
+    return bundle(png(drawn.resize(size)), alt, across, sharp.getvalue())
+
+
+def _framed(panel: dict, base: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """The painted image of a panel, enlarged, with a frame around its selected cell."""
+    width, height = (round(SHARP * each) for each in size)
+    image = Image.fromarray(painted(panel, base).round().astype(np.uint8)).resize((width, height))
+    if panel["selected"]:
+        (row, col), (tall, wide) = panel["selected"], panel["cell"]
+        cell = [round(each) for each in (col * wide * width, row * tall * height,
+                                         (col + 1) * wide * width, (row + 1) * tall * height)]  # fmt: skip
+        ImageDraw.Draw(image).rectangle(cell, outline="black", width=6)
+        ImageDraw.Draw(image).rectangle([*(k + 2 for k in cell[:2]), *(k - 2 for k in cell[2:])], None, "white", 2)
+    return image
+
+
+def _strip(colors: bytes, width: int) -> Image.Image:
+    """The colors of a scale over squares in two grays."""
+    table = Image.frombytes("RGBA", (256, 1), colors).resize((round(SHARP * width), round(SHARP * 12)))
+    rows, cols = np.indices(table.size[::-1]) // round(SHARP * 6)
+    squares = Image.fromarray(np.where((rows + cols) % 2, 156, 227).astype(np.uint8)).convert("RGBA")
+    return Image.alpha_composite(squares, table).convert("RGB")

@@ -14,6 +14,7 @@ from torch import nn
 from vitlens.widgets import front
 from vitlens.widgets.all_heads import AllHeads
 from vitlens.widgets.comparison import Comparison
+from vitlens.widgets.drawing import still
 from vitlens.widgets.explorer import Explorer
 from vitlens.widgets.lanes import QUICK, Connection
 from vitlens.widgets.position_maps import PositionMaps
@@ -63,6 +64,13 @@ class Widget(anywidget.AnyWidget):
             else:
                 time.sleep(0.01)
         return True
+
+    def _repr_mimebundle_(self, **kwargs) -> tuple[dict, dict]:
+        """The widget, and a still image of its current frame for readers without a kernel."""
+        data, metadata = super()._repr_mimebundle_(**kwargs)
+        return data | still(self.frame, self.pictures), metadata
+
+    _ipython_display_ = None  # of ipywidgets 7, which would ignore the bundle
 
     def close(self) -> None:
         if hasattr(self, "connection"):

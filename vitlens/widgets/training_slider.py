@@ -10,9 +10,11 @@ import ipywidgets
 import matplotlib.pyplot as plt
 
 from vitlens import plot
+from vitlens.plot.alt_text import bundle
+from vitlens.plot.style import WIDTH
 
 
-def training(snapshots: Mapping | Path | str) -> ipywidgets.VBox:
+def training(snapshots: Mapping | Path | str) -> Slider:
     """Slider over the snapshots of a run, with its four inspection figures and a button to play them.
 
     snapshots: directory of a run, its `snapshots.npz`, or the result of `train.snapshots.load`. All figures are drawn
@@ -25,14 +27,29 @@ def training(snapshots: Mapping | Path | str) -> ipywidgets.VBox:
         from vitlens.train.snapshots import load
 
         snapshots = load(snapshots)
-    frames = [_png(plot.snapshot(snapshots, index)) for index in range(len(snapshots["steps"]))]
-    last = len(frames) - 1
-    picture = ipywidgets.Image(value=frames[0], format="png")
-    play = ipywidgets.Play(max=last, interval=500)
-    slider = ipywidgets.IntSlider(max=last, description="snapshot", readout=False, layout={"width": "560px"})
-    ipywidgets.jslink((play, "value"), (slider, "value"))
-    slider.observe(lambda change: picture.set_trait("value", frames[change["new"]]), "value")
-    return ipywidgets.VBox([ipywidgets.HBox([play, slider]), picture])
+    alt = "Embedding filters, position similarity, attention distances and rollouts at step {:,}."
+    pngs = [_png(plot.snapshot(snapshots, index)) for index in range(len(snapshots["steps"]))]
+    return Slider([bundle(png, alt.format(step), WIDTH) for png, step in zip(pngs, snapshots["steps"], strict=True)])
+
+
+class Slider(ipywidgets.VBox):
+    """A slider over figures, each given as the `bundle` of its image and alt text."""
+
+    def __init__(self, frames: list[dict[str, str]]):
+        last = len(frames) - 1
+        figure = ipywidgets.HTML(frames[0]["text/html"])
+        play = ipywidgets.Play(max=last, interval=500)
+        slider = ipywidgets.IntSlider(max=last, description="snapshot", readout=False, layout={"width": "560px"})
+        ipywidgets.jslink((play, "value"), (slider, "value"))
+        slider.observe(lambda change: figure.set_trait("value", frames[change["new"]]["text/html"]), "value")
+        super().__init__([ipywidgets.HBox([play, slider]), figure])
+        self._current = lambda: frames[slider.value]
+
+    def _repr_mimebundle_(self, **kwargs) -> dict:
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+        return {"application/vnd.jupyter.widget-view+json": view} | self._current()
+
+    _ipython_display_ = None  # of ipywidgets 7, which would ignore the bundle
 
 
 def _png(figure: plt.Figure) -> bytes:
