@@ -40,7 +40,7 @@ POLICY = (
 )
 """Content-Security-Policy: the browser may load from this server only."""
 PAGE = (
-    '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    '<!DOCTYPE html><html lang="en" class="vitlens-page"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     '<title>vitlens</title><link rel="icon" href="data:,"><link rel="stylesheet" href="/front.css">'
     '<main id="page"><div class="opening"><p role="status">Connecting …</p><img src="/photograph" alt=""></div></main>'
     '<script type="module" src="/app.js"></script></html>'

@@ -113,6 +113,7 @@ class Explorer(Pictured):
             "lens": None,
             **shown.beside,
             "about": self.photograph.note,
+            "model": forward.name,
             "uploads": LARGEST,
             "saves": True,
         }

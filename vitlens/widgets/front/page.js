@@ -1,5 +1,23 @@
+const SLOW = 1000; // milliseconds until a page shows progress, and dims a map that is no longer the chosen one
+const forwards = (count) => `${count.toLocaleString("en")} forward${count === 1 ? "" : "s"}`;
+const lasting = (seconds) => (seconds < 90 ? `${Math.ceil(seconds)} s` : `${Math.round(seconds / 60)} minutes`);
+
+// A document of the class "vitlens-page" has nothing but the explorer: the app and saved pages. There, drops and pasted
+// photos are taken anywhere, and the state is in the address. In a notebook only the widget itself is used.
 function render({ model, el }) {
+  const alone = document.documentElement.classList.contains("vitlens-page");
   const alert = make("p", { class: "alert", role: "alert" });
+  const hush = () => {
+    [complaint, hushed] = ["", model.get("frame").answers];
+    warn();
+  };
+  const close = make("button", { type: "button", class: "button small", onclick: hush }, "Close");
+  const amount = make("span", { "aria-hidden": "true" });
+  const meter = make("progress", { "aria-label": "Progress" });
+  const stopper = make("button", { type: "button", class: "button small", onclick: () => cancel() }, "Cancel");
+  const progress = make("div", { class: "notice progress", hidden: true }, amount, meter, stopper);
+  const warning = make("div", { class: "notice" }, alert, close);
+  const heading = make(alone ? "h1" : "p", { class: "heading" });
   const busy = make("span", { class: "busy", role: "status" });
   const tools = make("div", { class: "tools" });
   const panels = make("div", { class: "panels" });
@@ -10,28 +28,44 @@ function render({ model, el }) {
   const depth = make("section", { class: "dots" });
   const written = make("section", { class: "dots parts" });
   const said = make("section", { class: "dots lens" });
-  const folds = make("div", { class: "folds" });
-  const side = make("div", { class: "side" }, tools, about, controls, list, written, said, trust, depth, folds);
-  const body = make("div", { class: "body" }, panels, side);
   const top = make("div", { class: "top" });
-  const root = make("div", { class: "vitlens" }, alert, top, body);
+  const folds = make("div", { class: "folds" });
+  const choices = make("div", { class: "choices" }, tools, list, controls, folds, about);
+  const charts = make("div", { class: "charts" }, written, said, trust, depth);
+  const side = make("div", { class: "side" }, choices, charts);
+  const body = make("div", { class: "body" }, panels, side);
+  const notices = make("div", { class: "notices" }, warning, progress);
+  const root = make("div", { class: "vitlens" }, notices, heading, top, body);
   const made = { panels: new Map(), places: new Map() };
+  const uploads = new Set(); // names of the photos that were uploaded
   let sent = 0;
+  let since = 0; // time of the first message without an answer
   let saving = 0;
   let turns = 0;
   let coming = null; // current upload
-  let complaint = ""; // error about a file that was not sent
+  let long = null; // progress of a map or score
+  let complaint = ""; // message of this page, such as of a file that was not sent
+  let hushed; // number of the answer whose message was closed
   let gone = ""; // the alert while there is no kernel
+  let timer;
+  const warn = () => {
+    const { answers, message } = model.get("frame");
+    const said = gone || [complaint, answers === hushed ? "" : message].filter(Boolean).join(" ");
+    if (said !== alert.textContent) alert.textContent = said;
+    warning.hidden = !said;
+    close.hidden = Boolean(gone);
+  };
   const stop = watch(model, (sentence) => {
     gone = sentence;
-    alert.textContent = gone || complaint || model.get("frame").message;
     body.inert = Boolean(gone);
-    if (gone) busy.textContent = "";
+    warn();
+    status();
   });
   const aim = { at: null };
 
   const waiting = () => sent > model.get("frame").answers;
   const send = (content, buffers = []) => {
+    if (!waiting()) since = performance.now();
     root.dataset.sent = sent = number += 1;
     complaint = "";
     setTimeout(() => waiting() && status(), 150);
@@ -50,26 +84,57 @@ function render({ model, el }) {
     }, PACE);
   };
   const megabytes = (bytes) => (bytes / 2 ** 20).toFixed(1);
+  // Text and share of what takes long, or undefined.
+  const running = () => {
+    const taken = waiting() ? performance.now() - since : 0;
+    if (gone) return undefined;
+    if (coming?.received) return [`Uploading: ${megabytes(coming.received)} of ${megabytes(coming.size)} MB`, coming.received / coming.size];
+    if (!long) return taken < SLOW ? undefined : [`Computing: ${lasting(taken / 1000)}`];
+    const { what, done, of, left } = long;
+    const rest = left ? `, about ${lasting(left)} left` : "";
+    return [what + (done ? `: ${of ? `${done.toLocaleString("en")} of ` : ""}${forwards(of || done)}${rest}` : " …"), of && done / of];
+  };
   const status = () => {
-    const progress = () => `receiving ${megabytes(coming.received)} of ${megabytes(coming.size)} MB …`;
-    busy.textContent = gone ? "" : coming ? progress() : waiting() ? "working …" : "";
+    const shown = running();
+    busy.textContent = !gone && (waiting() || coming || long) ? "Computing …" : "";
+    progress.hidden = !shown;
+    root.classList.toggle("stale", waiting() && performance.now() - since >= SLOW);
+    clearTimeout(timer);
+    if (waiting() && !gone) timer = setTimeout(status, SLOW);
+    if (!shown) return;
+    amount.textContent = shown[0];
+    if (shown[1]) meter.value = shown[1];
+    else meter.removeAttribute("value");
   };
   const complain = (problem) => {
     coming = null;
+    complaint = problem;
     status();
-    alert.textContent = complaint = problem;
+    warn();
+  };
+  const cancel = () => {
+    if (coming) complain("");
+    else send({ cancel: true });
   };
   // Sends the file in parts, each after Python confirmed the last. A new file replaces it.
   const upload = async (file) => {
-    if (!file) return;
     const mine = (coming = { id: (number += 1), file, received: 0, size: file.size });
     const most = model.get("frame").uploads;
     if (file.size > most) {
       const limit = `is larger than ${most / 2 ** 20} MB, the upload limit. Make it smaller`;
       return complain(`${file.name} (${megabytes(file.size)} MB) ${limit}.`);
     }
-    alert.textContent = complaint = "";
+    complaint = "";
+    warn();
+    uploads.add(file.name);
     sendPart(mine);
+  };
+  // Photos that were dropped, pasted or chosen: the first one is uploaded.
+  const take = ({ files }, missing) => {
+    if (!files.length) return complain(missing);
+    upload(files[0]);
+    if (files.length > 1) complaint = `${files.length} files were given. The first one, ${files[0].name}, is used.`;
+    warn();
   };
   const sendPart = async (mine) => {
     status();
@@ -78,8 +143,10 @@ function render({ model, el }) {
     if (coming !== mine) return;
     if (data instanceof Error) return complain(`${file.name} could not be read by this browser (${data.message}).`);
     const part = { upload: file.name, file: id, at: received, of: size };
-    if (received + PART < size) model.send(part, undefined, [data]);
-    else send(part, [data]);
+    if (received + PART < size) return model.send(part, undefined, [data]);
+    const kept = complaint;
+    send(part, [data]);
+    complaint = kept;
   };
   const confirmed = ({ file, received, problem }) => {
     if (file !== coming?.id) return;
@@ -93,30 +160,41 @@ function render({ model, el }) {
     status();
   };
 
-  const file = make("input", { type: "file", accept: "image/*", "aria-label": "Upload an image", onchange: () => {
-    upload(file.files[0]);
+  const file = make("input", { type: "file", accept: "image/*", "aria-label": "Upload a photo", onchange: () => {
+    take(file, "");
     file.value = "";
   } });
-  const uploader = make("label", { class: "button" }, "Upload an image", file);
+  const uploader = make("label", { class: "button" }, "Upload, drop or paste a photo", file);
   const saver = make("button", { type: "button", class: "button", onclick: () => {
     send({ press: "save" });
     saving = sent;
   } }, "Save");
   tools.append(uploader, saver, busy);
   root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
-  root.addEventListener("dragover", (event) => {
-    if (!model.get("frame").uploads) return;
-    event.preventDefault();
-    root.classList.add("dropping");
-  });
-  root.addEventListener("dragleave", () => root.classList.remove("dropping"));
-  root.addEventListener("drop", (event) => {
-    root.classList.remove("dropping");
-    if (!model.get("frame").uploads) return;
-    event.preventDefault();
-    event.stopPropagation();
-    upload(event.dataTransfer.files[0]);
-  });
+  const place = alone ? document : root;
+  const handlers = {
+    dragover(event) {
+      if (!model.get("frame").uploads || gone) return;
+      event.preventDefault();
+      root.classList.toggle("dropping", event.dataTransfer.types.includes("Files"));
+    },
+    dragleave: ({ relatedTarget }) => root.classList.toggle("dropping", relatedTarget && place.contains(relatedTarget)),
+    drop(event) {
+      root.classList.remove("dropping");
+      if (!model.get("frame").uploads || gone) return;
+      event.preventDefault();
+      event.stopPropagation();
+      take(event.dataTransfer, "A link or a text was dropped. Drop the file of a photo.");
+    },
+    paste(event) {
+      const typed = event.target.matches?.("input, select, textarea") && !event.clipboardData.files.length;
+      if (!model.get("frame").uploads || gone || typed) return;
+      event.preventDefault();
+      event.stopPropagation();
+      take(event.clipboardData, "The clipboard has no photo. Copy one, and paste it again.");
+    },
+  };
+  for (const [event, handler] of Object.entries(handlers)) place.addEventListener(event, handler);
 
   const keep = (known, parent, described, fresh, stays) => {
     const names = described.map((each) => each.name);
@@ -174,26 +252,39 @@ function render({ model, el }) {
     renew(trust, frame.score || null, curves);
     renew(depth, frame.dots || null, (each) => dots(each, send, aim));
     uploader.hidden = !frame.uploads;
-    uploader.title = frame.uploads ? `An image of up to ${frame.uploads / 2 ** 20} MB` : "";
+    uploader.title = frame.uploads ? `Up to ${frame.uploads / 2 ** 20} MB, uploaded unchanged` : "";
     saver.hidden = !frame.saves;
     await Promise.all(frame.panels.map((each) => made.panels.get(each.name).update(each, pictures, waiting)));
     if (turn !== turns) return; // a later frame was faster
-    alert.textContent = gone || complaint || frame.message;
+    warn();
     if (!waiting()) status();
+    const names = [frame.controls.find(({ name }) => name === "photograph")?.value, frame.model].filter(Boolean);
+    heading.hidden = !frame.model;
+    heading.textContent = names.join(" · ");
+    if (alone) document.title = [...names, "vitlens"].join(" · ");
+    address?.drawn();
     about.textContent = frame.about || "";
     root.dataset.answers = frame.answers;
     root.dataset.sent = sent;
   };
   const custom = (content, buffers) => {
     if (content.file) confirmed(content);
-    else if (content.download && content.asked === saving) save(content.download, buffers);
+    else if ("progress" in content) {
+      long = content.progress;
+      status();
+    }
+    if (content.download && content.asked === saving) save(content.download, buffers);
   };
   model.on("change:frame", draw);
   model.on("msg:custom", custom);
   el.append(root);
+  const address = alone ? addressed(model, uploads, send, complain) : null;
   draw();
   return () => {
     stop();
+    address?.stop();
+    clearTimeout(timer);
+    for (const [event, handler] of Object.entries(handlers)) place.removeEventListener(event, handler);
     model.off("change:frame", draw);
     model.off("msg:custom", custom);
   };

@@ -1,0 +1,74 @@
+// The state in the address of a page: #view=rollout&layer=8&head=mean&patch=5,7&off=0.2&sample=coffee
+
+const valuesOf = (frame) => Object.fromEntries(frame.controls.map(({ name, value }) => [name, value]));
+const RARE = ["way", "target", "against"]; // in the address only where they differ from the first frame
+
+// first: the values of the first frame. uploads: names of photos that are not in the address.
+function addressOf(frame, first, uploads) {
+  const values = valuesOf(frame);
+  const used = frame.controls.filter(({ hidden, disabled }) => !hidden && !disabled).map(({ name }) => name);
+  const parts = [];
+  const plain = (text) => encodeURIComponent(text).replaceAll("%2C", ",").replaceAll("%3A", ":");
+  const add = (name, text) => parts.push(`${name}=${plain(text)}`);
+  for (const name of ["view", "layer", "head"]) if (used.includes(name)) add(name, values[name]);
+  if (used.includes("query")) {
+    if (values.query === "patch") add("patch", `${values.row},${values.column}`);
+    else add("query", values.query);
+  }
+  if (values.off?.length) add("off", values.off.map((place) => place.join(".")).join(","));
+  for (const name of RARE)
+    if (used.includes(name) && !same(values[name], first[name])) add(name, [values[name]].flat().join(":"));
+  if (values.photograph !== first.photograph && !uploads.has(values.photograph)) add("sample", values.photograph);
+  return `#${parts.join("&")}`;
+}
+
+// The values that an address sets, in an order that Page.change takes.
+function valuesIn(address, first) {
+  const given = new URLSearchParams(address.slice(1));
+  const read = (text) => (/^\d+$/.test(text) ? Number(text) : text);
+  const values = { photograph: given.get("sample") ?? first.photograph };
+  for (const name of ["view", "layer", "head", "query", "row", "column"])
+    values[name] = given.has(name) ? read(given.get(name)) : first[name];
+  if (!given.has("head")) delete values.head; // each view has its own
+  const patch = given.get("patch")?.split(",").map(read);
+  if (patch) [values.query, values.row, values.column] = ["patch", ...patch];
+  values.off = given.get("off") ? given.get("off").split(",").map((place) => place.split(".").map(read)) : [];
+  for (const name of RARE) {
+    const [kind, ...rest] = (given.get(name) ?? "").split(":");
+    values[name] = !given.has(name) ? first[name] : rest.length ? [kind, rest.join(":")] : read(kind);
+  }
+  for (const name of Object.keys(values)) if (!(name in first)) delete values[name];
+  return values;
+}
+
+// Keeps the address of the page and the state of the source equal. Returns the function to call after a drawing.
+function addressed(model, uploads, send, notice) {
+  const first = valuesOf(model.get("frame"));
+  let how = "replaceState"; // for the first address, and after a state that came from an address
+  let timer;
+  const restore = (state) => {
+    how = "replaceState";
+    const values = valuesIn(location.hash, first);
+    const lost = state?.upload && !uploads.has(state.upload);
+    if (state?.upload && !lost) values.photograph = state.upload;
+    send({ set: values });
+    if (lost) notice(`“${state.upload}” was uploaded and is not in the address of this page. Upload it again.`);
+  };
+  const onpopstate = ({ state }) => restore(state);
+  window.addEventListener("popstate", onpopstate);
+  if (location.hash.length > 1 || history.state?.upload) restore(history.state);
+  const write = () => {
+    const frame = model.get("frame");
+    const { photograph } = valuesOf(frame);
+    const [address, upload] = [addressOf(frame, first, uploads), uploads.has(photograph) ? photograph : ""];
+    if (address !== location.hash || upload !== (history.state?.upload || "")) history[how]({ upload }, "", address);
+    how = "pushState";
+  };
+  return {
+    drawn() {
+      clearTimeout(timer);
+      timer = setTimeout(write, 300); // a drag is one entry of the history
+    },
+    stop: () => window.removeEventListener("popstate", onpopstate),
+  };
+}
