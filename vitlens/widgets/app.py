@@ -40,13 +40,17 @@ POLICY = (
 )
 """Content-Security-Policy: the browser may load from this server only."""
 PAGE = (
-    '<!DOCTYPE html><html lang="en" class="vitlens-page"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    '<title>vitlens</title><link rel="icon" href="data:,"><link rel="stylesheet" href="/front.css">'
+    '<!DOCTYPE html><html lang="en" class="vitlens-page"><meta charset="utf-8"><title>vitlens</title>'
+    '<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
+    '<link rel="stylesheet" href="/front.css">'
     '<main id="page"><div class="opening"><p role="status">Connecting …</p><img src="/photograph" alt=""></div></main>'
     '<script type="module" src="/app.js"></script></html>'
 )
 PLAIN = '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>vitlens</title><p role="alert">{}</p></html>'
-CLEAN = '<!DOCTYPE html><meta http-equiv="refresh" content="0; url=/"><title>vitlens</title>'
+CLEAN = (
+    '<!DOCTYPE html><html lang="en" class="vitlens-page"><meta http-equiv="refresh" content="0; url=/">'
+    '<title>vitlens</title><link rel="icon" href="data:,"><link rel="stylesheet" href="/front.css"></html>'
+)
 """Response to an address with the token. It sets the cookie and loads the address without the token. A redirect would
 fail, because a browser that was opened from a file does not send a SameSite=Strict cookie with it."""
 SENTENCES = {
