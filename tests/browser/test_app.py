@@ -1,10 +1,13 @@
 """`vitlens app` in a real browser."""
 
+import base64
 import io
 import time
 
 import numpy as np
+import pytest
 from PIL import Image
+from test_app import Served
 
 from browser.fronts import MARKS, START, App, move
 from vitlens.images import samples
@@ -64,3 +67,216 @@ def test_app_shows_maps_uploads_and_stays_quick(model, browser, tmp_path):
     page.wait_for_function("() => document.querySelector('.alert').textContent.includes('has ended')")
     assert page.locator(".body").evaluate("node => node.inert") and errors == []
     context.close()
+
+
+@pytest.fixture(scope="module")
+def served(model):
+    """An app in this process."""
+    served = Served(model)
+    yield served
+    served.end()
+    assert served.error is None
+
+
+class Tab:
+    """A page of an app, with the actions and texts of a user. Asserts that it has no errors."""
+
+    def __init__(self, browser, served, address="", **options):
+        self.context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
+        self.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        self.page, self.address, self.errors = self.context.new_page(), served.address, []
+        self.page.set_default_timeout(START)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.goto(served.opening)
+        self.settle()
+        if address:
+            self.page.goto(self.address + address)
+            self.settle()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.context.close()
+        assert self.errors == []
+
+    def settle(self):
+        """Wait until everything that was requested is shown, and the address is written."""
+        self.page.wait_for_selector(".vitlens[data-answers]")
+        self.page.wait_for_function(
+            "() => { const { dataset } = document.querySelector('.vitlens'); return dataset.sent === dataset.answers }"
+        )
+        self.page.wait_for_timeout(350)
+
+    def act(self, action):
+        action()
+        self.settle()
+
+    def click(self, row, col):
+        box = self.page.locator(".picture canvas").first.bounding_box()
+        place = box["x"] + (col + 0.5) / 8 * box["width"], box["y"] + (row + 0.5) / 8 * box["height"]
+        self.act(lambda: self.page.mouse.click(*place))
+
+    def choose(self, control, value):
+        """Choose a value of a control, as `Page.change` takes it."""
+        self.page.goto(f"{self.address}#{control}={value}")
+        self.settle()
+
+    def says(self, words):
+        self.page.wait_for_function("words => document.querySelector('.alert').textContent.includes(words)", arg=words)
+
+    def shown(self, words):
+        self.page.wait_for_function(
+            "words => document.querySelector('figcaption').textContent.includes(words)", arg=words
+        )
+
+    @property
+    def hash(self):
+        return self.page.url.removeprefix(self.address)
+
+    def drop(self, target, files=(), **text):
+        """Drop files, by their name, or texts, by their type with _ for /, on an element. True if it was taken."""
+        return self.page.locator(target).first.evaluate(
+            """(node, [files, texts]) => {
+                const dataTransfer = new DataTransfer();
+                for (const [name, data] of files)
+                    dataTransfer.items.add(new File([Uint8Array.from(atob(data), (c) => c.charCodeAt(0))], name));
+                for (const [type, text] of Object.entries(texts)) dataTransfer.setData(type.replace("_", "/"), text);
+                const fire = (kind, more = {}) => node.dispatchEvent(
+                    new DragEvent(kind, { dataTransfer, bubbles: true, cancelable: true, ...more }));
+                fire("dragover");
+                const outlined = [document.querySelector(".vitlens").matches(".dropping")];
+                fire("dragleave", { relatedTarget: document.querySelector("figcaption") });
+                outlined.push(document.querySelector(".vitlens").matches(".dropping"));
+                fire("dragleave", { relatedTarget: null });
+                outlined.push(document.querySelector(".vitlens").matches(".dropping"));
+                return [!fire("drop"), outlined];
+            }""",
+            [[[name, base64.b64encode(photo(k)).decode()] for k, name in enumerate(files)], text],
+        )
+
+
+def photo(seed=0, side=40):
+    """PNG file of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
+    Image.fromarray(pixels).save(file := io.BytesIO(), "PNG")
+    return file.getvalue()
+
+
+def test_app_takes_pasted_and_dropped_photos(browser, served):
+    copy = """async (data) => {
+        const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+        await navigator.clipboard.write([new ClipboardItem({ "image/png": new Blob([bytes], { type: "image/png" }) })]);
+    }"""
+    with Tab(browser, served) as tab:
+        tab.page.evaluate(copy, base64.b64encode(photo()).decode())
+        tab.act(lambda: tab.page.keyboard.press("Control+V"))
+        tab.page.wait_for_function("() => document.querySelector('.heading').textContent.startsWith('image.png')")
+        tab.page.evaluate("navigator.clipboard.writeText('a cat')")
+        tab.page.keyboard.press("Control+V")
+        tab.says("The clipboard has no photo")
+        tab.page.get_by_role("button", name="Close").click()
+        assert not tab.page.locator(".notice .alert").is_visible()
+        for target in (".picture", "html"):
+            taken, outlined = tab.drop(target, [f"{target[1:]}.png"])
+            assert taken and outlined == [True, True, False]
+            tab.page.wait_for_function(
+                "name => document.querySelector('.heading').textContent.startsWith(name)", arg=f"{target[1:]}.png"
+            )
+        tab.settle()
+        before = tab.hash
+        assert tab.drop("body", text_uri_list="https://example.org/cat.jpg")[0]
+        tab.says("A link or a text was dropped")
+        assert tab.hash == before
+        tab.drop("body", ["first.png", "second.png"])
+        tab.says("2 files were given. The first one, first.png, is used.")
+        tab.page.wait_for_function("() => document.title.startsWith('first.png · vit')")
+
+
+def test_app_address_restores_state(browser, served):
+    with Tab(browser, served, "#view=rollout&layer=2&patch=5,6&off=0.2,1.0&way=zero&sample=coffee") as tab:
+        first = tab.hash
+        tab.shown("Rollout from the patch in row 5, column 6 through layers 0 to 2")
+        tab.shown("head 2 of layer 0, head 0 of layer 1")
+        tab.click(1, 2)
+        second = tab.hash
+        assert "patch=1,2" in second and "sample=coffee" in second and "off=0.2,1.0" in second
+        tab.act(lambda: move(tab.page, "layer", 1))
+        tab.act(lambda: tab.page.go_back())
+        assert tab.hash == second
+        tab.shown("row 1, column 2 through layers 0 to 2")
+        tab.act(lambda: tab.page.go_back())
+        assert tab.hash == first
+        tab.shown("row 5, column 6")
+        tab.act(lambda: tab.page.go_forward())
+        tab.act(lambda: tab.page.reload())
+        assert tab.hash == second
+        tab.shown("row 1, column 2 through layers 0 to 2")
+        assert "coffee" in tab.page.title()
+        tab.choose("view", "norms")
+        assert tab.hash == "#view=norms&layer=2", "the rest is as in the first frame"
+        tab.act(lambda: tab.page.locator("input[type=file]").set_input_files(
+            {"name": "mine.png", "mimeType": "image/png", "buffer": photo()}))  # fmt: skip
+        assert "mine" not in tab.hash and tab.page.title().startswith("mine.png")
+        tab.act(lambda: tab.page.reload())
+        tab.says("“mine.png” was uploaded and is not in the address")
+        assert tab.page.title().startswith("chelsea")
+        tab.choose("layer", "99")
+        tab.says("must be a whole number from 0 to 3, got 99")
+        assert "layer=2" in tab.hash
+
+
+def test_app_shows_progress_and_cancels(browser, served):
+    """The old map is dimmed, and stays after a cancel. A score that is not finished is not saved."""
+    with Tab(browser, served, "#view=norms") as tab:
+        hook = served.app.model.register_forward_hook(lambda *_: time.sleep(0.2))
+        try:
+            tab.page.locator("[data-control=view] select").select_option(label="KernelSHAP")
+            tab.page.wait_for_function(
+                "() => /KernelSHAP: [\\d,]+ of 1,024 forwards, about \\d+ s left/"
+                ".test(document.querySelector('.progress').textContent)"
+            )
+            assert tab.page.locator(".vitlens.stale").count() == 1
+            assert 0 < tab.page.locator("progress").evaluate("node => node.value") < 1
+            tab.act(tab.page.get_by_role("button", name="Cancel").click)
+            assert not tab.page.locator(".progress").is_visible() and not tab.page.locator(".vitlens.stale").count()
+            tab.shown("Length of the patch tokens")
+            assert tab.page.locator(".alert").inner_text() == ""
+        finally:
+            hook.remove()
+
+
+def test_app_layout_stays_put(browser, served):
+    """Bars have one place in all views, and an alert moves nothing."""
+    box = "node => { const { x, y } = node.getBoundingClientRect(); return [Math.round(x), Math.round(y)] }"
+    with Tab(browser, served) as tab:
+        places = set()
+        for view in ("attention", "received", "norms", "lens", "contributions", "relevance"):
+            tab.choose("view", view)
+            assert tab.hash.startswith(f"#view={view}")
+            places.add(tuple(tab.page.locator(".bars:not(.layers)").first.evaluate(box)))
+        assert len(places) == 1
+        before = tab.page.locator(".picture").first.evaluate(box)
+        tab.drop("body", text_plain="x")
+        tab.says("A link")
+        assert tab.page.locator(".picture").first.evaluate(box) == before
+        for width in (390, 720, 1440, 1920):
+            tab.page.set_viewport_size({"width": width, "height": 900})
+            assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        tab.page.set_viewport_size({"width": 1000, "height": 900})
+        tab.page.evaluate("scrollTo(0, 1e6)")
+        assert tab.page.evaluate("scrollY") > 50
+        assert tab.page.locator(".panels").evaluate(box)[1] >= 0, "the picture stays in view"
+        assert tab.page.locator("main h1").inner_text() == "chelsea · vit"
+
+
+def test_app_follows_color_preferences(browser, served):
+    ground = "() => getComputedStyle(document.documentElement, null).colorScheme"
+    for options in ({"color_scheme": "dark"}, {"forced_colors": "active"}):
+        with Tab(browser, served, **options) as tab:
+            assert tab.page.evaluate(ground) == "light dark"
+            bar = tab.page.locator(".bars .bar").first
+            shot = np.asarray(Image.open(io.BytesIO(bar.screenshot())).convert("L")).astype(int)
+            assert abs(shot[5, 3] - shot[5, -3]) > 60, "the bar differs from its ground"
+            corner = np.asarray(Image.open(io.BytesIO(tab.page.screenshot())).convert("L"))[-1, 0]
+            assert (corner < 60) == ("color_scheme" in options)
