@@ -1,8 +1,8 @@
 """The model itself in a page: its weights as the page's scripts read them, and the scripts that run it.
 
 The scripts run plain pre-norm Vision Transformers of timm with a class token or a mean as read-out, of the sizes Ti and
-S. `vit.js` is the forward, `gradients.js` the backward, and `kernels.wat` their inner loops, assembled in
-`kernels.wasm`.
+S. `vit.js` is the forward, `gradients.js` the backward, `kernels.wat` their inner loops (assembled in `kernels.wasm`),
+`pixels.js` the preprocessing and `worker.js` the thread in which they run.
 
 Shapes: L layers, R prefix tokens, T tokens, D width.
 """
@@ -19,7 +19,7 @@ from vitlens.models import built_size, data_config
 from vitlens.recorder.supported import UnsupportedModelError, family, model_name, qualified_name, unwrap
 
 HERE = Path(__file__).parent
-SCRIPTS = ("vit", "gradients")
+SCRIPTS = ("vit", "gradients", "pixels", "worker")
 """Names of the worker's scripts in the order in which they are joined. They share one scope."""
 PARTS = {
     "VisionTransformer", "Sequential", "Block", "Attention", "Mlp", "LayerNorm", "LayerScale", "Linear", "PatchEmbed",

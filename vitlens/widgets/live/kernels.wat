@@ -7,9 +7,9 @@
   (memory (import "page" "memory") 1)
 
   ;; C = A·B + bias, of matrices with `rows` × `depth` and `depth` × `cols` values. `rows` is a multiple of 4, `cols` of
-  ;; 8. Rows of A and C begin every `a_row` and `c_row` bytes, so that a head is read from, and written to, its columns of
-  ;; a wider matrix. B is packed in panels of 8 columns, one after another, each with its `depth` rows of 8 values, so
-  ;; that the inner loop reads it in the order of memory. `bias` has `cols` values.
+  ;; 8. Rows of A and C begin every `a_row` and `c_row` bytes, so that a head is read from, and written to, its columns
+  ;; of a wider matrix. B is packed in panels of 8 columns, each with its `depth` rows of 8 values, so that the inner
+  ;; loop reads it in the order of memory. `bias` has `cols` values.
   (func (export "gemm")
     (param $a i32) (param $a_row i32) (param $b i32) (param $c i32) (param $c_row i32) (param $bias i32)
     (param $rows i32) (param $cols i32) (param $depth i32)

@@ -1,0 +1,226 @@
+"""The model of a live page in Chromium, against the same model in PyTorch: pixels, forward, heads off and backward."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import vitlens
+from browser.fronts import MARKS
+from vitlens import attention, attribution
+from vitlens.models import preprocess
+from vitlens.recorder.record import capture
+from vitlens.tokens import features
+from vitlens.widgets import live
+
+pytestmark = MARKS
+SIZE = 64
+MODELS = {
+    "ti": ("vit_tiny_patch16_224", {}),
+    "ti-mean": ("vit_tiny_patch16_224", {"depth": 4, "global_pool": "avg"}),
+    "s": ("vit_small_patch16_224", {"depth": 3}),
+    "s-mean": ("vit_small_patch16_224", {"depth": 3, "global_pool": "avg", "class_token": False}),
+    "others": ("vit_tiny_patch16_224", {"depth": 2, "reg_tokens": 2, "no_embed_class": True, "pre_norm": True,
+                                        "init_values": 0.5, "global_pool": "avg", "fc_norm": False}),
+}  # fmt: skip
+METHODS = ("relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad")
+HARNESS = """<script type="text/plain" id="worker">{script}</script><script>
+const worker = new Worker(URL.createObjectURL(new Blob([document.getElementById("worker").textContent])));
+const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
+const text = ({{ buffer, byteOffset, byteLength }}) => {{
+  let letters = "";
+  for (const byte of new Uint8Array(buffer, byteOffset, byteLength)) letters += String.fromCharCode(byte);
+  return btoa(letters);
+}};
+const plain = (value) => {{
+  if (ArrayBuffer.isView(value)) return {{ type: value.constructor.name, data: text(value) }};
+  if (Array.isArray(value)) return value.map(plain);
+  if (!value || typeof value !== "object") return value;
+  return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, plain(item)]));
+}};
+window.ask = (task, given) => new Promise((done) => {{
+  for (const name of ["weights", "wasm", "bytes"]) if (name in given) given[name] = bytes(given[name]);
+  if ("input" in given) given.input = new Float32Array(bytes(given.input));
+  worker.onmessage = ({{ data }}) => done(plain(data));
+  worker.onerror = ({{ message }}) => done({{ error: message }});
+  worker.postMessage({{ number: 1, task, ...given }});
+}});</script>"""
+
+
+def arrays(value):
+    """An answer of the page with NumPy arrays in place of their bytes."""
+    if isinstance(value, list):
+        return [arrays(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if {*value} == {"type", "data"}:
+        kind = {"Float32Array": np.float32, "Uint8Array": np.uint8}[value["type"]]
+        return np.frombuffer(base64.b64decode(value["data"]), kind)
+    return {name: arrays(item) for name, item in value.items()}
+
+
+def text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+class Page:
+    """A page from disk that runs the model of a live page in its worker."""
+
+    def __init__(self, browser, folder):
+        (folder / "page.html").write_text(HARNESS.format(script=live.script()), encoding="utf-8")
+        self.page = browser.new_page()
+        self.page.goto(f"file://{folder}/page.html")
+
+    def ask(self, task: str, **given):
+        given = {name: text(value) if isinstance(value, bytes) else value for name, value in given.items()}
+        given |= {"input": text(given["input"].numpy().tobytes())} if "input" in given else {}
+        answer = self.page.evaluate("([task, given]) => ask(task, given)", [task, given])
+        assert "error" not in answer, answer["error"]
+        return arrays(answer).get("result")
+
+    def open(self, model, means=None):
+        about, weights = live.written(model, means)
+        self.ask("open", about=json.loads(json.dumps(about)), weights=weights,
+                 wasm=(live.HERE / "kernels.wasm").read_bytes())  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def page(browser, tmp_path_factory):
+    return Page(browser, tmp_path_factory.mktemp("live"))
+
+
+def model_of(name: str):
+    """A model with random weights whose attention and logits differ from patch to patch."""
+    torch.manual_seed(0)
+    architecture, options = MODELS[name]
+    model = timm.create_model(architecture, img_size=SIZE, num_classes=10, **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.08)
+    model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, SIZE, SIZE)}
+    return model
+
+
+def near(got, exact: torch.Tensor, what: str, limit: float = 1e-4) -> None:
+    """Assert that values differ by at most `limit` of the largest."""
+    got, exact = np.asarray(got, np.float64).reshape(exact.shape), exact.double().numpy()
+    assert np.abs(got - exact).max() <= limit * np.abs(exact).max(), what
+
+
+def rows(record: dict, layer: int, heads: int) -> torch.Tensor:
+    """Attention (H, T, T) from the queries and keys of a record."""
+    part = record["layers"][layer]
+    q, k = (torch.tensor(part[name]).view(heads, -1, 64) for name in "qk")
+    return (q @ k.mT * part["scale"]).softmax(-1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_forward_and_backward_equal_torch(page, name):
+    model, heads = model_of(name), 3 if name[0] != "s" else 6
+    page.open(model)
+    batch = torch.randn(1, 3, SIZE, SIZE)
+    with torch.no_grad(), capture(model, values=True) as attn:
+        tokens, logits = features(model, batch)
+    record = page.ask("forward", key="a", input=batch, off=[], mean=False)
+    near(record["logits"], logits, "logits")
+    random = np.random.default_rng(0)
+    for _ in range(10):
+        layer, head, query = (int(random.integers(n)) for n in (len(attn), heads, attn.grid.tokens))
+        exact = attn[layer].weights(queries=query)[0, head, 0]
+        near(rows(record, layer, heads)[head, query], exact, f"row {layer, head, query}")
+        near(record["layers"][layer]["v"], attn[layer].v[0], "values")
+        near(record["tokens"][layer], tokens[layer][0], "tokens")
+    moved = [torch.eye(attn.grid.tokens).double()]
+    for layer in range(len(attn)):
+        moved.append((rows(record, layer, heads).mean(0).double() + torch.eye(attn.grid.tokens)) / 2 @ moved[-1])
+    row = (attention.read_row(attn).double() @ moved[-1]).float()
+    near(attn.grid.image_map(row), attention.rollout(attn), "rollout")
+    for target, against in ((2, None), (0, 7)):
+        maps = page.ask("why", key="a", target=target, against=against)
+        for method in METHODS:
+            near(maps[method], attribution.METHODS[method](model, batch, target, against=against)[0], method)
+
+
+@pytest.mark.parametrize("way", ["zero", "mean"])
+def test_heads_off_equal_intervene(page, way):
+    model = model_of("ti-mean")
+    off, reference, batch = [(0, 2), (2, 1), (2, 0)], torch.randn(4, 3, SIZE, SIZE), torch.randn(1, 3, SIZE, SIZE)
+    with torch.no_grad(), capture(model, values=True) as attn:
+        model(reference)
+    means = {(layer, head): attn[layer].output.mean(0)[head] for layer in range(4) for head in range(3)}
+    page.open(model, means)
+    with vitlens.intervene(model, heads={head: "zero" if way == "zero" else means[head] for head in off}):
+        with torch.no_grad():
+            logits = model(batch)
+        exact = {method: attribution.METHODS[method](model, batch, 4)[0] for method in METHODS}
+    given = {"key": way, "input": batch, "off": off, "mean": way == "mean"}
+    near(page.ask("forward", **given)["logits"], logits, "logits")
+    page.ask("forward", **given | {"key": "other", "off": []})
+    maps = page.ask("why", **given, target=4, against=None)
+    for method in METHODS:
+        near(maps[method], exact[method], method)
+
+
+def file_of(image: Image.Image, kind: str, **options) -> bytes:
+    image.save(file := io.BytesIO(), format=kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_inputs_equal_preprocess(page, interpolation):
+    model = model_of("others")
+    model.pretrained_cfg |= {"interpolation": interpolation, "crop_pct": 0.9}
+    page.open(model)
+    photos = vitlens.samples()
+    alpha = np.random.default_rng(0).integers(0, 256, photos["chelsea"].size[::-1], np.uint8)
+    upright = Image.Exif()
+    upright[0x0112] = 6
+    strips = [Image.effect_noise((width, 80), 90).convert("RGB") for width in (30, *range(80, 120, 3))]
+    files = [
+        *(file_of(photo, "png") for photo in photos.values()), *(file_of(photo, "jpeg") for photo in photos.values()),
+        file_of(Image.fromarray(np.dstack([np.asarray(photos["chelsea"]), alpha])), "png"),
+        file_of(photos["coffee"], "jpeg", exif=upright, quality=95, subsampling=0),
+        file_of(photos["rocket"].convert("L"), "jpeg"), file_of(photos["rocket"].convert("P"), "png"),
+        *(file_of(strip, "png") for strip in strips),
+    ]  # fmt: skip
+    for number, file in enumerate(files):
+        photo = page.ask("photo", bytes=file)
+        assert photo["exact"] and photo["clear"] == (number == 12), f"file {number}"
+        exact = preprocess(model, file)[0]
+        assert np.array_equal(photo["input"].reshape(exact.shape), exact), f"file {number}"
+    other = page.ask("photo", bytes=file_of(photos["rocket"], "webp"))
+    assert not other["exact"]
+
+
+def test_pictures_equal_those_of_python(page):
+    from vitlens.widgets.drawing import enlarged
+
+    model = model_of("others")
+    page.open(model)
+    file = file_of(vitlens.samples()["chelsea"], "png")
+    picture = page.ask("photo", bytes=file)["picture"].tobytes()
+    exact = enlarged(vitlens.models.restore(model, preprocess(model, file))[0])
+    got, expected = (np.asarray(Image.open(io.BytesIO(each)).convert("RGB")) for each in (picture, exact))
+    assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "reason"),
+    [
+        ("vit_tiny_patch16_224", {"qk_norm": True}, "norms differ"),
+        ("vit_base_patch16_224", {}, "parameters"),
+        ("vit_tiny_patch16_224", {"act_layer": "gelu_tanh"}, "GELUTanh"),
+        ("vit_tiny_patch16_224", {"global_pool": "max"}, "read-out"),
+        ("vit_tiny_patch16_224", {"num_classes": 0}, "no classifier"),
+        ("deit_tiny_distilled_patch16_224", {}, "plain VisionTransformer"),
+    ],
+)
+def test_other_models_are_refused_with_the_saved_page(architecture, options, reason):
+    model = timm.create_model(architecture, img_size=32, **options)
+    with pytest.raises(vitlens.UnsupportedModelError, match=f"{reason}.*`vitlens page MODEL IMAGE`"):
+        live.written(model)
