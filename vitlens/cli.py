@@ -1,4 +1,4 @@
-"""The command line: `vitlens inspect`, `explain`, `app`, `train`, `evaluate`, `ablate` and `paper`.
+"""The command line: `vitlens inspect`, `explain`, `app`, `page`, `train`, `evaluate`, `ablate` and `paper`.
 
 A wrong option, path or file ends a command with one line on stderr and exit code 2. If only some of several images
 cannot be read, the command skips them and exits with 1. Heavy libraries are imported inside the commands, so that help
@@ -402,6 +402,32 @@ def explorer(
     model, images = model_and_images(model, [image] if image else [])
     first = named_images(images)[0][1] if images else None
     serve(model, first, checkpoint=checkpoint, port=port, browser=browser)
+
+
+@app.command()
+def page(
+    model: AnyModel = None,
+    images: Annotated[
+        list[Path] | None,
+        Argument(exists=True, help="Images or folders of images. By default one of a run, or a sample."),
+    ] = None,
+    out: Annotated[Path, Option(**_FILE, help="HTML file.")] = Path("page.html"),
+    checkpoint: Checkpoint = None,
+    device: Device = "cpu",
+) -> None:
+    """Write the explorer of some images as one HTML file, which needs neither Python nor a network to open."""
+    with importing():
+        from tqdm import tqdm
+
+        from vitlens.models import load_model
+        from vitlens.widgets.in_page import contains, save_page
+
+    model, images = model_and_images(model, images)
+    shown = dict(named_images(images, model)[: None if images else 1])
+    vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
+    with tqdm(unit=" steps", delay=1) as bar:
+        save_page(vit, shown, out, progress=lambda step: (bar.set_description(step), bar.update()))
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {contains([*shown])}")
 
 
 @app.command()

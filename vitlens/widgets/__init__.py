@@ -5,13 +5,15 @@ heads(model)                   all heads of all layers as thumbnails
 positions(model)               the similarity map of any position
 compare(model_a, model_b)      two models, the same query
 training(snapshots)            a slider over the snapshots of a run
+save_page(model, images, path) the explorer as one HTML file
 
 Names are imported on first use, so that the server of `vitlens app` starts without PyTorch.
 """
 
 from vitlens import lazily
 
-MODULES = dict.fromkeys(("compare", "explore", "heads", "positions"), "notebook") | {"training": "training_slider"}
+MODULES = dict.fromkeys(("compare", "explore", "heads", "positions"), "notebook")
+MODULES |= {"training": "training_slider", "save_page": "in_page"}
 
 __all__ = [*MODULES]
 __getattr__, __dir__ = lazily(__name__, MODULES)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 import time
+from pathlib import Path
 
 import anywidget
 import traitlets
@@ -71,6 +73,15 @@ class Widget(anywidget.AnyWidget):
         return data | still(self.frame, self.pictures), metadata
 
     _ipython_display_ = None  # of ipywidgets 7, which would ignore the bundle
+
+    def save_page(self, path: str | os.PathLike) -> Path:
+        """Write the current photo of an explorer as one HTML file, as `vitlens.widgets.save_page`, and return its path.
+        Raises TypeError for other widgets."""
+        if not isinstance(self.page, Explorer):
+            raise TypeError(f"Only an explorer can be saved as a page, got {type(self.page).__name__}.")
+        from vitlens.widgets.in_page import write_page
+
+        return QUICK.run(lambda check: write_page(self.page, [self.page.state["photograph"]], path))
 
     def close(self) -> None:
         if hasattr(self, "connection"):

@@ -218,9 +218,8 @@ def _attention(forward: Forward, choice: Choice, check: Check) -> Map:
     elif forward.grid.prefix:
         words += say("not rescaled")
     prefix = tuple(weights[: forward.grid.prefix].tolist())
-    return Map(
-        forward.grid.image_map(weights).numpy(), words + _gate_words(forward), unit="of the attention", prefix=prefix
-    )
+    unit = say("attention unit")
+    return Map(forward.grid.image_map(weights).numpy(), words + _gate_words(forward), unit=unit, prefix=prefix)
 
 
 def _received(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -228,7 +227,7 @@ def _received(forward: Forward, choice: Choice, check: Check) -> Map:
     values = _fused(attention.received(layer, prefix=True)[0, 0].float().cpu(), choice.head)
     words = say("received", layer=choice.layer, heads=_head_words(choice.head))
     words += say("not rescaled") * bool(forward.grid.prefix) + _gate_words(forward)
-    return Map(forward.grid.image_map(values).numpy(), words, unit="of the attention")
+    return Map(forward.grid.image_map(values).numpy(), words, unit=say("attention unit"))
 
 
 def _rollout(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -241,13 +240,13 @@ def _rollout(forward: Forward, choice: Choice, check: Check) -> Map:
     if forward.grid.prefix:
         words += say("rollout prefix", share=percent(1 - values.sum()), prefix=_prefix_words(forward))
     prefix = (1 - values.sum().item(),) if forward.grid.prefix == 1 else ()
-    return Map(values.numpy(), words + _gate_words(forward), unit="of the rollout", prefix=prefix)
+    return Map(values.numpy(), words + _gate_words(forward), unit=say("rollout unit"), prefix=prefix)
 
 
 def _similarity(forward: Forward, choice: Choice, check: Check) -> Map:
     cosines = tokens.similarity(forward.tokens[choice.layer][0].float().cpu(), query_row(forward, choice.query))
     words = say("similarity", layer=choice.layer, source=query_words(forward, choice.query))
-    return Map(forward.grid.image_map(cosines).numpy(), words, limit=1.0, unit="cosine")
+    return Map(forward.grid.image_map(cosines).numpy(), words, limit=1.0, unit=say("similarity unit"))
 
 
 def _components(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -263,7 +262,7 @@ def _norms(forward: Forward, choice: Choice, check: Check) -> Map:
     words = say("norms", layer=choice.layer, median=number(median))
     if forward.prefix:
         words += say("norms prefix", token=forward.prefix[0], length=number(lengths[0]))
-    return Map(forward.grid.image_map(lengths).numpy(), words, unit="length")
+    return Map(forward.grid.image_map(lengths).numpy(), words, unit=say("norms unit"))
 
 
 def by_layer(forward: Forward, query: str | int | tuple[int, int], check: Check) -> list[tuple[float, int]]:
@@ -341,7 +340,8 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
         "note": say("parts note", logit=number(logit)),
     }  # fmt: skip
     arrays = {name: part.numpy() for name, part in numbers.items()} | {"logits": np.array(logit)}
-    return Map(forward.grid.image_map(sums).numpy(), words, unit="logits", beside={"parts": chart}, arrays=arrays)
+    unit = say("contributions unit")
+    return Map(forward.grid.image_map(sums).numpy(), words, unit=unit, beside={"parts": chart}, arrays=arrays)
 
 
 def _called(forward: Forward, target: int | Likeness) -> str:

@@ -59,6 +59,12 @@ WORDS = {
     "rather than": " rather than {target}",
     "why": "Why this class: {method}",
     "why similar": "Why similar: {method}",
+    # units of maps
+    "attention unit": "of the attention",
+    "rollout unit": "of the rollout",
+    "similarity unit": "cosine",
+    "norms unit": "length",
+    "contributions unit": "logits",
     # the panel of a map
     "range": " Patches have {low} to {high}.",
     "input": " The model's input has {height} × {width} pixels.",
@@ -96,6 +102,10 @@ WORDS = {
     "count of heads": "{count} heads",
     "layer": "layer {layer}",
     "the pool": "the pool",
+    # pages without Python
+    "page": "A saved page. Other photos and classes, slower methods and switched-off heads need `vitlens app`.",
+    "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",
+    "no such value": "{name} has no value {value}.",
 }  # fmt: skip
 """Sentences by name."""
 

@@ -1,0 +1,213 @@
+"""Saved pages in a real browser: what their scripts compute, against Python's explorer."""
+
+import base64
+import random
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from browser.fronts import MARKS
+from vitlens.images import samples
+from vitlens.widgets import in_page, save_page
+from vitlens.widgets.explorer import Explorer
+from vitlens.widgets.photographs import Photograph
+from vitlens.widgets.views import VIEWS
+from vitlens.widgets.words import number, percent
+
+pytestmark = MARKS
+
+MODELS = {
+    "class token": {},
+    "mean": {"global_pool": "avg", "class_token": False, "fc_norm": False},
+    "pooled read-out": {"name": "vit_base_patch16_siglip_224"},
+    "registers": {"reg_tokens": 3},
+    "RoPE": {"name": "eva02_tiny_patch14_224", "img_size": 56},
+    "non-square grid": {"img_size": (48, 80)},
+}
+NAME = "chelsea"
+FRAME = """async (messages) => {
+    const { source } = document.querySelector("#page");
+    for (const message of messages) source.send(message);
+    await source.turn;
+    while (source.timer) await new Promise((done) => setTimeout(done, 2));
+    const bytes = ({ buffer, byteOffset, byteLength }) => new Uint8Array(buffer, byteOffset, byteLength);
+    const text = (_, value) => (value instanceof DataView ? btoa(String.fromCharCode(...bytes(value))) : value);
+    return JSON.parse(JSON.stringify(source.get("frame"), text));
+}"""
+
+
+def opened(browser, path):
+    """A page of the browser with the file, and the lists of its requests and errors."""
+    page, requests, errors = browser.new_page(viewport={"width": 1300, "height": 1000}), [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    page.goto(path.as_uri())
+    page.wait_for_selector(".vitlens[data-answers]")
+    return page, requests, errors
+
+
+def floats(text):
+    return np.frombuffer(base64.b64decode(text), "<f4")
+
+
+def plain(value):
+    """A value as JSON has it, without arrays."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+class Reference:
+    """Python's explorer of a model. rounded: with queries, keys and tokens as the file has them."""
+
+    def __init__(self, model, image, rounded):
+        self.page, self.number = Explorer(model, image), 0
+        self.page.state |= {"photographs": {NAME: Photograph.read(image)}, "photograph": NAME}
+        if rounded:
+            self.round()
+        self.page.first(lambda *_: None)
+
+    def round(self):
+        forward = self.page.forward
+
+        def read(stored, shape):
+            values = np.frombuffer(stored["data"], "<f4" if stored["type"] == "f4" else "<f2").astype(np.float32)
+            return torch.from_numpy(values).reshape(shape)
+
+        for k, layer in enumerate(forward.attn):
+            stored = in_page._layer(forward, layer)
+            q, keys = read(stored["q"], layer.q.shape), read(stored["k"], layer.k.shape)
+            forward.attn[k] = replace(layer, q=q, k=keys, scale=1.0)
+        forward.tokens = [read(in_page.array(tokens), tokens.shape) for tokens in forward.tokens]
+
+    def send(self, **values):
+        """The frame after a setting, with all slow parts."""
+        self.number += 1
+        answer = self.page.answer([({"set": values, "number": self.number}, [])], lambda *_: None)
+        while answer.job:
+            done = answer.job.function(lambda *_: None)
+            answer = self.page.answer([({"job": answer.job.key}, [done])], lambda *_: None)
+        return self.page.frame
+
+
+def settings(frame, chance):
+    """Random values of some controls."""
+    chosen = {}
+    for control in frame["controls"]:
+        if control["hidden"] or control["disabled"] or control["name"] == "photograph" or chance.random() < 0.3:
+            continue
+        if control["options"]:
+            chosen[control["name"]] = chance.choice(control["options"])[1]
+        elif control["kind"] == "check":
+            chosen[control["name"]] = chance.random() < 0.5
+        else:
+            steps = chance.randint(0, round(control["high"] / control["step"]))
+            chosen[control["name"]] = steps * control["step"] if control["step"] != 1 else steps
+    return chosen
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_saved_page_equals_explorer(vit, browser, tmp_path, kind):
+    """Frames, character by character, from the same rounded numbers, and maps against those of the model itself."""
+    model, image = vit(num_classes=5, **MODELS[kind]), samples()[NAME]
+    path = save_page(model, {NAME: image}, tmp_path / "page.html")
+    page, requests, errors = opened(browser, path)
+    rounded, exact = Reference(model, image, True), Reference(model, image, False)
+    chance, frame = random.Random(kind), page.evaluate(FRAME, [])
+    views, seen = [value for _, value in control(frame, "view")["options"]], set()
+    draws = [{"view": view} for view in views] + [{} for _ in range(10)]
+    for draw in draws:
+        values = draw | ({} if draw else settings(frame, chance))
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        frame = page.evaluate(FRAME, [{"set": values, "number": 10**15}])
+        expected, true = rounded.send(**values), exact.send(**values)
+        expected = true if rounded.page.state["view"] == "lens" else expected  # Python's, from exact tokens
+        seen.add(control(frame, "view")["value"])
+        assert bool(frame["message"]) == bool(expected["message"])
+        (drawn,), (wanted,), (right,) = frame["panels"], expected["panels"], true["panels"]
+        for name in ("title", "words", "selected", "picks", "unit", "ends", "rows", "cols", "cell", "tokens"):
+            assert drawn[name] == plain(wanted[name]), (values, name)
+        for name in ("bars", "parts", "lens", "score", "dots"):
+            assert_alike(frame[name], plain(expected[name]))
+        listed = [plain(each) for each in expected["controls"] if each["name"] not in in_page.ABSENT]
+        menu, fewer = control({"controls": listed}, "view"), control(frame, "view")
+        menu["options"] = [option for option in menu["options"] if option[1] in views]  # without slow ones
+        menu["groups"] = fewer["groups"]
+        assert frame["controls"] == listed
+        shown, map_ = floats(drawn["values"]), np.frombuffer(right["values"], "<f4")
+        assert np.abs(shown - map_).max() <= 3e-3 * np.abs(map_).max(), values
+        assert np.abs(shown - np.frombuffer(wanted["values"], "<f4")).max() <= 2e-5 * np.abs(map_).max(), values
+        if scale := wanted["scale"]:
+            assert drawn["scale"]["low"] == pytest.approx(scale["low"], rel=1e-5)
+            off = np.frombuffer(base64.b64decode(drawn["scale"]["colors"]), np.uint8).astype(int)
+            assert np.abs(off - np.frombuffer(scale["colors"], np.uint8)).max() <= 1
+    assert {*VIEWS} <= {*views} and len(seen) == len(views) and errors == []
+    assert requests == [path.as_uri()]
+    page.close()
+
+
+def control(frame, name):
+    return next(each for each in frame["controls"] if each["name"] == name)
+
+
+def assert_alike(found, expected):
+    """Equal texts, and numbers that differ by rounding alone."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name in expected:
+            assert_alike(found[name], expected[name])
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for pair in zip(found, expected, strict=True):
+            assert_alike(*pair)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=2e-5, abs=1e-6)
+    else:
+        assert found == expected
+
+
+NUMBERS = """([values, shares]) => {
+    const { number, percent } = document.querySelector("#page").source.constructor.formats;
+    return [values.map(number), shares.map(percent)];
+}"""
+
+
+@pytest.fixture(scope="module")
+def hostile(browser, tmp_path_factory):
+    """A page of a model and a photo whose names hold scripts."""
+    torch.manual_seed(0)
+    attack = "</script><script>window.hit = 1</script><img src=x onerror='window.hit = 1'>"
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, embed_dim=48, depth=2, num_heads=2, num_classes=4)
+    model.label_names = [f"{attack}{k}" for k in range(4)]
+    path = save_page(model, {attack: samples()[NAME]}, tmp_path_factory.mktemp("hostile") / "page.html")
+    page, requests, errors = opened(browser, path)
+    yield page, path, attack, requests, errors
+    page.close()
+
+
+def test_saved_page_runs_no_script_in_names(hostile):
+    page, path, attack, requests, errors = hostile
+    for view in ("lens", "contributions", "relevance"):
+        frame = page.evaluate(FRAME, [{"set": {"view": view}, "number": 10**15}])
+        assert attack in frame["panels"][0]["words"]
+    assert attack in page.locator("footer").inner_text() and page.title().startswith(attack)
+    assert page.evaluate("window.hit") is None and requests == [path.as_uri()] and errors == []
+
+
+def test_saved_page_formats_numbers_as_python(hostile):
+    page, chance = hostile[0], random.Random(0)
+    values = [chance.choice((-1, 1)) * 10 ** chance.uniform(-8, 6) for _ in range(2000)]
+    values += [0, 1, 0.125, 2.125, 0.5, 1000, 999.5, 0.0001, 0.00001, 1e5, 12.25, 12.35, 1 / 3]
+    shares = [chance.random() for _ in range(500)] + [0, 1, 0.005, 0.0049, 0.125, 0.375, 0.625, 0.994999, 0.995]
+    found = page.evaluate(NUMBERS, [values, shares])
+    assert found == [[*map(number, values)], [*map(percent, shares)]]
+
+
+def test_saved_page_names_versions_hash_and_photo(hostile):
+    footer = hostile[0].locator("footer").inner_text()
+    assert re.search(r"weights [0-9a-f]{16}\. Written by vitlens \S+, torch \S+, timm \S+\. This file contains", footer)

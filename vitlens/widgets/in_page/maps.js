@@ -1,0 +1,170 @@
+// The map of a view and its caption, as in views.py: (record, {layer, head, query, target}) → {values, words, …}.
+
+function queryRow(record, query) {
+  if (query === "readout") return record.grid.readout;
+  const row = new Float32Array(tokenCount(record.grid));
+  row[Array.isArray(query) ? record.grid.prefix.length + query[0] * record.grid.cols + query[1] : query] = 1;
+  return row;
+}
+
+function queryWords(record, query) {
+  if (query === "readout") return say("readout", { readout: record.grid.reads });
+  if (Array.isArray(query)) return say("patch", { row: query[0], column: query[1] });
+  return say("token", { token: record.grid.prefix[query] });
+}
+
+// One map of those of the heads, or their mean or maximum.
+function fuse(maps, head) {
+  if (typeof head === "number") return maps[head];
+  return maps[0].map((_, t) => {
+    const values = maps.map((map) => map[t]);
+    return head === "max" ? Math.max(...values) : values.reduce((sum, value) => sum + value, 0) / values.length;
+  });
+}
+
+const total = (values) => values.reduce((sum, value) => sum + value, 0);
+const patchesOf = (record, values) => Float32Array.from(values.slice(record.grid.prefix.length));
+const prefixOf = (record, values) => total(values.slice(0, record.grid.prefix.length));
+const headWords = (head) => (typeof head === "number" ? say("head", { head }) : say(head));
+const gateWords = (record) => (record.gated ? say("gated") : "");
+const scoreWords = (record, score) => (record.outputs === "value" ? number(score) : percent(score));
+const prefixWords = ({ grid: { prefix } }) =>
+  prefix.length === 1 ? say("token", { token: prefix[0] }) : say("prefix", { count: prefix.length });
+
+// Scores of the logits, as `models.scores`.
+function sharesOf(logits, outputs) {
+  if (outputs === "classes" && logits.length > 1) return softmax([...logits]);
+  return outputs === "independent" ? Array.from(logits, (logit) => 1 / (1 + Math.exp(-logit))) : [...logits];
+}
+
+const MAPS = {
+  attention(record, { layer, head, query }) {
+    const row = queryRow(record, query);
+    const values = fuse(read(record, layer, row), head);
+    let source = queryWords(record, query);
+    if (row.filter(Boolean).length > 1) source = say("averaged", { source });
+    let words = say("attention", { source, layer, heads: headWords(head) });
+    if (record.grid.prefix.length && head !== "max")
+      words += say("attention prefix", { share: percent(prefixOf(record, values)), prefix: prefixWords(record) });
+    else if (record.grid.prefix.length) words += say("not rescaled");
+    const prefix = [...values.slice(0, record.grid.prefix.length)];
+    return { values: patchesOf(record, values), words: words + gateWords(record), prefix };
+  },
+  received(record, { layer, head }) {
+    const words = say("received", { layer, heads: headWords(head) }) + (record.grid.prefix.length ? say("not rescaled") : "");
+    return { values: patchesOf(record, fuse(sweep(record, layer).received, head)), words: words + gateWords(record) };
+  },
+  rollout(record, { layer, head, query }) {
+    const values = patchesOf(record, rollout(record, layer, queryRow(record, query), head));
+    let words = say("rollout", { source: queryWords(record, query), layer, heads: headWords(head) });
+    if (record.grid.prefix.length)
+      words += say("rollout prefix", { share: percent(1 - total(values)), prefix: prefixWords(record) });
+    const prefix = record.grid.prefix.length === 1 ? [1 - total(values)] : [];
+    return { values, words: words + gateWords(record), prefix };
+  },
+  similarity(record, { layer, query }) {
+    const values = patchesOf(record, cosines(record.tokens[layer], record.grid, queryRow(record, query)));
+    return { values, words: say("similarity", { layer, source: queryWords(record, query) }), limit: 1 };
+  },
+  components(record, { layer }) {
+    const { colors, shares } = components(record.tokens[layer], record.grid);
+    return { values: colors, words: say("components", { layer, shares: shares.map(percent).join(", ") }) };
+  },
+  norms(record, { layer }) {
+    const lengths = norms(record.tokens[layer], record.grid);
+    const values = patchesOf(record, lengths);
+    const sorted = values.toSorted();
+    const middle = (sorted.length - 1) / 2;
+    const median = (sorted[Math.floor(middle)] + sorted[Math.ceil(middle)]) / 2;
+    let words = say("norms", { layer, median: number(median) });
+    if (record.grid.prefix.length) words += say("norms prefix", { token: record.grid.prefix[0], length: number(lengths[0]) });
+    return { values, words };
+  },
+  lens(record, { layer, query, target }) {
+    const plain = record.outputs === "value";
+    const quantity = say(plain ? "value" : "probability");
+    const place = query === "readout" ? 0 : 1 + queryRow(record, query).indexOf(1); // the read-out is the first
+    const rowOf = ({ classes, shares }, k) => ({ layer: k, name: record.label(classes[place]), share: shares[place], plain });
+    const rows = record.lens.flatMap((lens, k) => (lens ? [rowOf(lens, k)] : []));
+    let who = query === "readout" ? say("lens readout", { readout: record.grid.reads }) : queryWords(record, query);
+    who = who[0].toUpperCase() + who.slice(1);
+    const { name: best, share } = rows.find((row) => row.layer === layer);
+    const words = say("lens", { layer, quantity, name: record.label(target), who, best, score: scoreWords(record, share) });
+    const lens = { title: say("lens title", { who }), layer, rows, note: say("lens note") };
+    return { values: record.lens[layer].of[target], words, unit: quantity, beside: { lens } };
+  },
+  contributions(record, { layer, head, target }) {
+    const { written, logit, ...chart } = record.contributions[target];
+    const tokens = tokenCount(record.grid);
+    const chosen = { every: [0, written.length], sum: [layer * record.heads, (layer + 1) * record.heads] }[head];
+    const [from, to] = chosen || [layer * record.heads + head, layer * record.heads + head + 1];
+    const sums = new Float64Array(tokens);
+    for (let at = from * tokens; at < Math.min(to * tokens, written.length); at += 1) sums[at % tokens] += written[at];
+    const whose = { every: "all layers", sum: "all heads" }[head] || "one head";
+    const signed = (value) => (value >= 0 ? "+" : "") + number(value);
+    const name = record.label(target);
+    let words = say("contributions", { whose: say(whose, { layer, head }), name, minus: "", patches: signed(total(patchesOf(record, sums))) });
+    if (record.grid.prefix.length)
+      words += say("contributions prefix", { share: signed(prefixOf(record, sums)), prefix: prefixWords(record) });
+    words += say("contributions logit", { logit: number(logit) });
+    const parts = { ...chart, layer: head === "every" ? null : layer, head: typeof head === "number" ? head : null };
+    return { values: patchesOf(record, sums), words, beside: { parts } };
+  },
+};
+
+// A map of an attribution method, as Python or a forward in this page computed it.
+const explained = (record, { target }, view) => record.maps[view][target];
+
+// The color scale of a map, as `scale_of` and `Scale.table` in page.py.
+function scaleOf(values, limit, { colors, stretch, strength, opacity }, tables) {
+  const [least, most] = [Math.min(...values), Math.max(...values)];
+  const signed = !stretch && (limit !== undefined || least < 0);
+  const high = stretch ? most : limit ?? (Math.max(Math.abs(least), Math.abs(most)) || 1);
+  const low = stretch ? least : signed ? -high : 0;
+  const map = bytesOf(tables.maps[colors || tables[signed ? "signed" : "plain"]]);
+  const zero = Math.min(Math.max(0, low), high);
+  const farthest = Math.max(high - zero, zero - low) || 1;
+  const table = new Uint8Array(1024);
+  for (let i = 0; i < 256; i += 1) {
+    const away = Math.abs(low + ((high - low) * i) / 255 - zero) / farthest;
+    const share = Math.max(away, low < 0 && high > 0 ? tables.least : 0);
+    table.set(map.subarray(3 * i, 3 * i + 3), 4 * i);
+    table[4 * i + 3] = Math.round(255 * strength * (opacity === "value" ? share : 1));
+  }
+  return { low, high, colors: new DataView(table.buffer) };
+}
+
+// Tiles of the queries besides patches, with the shares of the prefix tokens.
+function tilesOf({ grid: { prefix, readout, reads } }, shares, { query }) {
+  const tiles = prefix.map((name, position) => {
+    const share = shares.length ? percent(shares[position]) : "";
+    return { query: readout && name === reads ? "readout" : position, name, share };
+  });
+  if (readout && !prefix.includes(reads)) tiles.unshift({ query: "readout", name: reads, share: "" });
+  return tiles.map((tile) => ({ ...tile, now: tile.query === query }));
+}
+
+// The panel of a map over its image, as `map_panel` in views.py.
+function panelOfMap(record, view, choice, map, state, tables) {
+  const { rows, cols, patch, image } = record.grid;
+  const kind = state.view === "received" ? "attention" : state.view;
+  const { values, limit, prefix = [], unit = WORDS[`${kind} unit`] || "" } = map;
+  let words = `${map.words}.`;
+  const colored = values.length > rows * cols;
+  const scale = colored ? null : scaleOf(values, limit, state, tables);
+  if (scale) words += say("range", { low: number(Math.min(...values)), high: number(Math.max(...values)) });
+  words += say("input", { height: image[0], width: image[1] });
+  [["bottom", rows], ["right", cols]].forEach(([side, count], i) => {
+    const over = image[i] - count * patch[i];
+    if (over > 0) words += say("cut", { pixels: over, where: say(side) });
+    if (over < 0) words += say("padded", { pixels: -over, where: say(side) });
+  });
+  const { strength, opacity, smooth, lines } = state;
+  return {
+    name: "picture", title: map.title || view.title, picture: "picture", rows, cols, words: words + (record.note || ""),
+    cell: [patch[0] / image[0], patch[1] / image[1]], axes: ["row", "column"], unit, scale, strength, opacity, smooth, lines,
+    tokens: view.query ? tilesOf(record, prefix, state) : [],
+    selected: view.query && Array.isArray(choice.query) ? choice.query : null, picks: view.query ? say("look from") : "",
+    values: new DataView(values.buffer, values.byteOffset, values.byteLength), ends: scale && [number(scale.low), number(scale.high)],
+  };
+}

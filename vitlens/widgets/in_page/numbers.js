@@ -1,0 +1,36 @@
+// Sentences and number formats of words.py, and arrays of a file. The scripts of this folder share one scope, in the
+// order of `SCRIPTS` in __init__.py, within that of the front end.
+
+let WORDS = {}; // the table of words.py
+const say = (name, fields = {}) => WORDS[name].replace(/\{(\w+)\}/g, (_, field) => fields[field]);
+
+// Three significant digits as Python's ".3g", with a proper minus sign. Ties go to the even digit.
+function number(value) {
+  let [digits, power] = value.toExponential(2).split("e");
+  const exact = value.toExponential(50);
+  if (/^-?\d\.\d[02468]50*e/.test(exact)) [digits, power] = [exact.slice(0, exact.indexOf(".") + 3), exact.split("e")[1]];
+  const wide = power < -4 || power >= 3;
+  const text = wide ? `${Number(digits)}e${power[0]}${power.slice(1).padStart(2, "0")}` : String(Number(`${digits}e${power}`));
+  return text.replaceAll("-", "−");
+}
+
+function percent(share) {
+  const up = Math.round(100 * share);
+  return share > 0 && share < 0.005 ? "< 0.5 %" : `${up - 100 * share === 0.5 ? up - (up % 2) : up} %`;
+}
+
+let halves; // the number of each half-precision bit pattern
+function halfTable() {
+  return Float32Array.from({ length: 65536 }, (_, bits) => {
+    const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
+    const size = exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24;
+    return bits >> 15 ? -size : size;
+  });
+}
+
+// Float32 numbers of a stored array: {type: "f2" or "f4", data, factor}.
+function floats({ type, data, factor = 1 }) {
+  if (type === "f4") return floatsOf(data);
+  halves ||= halfTable();
+  return Float32Array.from(new Uint16Array(bytesOf(data).slice().buffer), (bits) => factor * halves[bits]);
+}

@@ -1,0 +1,37 @@
+// Opens the page of a file that in_page wrote, in the element #page.
+
+// The record of a photo, whose arrays become Float32Array when they are needed.
+function recordOf(stored, labels) {
+  const lazy = (object, name) => {
+    let made;
+    return { get: () => (made ||= floats(object[name])), enumerable: true };
+  };
+  const layerOf = (layer) => layer && Object.defineProperties({}, { q: lazy(layer, "q"), k: lazy(layer, "k") });
+  const tokens = Object.defineProperties([], Object.fromEntries(stored.tokens.flatMap((_, l) => [[l, lazy(stored.tokens, l)]])));
+  const each = (values, change) => Object.fromEntries(Object.entries(values).map(([key, value]) => [key, change(value)]));
+  return {
+    ...stored, tokens, layers: stored.layers.map((layer) => (layer ? layerOf(layer) : undefined)),
+    grid: { ...stored.grid, readout: stored.grid.readout && floats(stored.grid.readout) },
+    shares: sharesOf(floats(stored.logits), stored.outputs), label: (k) => labels[k] ?? String(k),
+    lens: stored.lens.map((lens) => lens && { ...lens, shares: floats(lens.shares), of: each(lens.of, floats) }),
+    contributions: each(stored.contributions, (parts) => ({ ...parts, written: floats(parts.written) })),
+    maps: each(stored.maps, (classes) => each(classes, (map) => ({ ...map, values: floats(map.values) }))),
+  };
+}
+
+async function opened(id) {
+  const element = document.getElementById(id);
+  const packed = Uint8Array.from(atob(element.textContent), (letter) => letter.charCodeAt(0));
+  element.remove();
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return unpacked(await new Response(stream).arrayBuffer())[1];
+}
+
+opened("data").then((stored) => {
+  const records = new Map(stored.records.map((record) => [record.name, recordOf(record, stored.labels)]));
+  const source = new PageSource({ ...stored, records });
+  const page = document.getElementById("page");
+  page.replaceChildren();
+  page.source = source; // for scripts that drive the page
+  render({ model: source, el: page });
+});
