@@ -12,7 +12,7 @@ from PIL import Image
 
 import vitlens
 from browser.fronts import MARKS
-from vitlens import attention, attribution
+from vitlens import attention, attribution, stream
 from vitlens.models import preprocess
 from vitlens.recorder.record import capture
 from vitlens.tokens import features
@@ -116,7 +116,7 @@ def rows(record: dict, layer: int, heads: int) -> torch.Tensor:
     """Attention (H, T, T) from the queries and keys of a record."""
     part = record["layers"][layer]
     q, k = (torch.tensor(part[name]).view(heads, -1, 64) for name in "qk")
-    return (q @ k.mT * part["scale"]).softmax(-1)
+    return (q @ k.mT).softmax(-1)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -144,6 +144,18 @@ def test_forward_and_backward_equal_torch(page, name):
         maps = page.ask("why", key="a", target=target, against=against)
         for method in METHODS:
             near(maps[method], attribution.METHODS[method](model, batch, target, against=against)[0], method)
+        added, written = stream.apart(model, batch, target, against)
+        parts = page.ask("contributions", key="a", target=target, against=against)
+        near(parts["written"], written[0], "contributions of tokens")
+        for name, value in (("heads", added.heads), ("mlps", added.mlps), ("embedding", added.embedding),
+                            ("biases", added.biases), ("logit", added.logits)):  # fmt: skip
+            assert np.abs(np.array(parts[name]) - value[0].numpy()).max() < 1e-4 * added.parts.abs().max(), name
+    for layer, found in enumerate(page.ask("lens", key="a", targets=[1, 5])):
+        whole, each = stream.lens(model, batch, layer)
+        shares, classes = torch.cat([whole, each[0]]).softmax(-1).max(-1)
+        assert found["classes"] == classes.tolist()
+        near(found["shares"], shares, "lens")
+        near(found["of"]["5"], each[0].softmax(-1)[attn.grid.prefix :, 5], "lens of a class")
 
 
 @pytest.mark.parametrize("way", ["zero", "mean"])

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitlens.models import built_size, data_config
+from vitlens.models import built_size, data_config, output_kind
 from vitlens.recorder.supported import UnsupportedModelError, family, model_name, qualified_name, unwrap
 
 HERE = Path(__file__).parent
@@ -47,7 +47,7 @@ def written(model: nn.Module, means: Mapping[tuple[int, int], Tensor] | None = N
         raise _refused(model, reason)
     grid, attention = family(model).grid(config["input_size"][1:]), model.blocks[0].attn
     state = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
-    tensors = dict(_tensors(model, state, grid.prefix))
+    tensors = dict(_tensors(model, state))
     if state:
         raise _refused(model, f"its {', '.join(sorted(state)[:3])} would be ignored")
     if means:
@@ -56,10 +56,10 @@ def written(model: nn.Module, means: Mapping[tuple[int, int], Tensor] | None = N
         tensors["means"] = torch.stack(layers)
     about = {
         "layers": len(model.blocks), "heads": attention.num_heads, "scale": attention.scale, "width": model.embed_dim,
-        "hidden": model.blocks[0].mlp.fc1.out_features, "classes": model.num_classes, "tokens": grid.tokens,
-        "prefix": grid.prefix, "patch": grid.patch, "image": grid.image, "eps": model.blocks[0].norm1.eps,
-        "readout": grid.readout.tolist(), "interpolation": config["interpolation"], "mean": config["mean"],
-        "std": config["std"], "resized": int(grid.image[0] / config["crop_pct"]), "tensors": [],
+        "hidden": model.blocks[0].mlp.fc1.out_features, "classes": model.num_classes, "outputs": output_kind(model),
+        "tokens": grid.tokens, "prefix": grid.prefix, "patch": grid.patch, "image": grid.image,
+        "eps": model.blocks[0].norm1.eps, "readout": grid.readout.tolist(), "interpolation": config["interpolation"],
+        "mean": config["mean"], "std": config["std"], "resized": int(grid.image[0] / config["crop_pct"]), "tensors": [],
     }  # fmt: skip
     parts = []
     for name, tensor in tensors.items():
@@ -104,7 +104,7 @@ def _problem(model: nn.Module, config: dict) -> str:
     return next((reason for wrong, reason in rows if wrong), "")
 
 
-def _tensors(model: nn.Module, state: dict[str, Tensor], prefix: int):
+def _tensors(model: nn.Module, state: dict[str, Tensor]):
     """Yield the (name, tensor) that the scripts read, and take those of the model that they come from out of `state`.
 
     Prefix tokens include their positions, and LayerScale its place in the weights of the projection before it.

@@ -1,7 +1,8 @@
 // The backward of the last forward: the maps of a class that `vitlens.attribution` makes from one backward.
 
-// Adds to `sum` the gradient at x (rows, D), given the gradient of the layer norm of x.
-function normBackward(vit, x, gradient, name, sum, rows = vit.tokens) {
+// Adds to `sum` the gradient at x (rows, D), given the gradient of the layer norm of x. `fixed` takes its deviation as
+// a constant, so that the norm is linear.
+function normBackward(vit, x, gradient, name, sum, { rows = vit.tokens, fixed = false } = {}) {
   const { width: D, eps, held } = vit, weight = held[`${name}.weight`];
   for (let start = 0; start < rows * D; start += D) {
     let mean = 0, variance = 0, slope = 0, along = 0;
@@ -16,7 +17,7 @@ function normBackward(vit, x, gradient, name, sum, rows = vit.tokens) {
     }
     for (let i = 0; i < D; i += 1) {
       const normal = (x[start + i] - mean) * scale;
-      sum[start + i] += scale * (gradient[start + i] * weight[i] - slope - normal * along);
+      sum[start + i] += scale * (gradient[start + i] * weight[i] - slope - (fixed ? 0 : normal * along));
     }
   }
 }
@@ -29,27 +30,36 @@ function linearBackward(vit, gradient, name, c) {
 }
 
 // The gradient (T, D) of the logit of a class, or of its difference to another, at tokens x that are read by the head.
-function readBackward(vit, x, target, against) {
+function readBackward(vit, x, target, against, fixed = false) {
   const { width: D, readout, held, weights } = vit, head = weights["head.weight"].values();
   let gradient = head.slice(target * D, (target + 1) * D);
   if (against !== null) gradient = gradient.map((value, i) => value - head[against * D + i]);
-  if (held["fc_norm.weight"]) normBackward(vit, vit.pool(x), gradient.slice(), "fc_norm", gradient.fill(0), 1);
+  if (held["fc_norm.weight"]) {
+    const given = gradient;
+    gradient = new Float32Array(D);
+    normBackward(vit, vit.pool(x), given, "fc_norm", gradient, { rows: 1, fixed });
+  }
   const each = new Float32Array(x.length), sum = new Float32Array(x.length);
   readout.forEach((share, t) => share && each.set(gradient.map((value) => value * share), t * D));
   if (!held["norm.weight"]) return each;
-  normBackward(vit, x, each, "norm", sum);
+  normBackward(vit, x, each, "norm", sum, { fixed });
   return sum;
 }
 
-// From the gradient `g` at the tokens after a layer to those before its MLP, in place, and to `o`, the outputs of its
-// heads. Leaves the layer's queries, keys and values in `spare`.
+// From the gradient `g` at the tokens after a layer to those before its MLP, in place.
 function throughMlp(vit, layer) {
-  const { width: D, tokens: T, hidden: F, K, kernels, kept, held: { g, y, o, wide, spare } } = vit;
+  const { tokens: T, hidden: F, kernels, kept, held: { g, y, wide, spare } } = vit;
   spare.set(kept.hidden[layer]);
   linearBackward(vit, g, `${layer}.fc2`, wide);
   kernels.gelu_slope(wide.byteOffset, spare.byteOffset, T * F);
   linearBackward(vit, wide, `${layer}.fc1`, y);
   normBackward(vit, kept.middles[layer], y, `${layer}.norm2`, g);
+}
+
+// From the gradient `g` at the tokens after a layer's attention to `o`, that of the outputs of its heads. Leaves the
+// layer's queries, keys and values in `spare`.
+function toHeads(vit, layer) {
+  const { width: D, tokens: T, K, kept, held: { g, o, spare } } = vit;
   linearBackward(vit, g, `${layer}.proj`, o);
   for (const [, head] of kept.off.filter(([at]) => at === layer)) { // what they compute reaches nothing
     for (let t = 0; t < T; t += 1) o.fill(0, t * D + head * K, t * D + (head + 1) * K);
@@ -96,6 +106,7 @@ function backward(vit, target, against, each) {
   for (let layer = L - 1; layer >= 0; layer -= 1) {
     const mean = new Float32Array(T * T), positive = new Float32Array(T * T);
     throughMlp(vit, layer);
+    toHeads(vit, layer);
     for (let head = 0; head < H; head += 1) {
       const attention = vit.attention(spare, head), slopes = weightsGradient(vit, head);
       for (let i = 0; i < T * T; i += 1) {
@@ -146,6 +157,7 @@ function why(vit, target, against = null) {
   for (let layer = 0; layer < L; layer += 1) {
     g.set(readBackward(vit, kept.begins[layer + 1], target, against));
     throughMlp(vit, layer);
+    toHeads(vit, layer);
     for (let head = 0; head < H; head += 1) {
       const slopes = weightsGradient(vit, head);
       for (let q = 0; q < T; q += 1) {
@@ -156,4 +168,44 @@ function why(vit, target, against = null) {
   const maps = { relevance, gradient_rollout: passed, attention_gradient: first, grad_cam: cam, legrad };
   const patches = (map) => Float32Array.from(map.subarray(R), (value) => Math.max(0, value)); // for Grad-CAM
   return Object.fromEntries(Object.entries(maps).map(([name, map]) => [name, patches(map)]));
+}
+
+// What each part of the model adds to the logit of a class, as `vitlens.stream.apart`: {logit, embedding, heads (L, H),
+// mlps (L), biases, written (L·H·T): what heads take from each token}.
+function contributions(vit, target, against = null) {
+  const { tokens: T, heads: H, layers: L, N, kept, held: { g, spare } } = vit;
+  const logits = vit.read(kept.begins[L]), logit = logits[target] - (against === null ? 0 : logits[against]);
+  const along = (from, less) => g.subarray(0, from.length).reduce((sum, v, i) => sum + v * (from[i] - less[i]), 0);
+  g.set(readBackward(vit, kept.begins[L], target, against, true));
+  const embedding = along(kept.begins[0], new Float32Array(kept.begins[0].length));
+  const mlps = kept.middles.map((middle, layer) => along(kept.begins[layer + 1], middle));
+  const written = new Float32Array(L * H * T), heads = mlps.map(() => []);
+  for (let layer = 0; layer < L; layer += 1) {
+    toHeads(vit, layer);
+    for (let head = 0; head < H; head += 1) {
+      const attention = vit.attention(spare, head), slopes = weightsGradient(vit, head), at = (layer * H + head) * T;
+      for (let q = 0; q < T * N; q += N) {
+        for (let k = 0; k < T; k += 1) written[at + k] += attention[q + k] * slopes[q + k];
+      }
+      heads[layer].push(written.subarray(at, at + T).reduce((sum, value) => sum + value, 0));
+    }
+  }
+  const biases = [...heads.flat(), ...mlps].reduce((rest, part) => rest - part, logit - embedding);
+  return { logit, embedding, heads, mlps, biases, written };
+}
+
+// The raw lens after a layer, as `vitlens.stream.lens`: the likeliest class of the read-out and of each token alone,
+// its share, and the shares that each patch gives some classes: {classes (1 + T), shares (1 + T), of: {class: (P)}}.
+function lens(vit, layer, targets) {
+  const { tokens: T, prefix: R, classes: C, kept, held, held: { y, wide } } = vit, cols = up(C, 8);
+  const tokens = kept.begins[layer + 1], whole = vit.read(tokens);
+  const name = ["norm", "fc_norm"].find((each) => held[`${each}.weight`]);
+  if (name) vit.norm(tokens, wide, name);
+  else wide.set(tokens);
+  vit.linear(wide, "head", y);
+  const each = Array.from({ length: T }, (_, t) => y.slice(t * cols, t * cols + C));
+  const rows = [whole, ...each].map((row) => vit.shares(row));
+  const classes = rows.map((row) => row.indexOf(Math.max(...row))), patches = rows.slice(1 + R);
+  const of = Object.fromEntries(targets.map((target) => [target, Float32Array.from(patches, (row) => row[target])]));
+  return { classes, shares: Float32Array.from(rows, (row, t) => row[classes[t]]), of };
 }

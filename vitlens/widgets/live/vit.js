@@ -152,8 +152,17 @@ class Vit {
     return y.slice(0, this.classes);
   }
 
+  // The scores of logits, as `vitlens.models.scores`.
+  shares(logits) {
+    if (this.outputs === "value") return logits;
+    if (this.outputs === "independent" || logits.length === 1) return logits.map((logit) => 1 / (1 + Math.exp(-logit)));
+    const most = Math.max(...logits), powers = logits.map((logit) => Math.exp(logit - most));
+    const sum = powers.reduce((total, power) => total + power, 0);
+    return powers.map((power) => power / sum);
+  }
+
   // Runs the model. `off` lists the [layer, head] that give zero, or their mean over other photos if `mean`. Returns
-  // {layers: [{q, k, v: (H, T, K), scale}], tokens: [(T, D) after each layer], logits}, and keeps it for the backward.
+  // {layers: [{q, k, v: (H, T, K), scale}], tokens: [(T, D) after each layer], logits} with scaled q, and keeps it.
   forward(input, off = [], mean = false) {
     const { width: D, tokens: T, hidden: F, heads: H, K, N, scale, held } = this, { x, y, wide, o, small } = held;
     this.kept = { off, begins: [], middles: [], qkv: [], hidden: [] };
@@ -195,15 +204,17 @@ class Vit {
     return record;
   }
 
-  // {q, k, v}, each (H, T, K), from the (T, 3·D) of a layer.
+  // {q · scale, k, v}, each (H, T, K), from the (T, 3·D) of a layer.
   split(qkv) {
-    const { width: D, tokens: T, heads: H, K } = this, parts = ["q", "k", "v"].map(() => new Float32Array(T * D));
+    const { width: D, tokens: T, heads: H, K, scale } = this;
+    const parts = Array.from({ length: 3 }, () => new Float32Array(T * D));
     for (let part = 0; part < 3 * H; part += 1) {
       for (let t = 0; t < T; t += 1) {
         const from = t * 3 * D + part * K;
         parts[Math.floor(part / H)].set(qkv.subarray(from, from + K), ((part % H) * T + t) * K);
       }
     }
+    for (let i = 0; i < T * D; i += 1) parts[0][i] *= scale;
     return { q: parts[0], k: parts[1], v: parts[2] };
   }
 }

@@ -19,10 +19,18 @@ const TASKS = {
     return vit.forward(input, off, mean);
   },
 
-  // The maps of a class, of the forward with this key, which runs again if another came between.
+  // What is made from the latest forward. If another came between, that with this key runs again.
   why({ target, against, ...forward }) {
     if (ran !== forward.key) TASKS.forward(forward);
     return why(vit, target, against);
+  },
+  contributions({ target, against, ...forward }) {
+    if (ran !== forward.key) TASKS.forward(forward);
+    return contributions(vit, target, against);
+  },
+  lens({ targets, ...forward }) {
+    if (ran !== forward.key) TASKS.forward(forward);
+    return Array.from({ length: vit.layers }, (_, layer) => lens(vit, layer, targets));
   },
 };
 
