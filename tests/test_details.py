@@ -55,9 +55,10 @@ def test_value_products_give_the_weight(vit, kind, query, head):
     assert product == pytest.approx(shown["logits"][key], abs=1e-4)
     assert softmax(shown["logits"])[key] == pytest.approx(shown["weight"], abs=1e-6)
     assert shown["weight"] == pytest.approx(maps[shown["head"], position, key], abs=1e-6)
-    assert value(forward, 1, head, query, None)["key"] == forward.grid.prefix + (
-        combined[1] if head == 1 else combined.mean(0)
-    )[forward.grid.prefix :].argmax()  # fmt: skip
+    others = (combined[1] if head == 1 else combined.mean(0))[grid.prefix :]
+    if query != "readout":
+        others[grid.index(*query) - grid.prefix] = 0
+    assert value(forward, 1, head, query, None)["key"] == grid.prefix + others.argmax()
 
 
 def test_value_adds_masks():
@@ -76,7 +77,7 @@ def test_value_adds_masks():
 def test_tour_numbers_equal_the_model(vit, kind):
     page = made(vit, kind)
     model, forward = page.model, page.forward
-    shown, position = json.loads(json.dumps(tour(forward, 1, 2, 1))), forward.grid.index(2, 1)
+    shown, position = json.loads(json.dumps(tour(forward, 1, 2, 2, 1))), forward.grid.index(2, 1)
     between, entering = [], []
     handles = [block.norm2.register_forward_pre_hook(lambda _, args: between.append(args[0])) for block in model.blocks]
     handles.append(model.blocks[0].register_forward_pre_hook(lambda _, args: entering.append(args[0])))
@@ -93,6 +94,7 @@ def test_tour_numbers_equal_the_model(vit, kind):
     maps = torch.cat(unfused_maps(model, forward.batch))[:, :, position, forward.grid.prefix :]
     np.testing.assert_allclose(shown["heads"], maps[1], rtol=1e-2, atol=1e-6)
     np.testing.assert_allclose(shown["depth"], maps.mean(1), rtol=1e-2, atol=1e-6)
+    assert shown["value"] == json.loads(json.dumps(value(forward, 1, 2, (2, 1), None)))
     pixels = np.array(shown["pixels"])
     assert np.array_equal(pixels, forward.pixels[32:48, 16:32]) and shown["table"] == (kind != "rotary")
     if kind != "rotary":

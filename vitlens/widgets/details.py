@@ -25,7 +25,7 @@ def value(forward: Forward, layer: int, head: int | str, query: str | int | tupl
 
     head: a number. Of the mean or maximum over heads, the head with the largest weight is opened. query: as in
     `Choice`. Of a read-out that averages tokens, the one that adds most to the weight is opened. key: a patch (row,
-    column) or a position, default the patch with the largest weight.
+    column) or a position, default the other patch with the largest weight.
 
     The result has `q` and `k` (K), `scale`, `mask` (added to the product), `logits` (T) of the query, with None for
     hidden keys, and `weight`, softmax(logits)[key]. `query` and `key` are positions, `heads` (H) the weights of all
@@ -34,8 +34,8 @@ def value(forward: Forward, layer: int, head: int | str, query: str | int | tupl
     record, grid, row = forward.attn[layer], forward.grid, query_row(forward, query)
     weights = record.read(row)[0].cpu()
     if key is None:
-        patches = grid.image_map(weights[head] if isinstance(head, int) else weights.mean(0)).flatten()
-        key = grid.prefix + patches.argmax().item()
+        others = weights[head] if isinstance(head, int) else weights.mean(0)
+        key = grid.prefix + (others - row.eq(1).to(others))[grid.prefix :].argmax().item()
     key = grid.position(tuple(key) if isinstance(key, list) else key)
     opened = head if isinstance(head, int) else weights[:, key].argmax().item()
     queries = row.nonzero().squeeze(-1)
@@ -52,13 +52,14 @@ def value(forward: Forward, layer: int, head: int | str, query: str | int | tupl
 
 
 @torch.inference_mode()
-def tour(forward: Forward, layer: int, row: int, col: int) -> dict:
-    """The numbers of the tour for a patch and a layer, besides those of `value`.
+def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> dict:
+    """The numbers of the tour for a patch, a layer and a head.
 
-    `pixels` (h, w, channels) of the patch, `width` D, `token` (D) that enters the first layer, `position` (D) or None,
-    `lengths` (L + 1) of the token before and after each layer, `added` (L, 2) lengths of what attention and MLP add,
-    or (L, 1) of the whole change. `heads` (H, P): weights of the patch in the layer, `depth` (L, P): in each layer, the
-    mean over heads. `lens`: (class, score) of the read-out after each layer, empty without a classifier.
+    `value`: that of the patch and its strongest key. `pixels` (h, w, 3) of the patch, `token` (D) that enters the
+    first layer, `position` (D) or None, `lengths` (L + 1) of the token before and after each layer, `added` (L, 2)
+    lengths of what attention and MLP add, or (L, 1) of the whole change. `heads` (H, P): weights of the patch in the
+    layer, `depth` (L, P): in each layer, the mean over heads. `lens`: (class, score) of the read-out after each layer,
+    empty without a classifier.
     """
     grid, position = forward.grid, forward.grid.index(row, col)
     stream, between = _stream(forward, position)
@@ -74,8 +75,9 @@ def tour(forward: Forward, layer: int, row: int, col: int) -> dict:
     with evaluating(forward.model):
         lens = by_layer(forward, READOUT, lambda: None) if readable else []
     return {
-        **_tokens(forward), "layer": layer, "row": row, "col": col, "patch": grid.patch, "image": grid.image,
-        "pixels": pixels.tolist(), "token": rounded(stream[0], 4), "width": len(stream[0]), "table": table is not None,
+        **_tokens(forward), "layer": layer, "row": row, "col": col, "pixels": pixels.tolist(),
+        "value": value(forward, layer, head, (row, col), None), "channels": forward.batch.shape[1],
+        "token": rounded(stream[0], 4), "table": table is not None,
         "position": None if table is None or table.shape[:2] != (grid.rows, grid.cols)
         else rounded(table[row, col].detach().float().cpu(), 4),
         "lengths": [rounded(vector.norm(), 4) for vector in stream],
@@ -86,7 +88,8 @@ def tour(forward: Forward, layer: int, row: int, col: int) -> dict:
 
 
 def _tokens(forward: Forward) -> dict:
-    return {"prefix": forward.prefix, "rows": forward.grid.rows, "cols": forward.grid.cols}
+    grid = forward.grid
+    return {"prefix": forward.prefix, "rows": grid.rows, "cols": grid.cols, "patch": grid.patch, "image": grid.image}
 
 
 def _stream(forward: Forward, position: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -21,7 +21,7 @@ from vitlens.widgets import details
 from vitlens.widgets.drawing import captioned
 from vitlens.widgets.lanes import LARGEST, Job
 from vitlens.widgets.page import Check, Control, Panel
-from vitlens.widgets.photographs import PAINT, READOUT, Forward, Pictured, sample_photographs, size_for
+from vitlens.widgets.photographs import PAINT, PAINTING, READOUT, Forward, Pictured, sample_photographs, size_for
 from vitlens.widgets.views import (
     EVERY,
     MEAN,
@@ -56,17 +56,19 @@ class Explorer(Pictured):
     """The page of `explore`, and of `vitlens app`.
 
     In its state, `target` is PREDICTED, a class number, (PICTURE, name of a photograph) or (TEXT, prompt), `against`
-    NO_OTHER or a class number, and `off` the (layer, head) of heads that are switched off.
+    NO_OTHER or a class number, and `off` the (layer, head) of heads that are switched off. guided: the front end shows
+    the tour in place of the explorer.
     """
 
-    plain = Pictured.plain | {"layer"}
+    plain = Pictured.plain | {"layer", "hover"}
 
-    def __init__(self, model: nn.Module, image=None, *, size: tuple[int, int] | None = None):
+    def __init__(self, model: nn.Module, image=None, *, size: tuple[int, int] | None = None, guided: bool = False):
         layers = len(attention_modules(unwrap(model)))  # raises for models without maps
         super().__init__(
             model, image, size=size, whole=False, view="attention", layer=2 * layers // 3, head=MEAN, target=PREDICTED,
-            against=NO_OTHER, another="", typed=(), off=(), way=AVERAGE, **PAINT,
+            against=NO_OTHER, another="", typed=(), off=(), way=AVERAGE, hover=True, **PAINT,
         )  # fmt: skip
+        self.guided = guided
         self._reads_text = embeds_texts(self.model)
 
     def take(self, content, buffers):
@@ -93,7 +95,8 @@ class Explorer(Pictured):
             return panel | {"values": None, "scale": scale | {"colors": None}}, [panel["values"], scale["colors"]]
         layer = content.get("layer", self.state["layer"])
         if content["ask"] == "tour":
-            return details.tour(forward, layer, self.state["row"], self.state["column"]), []
+            head = self.state["head"] if isinstance(self.state["head"], int) else MEAN
+            return details.tour(forward, layer, head, self.state["row"], self.state["column"]), []
         head, query = content.get("head", choice.head), content.get("query", self.query)
         query = tuple(query) if isinstance(query, list) else query
         return details.value(forward, layer, head, query, content.get("key")), []
@@ -116,6 +119,8 @@ class Explorer(Pictured):
             "model": forward.name,
             "uploads": LARGEST,
             "saves": True,
+            "asks": self.asks,
+            "tour": self.guided,
         }
 
     def job(self):
@@ -129,6 +134,12 @@ class Explorer(Pictured):
             if not isinstance(self.results.get(random), str):
                 jobs.append(Job(own, partial(curves, forward, choice, maps), "Score", curve_forwards(forward, 1)))
         return next((job for job in jobs if job.key not in self.results), None)
+
+    @property
+    def asks(self) -> list[str]:
+        """Questions that the current view answers."""
+        looks = self.row.query and not self.row.explains
+        return ["tour", *["look"] * looks, *["value"] * (self.state["view"] == "attention")]
 
     @property
     def row(self) -> View:
@@ -250,6 +261,8 @@ class Explorer(Pictured):
             head,
             *self._targets(forward),
             *self.paint_controls(state["view"] == "components"),
+            Control("hover", "Map follows the pointer", "check", state["hover"], hidden="look" not in self.asks,
+                    place=PAINTING),
             *self.query_controls(forward, hidden=not row.query),
             *switches(self.model, state["off"], state["way"]),
         ]
@@ -337,7 +350,7 @@ class Explorer(Pictured):
             panel = replace(panel, words=f"{panel.words} {measured['words']}")
         visible = {c.name: c.value for c in self.controls() if not (c.hidden or c.disabled or c.kind == "text")}
         about = {"model": self.forward.name, "words": panel.words, **visible}
-        for name in () if self.state["off"] else ("off", "way"):
+        for name in ("hover", *(() if self.state["off"] else ("off", "way"))):
             about.pop(name, None)
         name = f"vitlens-{about['view']}" + (f"-layer{about['layer']}" if "layer" in about else "")
         arrays = {"values": shown.values, "pixels": self.forward.pixels, "about": json.dumps(about), **shown.arrays}

@@ -130,6 +130,17 @@ def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None
     return Widget(lambda: Explorer(model, image, size=size))
 
 
+def tour(model: nn.Module, image=None) -> Widget:
+    """Widget with a tour of a model on one image, in eight steps with its numbers, from pixels to the class.
+
+    The tour follows one patch. A click or the arrow keys go from step to step. `explore` opens the same tour by its
+    button "Tour". model, image: as in `explore`.
+
+    >>> widget = vitlens.widgets.tour(model, cat)
+    """
+    return Widget(lambda: Explorer(model, image, guided=True))
+
+
 def heads(model: nn.Module, image=None) -> Widget:
     """Widget with thumbnails of the attention of all heads of all layers from one query.
 

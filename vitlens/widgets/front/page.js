@@ -169,7 +169,8 @@ function render({ model, el }) {
     send({ press: "save" });
     saving = sent;
   } }, "Save");
-  tools.append(uploader, saver, busy);
+  const guided = guide({ model, root, send, waiting, panels: made.panels });
+  tools.append(uploader, saver, ...guided.buttons, busy);
   root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
   const place = alone ? document : root;
   const handlers = {
@@ -264,11 +265,13 @@ function render({ model, el }) {
     if (alone) document.title = [...names, "vitlens"].join(" · ");
     address?.drawn();
     about.textContent = frame.about || "";
+    guided.drawn();
     root.dataset.answers = frame.answers;
     root.dataset.sent = sent;
   };
   const custom = (content, buffers) => {
-    if (content.file) confirmed(content);
+    if (content.ask) guided.answered(content, buffers);
+    else if (content.file) confirmed(content);
     else if ("progress" in content) {
       long = content.progress;
       status();
@@ -285,6 +288,7 @@ function render({ model, el }) {
     address?.stop();
     clearTimeout(timer);
     for (const [event, handler] of Object.entries(handlers)) place.removeEventListener(event, handler);
+    guided.stop();
     model.off("change:frame", draw);
     model.off("msg:custom", custom);
   };

@@ -90,7 +90,8 @@ function panelOf(name, send) {
   const legend = make("div", { class: "legend", "aria-hidden": "true" }, ends[0], gradient, ends[1], unit);
   const words = make("figcaption", { "aria-live": "polite" });
   const node = make("figure", { class: "panel", "data-panel": name }, title, picture, make("div", { class: "beneath" }, under, tokens), legend, words);
-  let panel, values, hovered, asked;
+  let panel, values, hovered, asked, base;
+  let looking = null; // map from the patch under the pointer
   let pressed = false; // pointer is down on this image
   let aim = null; // picked cell without an answer yet
   let wanted = 0;
@@ -105,6 +106,7 @@ function panelOf(name, send) {
   const tell = () => {
     const place = panel && (hovered || panel.selected);
     if (!place) return (under.textContent = "\u00a0");
+    if (looking) return (under.textContent = `From row ${looking.selected.join(", column ")}. Click to stay here.`);
     const [row, col] = place;
     const channels = values.length / (panel.rows * panel.cols);
     const found = Array.from({ length: channels }, (_, k) => shown(values[(row * panel.cols + col) * channels + k]));
@@ -117,6 +119,7 @@ function panelOf(name, send) {
   };
   const mark = () => {
     const [height, width] = panel.cell;
+    const { selected } = looking || panel;
     marks.replaceChildren();
     if (panel.lines) {
       const lines = [];
@@ -124,8 +127,8 @@ function panelOf(name, send) {
       for (let c = 0; c <= panel.cols; c += 1) lines.push(`M${c * width} 0V${panel.rows * height}`);
       marks.append(make("path", { class: "grid", d: lines.join("") }));
     }
-    if (panel.selected) {
-      const [row, col] = panel.selected;
+    if (selected) {
+      const [row, col] = selected;
       const place = { x: col * width, y: row * height, width, height };
       marks.append(make("rect", { class: "rim", ...place }), make("rect", { class: "frame", ...place }));
     }
@@ -163,10 +166,30 @@ function panelOf(name, send) {
     pick([Math.min(Math.max(moved[0], 0), panel.rows - 1), Math.min(Math.max(moved[1], 0), panel.cols - 1)]);
   });
 
+  const paint = ({ ends: texts, scale, ...next }) => {
+    canvas.getContext("2d", { willReadFrequently: true }).putImageData(painted(base, { scale, ...next }), 0, 0);
+    legend.hidden = !texts;
+    if (texts) {
+      const strip = new ImageData(new Uint8ClampedArray(bytesOf(scale.colors)), 256, 1);
+      gradient.getContext("2d").putImageData(strip, 0, 0);
+      texts.forEach((text, i) => (ends[i].textContent = text));
+      unit.textContent = next.unit || "";
+    }
+    mark();
+    tell();
+  };
+  // Shows another map of the same image, without its caption. null: the map of the last frame again.
+  const peek = (other) => {
+    if (!base || !(other || looking)) return;
+    looking = other && { ...panel, ...other };
+    paint(looking || panel);
+  };
+
   const update = async (next, pictures, waiting) => {
     const turn = (wanted += 1);
-    const base = await pixelsOf(pictures[next.picture]);
+    const decoded = await pixelsOf(pictures[next.picture]);
     if (turn !== wanted) return;
+    [base, looking] = [decoded, null];
     const inside = (place) => place && place[0] < next.rows && place[1] < next.cols;
     if (!waiting() || !inside(aim)) aim = null;
     if (!inside(hovered)) hovered = null; // the pointer may be outside the new grid
@@ -174,7 +197,6 @@ function panelOf(name, send) {
     asked = null;
     values = floatsOf(panel.values);
     [canvas.width, canvas.height] = [base.width, base.height];
-    canvas.getContext("2d", { willReadFrequently: true }).putImageData(painted(base, panel), 0, 0);
     node.style.setProperty("--shape", base.width / base.height);
     node.classList.toggle("wide", base.width > 1.8 * base.height);
     title.textContent = panel.title;
@@ -190,15 +212,7 @@ function panelOf(name, send) {
       tokens.replaceChildren(...panel.tokens.map(tileOf));
       tokens.children[held]?.focus();
     }
-    legend.hidden = !panel.ends;
-    if (panel.ends) {
-      const strip = new ImageData(new Uint8ClampedArray(bytesOf(panel.scale.colors)), 256, 1);
-      gradient.getContext("2d").putImageData(strip, 0, 0);
-      panel.ends.forEach((text, i) => (ends[i].textContent = text));
-      unit.textContent = panel.unit || "";
-    }
-    mark();
-    tell();
+    paint(panel);
   };
-  return { node, update };
+  return { node, update, peek, cell: () => hovered, panel: () => panel };
 }

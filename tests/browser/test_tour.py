@@ -1,0 +1,171 @@
+"""The tour, the opened value, the map under the pointer and playing through layers, in the app in a real browser."""
+
+import pytest
+import torch
+from test_capture import unfused_maps
+
+from browser.fronts import MARKS, START, App
+from vitlens import load_model
+from vitlens.images import samples
+from vitlens.models import preprocess
+
+pytestmark = MARKS
+
+ROW, COL, LAYER = 3, 4, 2
+
+
+@pytest.fixture(scope="module")
+def maps(model):
+    """Attention (L, H, T, T) of the small model, by timm's unfused path."""
+    vit = load_model(model)
+    return torch.cat(unfused_maps(vit, preprocess(vit, samples()["chelsea"]))).numpy()
+
+
+@pytest.fixture(scope="module")
+def page(model, browser, tmp_path_factory):
+    context, errors = browser.new_context(viewport={"width": 1440, "height": 1000}), []
+    context.set_default_timeout(START)
+    page = context.new_page()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    samples()["chelsea"].save(cat := tmp_path_factory.mktemp("tour") / "cat.png")
+    with App(model, cat.parent, cat) as app:
+        page.goto(app.opening)
+        page.wait_for_selector(".vitlens[data-answers]")
+        click(page, ROW, COL)
+        shows(page, f"row {ROW}, column {COL}")
+        page.wait_for_function("hash => location.hash.includes(hash)", arg=f"patch={ROW},{COL}")
+        yield page
+        context.close()
+    assert errors == []
+
+
+def place(page, row, col):
+    """Middle of a patch on the screen."""
+    box = page.locator("[data-panel=picture] .picture canvas").bounding_box()
+    return box["x"] + (col + 0.5) / 8 * box["width"], box["y"] + (row + 0.5) / 8 * box["height"]
+
+
+def click(page, row, col):
+    page.mouse.click(*place(page, row, col))
+
+
+def shows(page, words, part="figcaption"):
+    page.wait_for_function(
+        "([part, words]) => document.querySelector(part)?.textContent.includes(words)", arg=[part, words]
+    )
+
+
+def pixels(page):
+    return page.locator("[data-panel=picture] .picture canvas").evaluate("node => node.toDataURL()")
+
+
+def digits(value):
+    """The format of the front end."""
+    return f"{float(f'{value:.3g}'):g}"
+
+
+def test_value_opens_from_the_picture(page, maps):
+    """Shift and a click open the weight of a patch, with the numbers of the model."""
+    page.keyboard.down("Shift")
+    click(page, 6, 1)
+    page.keyboard.up("Shift")
+    key, query = 1 + 6 * 8 + 1, 1 + ROW * 8 + COL
+    head = maps[LAYER, :, query, key].argmax()
+    shows(page, digits(maps[LAYER, head, query, key]), ".detail h3")
+    assert f"row {ROW}, column {COL}" in page.locator("figcaption").first.inner_text(), "the query stays"
+    assert page.locator(".how").inner_text().startswith(digits(maps[LAYER, :, query, key].mean()))
+    assert f"head {head} has the largest weight" in page.locator(".detail .note").first.inner_text()
+    assert page.locator(".detail .strip").evaluate_all("all => all.map(each => each.width)") == [32, 32, 32]
+    page.locator(".detail .picture").focus()
+    page.keyboard.press("ArrowUp")
+    shows(page, "row 5, column 1", ".detail h3")
+    page.keyboard.press("Escape")
+    assert page.locator(".detail").is_hidden()
+    assert page.evaluate("document.activeElement.className") == "button small how"
+
+
+def test_map_follows_the_pointer(page, maps):
+    page.mouse.move(5, 5)
+    before, words = pixels(page), page.locator("figcaption").first.inner_text()
+    address = page.url
+    page.mouse.move(*place(page, 1, 6))
+    shows(page, "From row 1, column 6", ".under")
+    assert pixels(page) != before
+    largest = maps[LAYER].mean(0)[1 + 8 + 6, 1:].max()
+    assert page.locator(".legend span").nth(1).inner_text() == digits(largest)
+    assert page.locator("figcaption").first.inner_text() == words and page.url == address
+    page.mouse.move(5, 5)
+    page.wait_for_function("before => document.querySelector('.picture canvas').toDataURL() === before", arg=before)
+    page.emulate_media(reduced_motion="reduce")
+    page.mouse.move(*place(page, 6, 6))
+    page.wait_for_timeout(400)
+    assert pixels(page) == before
+    page.emulate_media(reduced_motion="no-preference")
+    page.mouse.move(5, 5)
+
+
+def test_space_plays_through_the_layers(page):
+    layer = "() => Number(document.querySelector('[data-control=layer] input').value)"
+
+    def reaches(wanted):
+        page.wait_for_function(layer.replace("()", "wanted", 1) + " === wanted", arg=wanted)
+
+    assert page.evaluate(layer) == LAYER
+    page.locator("[data-control=layer] input").focus()
+    page.keyboard.press("Space")
+    page.wait_for_timeout(300)
+    assert page.evaluate(layer) == LAYER, "not with the focus in a control"
+    page.locator("[data-panel=picture] .picture").focus()
+    page.keyboard.press("Space")
+    reaches(3)
+    page.get_by_role("button", name="▶ Play layers").wait_for()  # stops at the last layer
+    page.keyboard.press("Space")
+    reaches(1)
+    page.keyboard.press("Space")
+    held = page.evaluate(layer)
+    page.wait_for_timeout(1500)
+    assert page.evaluate(layer) == held < 3
+    page.emulate_media(reduced_motion="reduce")
+    for wanted in range(held + 1, 4):
+        page.keyboard.press("Space")
+        reaches(wanted)
+    page.emulate_media(reduced_motion="no-preference")
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_tour_has_eight_steps_with_the_numbers_of_the_model(page, model, maps, width):
+    vit = load_model(model)
+    page.set_viewport_size({"width": width, "height": 900})
+    layer = int(page.locator("[data-control=layer] input").input_value())
+    page.get_by_role("button", name="Tour", exact=True).click()
+    page.locator("dialog.tour[open]").wait_for()
+    rows = maps[layer, :, 1 + ROW * 8 + COL]
+    others = rows.mean(0)[1:].copy()
+    others[ROW * 8 + COL] = 0
+    key = others.argmax()
+    head = rows[:, 1 + key].argmax()
+    best = vit(preprocess(vit, samples()["chelsea"]))[0].softmax(-1).max().item()
+    reach = ", ".join(digits(each[1:].max()) for each in rows)
+    wanted = [
+        "128 × 128 pixels", "8 × 8 = 64 patches of 16 × 16 pixels, 768 numbers",
+        "96 numbers and adds a vector for its place; there are 65 tokens with the class token",
+        f"head {head}, the patch has a query and row {key // 8}, column {key % 8} a key",
+        f"becomes {digits(rows[head, 1 + key])}", reach, f"In layer {layer}, attention adds",
+        f"({100 * best:.0f} %), the",
+    ]  # fmt: skip
+    found = []
+    for words in wanted:
+        shows(page, words, ".tour .sentence")
+        found.append(page.locator(".tour .sentence").inner_text())
+        assert page.locator(".tour canvas, .tour svg").count()
+        assert page.locator(".tour").evaluate("node => node.scrollWidth <= node.clientWidth")
+        page.keyboard.press("ArrowRight")
+    assert len(set(found)) == 8
+    page.get_by_role("button", name="Step 2: Patches").click()
+    shows(page, wanted[1], ".tour .sentence")
+    for _ in range(12):  # the focus stays in the dialog, or leaves the page
+        page.keyboard.press("Tab")
+        assert not page.evaluate("document.activeElement.matches('.side *')")
+    page.keyboard.press("Escape")
+    assert page.locator("dialog.tour[open]").count() == 0
+    assert page.evaluate("document.activeElement.textContent") == "Tour"
