@@ -10,6 +10,7 @@ import torch
 from vitlens.data import load
 from vitlens.data.augment import Targets
 from vitlens.train import World, accuracy, compiled, fit
+from vitlens.train.loop import FIRST
 from vitlens.train.recipes import recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: nothing of this file was tested")
@@ -88,7 +89,7 @@ def test_the_host_does_not_wait_for_the_device_between_readings(digits):
     r = plain(precision="bf16", average=0.9, log_every=10**6, evaluate_every=10**6)
     world = World(device=torch.device("cuda"))
     training = fit(r.build(), digits, replace(r, compile="off"), world=world)
-    for _ in range(3):
+    for _ in range(max(FIRST)):  # whose losses are read
         next(training)
     torch.cuda.set_sync_debug_mode("error")
     try:
