@@ -73,6 +73,15 @@ PRESS = f"""async ([selector, index]) => {{ {CHANGED}
     node.dispatchEvent(new MouseEvent("click", {{ bubbles: true }}));
     return (await changed) - start;
 }}"""
+TURN = f"""async ([layer, head]) => {{ {CHANGED}
+    const stage = root.querySelector(".stage"), box = stage.getBoundingClientRect();
+    const [columns, rows] = [".across span", ".down span"].map((tiles) => root.querySelectorAll(tiles).length);
+    const clientX = box.left + ((layer + 0.5) / columns) * box.width;
+    const clientY = box.top + ((head + 2.5) / rows) * box.height;
+    const start = performance.now();
+    stage.dispatchEvent(new MouseEvent("contextmenu", {{ clientX, clientY, bubbles: true, cancelable: true }}));
+    return (await changed) - start;
+}}"""
 CHOOSE = f"""async ([control, text]) => {{ {CHANGED}
     const input = root.querySelector(`[data-control=${{control}}] select`);
     const index = [...input.options].findIndex((option) => option.text === text);
@@ -122,12 +131,12 @@ def inside(
     yield "another class, contributions", pressed(".bars:not(.layers) button", range(1, 5))
     yield "bar of a head, contributions", pressed(".parts .goes", rng.permutation(36)[:count])
     page.evaluate(CHOOSE, ["view", MENU["attention"]])
-    pressed(".switch", [0])  # the means are taken with the first
-    pressed(".switch", [35])
+    turned = lambda numbers: [page.evaluate(TURN, [*divmod(int(number), 3)]) / 1000 for number in numbers]  # noqa: E731
+    turned([0, 35])  # the means are taken with the first
     for way in WAYS:
         page.evaluate(CHOOSE, ["way", instead(way)])
-        yield f"switch of a head, {way}", pressed(".switch", rng.permutation(35)[:switches])
-    pressed(".heads .button", [0])
+        yield f"switch of a head, {way}", turned(rng.permutation(35)[:switches])
+    pressed(".actions > .button", [1])
 
 
 def photographs(count: int) -> list[str]:
@@ -148,7 +157,7 @@ def measured(name: str, front: Front, page: Page, tiny: bool) -> list[dict]:
     side, rng, rows = size // 16, np.random.default_rng(0), []
     front.open(page, f"{name}.ipynb")
     page.set_default_timeout(600_000)
-    page.wait_for_selector(".vitlens .dots svg")
+    page.wait_for_selector(".vitlens .stage")
     while not (front.folder / "forward.json").exists():
         page.wait_for_timeout(200)
     page.wait_for_timeout(500)

@@ -47,7 +47,7 @@ def explorer(model: str, out: Path) -> None:
         page.set_default_timeout(120_000)
         with App(model, Path(folder), cat) as app:
             page.goto(app.opening)
-            page.wait_for_selector(".vitlens .dots svg")
+            page.wait_for_selector(".vitlens .stage")
             frames = [frame.convert("RGB") for frame in recorded(page)]
             page.close()
     first, *others = frames

@@ -94,8 +94,8 @@ def test_explorer_script_times_supported_views(vit):
         "switch of a head, mean": 30, "switch of a head, zero": 30,
     }  # fmt: skip
     assert set(rows["switch of a head, mean"]) == {0.04}
-    turned = [number for script, selector, number, *_ in asked if script == explorer.PRESS and selector == ".switch"]
-    assert len(set(turned[-30:])) == 30, "a click that turns a head back shows what is there already"
+    turned = [place for script, *place in asked if script == explorer.TURN]
+    assert len(set(map(tuple, turned[-30:]))) == 30, "a click that turns a head back shows what is there already"
 
 
 SMALL = "data/checkpoints/vit_tiny_patch8_64"

@@ -172,7 +172,7 @@ def test_explorer_contributions_and_lens_equal_stream(vit, kind):
         for row, (pooled, each) in zip(explorer.frame["lens"]["rows"], lenses, strict=True):
             share, number = (pooled[0] if token is None else each[0, prefix + token]).softmax(-1).max(0)
             assert row["name"] == str(number.item()) and row["share"] == pytest.approx(share.item(), abs=1e-6)
-    assert explorer.frame["dots"] is explorer.frame["score"] is None and not {"head", "against"} & visible(explorer)
+    assert explorer.frame["score"] is None and not {"head", "against"} & visible(explorer)
 
 
 @pytest.mark.parametrize("kind, way", [("class token", "mean"), ("registers", "zero"), ("distilled", "mean")])
@@ -293,7 +293,7 @@ def test_explorer_click_on_class_explains_it(vit):
     assert browser(explorer, {"why": bars[1]["number"]}) == ""
     assert explorer.page.state["view"] == "relevance" and explorer.page.state["target"] == order[1].item()
     assert [bar["now"] for bar in explorer.frame["bars"]] == [False, True, False, False, False]
-    assert explorer.frame["dots"] is None and explorer.frame["score"]
+    assert explorer.frame["mosaic"] is None and explorer.frame["score"]
     assert {"target", "against"} < visible(explorer) and not {"layer", "head", "query", "row"} & visible(explorer)
     explorer.set(view="grad_cam")
     browser(explorer, {"why": bars[2]["number"]})
@@ -407,7 +407,7 @@ def test_explorer_caption_colors_and_distances(explorer):
     assert explorer.wait(60, settled=True)
     y, x = np.divmod(np.arange(16), 4)
     distances = 16 * np.hypot(y[:, None] - y, x[:, None] - x)
-    close(explorer.frame["dots"]["values"], (maps[:, :, 1:, 1:] * distances).sum(-1).mean(-1), rtol=1e-5)
+    close(explorer.frame["mosaic"]["distances"], (maps[:, :, 1:, 1:] * distances).sum(-1).mean(-1), rtol=1e-5)
 
 
 REFUSED = {
@@ -451,6 +451,37 @@ def test_explorer_token_tiles_choose_query(vit, kind):
         assert [each["now"] for each in explorer.frame["panels"][0]["tokens"]] == [j == k for j in range(len(tiles))]
     explorer.set(view="norms")
     assert explorer.frame["panels"][0]["tokens"] == ()
+
+
+@pytest.mark.parametrize("kind, side", [("class token", 64), ("registers", 64), ("mean of patches", 64), ("wide", 320)])
+def test_explorer_mosaic_equals_all_heads(vit, kind, side):
+    """A tile for each head of each layer, each up to its own largest weight. Large grids show the largest of blocks."""
+    model = vit(img_size=(64, side), **MODELS.get(kind, {}))
+    explorer = widgets.explore(model, PICTURE)
+    maps, prefix = reference(model)[0], model.num_prefix_tokens
+    for content in ({"pick": "picture", "row": 2, "col": 3}, {"set": {"query": "readout"}}):
+        assert browser(explorer, content) == ""
+        mosaic = explorer.frame["mosaic"]
+        row = (
+            readout(model, maps.shape[-1])
+            if "set" in content
+            else np.eye(maps.shape[-1])[prefix + 2 * (side // 16) + 3]
+        )
+        heads = np.einsum("q,lhqk->lhk", row, maps)[..., prefix:].reshape(3, 3, 4, side // 16)
+        every = np.concatenate([heads.mean(1, keepdims=True), heads.max(1, keepdims=True), heads], 1)
+        close(mosaic["tops"], every.max((2, 3)))
+        found = np.frombuffer(mosaic["maps"], np.uint8).reshape(3, 5, mosaic["rows"], mosaic["cols"])
+        if side == 320:  # 16 blocks of 2 columns, at the distance of 20 / 16 columns
+            starts = np.arange(16) * 20 // 16
+            every = np.maximum(every[..., starts], every[..., starts + 1])
+        assert np.abs(found / 255 - every / every.max((2, 3), keepdims=True)).max() <= 0.5 / 255 + 1e-5
+    assert mosaic["picks"] == ["mean", "max", 0, 1, 2] and (mosaic["layer"], mosaic["head"]) == (2, "mean")
+    for view, picks, head in (("rollout", ["mean", "max"] + [None] * 3, "mean"), ("norms", [None] * 5, None),
+                              ("contributions", ["sum", None, 0, 1, 2], "every")):  # fmt: skip
+        explorer.set(view=view)
+        mosaic = explorer.frame["mosaic"]
+        assert (mosaic["picks"], mosaic["head"]) == (picks, head)
+        assert mosaic["layer"] == (None if view == "contributions" else 2)
 
 
 def test_explorer_errors_keep_last_valid_page(explorer, monkeypatch):

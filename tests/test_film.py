@@ -136,4 +136,5 @@ def test_snapshot_draws_uniform_heads_on_the_dashed_line(vit, kind):
     np.testing.assert_allclose(heads_of(drawn)[..., 1], drawn.lines[-1].get_ydata()[0], rtol=1e-3)  # of halves
     page = widgets.explore(model)
     page.wait(60, settled=True)
-    np.testing.assert_allclose(page.frame["dots"]["values"], page.frame["dots"]["uniform"], rtol=1e-5)
+    mosaic = page.frame["mosaic"]
+    np.testing.assert_allclose(mosaic["distances"], mosaic["uniform"], rtol=1e-5)

@@ -124,6 +124,16 @@ def move(place, control, value):
     )
 
 
+def tile(root, layer, head, button="left"):
+    """Click a head in the mosaic of all heads."""
+    stage = root.locator(".stage")
+    stage.scroll_into_view_if_needed()
+    box, rows = stage.bounding_box(), root.locator(".down span").count()
+    columns = root.locator(".across span").count()
+    place = {"x": (layer + 0.5) / columns * box["width"], "y": (head + 2.5) / rows * box["height"]}
+    stage.click(position=place, button=button)
+
+
 class App:
     """`vitlens app` on a model, in a `with` block. Asserts that it ends without an error and with an empty log."""
 

@@ -41,7 +41,7 @@ def test_app_shows_maps_uploads_and_stays_quick(model, browser, tmp_path):
         shows("row 2, column 5")
         move(page, "layer", 1)
         shows("layer 1")
-        page.wait_for_selector(".dots svg")
+        page.wait_for_selector(".mosaic .stage")
         page.locator("[data-control=view] select").select_option(label="KernelSHAP")
         page.wait_for_timeout(300)
         second, started = context.new_page(), time.monotonic()
@@ -263,7 +263,7 @@ def test_app_layout_stays_put(browser, served):
         for width in (390, 720, 1440, 1920):
             tab.page.set_viewport_size({"width": width, "height": 900})
             assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
-        tab.page.set_viewport_size({"width": 1000, "height": 700})
+        tab.page.set_viewport_size({"width": 1000, "height": 560})
         tab.page.evaluate("document.querySelectorAll('details').forEach((node) => (node.open = true))")
         tab.page.evaluate("scrollTo(0, 1e6)")
         assert tab.page.evaluate("scrollY") > 50

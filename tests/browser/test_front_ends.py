@@ -16,7 +16,7 @@ from PIL import Image
 from test_capture import unfused_maps
 from test_images import WIDE
 
-from browser.fronts import MARKS, Front, move
+from browser.fronts import MARKS, Front, move, tile
 from vitlens import intervene, load_image, load_model, stream
 from vitlens.attribution import relevance
 from vitlens.faithfulness import curves
@@ -139,13 +139,22 @@ PICTURE = samples()["chelsea"]
 
 def test_explorer_click_keys_and_sliders(page, model):
     explorer, shown = Widget(page, 0), functools.partial(expected, model, PICTURE)
-    explorer.root.locator(".dots svg").wait_for()
+    explorer.root.locator(".stage").wait_for()
     explorer.shows(shown(2, "mean", (2, 2)))
     explorer.slide("layer", 3)
     explorer.click(2, 5)
     explorer.shows(shown(3, "mean", (2, 5)))
     assert "row 2, column 5" in explorer.text("figcaption")
     assert explorer.text(".under").startswith("row 2, column 5: 0.")
+    explorer.act(lambda: tile(explorer.root, 1, 1))
+    explorer.shows(shown(1, 1, (2, 5)))
+    explorer.root.get_by_role("button", name="Distance").click()
+    explorer.root.locator(".stage text").nth(11).wait_for()
+    assert "Layer 1, head 1: largest weight 0." in explorer.text(".mosaic .note")
+    explorer.root.locator(".stage").focus()
+    explorer.press("ArrowRight", "ArrowUp")
+    explorer.shows(shown(2, 0, (2, 5)))
+    explorer.root.get_by_role("button", name="Attention", exact=True).click()
     explorer.slide("layer", 1)
     explorer.slide("head", 2 + 1)  # after the mean and the largest
     explorer.shows(shown(1, 1, (2, 5)))
@@ -222,18 +231,17 @@ def test_explorer_bars_and_switches(page, model):
     explorer.press("ArrowRight")
     written_by(3, 1)
     explorer.choose("view", "Attention from the query")
-    explorer.root.locator(".heads summary").click()
-    explorer.act(explorer.root.locator(".switch").nth(2).click)  # head 0 of layer 2
-    page.keyboard.press("ArrowDown")
-    explorer.press("Space")
+    explorer.act(lambda: tile(explorer.root, 2, 0, "right"))
+    explorer.act(lambda: tile(explorer.root, 2, 1))
+    explorer.press("x")
     reference = torch.cat([preprocess(vit, each) for each in samples().values()])
     with intervene(vit, heads={(2, 0): "mean", (2, 1): "mean"}, reference=reference), torch.no_grad():
         shares = vit(x)[0].softmax(-1)
     name, share, before = (explorer.text(f".bars .{part}") for part in ("name", "share", "before"))
     assert (name, share) == (str(shares.argmax().item()), f"{100 * shares.max():.1f} %") and before.startswith("was ")
-    assert explorer.root.locator(".switch[aria-checked=false]").count() == 2
+    assert explorer.root.locator(".stage .cross").count() == 2
     assert "head 1 of layer 2; each gives its mean over 6 sample photographs" in explorer.text("figcaption")
-    explorer.act(explorer.root.get_by_role("button", name="All on").click)
+    explorer.act(explorer.root.get_by_role("button", name="Turn all on").click)
     assert explorer.text(".bars .share") == first and explorer.root.locator(".bars .before").count() == 0
 
 

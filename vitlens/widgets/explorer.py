@@ -20,12 +20,14 @@ from vitlens.recorder.supported import attention_modules, embeds_texts, unwrap
 from vitlens.widgets import details
 from vitlens.widgets.drawing import captioned
 from vitlens.widgets.lanes import LARGEST, Job
-from vitlens.widgets.page import Check, Control, Panel
-from vitlens.widgets.photographs import PAINT, PAINTING, READOUT, Forward, Pictured, sample_photographs, size_for
+from vitlens.widgets.page import Check, Control, Panel, Scale
+from vitlens.widgets.photographs import MORE, PAINT, PAINTING, READOUT, Forward, Pictured, sample_photographs, size_for
 from vitlens.widgets.views import (
     EVERY,
+    MAX,
     MEAN,
     ORDERS,
+    SUM,
     Choice,
     Likeness,
     Map,
@@ -33,9 +35,11 @@ from vitlens.widgets.views import (
     curve_forwards,
     curves,
     head_control,
+    head_maps,
     map_panel,
     mean_distance,
     possible,
+    query_words,
     score,
     view_control,
     views,
@@ -110,7 +114,7 @@ class Explorer(Pictured):
             "pictures": {"picture": whole.png},
             "panels": [self._panel(shown)],
             "bars": self._bars(forward, whole),
-            "dots": self._dots(),
+            "mosaic": self._mosaic(check),
             "score": self._score(),
             "parts": None,
             "lens": None,
@@ -248,21 +252,27 @@ class Explorer(Pictured):
 
     def controls(self) -> list[Control]:
         row, forward, state = self.row, self.forward, self.state
-        head = head_control(forward, row, state["head"])
+        head = head_control(forward, row, state["head"], place=MORE)
         whole = size_for(self.model, self.photograph) is not None and not self.size
         layer = self.layer_control(
-            forward, hidden=not row.layered, disabled=row.head == "added" and head.value == EVERY
+            forward, hidden=not row.layered, disabled=row.head == "added" and head.value == EVERY, place=MORE
         )
         return [
             self.photograph_control(),
             *([Control("whole", "Whole image, in its shape", "check", state["whole"])] if whole else []),
             view_control(state["view"], possible(forward)),
-            layer,
-            head,
             *self._targets(forward),
             *self.paint_controls(state["view"] == "components"),
-            Control("hover", "Map follows the pointer", "check", state["hover"], hidden="look" not in self.asks,
-                    place=PAINTING),
+            Control(
+                "hover",
+                "Map follows the pointer",
+                "check",
+                state["hover"],
+                hidden="look" not in self.asks,
+                place=PAINTING,
+            ),
+            layer,
+            head,
             *self.query_controls(forward, hidden=not row.query),
             *switches(self.model, state["off"], state["way"]),
         ]
@@ -331,16 +341,27 @@ class Explorer(Pictured):
         scored = score(self.forward, self.choice, own, random) if done else waiting
         return {"title": say("trust"), **scored}
 
-    def _dots(self) -> dict | None:
-        forward, head = self.forward, self.state["head"]
-        distances = self.results.get(("distance", forward.key))
-        if self.row.explains or not isinstance(distances, np.ndarray):
+    def _mosaic(self, check: Check) -> dict | None:
+        """The maps of all heads from the query, by which layer, head and switched-off heads are chosen."""
+        forward, row, choice = self.forward, self.row, self.choice
+        if not row.layered:
             return None
-        goes = self.row.head == "each"
+        key = ("mosaic", forward.key, self.query)
+        maps, tops = self.once(key, lambda: head_maps(forward, self.query, check))
+        distances = self.results.get(("distance", forward.key))
+        heads = range(forward.heads)
+        single = heads if row.head in ("each", "added") else [None] * forward.heads
+        picks = {"": [None, None], "added": [SUM, None]}.get(row.head, [MEAN, MAX])
         return {
-            "title": say("distances"), "values": distances.tolist(),
-            "uniform": forward.grid.uniform_distance(), "layer": self.state["layer"],
-            "head": head if goes and isinstance(head, int) else None, "picks": goes,
+            "titles": [say("mosaic", source=query_words(forward, self.query)), say("distances")],
+            "layers": maps.shape[0], "rows": maps.shape[2], "cols": maps.shape[3], "maps": maps.tobytes(),
+            "tops": tops.tolist(), "colors": Scale("viridis", 0, 1).table().tobytes(),
+            "names": [say("mean row"), say("max row"), say("head", head=0), *map(str, heads[1:])],
+            "picks": [*picks, *single],
+            "layer": None if choice.head == EVERY else choice.layer, "head": choice.head if row.head else None,
+            "distances": distances.tolist() if isinstance(distances, np.ndarray) else None,
+            "uniform": forward.grid.uniform_distance(), "off": self.state["off"],
+            "pool": sum(layer == "pool" for layer, _ in _places(self.model)),
         }  # fmt: skip
 
     def _saved(self, shown: Map) -> dict[str, bytes]:
@@ -395,8 +416,8 @@ def switches(model: nn.Module, off: tuple[Head, ...], way: str) -> list[Control]
     every = tuple((f"{_layer(layer)}, head {head}", (layer, head)) for layer, head in _places(model))
     ways = tuple((instead(way), way) for way in WAYS)
     return [
-        Control("off", "Switch heads off", "switches", off, every),
-        Control("way", "They give", "select", way, ways, hidden=not off),
+        Control("off", "Heads that are off", "switches", off, every),
+        Control("way", "Replace with", "select", way, ways, hidden=not off, place="heads"),
     ]
 
 

@@ -40,6 +40,8 @@ LOOKS, HOLDS, WRITES, WHY, SLOWER = (
 )  # fmt: skip
 """Groups of the view menu."""
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
+CELLS = 16
+"""Largest number of rows and of columns of a map in the mosaic of all heads."""
 LONGEST, LONGEST_MAP = 120.0, 1200.0
 """Longest time in seconds of a score and of a map. Longer ones are only estimated."""
 
@@ -454,6 +456,24 @@ def map_panel(
         strength=state["strength"], opacity=state["opacity"], smooth=state["smooth"], lines=state["lines"],
         ends=scale and (number(scale.low), number(scale.high)),
     )  # fmt: skip
+
+
+@torch.inference_mode()
+def head_maps(forward: Forward, query: str | int | tuple[int, int], check: Check) -> tuple[np.ndarray, np.ndarray]:
+    """Attention from a query as (L, 2 + H, r, c) uint8, and the largest weight (L, 2 + H) on a patch, which is 255.
+
+    The mean and the maximum over heads come before the heads. Grids beyond `CELLS` rows or columns show the largest
+    weight of each block.
+    """
+    row, maps = query_row(forward, query), []
+    for layer in Layers(forward, slice(None), check):
+        heads = forward.grid.image_map(layer.read(row)[0].float().cpu())
+        maps.append(torch.cat([heads.mean(0, keepdim=True), heads.amax(0, keepdim=True), heads]))
+    maps = torch.stack(maps)
+    tops = maps.amax((-2, -1))
+    size = [min(side, CELLS) for side in maps.shape[-2:]]
+    tiles = torch.nn.functional.adaptive_max_pool2d(maps, size) / tops[..., None, None].clamp(min=1e-30)
+    return (tiles * 255).round().byte().numpy(), tops.numpy()
 
 
 @torch.inference_mode()

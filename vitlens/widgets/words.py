@@ -75,7 +75,10 @@ WORDS = {
     "squeezed": " The image is squeezed {times} times.",
     "look from": "the patch to look from",
     # charts
-    "distances": "Mean attention distance (pixels)",
+    "distances": "All heads, mean attention distance in pixels",
+    "mosaic": "All heads, from {source}",
+    "mean row": "mean",
+    "max row": "max",
     "trust": "How far to trust it",
     "scoring": "Covering and showing patches …",
     "too long": "Not scored, because it would take about {minutes} minutes. Use `vitlens explain`.",

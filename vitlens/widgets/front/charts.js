@@ -88,37 +88,153 @@ function steered(plot, title, hint, { layer, head }, go, aim) {
   return make("div", { class: "plot", tabindex: 0, role: "application", "aria-label": `${title}. ${hint}`, onkeydown }, plot);
 }
 
-// The value of each head by layer. A click or an arrow key selects a head.
-function dots(described, send, aim) {
-  const { values, uniform, layer, head, title, picks } = described;
-  const [height, left, bottom] = [176, 30, 34];
-  const most = 1.08 * Math.max(uniform, ...values.flat());
-  const x = (k) => left + ((k + 0.5) / values.length) * (WIDTH - left - 6);
-  const y = (value) => (1 - value / most) * (height - bottom - 8) + 8;
-  const go = (k, h) => {
-    if (!picks || !values[k] || values[k][h] === undefined) return;
-    aim.at = [k, h];
-    send({ set: { layer: k, head: h } });
+// The maps of all heads from the query, a column for each layer, or their mean attention distances. A click or an arrow
+// key chooses a layer and a head. A right click or X switches heads off.
+function mosaicOf(send) {
+  const title = make("h3");
+  const canvas = make("canvas");
+  const marks = make("svg", { "aria-hidden": "true", preserveAspectRatio: "none" });
+  const stage = make("div", { class: "stage", tabindex: 0, role: "application" }, canvas, marks);
+  const [across, down] = [make("div", { class: "across", "aria-hidden": "true" }), make("div", { class: "down", "aria-hidden": "true" })];
+  const tiles = make("div", { class: "tiles" }, make("span", { class: "corner", "aria-hidden": "true" }, "layer"), stage, down, across);
+  const note = make("p", { class: "note" });
+  const action = (text, onclick) => make("button", { type: "button", class: "button small", onclick }, text);
+  const modes = ["Attention", "Distance"].map((text, k) => action(text, () => { far = k === 1; draw(); }));
+  const turner = action("", () => turn(chosen()));
+  const reset = action("Turn all on", () => set([]));
+  const actions = make("div", { class: "actions" }, make("span", { class: "modes", role: "group", "aria-label": "Tiles show" }, ...modes), turner, reset);
+  const node = make("div", { class: "mosaic" }, title, tiles, actions, note);
+  let [all, far, hovered, aim, off] = [null, false, null, null, []];
+
+  const chosen = () => aim || [all.layer, all.picks.findIndex((pick) => pick !== null && pick === all.head)];
+  const columns = () => all.layers + (all.pool ? 1 : 0);
+  const inside = ([k, r]) => (k >= 0 && k < all.layers && r >= 0 && r < all.names.length) || (all.pool && k === all.layers && r >= 2 && r < 2 + all.pool);
+  // The heads of a tile: one, or those of its layer for the rows of mean and maximum.
+  const headsOf = ([k, r]) => {
+    if (k === null || k === undefined) return [];
+    const layer = k < all.layers ? k : "pool";
+    const count = layer === "pool" ? all.pool : all.names.length - 2;
+    return r >= 2 ? [[layer, r - 2]] : Array.from({ length: count }, (_, head) => [layer, head]);
   };
-  const plot = make("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": title });
-  plot.append(...rules(most, 0, y, left));
-  const each = Math.ceil(values.length / 12);
-  values.forEach((_, k) => k % each || plot.append(make("text", { x: x(k), y: height - 19, "text-anchor": "middle" }, k)));
-  plot.append(make("text", { x: (WIDTH + left) / 2, y: height - 4, "text-anchor": "middle" }, "layer"));
-  plot.append(make("line", { class: "even", x1: left, x2: WIDTH - 6, y1: y(uniform), y2: y(uniform) }));
-  values.forEach((heads, k) =>
-    heads.forEach((value, h) => {
-      const now = k === layer && (head === null || h === head);
-      const dot = make("circle", { class: now ? "dot now" : "dot", cx: x(k), cy: y(value), r: now ? 5 : 3.5 });
-      dot.append(make("title", {}, `layer ${k}, head ${h}: ${shown(value)} pixels`));
-      dot.addEventListener("click", () => go(k, h));
-      plot.append(dot);
-    }),
-  );
-  const hint = picks ? "Click a dot, or use the arrow keys, to select a head." : "";
-  const now = head === null ? `layer ${layer}` : `layer ${layer}, head ${head}: ${shown(values[layer][head])} pixels`;
-  const note = make("p", { class: "note" }, `${now}. Dashed: uniform attention. ${hint}`);
-  return [make("h3", {}, title), steered(plot, title, hint, described, go, aim), note];
+  const isOff = (head) => off.some((each) => same(each, head));
+  const set = (next) => {
+    off = next;
+    draw();
+    send({ set: { off } });
+  };
+  const turn = (place) => {
+    const heads = headsOf(place);
+    set(heads.every(isOff) ? off.filter((each) => !heads.some((head) => same(each, head))) : [...off, ...heads.filter((head) => !isOff(head))]);
+  };
+  const choose = (place) => {
+    if (!place || !inside(place)) return;
+    if (place[0] === all.layers) return turn(place); // heads of the pool have no map
+    const pick = all.picks[place[1]];
+    aim = pick === null ? [place[0], -1] : place;
+    draw();
+    send({ set: pick === null ? { layer: place[0] } : { layer: place[0], head: pick } });
+  };
+  const words = (place) => {
+    const [k, r] = place;
+    if (k === null || k === undefined) return "All heads of all layers";
+    if (k === all.layers) return `Pool, head ${r - 2}`;
+    const name = r < 0 ? `Layer ${k}` : `Layer ${k}, ${r < 2 ? `${all.names[r]} over heads` : `head ${r - 2}`}`;
+    const distance = r >= 2 && all.distances ? `, mean distance ${shown(all.distances[k][r - 2])} pixels` : "";
+    return name + (r < 0 ? "" : `: largest weight ${shown(all.tops[k][r])}${distance}`) + (r >= 2 && isOff([k, r - 2]) ? ", off" : "");
+  };
+  const tell = () => {
+    note.textContent = `${words(hovered || chosen())}.` + (far ? ` Uniform attention: ${shown(all.uniform)} pixels.` : "");
+  };
+
+  const draw = () => {
+    const { layers, rows, cols, names, pool } = all;
+    const [maps, table] = [bytesOf(all.maps), bytesOf(all.colors)];
+    const [w, h] = [cols + 1, rows + 1]; // a gap of one cell between tiles
+    const [width, height] = [columns() * w - 1, names.length * h - 1];
+    const image = new ImageData(width, height);
+    const most = all.distances ? Math.max(all.uniform, ...all.distances.flat()) : 1;
+    for (let k = 0; k < columns(); k += 1)
+      for (let r = 0; r < names.length; r += 1) {
+        if (!inside([k, r])) continue;
+        const distance = r >= 2 ? all.distances?.[k]?.[r - 2] : undefined;
+        for (let y = 0; y < rows; y += 1)
+          for (let x = 0; x < cols; x += 1) {
+            const at = 4 * ((r * h + y) * width + k * w + x);
+            const value = far ? Math.round((255 * (distance || 0)) / most) : maps[((k * names.length + r) * rows + y) * cols + x];
+            const blank = k === layers || (far && distance === undefined);
+            if (blank) image.data.set([128, 128, 128, 90], at);
+            else image.data.set([table[4 * value], table[4 * value + 1], table[4 * value + 2], 255], at);
+          }
+      }
+    [canvas.width, canvas.height] = [width, height];
+    canvas.getContext("2d").putImageData(image, 0, 0);
+    marks.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    marks.replaceChildren();
+    const box = ([k, r], more) => make("rect", { x: k * w, y: r * h, width: cols, height: rows, ...more });
+    if (far && columns() <= 16)
+      all.distances?.forEach((heads, k) => heads.forEach((value, head) => {
+        const place = { x: k * w + cols / 2, y: (head + 2) * h + rows / 2, "font-size": 0.42 * cols };
+        marks.append(make("text", { ...place, class: value > 0.6 * most ? "dark" : "" }, Math.round(value)));
+      }));
+    for (const [layer, head] of off) {
+      const place = [layer === "pool" ? layers : layer, head + 2];
+      const [x, y] = [place[0] * w, place[1] * h];
+      marks.append(box(place, { class: "veil" }), make("path", { class: "cross", d: `M${x} ${y}L${x + cols} ${y + rows}M${x + cols} ${y}L${x} ${y + rows}` }));
+    }
+    const [layer, row] = chosen();
+    if (layer !== null) {
+      const ring = row < 0 ? { y: 0, height: names.length * h - 1 } : {};
+      for (const name of ["rim", "frame"]) marks.append(box([layer, Math.max(row, 0)], { class: name, ...ring }));
+    }
+    const step = Math.ceil(columns() / 16);
+    across.replaceChildren(...Array.from({ length: columns() }, (_, k) => make("span", {}, k === layers ? "pool" : k % step ? "" : k)));
+    down.replaceChildren(...names.map((name, r) => make("span", {}, r < 2 || r % step === 0 ? name : "")));
+    tiles.style.cssText = `--columns: ${columns()}; --rows: ${names.length}; --shape: ${width / height}`;
+    title.textContent = all.titles[Number(far)];
+    stage.setAttribute("aria-label", `${title.textContent}. Arrow keys choose a layer and a head, X turns it off or on.`);
+    modes.forEach((each, k) => each.setAttribute("aria-pressed", String(far === (k === 1))));
+    const heads = headsOf(chosen());
+    const what = heads.length === 1 ? `head ${heads[0][1]} of layer ${layer}` : `layer ${layer}`;
+    turner.hidden = !heads.length;
+    turner.textContent = heads.length && heads.every(isOff) ? `Turn ${what} on` : `× Turn ${what} off`;
+    reset.hidden = !off.length;
+    tell();
+  };
+  const under = (event) => {
+    const area = canvas.getBoundingClientRect();
+    const place = [Math.floor(((event.clientX - area.left) / area.width) * columns()), Math.floor(((event.clientY - area.top) / area.height) * all.names.length)];
+    return inside(place) ? place : null;
+  };
+  stage.addEventListener("click", (event) => choose(under(event)));
+  stage.addEventListener("contextmenu", (event) => {
+    event.preventDefault();
+    const place = under(event);
+    if (place) turn(place);
+  });
+  stage.addEventListener("pointermove", (event) => {
+    hovered = under(event);
+    tell();
+  });
+  stage.addEventListener("pointerleave", () => {
+    hovered = null;
+    tell();
+  });
+  stage.addEventListener("keydown", (event) => {
+    const step = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key];
+    const [k, r] = chosen();
+    if (step) choose(k === null ? [0, 2] : [k + step[0], r < 0 ? r + !r : r + step[1]]);
+    else if (["x", "X", "Delete"].includes(event.key)) turn([k, r]);
+    else return;
+    event.preventDefault();
+  });
+  const update = (described, waiting) => {
+    node.hidden = !described;
+    if (!described) return;
+    all = described;
+    if (!waiting()) [aim, off] = [null, described.off];
+    draw();
+  };
+  return { node, update };
 }
 
 // Contribution of each part to a logit: heads and MLP of each layer, and other parts at the right.

@@ -1,16 +1,16 @@
-// Where controls stand: in the form, above the panels, under a panel, or in a closed group with the name of the place.
-function placeOf(place, { controls, top, folds, panels }) {
+// Where controls stand: in the form, above the panels, under the mosaic or a panel, or in a closed group of that name.
+function placeOf(place, { controls, top, folds, heads, panels }) {
   const known = new Map();
   if (!place) return { known, parent: controls, show: () => {} };
   if (place === "top") return { known, parent: top, show: () => {} };
   const parent = make("div", { class: "controls", role: "group", "aria-label": place });
-  const around = panels.has(place) ? parent : make("details", { class: "fold", "data-fold": place }, make("summary", {}, place), parent);
-  (panels.get(place)?.node || folds).append(around);
+  const above = place === "heads" ? heads : panels.get(place)?.node;
+  const around = above ? parent : make("details", { class: "fold", "data-fold": place }, make("summary", {}, place), parent);
+  (above || folds).append(around);
   return { known, parent, show: (some) => (around.hidden = !some) };
 }
 
 function control(described, send) {
-  if (described.kind === "switches") return switches(described, send);
   const id = `vitlens-${(number += 1)}`;
   const { name, label, kind, options } = described;
   const set = (value) => send({ set: { [name]: value } });
@@ -59,78 +59,6 @@ function control(described, send) {
   input.disabled = described.disabled;
   const node = make("div", { class: `control ${kind}`, "data-control": name, hidden: described.hidden }, make("label", { for: id }, label), input);
   if (output) node.append(output);
-  update(described.value);
-  return { node, update, fixed: { ...described, value: null } };
-}
-
-// Switches with a column for each layer and a row for each head. Arrow keys move the focus.
-function switches(described, send) {
-  const { name, label, options } = described;
-  const columns = [...new Set(options.map(([, [layer]]) => layer))];
-  const rows = 1 + Math.max(...options.map(([, [, head]]) => head));
-  let off = [];
-  const count = make("span");
-  const summary = make("summary", {}, label, count);
-  const cells = new Map();
-  const tell = () => {
-    count.textContent = off.length ? ` (${off.length} off)` : "";
-    none.hidden = !off.length;
-    for (const [text, place] of options) {
-      const on = !off.some((each) => same(each, place));
-      const cell = cells.get(String(place));
-      cell.setAttribute("aria-checked", String(on));
-      cell.title = `${text} is ${on ? "on" : "off"}. Click to switch it ${on ? "off" : "on"}.`;
-    }
-  };
-  const set = (next) => {
-    off = next;
-    tell();
-    send({ set: { [name]: off } });
-  };
-  const turn = (places) => {
-    const left = off.filter((each) => !places.some((place) => same(each, place)));
-    set(off.length - left.length === places.length ? left : [...left, ...places]);
-  };
-  const onkeydown = (event) => {
-    const step = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key];
-    if (!step || event.target.dataset.at === undefined) return;
-    event.preventDefault();
-    const [column, row] = event.target.dataset.at.split(" ").map(Number);
-    const next = cells.get(`${columns[column + step[0]]},${row + step[1]}`);
-    if (!next) return;
-    event.target.tabIndex = -1;
-    next.tabIndex = 0;
-    next.focus();
-  };
-  const style = `--columns: ${columns.length}`;
-  const grid = make("div", { class: "switches", role: "group", "aria-label": `${label}: heads by layer`, style, onkeydown });
-  for (let row = 0; row < rows; row += 1) {
-    grid.append(make("span", { class: "of" }, row));
-    columns.forEach((layer, column) => {
-      const option = options.find(([, place]) => same(place, [layer, row]));
-      if (!option) return grid.append(make("span"));
-      const turned = { class: "switch", type: "button", role: "switch", "aria-label": option[0], "data-at": `${column} ${row}` };
-      const cell = make("button", { ...turned, onclick: () => turn([option[1]]) });
-      cell.tabIndex = column || row ? -1 : 0;
-      cells.set(String(option[1]), cell);
-      grid.append(cell);
-    });
-  }
-  grid.append(make("span", { class: "of" }, "all"));
-  for (const layer of columns) {
-    const places = options.map(([, place]) => place).filter((place) => place[0] === layer);
-    const where = layer === "pool" ? "the pool" : `layer ${layer}`;
-    const whole = { class: "whole", type: "button", title: `Switch all heads of ${where} off, or on again`, "aria-label": `All heads of ${where}` };
-    grid.append(make("button", { ...whole, onclick: () => turn(places) }, layer === "pool" ? "p" : layer));
-  }
-  const none = make("button", { type: "button", class: "button small", onclick: () => set([]) }, "All on");
-  const how = "Rows are heads, columns layers. Click a head to switch it off. Classes and maps then show the model without it.";
-  const node = make("details", { class: "control heads", "data-control": name }, summary, make("p", { class: "note" }, how), grid, none);
-  const update = (value) => {
-    off = value;
-    if (off.length && !node.seen) node.open = node.seen = true;
-    tell();
-  };
   update(described.value);
   return { node, update, fixed: { ...described, value: null } };
 }

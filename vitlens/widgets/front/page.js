@@ -25,13 +25,14 @@ function render({ model, el }) {
   const about = make("p", { class: "note about", "aria-live": "polite" });
   const list = make("ol", { class: "bars", "aria-label": "Most likely classes" });
   const trust = make("section", { class: "dots score", "aria-live": "polite" });
-  const depth = make("section", { class: "dots" });
+  const mosaic = mosaicOf((content) => drag(content));
+  const heads = make("section", { class: "heads" }, mosaic.node);
   const written = make("section", { class: "dots parts" });
   const said = make("section", { class: "dots lens" });
   const top = make("div", { class: "top" });
   const folds = make("div", { class: "folds" });
-  const choices = make("div", { class: "choices" }, tools, list, controls, folds, about);
-  const charts = make("div", { class: "charts" }, written, said, trust, depth);
+  const choices = make("div", { class: "choices" }, tools, list, controls, heads, about);
+  const charts = make("div", { class: "charts" }, written, said, trust, folds);
   const side = make("div", { class: "side" }, choices, charts);
   const body = make("div", { class: "body" }, panels, side);
   const notices = make("div", { class: "notices" }, warning, progress);
@@ -237,9 +238,9 @@ function render({ model, el }) {
     const fixed = (old, next) => same(old.fixed, { ...next, value: null });
     keep(made.panels, panels, frame.panels, (each) => panelOf(each.name, (content) => drag(content)), () => true);
     for (const place of new Set([...made.places.keys(), ...frame.controls.map((each) => each.place)])) {
-      if (!made.places.has(place)) made.places.set(place, placeOf(place, { controls, top, folds, panels: made.panels }));
+      if (!made.places.has(place)) made.places.set(place, placeOf(place, { controls, top, folds, heads, panels: made.panels }));
       const { known, parent, show } = made.places.get(place);
-      const here = frame.controls.filter((each) => each.place === place);
+      const here = frame.controls.filter((each) => each.place === place && each.kind !== "switches");
       keep(known, parent, here, (each) => control(each, each.kind === "range" ? drag : send), fixed);
       // While an answer is outstanding, keep the controls as the user set them.
       if (!waiting()) for (const each of here) known.get(each.name).update(each.value, frame.message);
@@ -251,7 +252,7 @@ function render({ model, el }) {
     renew(written, frame.parts || null, (each) => contributions(each, send, aim));
     renew(said, frame.lens || null, (each) => classes(each, send));
     renew(trust, frame.score || null, curves);
-    renew(depth, frame.dots || null, (each) => dots(each, send, aim));
+    mosaic.update(frame.mosaic || null, waiting);
     uploader.hidden = !frame.uploads;
     uploader.title = frame.uploads ? `Up to ${frame.uploads / 2 ** 20} MB, uploaded unchanged` : "";
     saver.hidden = !frame.saves;
