@@ -1,6 +1,5 @@
 """Figures 2 to 5 by their artists: numbers of the tables at the right places, without overlaps."""
 
-import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from test_plot import assert_tidy
@@ -16,10 +15,8 @@ CURVES = {
 }
 FIGURES = {
     "transfer": plot.transfer,
-    "transfer, near": lambda: plot.transfer({"mine at 224 px": (90, 91, 79), "another": (100, 91.2, None)}),
-    "transfer, far": lambda: plot.transfer({"digits": (1e-7, 40.0, 12.0), "Tiny-ImageNet": (3e-4, None, 31)}),
-    "vtab, own": lambda: plot.vtab({"ViT-Ti/16, ImageNet": {"VTAB": 60, "Natural": 75.44}, "x": {"Structured": 20}}),
-    "size, own": lambda: plot.pretraining_size({"my ViT-S/16": [(1e5, 60), (1.3e6, 77)], "y": [(900, 1), (1e7, 80)]}),
+    "vtab": plot.vtab,
+    "size": plot.pretraining_size,
     "few-shot": lambda: plot.few_shot(CURVES),
     "few-shot, crowded": lambda: plot.few_shot({f"model no. {k}": [(10, 5), (90, 50 + k / 9)] for k in range(9)}),
 }
@@ -52,17 +49,11 @@ def test_transfer_draws_table_6(drawn):
     assert len({(line.get_marker(), to_hex(line.get_color())) for line in average.lines}) == 3
     for ax in (average, imagenet):
         assert sorted(t.get_text() for t in ax.texts) == sorted(r.model.replace("ViT-", "") for r in TABLE_6)
-    average, imagenet = drawn["transfer, far"].axes
-    assert (1e-7, 40.0) in dots(average) and (3e-4, 31.0) in dots(imagenet)
-    legend = drawn["transfer, far"].legends[0].get_texts()
-    assert {"digits", "Tiny-ImageNet"} <= {text.get_text() for text in legend}
-    assert average.get_xlim()[0] < 1e-7 and average.get_ylim()[0] < 40
 
 
 def test_vtab_draws_a_panel_for_each_group(drawn):
-    figure = drawn["vtab, own"]
-    names = [t.get_text() for t in figure.axes[0].get_yticklabels()]
-    assert names[0] == "ViT-H/14, JFT-300M" and names[-2:] == ["ViT-Ti/16, ImageNet", "x"]
+    figure = drawn["vtab"]
+    assert figure.axes[0].get_yticklabels()[0].get_text() == "ViT-H/14, JFT-300M"
     groups = ["VTAB", "Natural", "Specialized", "Structured"]
     for ax, group in zip(figure.axes, groups, strict=True):
         drawn = {round(float(line.get_ydata()[0])): float(line.get_xdata()[0]) for line in ax.lines}
@@ -71,17 +62,14 @@ def test_vtab_draws_a_panel_for_each_group(drawn):
         assert drawn[3] == paper.BIT_M_VTAB[group]
         assert f"{drawn[0]:.1f}" in {t.get_text() for t in ax.texts}
         assert all(ax.get_xlim()[0] < x < ax.get_xlim()[1] for x in drawn.values())
-    assert [len(ax.lines) for ax in figure.axes] == [5, 5, 4, 5]
 
 
 def test_pretraining_size_draws_table_5(drawn):
-    ax = drawn["size, own"].axes[0]
+    ax = drawn["size"].axes[0]
     drawn = {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in ax.lines}
     for model in ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14"):
         assert drawn[model] == [(paper.IMAGES[r.data], r.accuracy["ImageNet"]) for r in TABLE_5 if r.model == model]
     assert drawn["BiT R152x4"] == [(1_300_000, 81.3), (14_000_000, 85.39), (303_000_000, 87.54)]
-    assert drawn["my ViT-S/16"] == [(1e5, 60), (1.3e6, 77)]
-    assert [t.get_text() for t in ax.get_legend().texts][-2:] == ["my ViT-S/16", "y"]
 
 
 def test_few_shot_draws_curves_with_intervals(drawn):
@@ -106,14 +94,3 @@ def test_few_shot_ticks_are_sizes_or_round_numbers():
     assert ticks(2_500, 7_500, 25_000) == ["2.5 k", "7.5 k", "25 k"]
     assert ticks(1, 1.37, 1.86, 1.56, 3.47, 9.08, 12.8, 15) == ["1", "1.5", "2", "3", "5", "7", "10", "15"]
     assert ticks(5.9e5, 6.1e5, 2.1e6) == ["700 k", "1 M", "1.5 M", "2 M"]
-
-
-def test_scaling_figures_refuse_missing_points():
-    for draw, words in (
-        (lambda: plot.transfer({"a": (0, 90, 80)}), "exaFLOPs, .* must be finite"),
-        (lambda: plot.vtab({"a": {"Natur": 3}}), "Groups of VTAB are .* got Natur"),
-        (lambda: plot.few_shot({"a": [(0, 50)]}), r"first above 0, got \[\[0"),
-        (lambda: plot.few_shot({"a": [(9, np.nan)]}), r"finite.* got \[\[9"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            draw()

@@ -1,4 +1,4 @@
-"""The paper's figures of accuracy against pre-training, from its tables: Fig. 2, 3, 4 and 5, with your points."""
+"""The paper's figures of accuracy against pre-training, from its tables: Fig. 2, 3 and 5, and Fig. 4 of your runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45",
 NAMES = {"ViT": "ViT", "hybrid": "hybrid, on an R50", "ResNet": "ResNet (BiT)"}
 LEFT = {"ViT-B/32", "ViT-L/32", "R50+ViT-B/32", "R50+ViT-L/32", "R50+ViT-L/16", "R152x1"}
 """Models of Table 6 whose names are left of their points in Fig. 5. The other names are on the right."""
-OWN = "#d55e00"
-STARS = "*PX"
 LIMITS = {"VTAB": (65, 80), "Natural": (70, 90), "Specialized": (80, 90), "Structured": (50, 70)}
 """Limits of the paper's panels in percent. Points beyond them widen them."""
 
@@ -32,20 +30,13 @@ def count(value: float, _=None) -> str:
     return f"{value / size:.3g}{letter}"
 
 
-def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | None = None) -> plt.Figure:
+def transfer() -> plt.Figure:
     """Accuracy after fine-tuning against the compute of pre-training, from Table 6 (paper, Fig. 5).
 
-    Left the average over the five data sets of `paper.FIVE`, right ImageNet. points: yours by name, as (exaFLOPs,
-    average, ImageNet top-1), with accuracies in percent, or None for a missing one. `paper.exaflops` counts exaFLOPs
-    like the paper. The models of the table are named unless one of your points is more than a factor of ten outside
-    its range.
+    Left the average over the five data sets of `paper.FIVE`, right ImageNet.
 
-    >>> figure = vitlens.plot.transfer({"mine": (10, None, 77.0)})
+    >>> figure = vitlens.plot.transfer()
     """
-    points = points or {}
-    _sorted([point[:1] for point in points.values()] or [[1]])
-    computes = [row.exaflops for row in paper.TABLE_6]
-    room = all(min(computes) / 10 < point[0] < 10 * max(computes) for point in points.values())
     with styled():
         figure, axes = charts(("Average of five data sets", "ImageNet"), 900, 430)
         for k, ax in enumerate(axes):
@@ -55,76 +46,61 @@ def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | No
                 value = row.accuracy["ImageNet"] if k else row.average
                 size = 5 if row.epochs == 7 else 7.5
                 ax.plot(row.exaflops, value, marker, color=color, ms=size, mec="white", mew=0.6)
-                if room:
-                    at = (-4, 0, "right", "bottom") if row.model in LEFT else (5, 0, "left", "top")
-                    ax.annotate(
-                        row.model.replace("ViT-", ""), (row.exaflops, value), at[:2], textcoords="offset points",
-                        ha=at[2], va=at[3], color=color, size=7.5,
-                    )  # fmt: skip
-            for point, marker in zip(points.values(), STARS * len(points), strict=False):
-                if point[1 + k] is not None:
-                    ax.plot(point[0], point[1 + k], marker, color=OWN, ms=11, mec="white", mew=0.6)
+                at = (-4, 0, "right", "bottom") if row.model in LEFT else (5, 0, "left", "top")
+                ax.annotate(
+                    row.model.replace("ViT-", ""), (row.exaflops, value), at[:2], textcoords="offset points",
+                    ha=at[2], va=at[3], color=color, size=7.5,
+                )  # fmt: skip
             ax.margins(0.1, 0.08)
-            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if room else (1,), numticks=9))
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
             ax.xaxis.set_minor_locator(NullLocator())
-            if room:
-                ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+            ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         axes[0].set_ylabel("Top-1 after fine-tuning (%)")
         kinds = {NAMES[kind]: KINDS[kind] for kind in KINDS} | {"small: 7 epochs of JFT-300M, large: 14": ("none", "")}
-        kinds |= {name: (OWN, marker) for name, marker in zip(points, STARS * len(points), strict=False)}
         handles = [
-            plt.Line2D([], [], color=color, marker=marker, ls="", ms=11 if color == OWN else 8, mec="white")
-            for color, marker in kinds.values()
+            plt.Line2D([], [], color=color, marker=marker, ls="", ms=8, mec="white") for color, marker in kinds.values()
         ]
         figure.legend(handles, kinds, loc="outside lower left", ncols=4, frameon=False, handletextpad=0.2)
     return figure
 
 
-def vtab(points: Mapping[str, Mapping[str, float]] | None = None) -> plt.Figure:
+def vtab() -> plt.Figure:
     """Accuracy on VTAB-1k, over all 19 tasks and by group (paper, Fig. 2, whose bars have no printed numbers).
 
-    Drawn from Table 9 and, for BiT, the public BiT-M. points: yours by name, in percent for "VTAB", "Natural",
-    "Specialized" and "Structured", as from `paper.groups`. Missing groups are left out. Raises ValueError for others.
+    Drawn from Table 9 and, for BiT, the public BiT-M.
 
-    >>> figure = vitlens.plot.vtab({"mine": {"Natural": 75.0}})
+    >>> figure = vitlens.plot.vtab()
     """
-    own = dict(points or {})
-    if unknown := {group for values in own.values() for group in values} - set(LIMITS):
-        raise ValueError(f"Groups of VTAB are {', '.join(LIMITS)}, got {', '.join(sorted(unknown))}.")
     rows = {f"{p.model}, {p.data}": paper.groups(p.accuracy) for p in paper.TABLE_9}
-    rows |= {"BiT-M R152x4, ImageNet-21k": paper.BIT_M_VTAB} | own
-    colors = [*("#0173b2", "#0173b2", "#56b4e9", "#949494"), *[OWN] * len(own)]
+    rows |= {"BiT-M R152x4, ImageNet-21k": paper.BIT_M_VTAB}
+    colors = "#0173b2", "#0173b2", "#56b4e9", "#949494"
     with styled():
         titles = ["All 19 tasks", *(f"{group} ({len(tasks)})" for group, tasks in paper.VTAB.items())]
         figure, axes = charts(titles, 900, 34 * len(rows) + 88, sharey=True)
         for ax, (group, limits) in zip(axes, LIMITS.items(), strict=True):
-            values = [accuracy.get(group, np.nan) for accuracy in rows.values()]
+            values = [accuracy[group] for accuracy in rows.values()]
             rule(ax, "x")
             ax.hlines(range(len(rows)), 0, values, color="0.85", linewidth=1, zorder=1)
-            low, high = np.nanmin([limits[0], *values]), np.nanmax([limits[1], *values])
+            low, high = min(limits[0], *values), max(limits[1], *values)
             room = 0.16 * (high - low)
             ax.set_xlim(low - room * (low < limits[0]), high + room * (high > limits[1]))
             ax.set(ylim=(len(rows) - 0.5, -0.5), xlabel="Top-1 (%)")
             ax.set_yticks(range(len(rows)), rows)
             ax.tick_params(axis="y", length=0)
             for y, (value, color) in enumerate(zip(values, colors, strict=True)):
-                if value == value:
-                    ax.plot(value, y, "o", color=color, ms=7, mec="white", mew=0.6)
-                    ax.annotate(f"{value:.1f}", (value, y), (0, 6), textcoords="offset points", ha="center", size=8)
+                ax.plot(value, y, "o", color=color, ms=7, mec="white", mew=0.6)
+                ax.annotate(f"{value:.1f}", (value, y), (0, 6), textcoords="offset points", ha="center", size=8)
     return figure
 
 
-def pretraining_size(
-    points: Mapping[str, Sequence[tuple[float, float]]] | None = None, *, ax: plt.Axes | None = None
-) -> plt.Figure | plt.Axes:
+def pretraining_size(*, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
     """Top-1 on ImageNet after fine-tuning against the images of pre-training, from Table 5 (paper, Fig. 3).
 
-    points: yours by name, as pairs (images, top-1 in percent). The curve of BiT is its largest ResNet, R152x4, from its
-    paper and Table 2, because the paper shades the range of all sizes without numbers.
+    The curve of BiT is its largest ResNet, R152x4, from its paper and Table 2, because the paper shades the range of
+    all sizes without numbers.
 
-    >>> figure = vitlens.plot.pretraining_size({"mine": [(1_281_167, 77.0)]})
+    >>> figure = vitlens.plot.pretraining_size()
     """
-    own = {name: _sorted(rows) for name, rows in (points or {}).items()}
     with canvas(ax, 900, 420) as (ax, result):
         rule(ax)
         ax.set(xscale="log", xlabel="Images of pre-training", ylabel="ImageNet top-1 after fine-tuning (%)")
@@ -136,10 +112,9 @@ def pretraining_size(
             aside = offset_copy(ax.transData, ax.figure, x=9 * (k - 2), units="points")
             ax.update_datalim(rows)  # Matplotlib does not do so for shifted points
             ax.plot(*zip(*rows, strict=True), "o", mec=edge, mfc=face, ms=7.5, mew=1.6, label=model, transform=aside)
-        for (name, rows), marker in zip(own.items(), STARS * len(own), strict=False):
-            ax.plot(*rows.T, f"{marker}-", color=OWN, ms=10, lw=1, label=name)
         ax.margins(0.12, 0.07)
-        _ticks(ax, own.values(), {images: f"{name}\n{count(images)}" for name, images in paper.IMAGES.items()})
+        ax.set_xticks([*paper.IMAGES.values()], [f"{name}\n{count(images)}" for name, images in paper.IMAGES.items()])
+        ax.xaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
         ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, labelspacing=0.8)
     return result
@@ -176,26 +151,19 @@ def few_shot(
 
 
 def _sorted(rows) -> np.ndarray:
-    """(n, 2 or 4) rows of (images, accuracy, …), sorted by images. Raises ValueError unless images are above 0."""
+    """(n, 2 or 4) rows of (images, accuracy, …), sorted by images."""
     rows = array(rows, 2, "Rows (images, accuracy)")
-    if not (np.isfinite(rows).all() and (rows[:, 0] > 0).all()):
-        raise ValueError(f"Images, or exaFLOPs, and accuracies must be finite, the first above 0, got {rows.tolist()}.")
     return rows[rows[:, 0].argsort()]
 
 
-def _ticks(ax: plt.Axes, series: Iterable[np.ndarray], named: Mapping[float, str] = {}) -> None:
-    """Put a tick at each named size, and at each other size with room for its number.
-
-    Without names, ticks are at round numbers if some sizes lack room.
-    """
+def _ticks(ax: plt.Axes, series: Iterable[np.ndarray]) -> None:
+    """Put a tick at each size, or at round numbers if some sizes lack room."""
     ax.autoscale_view()
     ax.xaxis.set_minor_locator(NullLocator())
-    sizes = sorted({float(n) for rows in series for n in rows[:, 0]} - set(named))
+    sizes = sorted({float(n) for rows in series for n in rows[:, 0]})
     low, high = np.log(ax.get_xlim())
-    every = np.log([*sizes, *named])
-    apart = [n for n in sizes if (abs(np.log(n) - every) < 0.08 * (high - low)).sum() == 1]
-    if named or apart == sizes:
-        ax.set_xticks([*named, *apart], [*named.values(), *map(count, apart)])
+    if (np.diff(np.log(sizes)) >= 0.08 * (high - low)).all():
+        ax.set_xticks(sizes, map(count, sizes))
     else:
         ax.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         ax.xaxis.set_major_formatter(count)
