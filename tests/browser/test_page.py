@@ -211,3 +211,46 @@ def test_saved_page_formats_numbers_as_python(hostile):
 def test_saved_page_names_versions_hash_and_photo(hostile):
     footer = hostile[0].locator("footer").inner_text()
     assert re.search(r"weights [0-9a-f]{16}\. Written by vitlens \S+, torch \S+, timm \S+\. This file contains", footer)
+
+
+ASK = """(question) => new Promise((done) => {
+    const { source } = document.querySelector("#page");
+    const take = (content, buffers) => {
+        source.off("msg:custom", take);
+        done([content.answer, buffers.map((view) => btoa(String.fromCharCode(...new Uint8Array(view.buffer))))]);
+    };
+    source.on("msg:custom", take);
+    source.send({...question, number: -1});
+})"""
+
+
+@pytest.mark.parametrize("kind", ["class token", "mean"])
+def test_saved_page_answers_as_explorer(vit, browser, tmp_path, kind):
+    """The numbers behind a weight, the map under the pointer and the tour, against those of the model itself."""
+    model, image = vit(**MODELS[kind]), samples()[NAME]
+    path = save_page(model, {NAME: image}, tmp_path / "page.html")
+    page, _, errors = opened(browser, path)
+    explorer = Reference(model, image, False).page
+    for head, query, key in ((1, "readout", [1, 2]), ("mean", [2, 1], [0, 3]), ("max", "readout", None), (2, 3, 0)):
+        question = {"ask": "value", "layer": 1, "head": head, "query": query, "key": key}
+        shown, _ = page.evaluate(ASK, question)
+        wanted = plain(explorer.look_up(question, lambda: None)[0])
+        assert shown.keys() == wanted.keys()
+        for name, value in wanted.items():
+            if isinstance(value, float) or (isinstance(value, list) and value and isinstance(value[0], float)):
+                limit = 3e-3 * np.abs(value).max()
+                assert np.abs(np.array(shown[name]) - value).max() <= limit, name
+            else:
+                assert shown[name] == value, name
+        logits = np.array(shown["logits"])
+        assert np.exp(logits)[shown["key"]] / np.exp(logits).sum() == pytest.approx(shown["weight"], abs=1e-6)
+        assert np.dot(shown["q"], shown["k"]) * shown["scale"] == pytest.approx(logits[shown["key"]], rel=1e-6)
+    shown, (values, _) = page.evaluate(ASK, {"ask": "look", "row": 1, "col": 3})
+    wanted, (right, _) = explorer.look_up({"ask": "look", "row": 1, "col": 3}, lambda: None)
+    right = np.frombuffer(right, "<f4")
+    assert shown["title"] == wanted["title"] and np.abs(floats(values) - right).max() <= 3e-3 * right.max()
+    assert page.evaluate(ASK, {"ask": "tour"})[0] == plain(explorer.look_up({"ask": "tour"}, lambda: None)[0])
+    page.get_by_role("button", name="Tour", exact=True).click()
+    page.wait_for_selector(".tour .sentence")
+    assert errors == []
+    page.close()

@@ -170,17 +170,16 @@ function guide({ model, root, send, waiting, panels }) {
   const image = () => pixelsOf(model.get("pictures").picture);
 
   // The map follows the pointer
-  let [target, asked, last, pinned] = [null, null, 0, null];
+  let [target, asked, seen, last, pinned] = [null, null, null, 0, null];
   const look = () => {
-    const free = target && !asked && !waiting() && !same(target, panel().panel().selected);
-    if (!free) return;
+    if (!target || asked || waiting() || [seen, panel().panel().selected].some((each) => same(target, each))) return;
     const rest = model.near ? 0 : last + LOOKS - performance.now();
     if (rest > 0) return setTimeout(look, rest);
-    [asked, last] = [target, performance.now()];
+    [asked, seen, last] = [target, target, performance.now()];
     ask("look", { row: asked[0], col: asked[1] });
   };
   const leave = () => {
-    target = null;
+    [target, seen] = [null, null];
     panel()?.peek(null);
   };
   root.addEventListener("pointermove", (event) => {
@@ -190,7 +189,10 @@ function guide({ model, root, send, waiting, panels }) {
     if (over && (event.shiftKey || !follows)) key = panel().cell() || key;
     if (same(cell, target)) return;
     target = cell;
-    if (!cell || same(cell, panel().panel().selected)) panel()?.peek(null);
+    if (!cell || same(cell, panel().panel().selected)) {
+      seen = null;
+      panel()?.peek(null);
+    }
     look();
     line();
   });
@@ -311,6 +313,7 @@ function guide({ model, root, send, waiting, panels }) {
       if (!detail.isConnected) panel().node.append(detail);
       const { selected } = panel().panel();
       if (!same(selected, pinned)) [target, key, pinned] = [null, null, selected];
+      seen = null;
       line();
       if (!detail.hidden && !waiting()) ask("value", { key: chosen() });
       look();

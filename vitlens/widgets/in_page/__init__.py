@@ -131,6 +131,7 @@ def _content(page: Explorer, names: Sequence[str], progress: Callable[[str], Non
     for name in names:
         page.state = page.state | {"photograph": name}
         records.append(_record(name, page.forward, page.photograph.note, progress))
+        records[-1]["tour"] = page.look_up({"ask": "tour"}, unchecked)[0]
     left = _fit(records)
     page.state = page.state | {"photograph": names[0], "off": (), "target": PREDICTED, "whole": False}
     state, first, controls = page.state, page.forward, {}

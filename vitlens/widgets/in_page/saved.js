@@ -6,7 +6,7 @@ function recordOf(stored, labels) {
     let made;
     return { get: () => (made ||= floats(object[name])), enumerable: true };
   };
-  const layerOf = (layer) => layer && Object.defineProperties({}, { q: lazy(layer, "q"), k: lazy(layer, "k") });
+  const layerOf = (layer) => layer && Object.defineProperties({ ...layer }, { q: lazy(layer, "q"), k: lazy(layer, "k") });
   const tokens = Object.defineProperties([], Object.fromEntries(stored.tokens.flatMap((_, l) => [[l, lazy(stored.tokens, l)]])));
   const each = (values, change) => Object.fromEntries(Object.entries(values).map(([key, value]) => [key, change(value)]));
   return {

@@ -8,6 +8,7 @@ const BARS = 5;
 
 class PageSource {
   static formats = { number, percent };
+  near = true; // answers cost no message
 
   constructor(page) {
     WORDS = page.words;
@@ -33,6 +34,7 @@ class PageSource {
   }
 
   send(content, _, buffers = []) {
+    if ("ask" in content) return this.reply(content);
     this.turn = this.turn.then(() => this.answer(content, buffers));
   }
 
@@ -47,6 +49,23 @@ class PageSource {
       this.state = before;
       this.draw(error.message);
     }
+  }
+
+  // Answers a question without a drawing, as `look_up` in explorer.py.
+  reply({ ask, number, row, col, ...about }) {
+    const { record, choice, state, view } = this;
+    if (ask === "look") {
+      const from = { ...choice, query: [row, col] };
+      const panel = panelOfMap(record, view, from, MAPS[state.view](record, from, state.view), state, this.page.tables);
+      return this.emit("msg:custom", { ask, number, answer: panel }, [panel.values, panel.scale.colors]);
+    }
+    const answer = ask === "tour" ? record.tour : valueOf(record, { ...choice, key: null, ...about });
+    this.emit("msg:custom", { ask, number, answer }, []);
+  }
+
+  get asks() {
+    const { query, explains } = this.view;
+    return [...(this.record.tour ? ["tour"] : []), ...(query && !explains ? ["look"] : []), ...(this.state.view === "attention" ? ["value"] : [])];
   }
 
   take(content) {
@@ -118,7 +137,7 @@ class PageSource {
       panels: [panelOfMap(record, view, choice, map, state, page.tables)], controls: this.controls(),
       bars: this.bars(choice), dots: this.dots(choice), score, parts: null, lens: null, ...beside,
       about: [record.about, page.about].filter(Boolean).join(" "), uploads: page.uploads || 0, saves: false,
-      answers: this.answers, message,
+      answers: this.answers, message, asks: this.asks, tour: false,
     };
     this.emit("change:pictures");
     this.emit("change:frame");
