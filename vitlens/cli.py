@@ -392,7 +392,7 @@ def page(
     model: AnyModel = None,
     images: Annotated[
         list[Path] | None,
-        Argument(exists=True, help="Images or folders of images. By default one of a run, or a sample."),
+        Argument(exists=True, help="Images or folders of images. By default a sample."),
     ] = None,
     out: Annotated[Path, Option(**_FILE, help="HTML file.")] = Path("page.html"),
     checkpoint: Checkpoint = None,
@@ -406,7 +406,7 @@ def page(
         from vitlens.widgets.in_page import contains, save_page
 
     model, images = model_and_images(model, images)
-    shown = dict(named_images(images, model)[: None if images else 1])
+    shown = dict(named_images(images)[: None if images else 1])
     vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
     with tqdm(unit=" steps", delay=1) as bar:
         save_page(vit, shown, out, progress=lambda step: (bar.set_description(step), bar.update()))
