@@ -28,12 +28,14 @@ from PIL import Image, ImageOps
 
 from vitlens import load_model, report
 from vitlens.images import samples
+from vitlens.plot.alt_text import image
 from vitlens.train.runs import versions
 
 FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CONSTANTS = 3  # the cell that begins with MODEL, where a notebook is about one
-FIGURES = ("image/png", "image/jpeg")
+LIVE = "application/vnd.jupyter.widget-view+json"
+FIGURE = re.compile(r'<img alt="[^"]+" width="([0-9]+)" src="data:image/[a-z]+;base64,([^"]+)">')
 UNSEEN, EDGES = 12, 0.25  # of 255 levels of a color, as a JPEG is off by several times around letters; of the pixels
 
 
@@ -63,44 +65,47 @@ def executed(path: Path, tiny: bool = False, model: str | None = None) -> nbform
 
 
 def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook without widgets, random identifiers and foreign metadata. RuntimeError if stderr was used.
+    """The notebook without live widgets, random identifiers and foreign metadata. RuntimeError if stderr was used.
 
-    A widget lives as long as its kernel: what a file could hold of it is a picture that no longer moves, or an error.
+    A widget lives as long as its kernel, so its still image is kept. Figures are HTML alone, so that no image is in the
+    file twice. A cell's "alt" in its metadata replaces the alt text of its figure.
     """
     book.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     book.nbformat, book.nbformat_minor = 4, 5
     for number, cell in enumerate(book.cells, 1):
         cell.id = f"cell-{number:02d}"
-        cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k == "tags"})
+        cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in ("tags", "alt")})
         if cell.cell_type == "code":
-            cell.outputs = [o for o in cell.outputs if not any("widget" in kind for kind in o.get("data", {}))]
+            cell.outputs = [o for o in cell.outputs if LIVE not in o.get("data", {}) or "text/html" in o.data]
         for output in cell.get("outputs", []):
             if output.get("name") == "stderr":
                 raise RuntimeError(f"Cell {number} writes to stderr: {output.text}")
             if "metadata" in output:
                 output.metadata = nbformat.from_dict({})
-            if "image/png" in output.get("data", {}):
-                kind, picture, small = compact(base64.b64decode(output.data.pop("image/png")))
-                output.data[kind] = base64.b64encode(small).decode()
-                output.metadata[kind] = {"width": picture.width // 2, "height": picture.height // 2}
+                output.get("data", {}).pop(LIVE, None)
+            if shown := FIGURE.fullmatch(output.get("data", {}).get("text/html", "")):
+                alt, width, file = cell.metadata.get("alt", output.data["text/plain"]), *shown.groups()
+                html = image(compact(base64.b64decode(file)), alt, int(width))
+                output.data = nbformat.from_dict({"text/html": html, "text/plain": alt})
     return book
 
 
-def compact(png: bytes) -> tuple[str, Image.Image, bytes]:
-    """A figure, in even numbers of pixels, in a small file: its kind, the picture and the file.
+def compact(png: bytes) -> bytes:
+    """A figure, in even numbers of pixels, in a small file. The JPEG of a still image stays as it is.
 
     Every pixel is kept, in a palette if it has no more than 256 colors, except where a JPEG whose losses nobody sees is
     a fifth smaller, as with photographs. In a chart, whose other colors are edges of letters and shades of bands, up to
     EDGES of the pixels may be UNSEEN off in a palette. Dithering would put dots into maps that no model made.
     """
-    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    if (picture := Image.open(io.BytesIO(png))).format == "JPEG":
+        return png
+    picture = picture.convert("RGB")
     picture = ImageOps.expand(picture, (0, 0, picture.width % 2, picture.height % 2), "white")
     few = picture.quantize(256, None if picture.getcolors(256) else Image.Quantize.MAXCOVERAGE)
     off = np.abs(np.asarray(picture, int) - np.asarray(few.convert("RGB"), int)).max(2)
     exact = encoded(few if off.max() <= UNSEEN and (off > 0).mean() <= EDGES else picture)
     picture.save(file := io.BytesIO(), "JPEG", quality=78, subsampling=0, optimize=True, progressive=True)
-    small = 5 * len(file.getvalue()) < 4 * len(exact)
-    return ("image/jpeg", picture, file.getvalue()) if small else ("image/png", picture, exact)
+    return file.getvalue() if 5 * len(file.getvalue()) < 4 * len(exact) else exact
 
 
 def encoded(picture: Image.Image) -> bytes:
@@ -112,7 +117,8 @@ def encoded(picture: Image.Image) -> bytes:
 def pictures(cells: list[nbformat.NotebookNode]) -> Iterator[bytes]:
     """The files of the figures among the outputs of cells."""
     for output in (output for cell in cells for output in cell.get("outputs", [])):
-        yield from (base64.b64decode(data) for kind, data in output.get("data", {}).items() if kind in FIGURES)
+        if shown := FIGURE.fullmatch(output.get("data", {}).get("text/html", "")):
+            yield base64.b64decode(shown[2])
 
 
 def thumbnail(book: nbformat.NotebookNode) -> bytes:

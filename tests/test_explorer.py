@@ -709,7 +709,7 @@ def test_training_slider_shows_snapshot():
     slider.value = 2
     plot.snapshot(run, 2).savefig(file := io.BytesIO(), format="png")
     assert base64.b64encode(file.getvalue()).decode() in picture.value
-    assert f'attention distances and rollouts at step {run["steps"][2]:,}."' in picture.value
+    assert f'alt="Step {run["steps"][2]:,}. Embedding filters. ' in picture.value
 
 
 def shown(widget) -> dict:
@@ -747,7 +747,7 @@ def test_widgets_show_all_panels_without_a_kernel(vit):
     run = snapshots(2)
     slider = widgets.training(run)
     slider.children[0].children[1].value = 1
-    assert f"at step {run['steps'][1]:,}." in shown(slider)["text/plain"]
+    assert shown(slider)["text/plain"].startswith(f"Step {run['steps'][1]:,}. Embedding filters. ")
 
 
 FAMILIES = {

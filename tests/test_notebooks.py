@@ -6,6 +6,7 @@ import io
 import json
 import re
 import runpy
+from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
@@ -14,6 +15,8 @@ import pandas as pd
 import pytest
 import timm
 import torch
+from nbclient import NotebookClient
+from nbconvert import HTMLExporter
 from notebook_cells import fresh_processes, run
 from PIL import Image
 from test_explorer import values
@@ -22,6 +25,7 @@ from timm.models import save_for_hf
 from experiments import studies
 from vitlens import load_model, positions
 from vitlens.evaluate import student
+from vitlens.plot import alt_text
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
@@ -47,7 +51,7 @@ def outputs(path: Path) -> list[nbformat.NotebookNode]:
 
 
 def pictures(path: Path) -> list[bytes]:
-    return [base64.b64decode(o.data[k]) for o in outputs(path) for k in o.get("data", {}) if k.startswith("image/")]
+    return list(script("pictures")(read(path).cells))
 
 
 def script(name: str):
@@ -82,20 +86,81 @@ def test_notebooks_run_offline(path, processes):
     assert processes.apply(run, (path,)) == [], "nothing goes to stderr"
 
 
-def test_notebooks_store_images_without_widgets():
-    widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "VBox()"}
-    picture = {"image/png": base64.b64encode(script("encoded")(Image.new("RGB", (8, 8)))).decode()}
-    shown = [nbformat.v4.new_output("display_data", data) for data in (widget, picture)]
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("training(run)", outputs=shown)])
+def test_notebooks_store_stills_without_live_widgets():
+    Image.new("RGB", (9, 8), "red").save(file := io.BytesIO(), "PNG")
+    Image.new("RGB", (9, 8), "red").save(still := io.BytesIO(), "JPEG")
+    live = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}}
+    outputs = [
+        live | {"text/plain": "VBox()"},
+        live | alt_text.bundle(file.getvalue(), "A red still.", 6, still.getvalue()),
+        alt_text.bundle(file.getvalue(), "9 × 8 pixels", 5),
+    ]
+    outputs = [nbformat.v4.new_output("display_data", data) for data in outputs]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("training(run)", outputs=outputs)])
     book.metadata.widgets = {"state": {}}
     book = script("normalized")(book)
-    assert [list(output.data) for output in book.cells[0].outputs] == [["image/png"]]
+    kept, figure = (output.data for output in book.cells[0].outputs)
     assert "widgets" not in book.metadata
+    assert kept == {"text/html": alt_text.image(still.getvalue(), "A red still.", 6), "text/plain": "A red still."}
+    assert list(figure) == ["text/html", "text/plain"] and 'alt="9 × 8 pixels" width="5"' in figure["text/html"]
+    (_, padded) = script("pictures")(book.cells)
+    assert Image.open(io.BytesIO(padded)).size == (10, 8)
+    book.cells[0].metadata.alt = "A <red> square."
+    data = script("normalized")(book).cells[0].outputs[1].data
+    assert data["text/html"].startswith('<img alt="A &lt;red&gt; square." width="5"')
+    assert data["text/plain"] == "A <red> square."
+
+
+def images(html: str) -> list[dict[str, str | None]]:
+    """Attributes of the images of a page."""
+    found = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: found.append(dict(attributes)) if tag == "img" else None
+    parser.feed(html)
+    return found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_pages_show_images_with_alt_text(path):
+    html, _ = HTMLExporter().from_notebook_node(read(path))
+    shown = [image for image in images(html) if image["src"].startswith("data:")]
+    assert len(shown) == len(pictures(path)) > 0
+    for image in images(html):
+        assert len(image["alt"] or "") > 20 and "No description has been provided" not in image["alt"]
+    assert len({image["alt"] for image in shown}) == len(shown), "each image has a description of its own"
+    for cell in read(path).cells:
+        data = [output.get("data", {}) for output in cell.get("outputs", [])]
+        assert not any(kind.startswith("image/") for each in data for kind in each), "run notebooks/execute.py"
+        last = cell.source.splitlines()[-1] if cell.cell_type == "code" else ""
+        if re.match(r"(page|widgets\.\w+\(.*|training\(.*)$", last):
+            assert len(data) == 1 and data[0]["text/html"].startswith("<img alt="), "a still image of the widget"
+
+
+def test_figures_have_alt_text_in_notebooks(tmp_path):
+    cells = [
+        "import matplotlib.pyplot as plt\nfrom vitlens import overlay, plot\nimport numpy as np",
+        "plot.tiles({'ramp': np.arange(6).reshape(2, 3)})",  # the value of the cell
+        "plt.plot([3, 1, 2], label='loss')\nplt.title('By hand');",  # shown at its end
+        "overlay(np.zeros((4, 4, 3), np.uint8), np.eye(2), grid=plot.heatmaps.TokenGrid(2, 2, (2, 2)));",
+        "%config InlineBackend.figure_format = 'png'",
+        "fig = plot.tiles({'ramp': np.arange(6).reshape(2, 3)})\nfig.set_label('A \"ramp\".')\nfig",
+    ]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    NotebookClient(book, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    data = [output.data for cell in book.cells for output in cell.outputs]
+    ramp = "Ramp. map of 2 × 3 values from 0 to 5, the largest in row 1, column 2."
+    identity = "Map of 2 × 2 values from 0 to 1, the largest in row 0, column 0, over an image."
+    for each, alt in zip(data, [ramp, "By hand. loss from 3 to 2.", identity, 'A "ramp".'], strict=True):
+        png = base64.b64decode(each["image/png"])
+        (shown,) = images(each["text/html"])
+        assert shown["alt"] == each["text/plain"] == alt
+        assert base64.b64decode(shown["src"].removeprefix("data:image/png;base64,")) == png
+        assert Image.open(io.BytesIO(png)).width == int(shown["width"])
 
 
 def test_notebook_outputs_are_clean():
     for path in NOTEBOOKS:
-        assert path.stat().st_size <= 1_500_000
+        assert path.stat().st_size <= 2_000_000
         code = [cell for cell in read(path).cells if cell.cell_type == "code"]
         assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "run `make notebooks`"
         for output in outputs(path):
@@ -105,10 +170,12 @@ def test_notebook_outputs_are_clean():
             assert not re.search(r"\b0x[0-9a-f]{6,}", text), f"an address in memory changes with each run: {text}"
             assert not re.search(r"/(home|root|work|tmp|Users|site-packages)/", text), f"a path of one machine: {text}"
             assert not any("widget" in kind for kind in data)
-            for kind in (kind for kind in data if kind.startswith("image/")):
-                figure, shown = Image.open(io.BytesIO(base64.b64decode(data[kind]))), output.metadata[kind]
-                assert shown["width"] <= 1000 and figure.size == (2 * shown["width"], 2 * shown["height"])
-                assert figure.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+        html = "".join(output.get("data", {}).get("text/html", "") for output in outputs(path))
+        widths = [int(image["width"]) for image in images(html)]
+        for width, file in zip(widths, pictures(path), strict=True):
+            figure = Image.open(io.BytesIO(file))
+            assert width <= 1000 and figure.width / width in (1, 1.5, 2)
+            assert figure.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
         tagged = [cell for cell in read(path).cells if "thumbnail" in cell.metadata.get("tags", [])]
         assert len(tagged) == 1, "one cell is tagged thumbnail, for the index"
 

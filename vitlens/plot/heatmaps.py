@@ -11,6 +11,7 @@ from matplotlib.patheffects import withStroke
 from PIL import Image
 
 from vitlens.images import ModelInput, load_image
+from vitlens.plot.alt_text import map_words
 from vitlens.plot.style import (
     INK,
     MARGIN,
@@ -162,6 +163,8 @@ def overlay(
             ax.add_patch(edge)
         ax.set(xlim=(0, picture.width), ylim=(picture.height, 0))
         ax.axis("off")
+        words = "colors of {} × {} patches".format(*values.shape) if painted else map_words(values)
+        ax.images[-1].set_label(f"{words}, over an image")
     return ax
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 import numpy as np
 
+from vitlens.plot import alt_text  # noqa: F401  (in IPython, figures get alt text)
+
 if TYPE_CHECKING:
     import matplotlib.pyplot as plt
 

@@ -130,7 +130,7 @@ def still(frame: dict, pictures: dict[str, bytes]) -> dict[str, str]:
         figure.text(left / size[0], 1 - down / size[1], text, **{"color": INK, "parse_math": False} | look)
     FigureCanvasAgg(figure).draw()
     drawn = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])
-    drawn.save(sharp := io.BytesIO(), "JPEG", quality=85)
+    drawn.save(sharp := io.BytesIO(), "JPEG", quality=75, optimize=True)
     alt = " ".join(f"{panel['title']}. {panel['words']}" for panel in frame["panels"])
     return bundle(png(drawn.resize(size)), alt, across, sharp.getvalue())
 

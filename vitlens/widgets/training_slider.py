@@ -10,7 +10,7 @@ import ipywidgets
 import matplotlib.pyplot as plt
 
 from vitlens import plot
-from vitlens.plot.alt_text import bundle
+from vitlens.plot.alt_text import bundle, describe
 from vitlens.plot.style import WIDTH
 
 
@@ -27,9 +27,8 @@ def training(snapshots: Mapping | Path | str) -> Slider:
         from vitlens.train.snapshots import load
 
         snapshots = load(snapshots)
-    alt = "Embedding filters, position similarity, attention distances and rollouts at step {:,}."
-    pngs = [_png(plot.snapshot(snapshots, index)) for index in range(len(snapshots["steps"]))]
-    return Slider([bundle(png, alt.format(step), WIDTH) for png, step in zip(pngs, snapshots["steps"], strict=True)])
+    figures = [plot.snapshot(snapshots, index) for index in range(len(snapshots["steps"]))]
+    return Slider([bundle(_png(figure), describe(figure), WIDTH) for figure in figures])
 
 
 class Slider(ipywidgets.VBox):
