@@ -311,9 +311,7 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
 def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
     target, against = choice.target, choice.against
     if any(not isinstance(value, str) for value in forward.off.values()):
-        raise ValueError(
-            "Contributions add up only if switched-off heads give zero, got their mean. Choose zero, or switch them on."
-        )
+        raise ValueError(say("not additive"))
     if (target, against) not in forward.written:
         with until(forward.model, check), forward.switched():
             forward.written[target, against] = stream.apart(forward.model, forward.batch, target, against)

@@ -107,6 +107,16 @@ WORDS = {
     "the pool": "the pool",
     # pages without Python
     "page": "A saved page. Other photos and classes, slower methods and switched-off heads need `vitlens app`.",
+    "live": "The model runs in this page. Photos stay on this machine: the page cannot send anything. Slower methods "
+    "need `vitlens app`.",
+    "running": "Running the model.",
+    "no image": "Expected an image, but “{name}” is damaged or in a format that this browser does not read. Export it "
+    "as JPEG or PNG.",
+    "over white": "“{name}” was laid over white where it is transparent. ",
+    "other levels": "“{name}” is no PNG of 8 bits or baseline JPEG without a color profile, so its levels may differ "
+    "from those in Python. ",
+    "not additive": "Contributions add up only if switched-off heads give zero, got their mean. Choose zero, or switch "
+    "them on.",
     "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",
     "no such value": "{name} has no value {value}.",
 }  # fmt: skip

@@ -12,7 +12,7 @@ import gzip
 import hashlib
 import html
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,9 +94,7 @@ def write_page(
         content = _content(page, names, progress)
     finally:
         page.state = before
-    footer = f"{content['model']}, weights {content['hash']}. Written by {content['versions']}. {contains(names)}"
-    text = document(f"{', '.join(names)} · {content['model']}", content, front.joined(HERE, SCRIPTS), footer)
-    path.write_text(text, encoding="utf-8", newline="\n")
+    path.write_text(document(content, names, front.joined(HERE, SCRIPTS)), encoding="utf-8", newline="\n")
     return path
 
 
@@ -109,11 +107,13 @@ def contains(names: Sequence[str]) -> str:
     return f"This file contains {'the photo' if len(names) == 1 else f'{len(names)} photos'}: {', '.join(names)}."
 
 
-def document(title: str, content: dict, script: str, footer: str = "", more: str = "") -> str:
-    """A page as HTML, with its content, and the script that opens it, in a scope within that of the front end. more:
-    further sources of scripts in its policy, such as " 'wasm-unsafe-eval'"."""
+def document(content: dict, names: Sequence[str], script: str, more: str = "") -> str:
+    """A page as HTML: its content, and the script that opens it, in a scope within that of the front end. names: of its
+    photos. more: further sources of scripts in its policy, such as " 'wasm-unsafe-eval'"."""
     from vitlens import __version__
 
+    title = f"{', '.join(names)} · {content['model']}"
+    footer = f"{content['model']}, weights {content['hash']}. Written by {content['versions']}. {contains(names)}"
     script = f"{front.joined()}\n{{\n{script}\n}}\n"
     if "</script" in script.lower() or "<!--" in script:
         raise ValueError("A script of the page contains </script or <!--, which would end it. Write it otherwise.")
@@ -132,25 +132,45 @@ def _content(page: Explorer, names: Sequence[str], progress: Callable[[str], Non
         page.state = page.state | {"photograph": name}
         records.append(_record(name, page.forward, page.photograph.note, progress))
         records[-1]["tour"] = page.look_up({"ask": "tour"}, unchecked)[0]
-    left = _fit(records)
+    left, first = _fit(records), records[0]
+    views = {name: view for name, view in possible(page.forward).items() if not (view.attributes and name not in
+             first["maps"] or name in INSIDE and not first[name] or name == "rollout" and left)}  # fmt: skip
+    numbers = {k for record in records for k in record["likeliest"]}
+    numbers |= {k for record in records for lens in record["lens"] if lens for k in lens["classes"]}
+    about = say("page") + (say("left out", layers=", ".join(map(str, left))) if left else "")
+    return described(page, names, views, left) | {
+        "records": records, "labels": {k: page.forward.label(k) for k in sorted(numbers)}, "about": about,
+    }  # fmt: skip
+
+
+def described(
+    page: Explorer, names: Sequence[str], views: Mapping[str, View], left: Sequence[int] = (), absent: Set[str] = ABSENT
+) -> dict:
+    """The words, views and controls of an explorer for the scripts of a page. left, absent: layers and controls that
+    the page does not have."""
     page.state = page.state | {"photograph": names[0], "off": (), "target": PREDICTED, "whole": False}
     state, first, controls = page.state, page.forward, {}
-    views = {name: view for name, view in possible(first).items() if not (view.attributes and name not in
-             records[0]["maps"] or name in INSIDE and not records[0][name] or name == "rollout" and left)}  # fmt: skip
     for name in views:
         page.state = state | {"view": name}
-        controls[name] = [vars(_fitted(c, names, views, left)) for c in page.controls() if c.name not in ABSENT]
+        controls[name] = [vars(_fitted(c, names, views, left)) for c in page.controls() if c.name not in absent]
     start = {c["name"]: state[c["name"]] for listed in controls.values() for c in listed}
     start["view"] = start["view"] if start["view"] in views else next(iter(views))
     start["layer"] = min({*range(len(first.attn))} - {*left}, key=lambda layer: abs(layer - start["layer"]))
     fields = ("title", "group", "entry", "query", "head", "layered", "explains")
     return {
-        "words": WORDS, "controls": controls, "state": start, "records": records, "tables": tables(),
+        "words": WORDS, "controls": controls, "state": start, "tables": tables(),
         "views": {name: {field: getattr(view, field) for field in fields} for name, view in views.items()},
-        "labels": {k: first.label(k) for k in sorted({k for record in records for k in record["likeliest"]} | {
-            k for record in records for lens in record["lens"] if lens for k in lens["classes"]})},
-        "about": say("page") + (say("left out", layers=", ".join(map(str, left))) if left else ""),
         "model": first.name, "hash": weights_hash(page.model), "versions": versions(),
+    }  # fmt: skip
+
+
+def grid_of(forward: Forward) -> dict:
+    """The token grid of a forward for the scripts of a page."""
+    grid = forward.grid
+    return {
+        "rows": grid.rows, "cols": grid.cols, "prefix": list(forward.prefix), "patch": grid.patch, "image": grid.image,
+        "reads": forward.readout,
+        "readout": None if grid.readout is None else array(query_row(forward, READOUT), exact=True),
     }  # fmt: skip
 
 
@@ -182,7 +202,7 @@ def _size(value: object) -> int:
     return sum(map(_size, value)) if isinstance(value, list) else len(value) if isinstance(value, bytes) else 0
 
 
-def _fitted(control: Control, names: Sequence[str], views: Mapping[str, View], left: list[int]) -> Control:
+def _fitted(control: Control, names: Sequence[str], views: Mapping[str, View], left: Sequence[int]) -> Control:
     """A control with the choices that the file has."""
     if control.name == "photograph":
         return replace(control, options=tuple((name, name) for name in names))
@@ -196,7 +216,7 @@ def _fitted(control: Control, names: Sequence[str], views: Mapping[str, View], l
 
 def _record(name: str, forward: Forward, note: str, progress: Callable[[str], None]) -> dict:
     """The forward of a photograph for the scripts."""
-    grid, views, targets = forward.grid, possible(forward), forward.likeliest[:BARS]
+    views, targets = possible(forward), forward.likeliest[:BARS]
     progress(f"{name}: attention")
     record = {
         "name": name, "picture": forward.png, "about": note, "gated": forward.gated, "outputs": forward.outputs,
@@ -204,11 +224,7 @@ def _record(name: str, forward: Forward, note: str, progress: Callable[[str], No
         "layers": [_layer(forward, layer) for layer in forward.attn],
         "tokens": [array(tokens[0]) for tokens in forward.tokens],
         "logits": array(forward.logits, exact=True),
-        "grid": {
-            "rows": grid.rows, "cols": grid.cols, "prefix": list(forward.prefix), "patch": grid.patch,
-            "image": grid.image, "reads": forward.readout,
-            "readout": None if grid.readout is None else array(query_row(forward, READOUT), exact=True),
-        },
+        "grid": grid_of(forward),
     }  # fmt: skip
     if "lens" in views:
         record["lens"] = [_lens(forward, tokens, targets) for tokens in forward.tokens]

@@ -27,9 +27,10 @@ async function opened(id) {
   return unpacked(await new Response(stream).arrayBuffer())[1];
 }
 
-opened("data").then((stored) => {
-  const records = new Map(stored.records.map((record) => [record.name, recordOf(record, stored.labels)]));
-  const source = new PageSource({ ...stored, records });
+// A live page makes its records from the weights that it holds (live/page.js).
+opened("data").then(async (stored) => {
+  const records = () => new Map(stored.records.map((record) => [record.name, recordOf(record, stored.labels)]));
+  const source = new PageSource(stored.weights ? await live(stored) : { ...stored, records: records() });
   const page = document.getElementById("page");
   page.replaceChildren();
   page.source = source; // for scripts that drive the page

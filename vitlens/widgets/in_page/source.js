@@ -183,6 +183,7 @@ class PageSource {
 }
 
 function fits({ kind, options, high, step }, value) {
+  if (kind === "switches") return value.every((each) => options.some(([, choice]) => same(choice, each)));
   if (options.length) return options.some(([, choice]) => same(choice, value));
   if (kind === "check") return typeof value === "boolean";
   return typeof value === "number" && value >= 0 && value <= high && (step !== 1 || Number.isInteger(value));

@@ -2,21 +2,25 @@
 
 The scripts run plain pre-norm Vision Transformers of timm with a class token or a mean as read-out, of the sizes Ti and
 S. `vit.js` is the forward, `gradients.js` the backward, `kernels.wat` their inner loops (assembled in `kernels.wasm`),
-`pixels.js` the preprocessing and `worker.js` the thread in which they run.
+`pixels.js` the preprocessing, `worker.js` the thread in which they run, and `page.js` its use by the page's source.
 
 Shapes: L layers, R prefix tokens, T tokens, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from vitlens.models import built_size, data_config, output_kind
 from vitlens.recorder.supported import UnsupportedModelError, family, model_name, qualified_name, unwrap
+from vitlens.widgets.words import say
 
 HERE = Path(__file__).parent
 SCRIPTS = ("vit", "gradients", "pixels", "worker")
@@ -26,6 +30,10 @@ PARTS = {
     "Conv2d", "GELU", "Dropout", "DropPath", "PatchDropout", "Identity",
 }  # fmt: skip
 """Classes of the parts that the scripts run."""
+METHODS = {"relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad"}
+"""Attribution methods of `gradients.js`."""
+LARGEST_FILE = 64 * 2**20
+"""Largest number of bytes of a photo."""
 LARGEST = 32_000_000
 """Largest number of parameters. ViT-S/16 has 22 million with 1,000 classes and 30 million with 21,843."""
 
@@ -33,6 +41,48 @@ LARGEST = 32_000_000
 def script() -> str:
     """The worker's scripts as one classic script, because module workers do not start in a page opened from disk."""
     return "\n".join((HERE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+
+
+def save_live_page(
+    model: nn.Module, images: Mapping[str, object], path: str | os.PathLike,
+    progress: Callable[[str], None] = lambda step: None,
+) -> Path:  # fmt: skip
+    """Write the explorer with the model itself as one HTML file, which takes photos without Python and network.
+
+    images: arguments of `load_image` by name, which the file contains as the model gets them. progress: called with the
+    name of each step. Raises UnsupportedModelError for models that the scripts cannot run, and ImageError for images
+    that cannot be read.
+    """
+    from vitlens.widgets import explorer, front, in_page
+    from vitlens.widgets.drawing import png
+    from vitlens.widgets.photographs import Photograph
+    from vitlens.widgets.views import possible
+
+    model = unwrap(model)
+    written(model)  # raises before the work
+    photographs = {name: Photograph.read(image) for name, image in images.items()}
+    page = explorer.Explorer(model, next(iter(images.values())))
+    page.state = page.state | {"photographs": photographs, "photograph": next(iter(photographs))}
+    progress("mean outputs of heads")
+    network, weights = written(model, explorer.means(model, page.forward.batch, in_page.unchecked))
+    photos = []
+    for name, photograph in photographs.items():
+        page.state = page.state | {"photograph": name}
+        seen = png(Image.fromarray(np.asarray(page.forward.pixels)))
+        photos.append({"name": name, "png": seen, "about": photograph.note})
+    views = {name: view for name, view in possible(page.forward).items() if not view.attributes or name in METHODS}
+    grid, forward = in_page.grid_of(page.forward), page.forward
+    base = {"grid": grid, "heads": forward.heads, "gated": forward.gated, "outputs": forward.outputs}
+    content = in_page.described(page, [*photographs], views, absent={"whole", "another", "against"}) | {
+        "about": say("live"), "base": base, "network": network, "weights": weights, "photos": photos,
+        "labels": forward.names, "worker": script(), "wasm": (HERE / "kernels.wasm").read_bytes(),
+        "uploads": LARGEST_FILE,
+    }  # fmt: skip
+    scripts = front.joined(in_page.HERE, in_page.SCRIPTS[:-1]), front.joined(HERE, ["page"])
+    opening = front.joined(in_page.HERE, in_page.SCRIPTS[-1:])
+    text = in_page.document(content, [*photographs], "\n".join([*scripts, opening]), " 'wasm-unsafe-eval' blob:")
+    (path := Path(path)).write_text(text, encoding="utf-8", newline="\n")
+    return path
 
 
 def written(model: nn.Module, means: Mapping[tuple[int, int], Tensor] | None = None) -> tuple[dict, bytes]:

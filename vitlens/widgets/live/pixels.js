@@ -83,16 +83,17 @@ function resized(data, width, height, across, down, interpolation) {
 }
 
 // {input (3, side, side), seen: its RGB levels} from decoded levels: the shorter side resized, and the middle cut out.
-function prepared({ data, width, height }, { image: [side], resized: short, interpolation, mean, std }) {
+// A `ready` image is the model's input already, and only normalized.
+function prepared({ data, width, height }, { image: [side], resized: short, interpolation, mean, std }, ready) {
   const least = Math.min(width, height), longer = (length) => Math.trunc((short * length) / least);
   const across = width === least ? short : longer(width), down = height === least ? short : longer(height);
-  const levels = resized(data, width, height, across, down, interpolation);
+  const levels = ready ? data : resized(data, width, height, across, down, interpolation);
   const even = (x) => (Math.abs(x % 1) === 0.5 ? 2 * Math.round(x / 2) : Math.round(x)); // Python rounds halves to even
-  const left = even((across - side) / 2), top = even((down - side) / 2), f = Math.fround;
+  const [left, top] = ready ? [0, 0] : [even((across - side) / 2), even((down - side) / 2)], f = Math.fround;
   const input = new Float32Array(3 * side * side), seen = new Uint8Array(3 * side * side);
   for (let i = 0; i < 3 * side * side; i += 1) {
     const color = i % 3, pixel = (i - color) / 3, x = pixel % side, y = (pixel - x) / side;
-    seen[i] = levels[3 * ((y + top) * across + x + left) + color];
+    seen[i] = levels[3 * ((y + top) * (ready ? side : across) + x + left) + color];
     input[color * side * side + pixel] = f(f(f(seen[i] / 255) - f(mean[color])) / f(std[color]));
   }
   return { input, seen };

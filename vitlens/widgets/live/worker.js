@@ -9,8 +9,8 @@ const TASKS = {
   },
 
   // A file as the model's input, its picture for the page, and what to say about it.
-  async photo({ bytes }) {
-    const image = await decoded(bytes), { input, seen } = prepared(image, vit);
+  async photo({ bytes, ready }) {
+    const image = await decoded(bytes), { input, seen } = prepared(image, vit, ready);
     return { input, picture: await pictured(seen, vit.image[0]), clear: image.clear, exact: image.exact };
   },
 
