@@ -34,7 +34,7 @@ SHOWN = 1.7
 
 def inspection(model: str, out: Path) -> None:
     found = report.inspect(load_model(model), [(name, samples()[name]) for name in RIGHT])
-    figure = plot.inspected(found)
+    figure = plot.inspected({Path(model).name: found})
     figure.savefig(pixels := io.BytesIO(), dpi=SHARP)
     picture = Image.open(pixels).convert("RGB")
     picture.save(out, quality=85, subsampling=0, optimize=True, progressive=True)  # a quarter of a PNG

@@ -23,7 +23,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
-from vitlens import attention, attribution, capture, cli, faithfulness, filters, load_model, positions, report
+from vitlens import attention, attribution, capture, cli, faithfulness, filters, load_model, positions, report, stream
 from vitlens.data.augment import Augment
 from vitlens.evaluate import PROTOCOLS
 from vitlens.images import samples
@@ -120,16 +120,45 @@ def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path)
         assert entry["top5"][0]["class"] == str(logits[i].argmax().item()) and len(entry["top5"]) == 5
 
 
-def test_inspect_takes_a_data_set_and_skips_damaged_images(model_folder, photographs, tmp_path):
+def test_inspect_writes_contributions_of_heads(model_folder, photographs, tmp_path):
+    paths = [photographs / "coffee.png", photographs / "chelsea.png"]
+    done = vitlens("inspect", model_folder, *paths, "--heads", "--out", tmp_path / "out")
+    assert str(tmp_path / "out" / "heads.png") in done.stdout
+    table, model = pd.read_csv(tmp_path / "out" / "heads.csv"), load_model(model_folder)
+    x = preprocess(model, [str(p) for p in paths])
+    contributions = stream.contributions(model, x)
+    assert table["part"].tolist() == contributions.names * 2
+    np.testing.assert_allclose(table["added"], contributions.parts.flatten(), rtol=1e-3, atol=1e-5)
+    logits = table.groupby("image", sort=False)["logit"].first()
+    np.testing.assert_allclose(logits, model(x).amax(1).detach(), rtol=1e-4)
+    assert np.asarray(Image.open(tmp_path / "out" / "heads.png")).std() > 5
+
+
+def test_inspect_beside_another_model_with_a_data_set_and_damaged_images(model_folder, photographs, tmp_path):
     (tmp_path / "broken.jpg").write_text("nonsense")
     Image.new("RGB", (4000, 20)).save(tmp_path / "strip.png")
     paths = [photographs / "coffee.png", tmp_path / "broken.jpg", tmp_path / "strip.png"]
     other, out = saved(tmp_path / "other", "vit_relpos_small_patch16_224"), tmp_path / "out"
-    done = vitlens("inspect", other, *paths, "--data", photographs, "--out", out, expect=1)
+    done = vitlens("inspect", model_folder, *paths, "--beside", other, "--data", photographs, "--out", out, expect=1)
     assert done.stderr.count("broken.jpg") == done.stderr.count("strip.png") == 1
-    summary = summary_in(out)
+    both, summary = json.loads((out / "beside.json").read_text()), summary_in(out)
+    assert both[model_folder.name] == summary
     assert [entry["image"] for entry in summary["images"]] == ["coffee.png"]
-    assert summary["images_in_mean_distance"] == 4 and "no table of learned position" in done.stdout
+    assert summary["images_in_mean_distance"] == 4
+    assert all(heading in done.stdout for heading in both) and "no table of learned position" in done.stdout
+    assert np.asarray(Image.open(out / "beside.png")).std() > 5
+
+
+def test_inspect_calls_models_of_one_architecture_by_their_folders(model_folder, photographs, tmp_path, monkeypatch):
+    headings, again = [], saved(tmp_path / "again")
+    monkeypatch.setattr(report, "write_inspection", lambda *_: [])
+    monkeypatch.setattr(report, "write_beside", lambda inspections, _: headings.extend(inspections) or [])
+    vitlens("inspect", model_folder, photographs / "coffee.png", "--beside", again, "--out", tmp_path / "out")
+    assert headings == [model_folder.name, "again"]
+    headings.clear()
+    other = saved(tmp_path / "b" / "again")
+    vitlens("inspect", again, photographs / "coffee.png", "--beside", other, "--out", tmp_path / "out")
+    assert headings == [str(again), str(other)]
 
 
 def test_inspect_takes_a_folder_in_natural_order_and_names_other_files_once(model_folder, photographs, tmp_path):
@@ -320,6 +349,8 @@ REFUSED = [
     ("inspect MODEL --device abacus", "'abacus'"),
     ("inspect MODEL --device meta", "'meta'"),
     ("inspect MODEL/..", "has no config.json"),
+    ("inspect MODEL --beside MODEL/", "Name another one after --beside"),
+    ("inspect MODEL --beside nonsense_model", "nonsense_model"),
     ("inspect MODEL --out FILE", "FILE"),
     ("inspect nonsense_model --out FILE/out", "give another --out"),
     ("inspect NAN", "not finite"),

@@ -14,7 +14,7 @@ from test_timm import QUICK
 
 import vitlens.variants  # noqa: F401  registers vitlens_vit with timm
 from experiments.timm_support import read_table
-from vitlens import UnsupportedModelError, capture, stream
+from vitlens import UnsupportedModelError, capture, plot, report, stream
 from vitlens.attribution import balanced_gradients, direct
 
 SIZE = (64, 96)
@@ -65,6 +65,18 @@ def test_contributions_are_equal_in_inference_mode():
     assert added.biases.abs().min() > 1e-3
     torch.testing.assert_close(again.parts, added.parts)
     torch.testing.assert_close(same, maps)
+
+
+def test_write_heads_shows_images_of_one_file_name(tmp_path, monkeypatch):
+    model, x = small("vit_tiny_patch16_224")
+    drawn, draw = [], plot.contributions
+    monkeypatch.setattr(plot, "contributions", lambda maps: drawn.extend(maps) or draw(maps))
+    added = stream.contributions(model, x[:1], 1)
+    names = ("a/frame.png", "b/frame.png", "b/other.png")
+    report.write_heads({name: ("tabby, cat", added) for name in names}, tmp_path)
+    assert [title.splitlines()[0] for title in drawn] == [f"{name}: tabby" for name in (*names[:2], "other.png")]
+    number = f"{added.logits[0]:.1f}".replace("-", "−")
+    assert all(f"logit {number}: heads" in title for title in drawn)
 
 
 @pytest.mark.slow

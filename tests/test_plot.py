@@ -28,7 +28,6 @@ from vitlens.train import Step
 
 RNG = np.random.default_rng(0)
 CUT = TokenGrid(14, 20, (16, 16), image=(230, 330))
-SQUARE = TokenGrid(14, 14, (16, 16))
 PADDED = TokenGrid(15, 21, (16, 16), image=(230, 330))
 
 
@@ -80,7 +79,7 @@ def fillings(count, grid=8, cells=1, images=4):
     }
 
 
-def inspection(grid, layers=12, heads=3, pictures=6, **lacks):
+def inspection(grid=CUT, layers=12, heads=3, pictures=6, **lacks):
     """An inspection of random numbers. lacks: reasons for missing filters, positions or rollout."""
     height, width = grid.image
     maps = torch.from_numpy(RNG.dirichlet(np.full(grid.patches, 5.0), pictures)).unflatten(1, (grid.rows, -1))
@@ -166,9 +165,10 @@ PAGES = {
     "snapshot, small": lambda: plot.snapshot(snapshots(1, grid=2, patch=32, images=1)),
     "film strip": lambda: plot.film_strip(snapshots(7, patch=16, layers=24, heads=16), labels=["a step"] * 7),
     "filled in": lambda: plot.filled_in(RNG.uniform(size=(4, 32, 32, 3)), fillings(12)),
-    "inspected": lambda: plot.inspected(inspection(SQUARE)),
-    "inspected, lacking": lambda: plot.inspected(inspection(SQUARE, filters=WHY, positions=WHY)),
-    "inspected, no rollout": lambda: plot.inspected(inspection(SQUARE, heads=16, rollout=WHY)),
+    "inspected": lambda: plot.inspected({"deit_tiny_patch16_224": inspection(TokenGrid(14, 14, (16, 16)))}),
+    "inspected, two": lambda: plot.inspected(
+        {"one": inspection(filters=WHY, positions=WHY), "other": inspection(heads=16, rollout=WHY)}
+    ),
     "gallery": lambda: plot.gallery({"": list(attention(6, 8, 8))}, titles=[f"last {k} of 6" for k in range(6)]),
     "gallery, three rows": lambda: plot.gallery(
         {"picture": [photo(64, 64)] * 7, "before": attention(7, 8, 8), "after": attention(7, 8, 8)}, shared=False

@@ -255,6 +255,8 @@ def inspect(
         Option(exists=True, file_okay=False, help="Folder of more images, for the mean attention distance only."),
     ] = None,
     checkpoint: Checkpoint = None,
+    beside: Annotated[str, Option(help="Second model, drawn next to the first in beside.png.")] = "",
+    heads: Annotated[bool, Option("--heads", help="Write the contribution of each head to the logit, too.")] = False,
     device: Device = "cpu",
 ) -> int:
     """Write the figures of "An Image is Worth 16x16 Words" for a model: filters, positions, distance, rollout."""
@@ -267,18 +269,33 @@ def inspect(
         from vitlens.models import load_model
 
     model, images = model_and_images(model, images)
+    if model and beside and not checkpoint and Path(model) == Path(beside):
+        raise typer.BadParameter(f"Both models are {model}. Name another one after --beside.")
     failures, complain = complaints()
     more = image_files(data, note) if data else []
     shown = named_images(images)
     writable(out, "--out")
-    vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
+    vits = [load_model(model, checkpoint=checkpoint), *([load_model(beside)] if beside else [])]
+    vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
-    inspection = report.inspect(vit, shown, tqdm(more, unit="image", disable=len(more) < 12), on_error=on_error)
-    print(*report.write_inspection(inspection, out), f"\n{inspection.model}", sep="\n")
-    for name, words in inspection.sentences.items():
-        print(f"  {name:11}{words}")
-    for words in inspection.notes:
-        print(f"  Note: {words}")
+    inspections = [
+        report.inspect(vit, shown, tqdm(more, unit="image", disable=len(more) < 12), on_error=on_error) for vit in vits
+    ]
+    paths = report.write_inspection(inspections[0], out)
+    names = [inspection.model for inspection in inspections]
+    names = [model or "bundled model", beside] if beside and names[0] == names[1] else names
+    headings = dict(zip(names, inspections, strict=True))
+    if beside:
+        paths += report.write_beside(headings, out)
+    if heads:
+        paths += report.write_heads(report.heads(vits[0], shown, on_error=on_error), out)
+    print(*paths, sep="\n")
+    for heading, inspection in headings.items():
+        print(f"\n{heading}")
+        for name, words in inspection.sentences.items():
+            print(f"  {name:11}{words}")
+        for words in inspection.notes:
+            print(f"  Note: {words}")
     return int(bool(failures))
 
 

@@ -1,6 +1,7 @@
 """Numbers and figures of a model and of images, written to a folder by `vitlens inspect` and `explain`.
 
-* `inspect`: the paper's inspection (section 4.5, Fig. 6 and 7). `write_inspection`.
+* `inspect`: the paper's inspection (section 4.5, Fig. 6 and 7). `write_inspection`, and `write_beside` for two models.
+* `heads`: contributions of every head and MLP to the logit of the predicted class. `write_heads`.
 * `explain`: maps of several methods for each image. `score`: their insertion and deletion. `write_explanations`.
 """
 
@@ -11,6 +12,7 @@ import io
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,8 +33,8 @@ from vitlens.recorder.record import capture
 from vitlens.recorder.supported import UnsupportedModelError, model_name, unwrap
 
 __all__ = [
-    "Explanation", "Inspection", "Picture", "explain", "inspect", "prepared", "score", "write_explanations",
-    "write_inspection",
+    "Explanation", "Inspection", "Picture", "explain", "heads", "inspect", "prepared", "score", "write_beside",
+    "write_explanations", "write_heads", "write_inspection",
 ]  # fmt: skip
 __dir__ = __all__.copy
 
@@ -40,10 +42,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from vitlens.attribution.target import Similarity, Target
+    from vitlens.stream import Contributions
 
 SHARP = 200
 """Dots per inch of a figure in a file: twice the pixels of its display."""
-SHOWN = 12  # images in rollout.png
+SHOWN = 12  # images in rollout.png and heads.png
 STEPS, ORDERS = 14, 8  # of insertion and deletion, and random orders, as in `score`
 MEASURES = "filter_variance", "position_rank_correlation", "nearest_head", "rollout_contrast"
 
@@ -261,7 +264,7 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
 
     uniform = inspection.grid.uniform_distance()
     distance = plot.attention_distance(inspection.mean_distance, uniform=uniform, title=inspection.model)
-    contents = {"summary.json": inspection.to_dict(), "inspection.png": plot.inspected(inspection),
+    contents = {"summary.json": inspection.to_dict(), "inspection.png": plot.inspected({inspection.model: inspection}),
                 "distance.png": distance.figure}  # fmt: skip
     if inspection.filters is not None:
         contents["filters.png"] = plot.filters(inspection.filters, inspection.explained_variance)
@@ -273,6 +276,21 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
     for name in {"filters.png", "positions.png", "rollout.png"} - contents.keys():
         (out / name).unlink(missing_ok=True)
     return _write(out, contents)
+
+
+def write_beside(inspections: Mapping[str, Inspection], out: Path) -> list[Path]:
+    """Write beside.json, the numbers of both inspections, and beside.png, their figures in two columns.
+
+    inspections: by the heading of each column. Returns the paths.
+
+    >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
+    >>> [path.name for path in vitlens.report.write_beside({"a": inspection, "b": inspection}, Path("figures"))]
+    ['beside.json', 'beside.png']
+    """
+    from vitlens import plot
+
+    numbers = {heading: inspection.to_dict() for heading, inspection in inspections.items()}
+    return _write(out, {"beside.json": numbers, "beside.png": plot.inspected(inspections)})
 
 
 def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
@@ -290,6 +308,53 @@ def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
             files.write(out / name, png.getvalue())
             plt.close(content)
     return [out / name for name in contents]
+
+
+def heads(model: nn.Module, images: Images, *, on_error: Note = None) -> dict[str, tuple[str, Contributions]]:
+    """The predicted class of each image by its name, and the `stream.contributions` to its logit.
+
+    images, on_error: as in `prepared`. Raises what `stream.contributions` raises.
+
+    >>> vitlens.report.heads(model, [("chelsea", cat)])["chelsea"][0]
+    'Egyptian cat'
+    """
+    from vitlens import stream
+
+    added = {}
+    for name, image in prepared(model, images, on_error):
+        contributions = stream.contributions(model, image)
+        added[name] = top_classes(model, run(model, image).detach())[0][0][0], contributions
+    return added
+
+
+def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[Path]:
+    """Write heads.csv, a row for each image and part, and heads.png, the first images. Returns the paths.
+
+    >>> added = vitlens.report.heads(model, [("cat", cat)])
+    >>> [path.name for path in vitlens.report.write_heads(added, Path("figures"))]
+    ['heads.csv', 'heads.png']
+    """
+    from pandas import DataFrame
+
+    from vitlens import plot
+
+    rows = [
+        (name, label, part.logits[0].item(), piece, value)
+        for name, (label, part) in added.items()
+        for piece, value in zip(part.names, part.parts[0].tolist(), strict=True)
+    ]
+    table = DataFrame(rows, columns=["image", "class", "logit", "part", "added"])
+    maps, short = {}, Counter(Path(name).name for name in added)
+    for name, (label, part) in list(added.items())[:SHOWN]:
+        file = Path(name).name
+        title = f"{file if short[file] == 1 else name}: {label.split(',')[0]}"
+        heads, mlps = part.heads.sum().item(), (part.mlps.sum() + part.pool.sum()).item()
+        sums = (
+            f"\nlogit {part.logits.item():.1f}: heads {heads:+.1f}, MLPs {mlps:+.1f},"
+            f"\nembedding {part.embedding.item():+.1f}, biases {part.biases.item():+.1f}"
+        )
+        maps[title + sums.replace("-", "−")] = torch.cat([part.heads[0], part.mlps[0, :, None]], 1)
+    return _write(out, {"heads.csv": table, "heads.png": plot.contributions(maps)})
 
 
 @dataclass(frozen=True)

@@ -149,8 +149,8 @@ def attention_distance(
 ) -> plt.Axes:
     """Mean attention distance, one dot per layer and head (paper, Fig. 7 right and Fig. 11).
 
-    The heads of a layer lie side by side, head 0 on the left. mean_distance: (L, H) in pixels, or (B, L, H), of which
-    the mean over B is drawn. uniform: the distance of
+    The heads of a layer lie side by side, head 0 on the left. mean_distance: (L, H) in pixels, (B, L, H), of which the
+    mean over B is drawn, or several of these by the name of their model, each in a color. uniform: the distance of
     uniform attention (`TokenGrid.uniform_distance`, renormalized if the dots are), a dashed line. Heads below a third
     of it are local, by convention, and their range is gray. control: the distances of a model with random weights, gray
     crosses. image_size: (height, width) of the input, or one number for both, for the label of the axis. Layers and
@@ -159,18 +159,23 @@ def attention_distance(
     >>> distance = vitlens.attention.mean_distance(attn)
     >>> ax = vitlens.plot.attention_distance(distance, uniform=attn.grid.uniform_distance())
     """
-    values, chance = _by_head(mean_distance), None if control is None else _by_head(control)
-    top = max(np.nanmax(each, initial=0) for each in (values, *([] if chance is None else [chance])))
+    several = mean_distance if isinstance(mean_distance, Mapping) else {"": mean_distance}
+    several, chance = {n: _by_head(each) for n, each in several.items()}, None if control is None else _by_head(control)
+    top = max(np.nanmax(each, initial=0) for each in (*several.values(), *([] if chance is None else [chance])))
     top = max(top, uniform or 0) or 1.0
     of = "" if image_size is None else " of {} × {}".format(*np.broadcast_to(image_size, 2))
     with styled(ax):
         if ax is None:
             ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
-        strip(ax, values, 6)
-        low, high = -0.6, len(values) - 0.4
+        for k, (name, values) in enumerate(several.items()):
+            strip(ax, values, 6, SERIES[k], (k, len(several)), name)
+        layers = max(len(values) for values in several.values())
+        if len(several) > 1:
+            ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(several), frameon=False)
+        low, high = -0.6, layers - 0.4
         if uniform is not None or chance is not None:  # room for words at the right of the dots, inside the axes
             high = low + (high - low) / (1 - min(0.4, 62 * ax.figure.dpi / DPI / ax.bbox.width))
-        number_layers(ax, len(values), high)
+        number_layers(ax, layers, high)
         where = {"textcoords": "offset points", "size": 8, "color": "0.35", "ha": "right"}
         if chance is not None:
             layer = np.repeat(np.arange(len(chance)) + 0.2, chance.shape[1])
@@ -213,11 +218,18 @@ def attention_distances(
     return figure
 
 
-def strip(ax: plt.Axes, values: np.ndarray, size: float) -> None:
-    """Draw distances (L, H) as dots: a column for each layer, its heads side by side from left to right."""
+def strip(
+    ax: plt.Axes, values: np.ndarray, size: float, color: str = SERIES[0], place: tuple[int, int] = (0, 1), name=""
+) -> None:
+    """Draw distances (L, H) as dots: a column for each layer, its heads side by side from left to right.
+
+    place: number of the model among those that share a column, and their number.
+    """
     layers, heads = values.shape
-    at = np.arange(layers)[:, None] + (np.arange(heads) - (heads - 1) / 2) * 0.5 / max(heads - 1, 1)
-    look = {"color": SERIES[0], "markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.5}
+    number, count = place
+    center = np.arange(layers)[:, None] + (number - (count - 1) / 2) * 0.8 / count
+    at = center + (np.arange(heads) - (heads - 1) / 2) * 0.5 / count / max(heads - 1, 1)
+    look = {"color": color, "markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.5, "label": name}
     ax.plot(at.ravel(), values.ravel(), "o", **look)
 
 

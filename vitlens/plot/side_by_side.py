@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import SubFigure
@@ -103,52 +105,88 @@ def correspondences(
     return result
 
 
-def inspected(inspection) -> plt.Figure:
-    """The four figures of a model's inspection on one page.
+def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
+    """The four figures of a model's inspection on one page, or those of several models, a column for each.
 
-    inspection: a `vitlens.report.Inspection`. Above each figure is its number, or the reason why the model lacks it.
-    Rollouts are those of the first six images. Numbers are those of all images.
+    inspections: a `vitlens.report.Inspection`, or several by the heading of their model. Above each figure is its
+    number, or the reason why the model lacks it. Rollouts are those of the first six images, or of the first four for
+    several models. Numbers are those of all images. Several models share one panel of distances, as shares of the
+    distance of uniform attention, with the mean change of a head if all have the same layers, heads and patches.
 
     >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
-    >>> figure = vitlens.plot.inspected(inspection)
+    >>> figure = vitlens.plot.inspected({"the bundled model": inspection})
     """
-    columns, grid, pictures = 6, inspection.grid, inspection.pictures
-    captions = [wrapped(picture.caption, WIDTH / columns / 1.2) for picture in pictures]
-    text = max((len(caption.splitlines()) for caption in captions[:columns]), default=0)
-    few = len(pictures) <= 3  # then each image is beside its rollout, not above it
+    inspections = inspections if isinstance(inspections, Mapping) else {inspections.model: inspections}
+    alone, first = len(inspections) == 1, next(iter(inspections.values()))
+    columns, room = 6 if alone else 4, WIDTH / len(inspections)
+    shape = max(each.grid.image[0] / each.grid.image[1] for each in inspections.values())
+    captions = {
+        name: [wrapped(p.caption, room / columns / 1.2) for p in each.pictures] for name, each in inspections.items()
+    }
+    text = max((len(caption.splitlines()) for each in captions.values() for caption in each[:columns]), default=0)
+    few = alone and len(first.pictures) <= 3  # then each image is beside its rollout, not above it
     lines = 1 if few else 2
-    heights = [64, 350, lines * (WIDTH / columns - 14) * grid.image[0] / grid.image[1] + 66 + 14 * text]
+    heights = [64, *([350] if alone else [285, 395, 340]), lines * (room / columns - 14) * shape + 66 + 14 * text]
     with styled():
         figure = page(WIDTH, sum(heights))
-        title, middle, below = figure.subfigures(len(heights), 1, height_ratios=heights)
-        layers, heads = inspection.mean_distance.shape
-        title.suptitle(inspection.model, x=8 / WIDTH, y=0.8, ha="left", size=13, weight="bold", parse_math=False)
-        words = f"{grid.rows} × {grid.cols} patches, {layers} layers of {heads} heads"
-        title.text(8 / WIDTH, 0.05, words, color=GRAY)
-        first, second, third = middle.subfigures(1, 3, width_ratios=[0.8, 1.1, 1.1])
-        if ax := _panel(first, "filters", inspection, WIDTH * 0.8 / 3):
-            filters(inspection.filters, cols=4, ax=ax).set(title="", anchor="NW")
-        if ax := _panel(second, "positions", inspection, WIDTH / 3):
-            position_similarity(inspection.similarity, ax=ax).set(title="", anchor="N")
-            ax.tick_params(labelsize=7)
-            ax.child_axes[0].set_ylabel("")
-        axes = _panel(below, "rollout", inspection, WIDTH, lines, columns)
-        pairs = () if axes is None else axes.reshape(-1, 2) if few else axes.T
-        for (above, under), picture, caption in zip(pairs, pictures, captions, strict=False):
-            above.imshow(picture.pixels)
-            _rollout(picture.pixels, picture.rollout, grid, under)
-            caption += "\n" * (text - len(caption.splitlines()))  # equal room, so that images have one size
-            under.set_title(caption, y=0, pad=-5, va="top", size=8.5, parse_math=False)
-        for ax in axes.flat if axes is not None else ():
-            ax.axis("off")
-        ax = _panel(third, "distance", inspection, WIDTH)
-        attention_distance(inspection.mean_distance, uniform=grid.uniform_distance(), ax=ax)
+        head, *middle, last = figure.subfigures(len(heights), 1, height_ratios=heights)
+        rows = [head, last] if alone else [head, *middle[:2], last]
+        rows = [np.ravel(row.subfigures(1, len(inspections))) for row in rows]
+        for (title, *parts, below), (name, each) in zip(zip(*rows, strict=True), inspections.items(), strict=True):
+            layers, heads = each.mean_distance.shape
+            title.suptitle(name, x=8 / room, y=0.8, ha="left", size=13, weight="bold", parse_math=False)
+            words = f"{each.grid.rows} × {each.grid.cols} patches, {layers} layers of {heads} heads"
+            title.text(8 / room, 0.05, words, color=GRAY)
+            if alone:
+                *parts, distance = middle[0].subfigures(1, 3, width_ratios=[0.8, 1.1, 1.1])
+            if ax := _panel(parts[0], "filters", each, room / (3 if alone else 1)):
+                filters(each.filters, cols=4 if alone else 7, ax=ax).set(title="", anchor="NW")
+            if ax := _panel(parts[1], "positions", each, room / (3 if alone else 1)):
+                position_similarity(each.similarity, ax=ax).set(title="", anchor="N")
+                ax.tick_params(labelsize=7)
+                ax.child_axes[0].set_ylabel("")
+            axes = _panel(below, "rollout", each, room, lines, columns)
+            pairs = () if axes is None else axes.reshape(-1, 2) if few else axes.T
+            shown = zip(pairs, each.pictures, captions[name], strict=False)
+            for (above, under), picture, caption in shown:
+                above.imshow(picture.pixels)
+                _rollout(picture.pixels, picture.rollout, each.grid, under)
+                caption += "\n" * (text - len(caption.splitlines()))  # equal room, so that images have one size
+                under.set_title(caption, y=0, pad=-5, va="top", size=8.5, parse_math=False)
+            for ax in axes.flat if axes is not None else ():
+                ax.axis("off")
+        if alone:
+            values, uniform = first.mean_distance, first.grid.uniform_distance()
+            ax = _panel(distance, "distance", first, WIDTH)
+        else:
+            values = {n: each.mean_distance / (each.grid.uniform_distance() or 1) for n, each in inspections.items()}
+            uniform, words = 1, [f"{n}: {each.sentences['distance']}" for n, each in inspections.items()]
+            ax = _titled(middle[2], "distance", "\n".join([*words, *_change(*inspections.values())]), WIDTH).subplots()
+        attention_distance(values, uniform=uniform, ax=ax)
+        if not alone:
+            ax.set_ylabel("Mean attention distance\n(share of uniform attention)")
     return figure
 
 
+def _change(first, *others) -> list[str]:
+    """A sentence with the mean change of a head's distance between two models, if their heads can be paired."""
+    if len(others) != 1 or others[0].grid != first.grid or others[0].mean_distance.shape != first.mean_distance.shape:
+        return []
+    change = (others[0].mean_distance - first.mean_distance).abs()
+    layer, head = divmod(change.argmax().item(), change.shape[1])
+    largest = f"{change.max():.1f}, layer {layer}, head {head}"
+    return [f"mean change of a head: {change.mean():.2f} pixels (largest: {largest})"]
+
+
 def _panel(part: SubFigure, name: str, inspection, room: float, *shape: int):
-    """Axes below the title and the number of a figure, or None and the reason if the model lacks it."""
+    """Axes below a title and the number of a figure, or None and the reason if the model lacks it."""
     missing = name in inspection.lacks
-    text = f"{TITLES[name]}\n{wrapped(inspection.lacks[name] if missing else inspection.sentences[name], room)}"
-    part.suptitle(text, x=8 / part.bbox.width, ha="left", size=9.5, parse_math=False)
+    _titled(part, name, inspection.lacks[name] if missing else inspection.sentences[name], room)
     return None if missing else part.subplots(*shape)
+
+
+def _titled(part: SubFigure, name: str, words: str, room: float) -> SubFigure:
+    """A part of the page with the title of a figure and words below it."""
+    text = f"{TITLES[name]}\n{wrapped(words, room)}"
+    part.suptitle(text, x=8 / part.bbox.width, ha="left", size=9.5, parse_math=False)
+    return part
