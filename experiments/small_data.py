@@ -91,7 +91,8 @@ class ShiftedPatches(PatchEmbed):
 class SmallDataAttention(PlacedAttention):
     """Attention with rotary or relative positions of patches, or with locality. Prefix tokens have no place."""
 
-    def prepare(self, positions: str, attention: str, grid: tuple[int, int]) -> None:
+    def prepare(self, positions: str, attention: str, grid: tuple[int, int], layer: int) -> None:
+        super().prepare(positions, attention, grid, layer)
         self.rel_pos = self.rope = self.temperature = None
         if attention == "locality":
             self.temperature = nn.Parameter(torch.full((self.num_heads,), self.head_dim**0.5))
@@ -115,15 +116,17 @@ class SmallDataAttention(PlacedAttention):
         prefix = x.shape[2] - len(angles)
         return torch.cat([x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], angles)], 2)
 
+    def visible(self, q: Tensor) -> Tensor | None:
+        if self.attention != "locality":
+            return super().visible(q)
+        return ~torch.eye(q.shape[2], dtype=torch.bool, device=q.device)
+
     def bias(self, q: Tensor, scale: float) -> Tensor | None:
-        """Bias for relative positions, without a token itself under locality, or a mask, or None."""
-        itself = None if self.temperature is None else torch.eye(q.shape[2], dtype=torch.bool, device=q.device)
         if self.rel_pos is None:
-            return None if itself is None else ~itself
+            return super().bias(q, scale)
         bias = self.rel_pos.get_bias()
         prefix = q.shape[2] - bias.shape[-1]
-        bias = F.pad(bias, (prefix, 0, prefix, 0)).to(q.dtype)
-        return bias if itself is None else bias.masked_fill(itself, -torch.inf)
+        return F.pad(bias, (prefix, 0, prefix, 0)).to(q.dtype)
 
 
 class SmallDataTransformer(VisionTransformer):
@@ -145,8 +148,8 @@ class SmallDataTransformer(VisionTransformer):
             fixed = F.pad(build_sincos2d_pos_embed(list(grid), self.embed_dim), (0, 0, prefix, 0))
             del self.pos_embed  # timm's None
             self.register_buffer("pos_embed", fixed[None], persistent=False)
-        for block in self.blocks if varied else ():
-            block.attn.prepare(positions, attention, grid)
+        for index, block in enumerate(self.blocks if varied else ()):
+            block.attn.prepare(positions, attention, grid, index)
 
     def forward_features(self, x: Tensor, **masks) -> Tensor:
         """(B, T, D) tokens after the last norm, averaged over the copies of the images, which turn with them."""

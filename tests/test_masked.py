@@ -240,10 +240,11 @@ def test_masked_recipe_rejects_contradictions():
     for settings, message in (
         ("masked=0", "share between 0 and 1"), ("masked=1", "below 1"), ("objective=colors", "one of labels"),
         ("architecture=vit_base_r50_s16_224", "plain Vision Transformers"), ("image_size=30", "multiple of patch_size"),
-        ("objective=colors-4x4 image_size=36 patch_size=6", "multiple of 4"), 
+        ("objective=colors-4x4 image_size=36 patch_size=6", "multiple of 4"), ("attention=axial", "whole images"),
         ("label_smoothing=0.1", "label_smoothing"), ("loss=sigmoid", "loss"), ("head=mlp", "head"),
         ("patch_drop=0.5 patch_drop_until=0.5", "patch_drop"), ("augment.mixup=0.2", "mixup"),
         ("model.dynamic_img_size=true", "one size"), ("init=elsewhere", "come with the model"),
+        ("tokenizer=conv-stem", "experiments/small_data"), ("objective=autoencoder", "experiments/autoencoder"),
     ):
         with pytest.raises(ValueError, match=message):
             recipe("masked-patches").override(*settings.split())

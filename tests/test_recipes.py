@@ -43,17 +43,17 @@ def test_recipe_tiny_changes_sizes_only():
 
 def test_override_converts_types():
     r = recipe("tiny-imagenet").override(
-        "epochs=7", "lr=2e-3", "squash=true", "betas=0.9,0.95", "augment.flip=0", "augment.scale=(0.5, 1)",
+        "epochs=7", "lr=2e-3", "tf32=true", "betas=0.9,0.95", "augment.flip=0", "augment.scale=(0.5, 1)",
         "optimizer=adamw",
     )  # fmt: skip
-    assert (r.epochs, r.lr, r.squash, r.betas, r.optimizer) == (7, 2e-3, True, (0.9, 0.95), "adamw")
+    assert (r.epochs, r.lr, r.tf32, r.betas, r.optimizer) == (7, 2e-3, True, (0.9, 0.95), "adamw")
     assert r.augment.flip == 0.0 and r.augment.scale == (0.5, 1.0)
     assert r.augment.cutmix == recipe("tiny-imagenet").augment.cutmix
 
 
 WRONG = (
     ("epochs", "no equals sign"), ("epoch=1", "no setting epoch.*epochs"), ("augment.flop=1", "no setting augment."),
-    ("epochs=1.5", "epochs must be of type int, got 1.5"), ("squash=maybe", "of type bool"), ("betas=0.9", "2 numbers"),
+    ("epochs=1.5", "epochs must be of type int, got 1.5"), ("tf32=maybe", "of type bool"), ("betas=0.9", "2 numbers"),
     ("augment=0", "cannot be set"), ("epochs=0", "epochs .0. or in steps .0."), ("warmup_steps=9", "steps .9."),
     ("steps=9", "epochs .150. or in steps .9."), ("layer_decay=0.5", "adamw or sgd"), ("resize=32", "at least image"),
     ("accumulate=3", "multiple of accumulate"), ("end_lr=1", "must not exceed lr"), ("width=0", "at least 1"),
@@ -61,9 +61,9 @@ WRONG = (
     ("betas=1,2", "below 1"), ("lr=0", "above 0"), ("mlp_ratio=-1", "above 0"), ("augment.pad=64", "63 pixels into"),
     ("muon_lr=1e308", "finite and below"), ("drop_path=1", "below 1"), ("image_size=65", "multiple of patch"),
     ("width=100", "multiple of heads 3"), ("patch_drop_until=0", "work together"), ("optimizer=adam", "one of adamw"),
-    ("augment.cutmix=0.9", "more than 1"), ("warmup=1", "below 1"), ("registers=4", "no setting"),
+    ("augment.cutmix=0.9", "more than 1"), ("warmup=1", "below 1"), ("registers=4", r"experiments/small_data\.py"),
     ("masked=0.5", "must be 0 with objective=labels"), ("positions=polar", "one of learned-1d"),
-    ("positions=rotary", "one of learned-1d"), ("attention=axial", "no setting"), ("model=1", "no setting"),
+    ("positions=rotary", r"experiments/small_data\.py"), ("attention=axial", "readout"), ("model=1", "no setting"),
     ("model.positions=none", "its own setting"), ("model.embed_dim=64", "its own"), ("outputs=percent", "one of"),
     ("positions_at=every-layer", "patch_drop=0"), ("positions=relative-1d", "patch_drop=0"),
     ("model.drop_path_rate=0.1", "its own setting"), ("model.num_classes=3", "its own setting"),
@@ -79,11 +79,23 @@ def test_override_rejects_wrong_settings():
         assert recipe("tiny-imagenet").override(setting) != recipe("tiny-imagenet")
 
 
+def test_from_dict_reads_earlier_versions():
+    plain = recipe("digits").to_dict()
+    earlier = {"registers": 0, "tokenizer": "patches", "equivariance": "none", "decoder_depth": 0}
+    assert Recipe.from_dict(plain | earlier) == recipe("digits")
+    for change, script in (
+        ({"registers": 4}, "small_data"), ({"tokenizer": "conv-stem"}, "small_data"),
+        ({"readout": "attention-pool"}, "small_data"), ({"objective": "autoencoder"}, "autoencoder"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=rf"experiments/{script}\.py"):
+            Recipe.from_dict(plain | earlier | change)
+
+
 def test_recipe_rejects_unknown_names_and_types():
     with pytest.raises(ValueError, match="no recipe 'imagenet'.*tiny-imagenet"):
         recipe("imagenet")
     for field, value in (
-        ("batchsize", 3), ("batch_size", 32.0), ("augment", 5), ("lr", "fast"), ("squash", 1), ("betas", [0.9]),
+        ("batchsize", 3), ("batch_size", 32.0), ("augment", 5), ("lr", "fast"), ("tf32", 1), ("betas", [0.9]),
         ("epochs", True),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=field):

@@ -38,7 +38,7 @@ ROWS = {
     "CIFAR-100 finetune top1": "CIFAR-100",
     "vtab vtab mean": "VTAB",
     "vtab/cifar100 vtab top1": "VTAB CIFAR-100",  # a thousand of its images, which is not the row CIFAR-100
-    **dict.fromkeys(("vtab/pets knn top1", "imagenet top1 top5", "cifar10 top1 real",
+    **dict.fromkeys(("vtab800/pcam finetune top1", "vtab/pets knn top1", "imagenet top1 top5", "cifar10 top1 real",
                      "imagenet knn top1", "my-photographs top1 top1")),
 }  # fmt: skip
 
@@ -71,6 +71,7 @@ def test_table_2_adds_latest_records(tmp_path):
     assert "ViT-B/16 pre-trained on ImageNet-21k, the paper's weights, SHA-256 b2; top1" in text
     assert "images: CIFAR-10: 10,000; 2026-01-02; timm 1.0.31, torch 2.9" in text
     assert text.endswith("on imagenet, knn, top1: 84.20 [83.88, 84.51]")
+    assert "ViT-H/14 ImageNet 88.36, ImageNet ReaL 90.77, VTAB 77.16 ± 0.29" in text
 
 
 def test_table_5_separates_pretraining_data(tmp_path):
@@ -100,6 +101,9 @@ def test_vtab_names_equal_tasks():
     assert [(task.name, task.group) for task in EVALUATED] == [
         (name, group.lower()) for name, group in zip(tasks, (g for g in VTAB for _ in VTAB[g]), strict=True)
     ]
+    for older in paper.FIRST_SUBMISSION:
+        (published,) = [p for p in TABLE_2 if (p.model, p.data) == (older.model, older.data)]
+        assert all(published.accuracy[row] != value for row, value in older.accuracy.items())
 
 
 def test_read_rejects_other_files(tmp_path):

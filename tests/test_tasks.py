@@ -51,7 +51,7 @@ def test_tasks_equal_those_of_vtab_and_the_paper():
     name, forbidden = recipe_of("vtab/dsprites-location")
     plan = RECIPES[name].override(*forbidden)
     assert plan.augment.flip == 0 and (plan.resize or plan.image_size) == plan.image_size == 384
-    assert recipe_of("vtab/dtd") == ("finetune-vtab", []) and recipe_of("pets") == ("finetune-pets", [])
+    assert recipe_of("vtab800/dtd") == ("finetune-vtab", []) and recipe_of("pets") == ("finetune-pets", [])
     assert recipe_of("some/folder") == ("finetune-small", [])
     lines = vitlens("evaluate", "--list").stdout.splitlines()
     assert len(lines) == len(TASKS) and any("dsprites-location" in x and "no flip and no crop" in x for x in lines)
@@ -71,6 +71,8 @@ def test_load_vtab_copies_in_shards(tmp_path, name, monkeypatch):
     assert train.images[3].equal(shown(PIXELS[int(rows[3]) % 7]))
     assert len(test.class_names) == task.classes and test.class_names[0] == ("0" if task.raw_classes else "class 0")
     if task.raw_classes:
+        eight = load(name.replace("vtab/", "vtab800/"), root=tmp_path)
+        assert len(eight) == 800 and eight.images.equal(train.images[:800])
         return
     (folder / "test" / "1.tar").unlink()  # without a network the hub returns half a download without an error
     calls = []

@@ -22,8 +22,10 @@ NAMES = "abcdefghij"
 BASE = replace(recipe("digits").tiny(), image_size=32, patch_size=8, width=24, depth=3, heads=2)
 VARIANTS = [
     {}, {"positions": "none"}, {"positions": "learned-2d"}, {"positions": "relative-1d"}, {"readout": "mean"},
+    {"attention": "axial", "readout": "mean"}, {"attention": "axial", "readout": "mean", "positions": "relative-1d"},
     {"positions": "learned-2d", "positions_at": "every-layer"}, {"positions_at": "every-layer"},
     {"positions": "learned-2d", "positions_at": "every-layer-shared"}, {"positions_at": "every-layer-shared"},
+    {"attention": "axial", "positions": "learned-1d", "readout": "mean", "positions_at": "every-layer"},
 ]  # fmt: skip
 each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "+".join(map(str, v.values())) or "plain")
 
@@ -65,11 +67,23 @@ def by_hand(model, variant: dict, x: torch.Tensor):
                 if kind == "relative-1d" and a >= first and b >= first:
                     key = key + weights[at + "attn.offset_pos_embed"][a - b + 15]
                 logits[:, :, a, b] = (q[:, :, a] * key).sum(-1) / math.sqrt(12)
-        maps.append(logits.softmax(-1))
+        maps.append(softmax_by_hand(logits, variant.get("attention"), i))
         z = z + linear(at + "attn.proj", (maps[-1] @ v).transpose(1, 2).flatten(2))
         z = z + linear(at + "mlp.fc2", F.gelu(linear(at + "mlp.fc1", norm(at + "norm2", z))))
     z = norm("norm", z)
     return linear("head", z[:, first:].mean(1) if variant.get("readout") == "mean" else z[:, 0]), maps
+
+
+def softmax_by_hand(logits: torch.Tensor, attention: str | None, layer: int) -> torch.Tensor:
+    """(B, H, T, T) the map of logits: over all tokens, or a line of 4 patches at a time."""
+    if attention != "axial":
+        return logits.softmax(-1)
+    maps = torch.zeros_like(logits)
+    for n in range(4):
+        line = range(n, 16, 4) if layer % 2 else range(4 * n, 4 * n + 4)
+        for a in line:
+            maps[:, :, a, line] = logits[:, :, a, line].softmax(-1)
+    return maps
 
 
 def of_table(weights, prefix: str, first: int) -> torch.Tensor:
@@ -98,6 +112,7 @@ COUNTS = (
     ({"positions_at": "every-layer-shared"}, 0), ({"positions": "learned-2d"}, 8 * 12 - 17 * 24),
     ({"positions": "learned-2d", "positions_at": "every-layer"}, 3 * 8 * 12 - 17 * 24),
     ({"positions": "relative-1d"}, 3 * 31 * 12 - 17 * 24), ({"readout": "mean"}, -2 * 24),
+    ({"attention": "axial", "readout": "mean"}, 3 * (12 * 24**2 + 13 * 24) - 2 * 24),
 )  # fmt: skip
 
 
@@ -142,10 +157,14 @@ def test_variants_reject_wrong_settings(tmp_path):
     for change, message in (
         ({"positions": "spiral"}, "positions must be one of learned-1d, none.*'spiral'"), ({"whiskers": 3}, "whiskers"),
         ({"positions": "relative-1d"}, "cannot be opened .*offset_pos_embed"), ({"pos_embed": "learn"}, "pos_embed"),
-        ({"dynamic_img_size": True}, "Leave dynamic_img_size"),
+        ({"dynamic_img_size": True}, "Leave dynamic_img_size"), ({"tokenizer": "conv-stem"}, "experiments/small_data"),
+        ({"positions": "rotary"}, "experiments/small_data"), ({"tokenizer": "patches", "equivariance": "none"}, ""),
     ):
         changed = {**config, "model_args": config["model_args"] | change}
         (tmp_path / "config.json").write_text(json.dumps(changed))
+        if not message:  # as earlier versions wrote them
+            load_model(tmp_path)
+            continue
         with pytest.raises(ValueError, match=message):
             load_model(tmp_path)
 

@@ -1,7 +1,7 @@
 """Variants that the paper compares and timm lacks, as the timm architecture `vitlens_vit`.
 
-Positions (D.4 and Table 8) and the mean of patches as read-out (D.3 and Fig. 9). Importing this module registers
-`vitlens_vit`. `vitlens.load_model` imports it for directories that name it.
+Positions (D.4 and Table 8), the mean of patches as read-out (D.3 and Fig. 9) and axial attention (D.6 and Fig. 13).
+Importing this module registers `vitlens_vit`. `vitlens.load_model` imports it for directories that name it.
 
 Shapes: B batch, H heads, T tokens = R prefix + P patches, D width, K head width.
 """
@@ -26,6 +26,7 @@ SETTINGS = {
     "positions": ("learned-1d", "none", "learned-2d", "relative-1d"),
     "positions_at": ("stem", "every-layer", "every-layer-shared"),
     "readout": ("class-token", "mean"),
+    "attention": ("plain", "axial"),
 }
 """Values of each setting, the plain model's first."""
 KEYWORDS = {
@@ -35,6 +36,12 @@ KEYWORDS = {
 """timm's keywords for a value."""
 BY_TIMM = ("none", "mean")
 """Values that timm's keywords cover. All others need `vitlens_vit`."""
+MOVED = {
+    "positions": ("sinusoidal", "relative-2d", "rotary"), "attention": ("locality",), "readout": ("attention-pool",),
+    "tokenizer": ("conv-stem", "shifted-patches"), "equivariance": ("flips", "rotations"), "registers": (4,),
+    "objective": ("autoencoder",),
+}  # fmt: skip
+"""Values of earlier versions that scripts of experiments/ build."""
 
 
 def chosen(settings: Mapping) -> dict[str, str]:
@@ -49,11 +56,22 @@ def keywords(settings: Mapping) -> dict:
     return {key: word for value in variants.values() for key, word in KEYWORDS.get(value, {}).items()} | own
 
 
+def check_moved(settings: Mapping) -> None:
+    """Raise ValueError for a value that moved to a script of experiments/."""
+    for name, values in MOVED.items():
+        if settings.get(name) in values:
+            script = f"experiments/{'autoencoder' if name == 'objective' else 'small_data'}.py"
+            raise ValueError(f"{name}={settings[name]} moved to {script}. Train or open it there.")
+
+
 def check(settings: Mapping) -> None:
     """Raise ValueError for invalid combinations of keywords of `vitlens_vit`."""
+    check_moved(settings)
     variants, table = chosen(settings), settings.get("pos_embed", "learn")
     positions = variants.get("positions", "learned-1d")
-    partial = settings.get("patch_drop_rate") and ("positions_at" in variants or positions == "relative-1d")
+    prefix = settings.get("class_token", True) or settings.get("reg_tokens", 0)
+    partial = settings.get("patch_drop_rate") and (set(variants) & {"attention", "positions_at"} or
+                                                   positions == "relative-1d")  # fmt: skip
     for wrong, sentence in (
         *((settings.get(name, values[0]) not in values,
            f"{name} must be one of {', '.join(values)}, got {settings.get(name)!r}")
@@ -63,6 +81,8 @@ def check(settings: Mapping) -> None:
         (positions != "learned-1d" and settings.get("pos_embed", "none") != "none",
          f"pos_embed={table} would add a second table to positions={positions}. Leave pos_embed out"),
         (positions == "learned-2d" and settings.get("embed_dim", 768) % 2, "positions=learned-2d needs an even width"),
+        ("attention" in variants and prefix,
+         "attention=axial excludes prefix tokens. Set readout=mean and reg_tokens=0"),
         (partial, f"{NAME} needs all patches in every layer. Set patch_drop=0 and patch_drop_until=0"),
         (any(settings.get(name) for name in ("dynamic_img_size", "dynamic_img_pad", "no_embed_class")),
          f"{NAME} takes images of one size, with positions for all tokens. Leave dynamic_img_size and no_embed_class "
@@ -98,27 +118,46 @@ class Table(nn.Module):
 
 
 class PlacedAttention(Attention):
-    """timm's attention with learned relative positions of patches, without a bias for prefix tokens."""
+    """timm's attention with relative positions, without a bias for prefix tokens, or with axial attention.
 
-    def prepare(self, patches: int) -> None:
-        """Add the table of relative positions."""
-        self.offset_pos_embed = nn.Parameter(trunc_normal_(torch.empty(2 * patches - 1, self.head_dim), std=0.02))
+    Axial attention computes attention over all patches with a mask. Its maps are exact, at the same cost.
+    """
+
+    def prepare(self, positions: str, attention: str, grid: tuple[int, int], layer: int) -> None:
+        """Add the parts of a variant. layer: from 0. Axial attention is along rows in even layers, else columns."""
+        self.attention, self.grid, self.layer = attention, grid, layer
+        self.offset_pos_embed = None
+        if positions == "relative-1d":
+            offsets = torch.empty(2 * grid[0] * grid[1] - 1, self.head_dim)
+            self.offset_pos_embed = nn.Parameter(trunc_normal_(offsets, std=0.02))
 
     def forward(self, x: Tensor, attn_mask: Tensor = None, is_causal: bool = False) -> Tensor:
         if attn_mask is not None or is_causal:
             raise ValueError(f"{NAME} does not support attention masks.")
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         q, k, scale = self.placed(self.q_norm(q), self.k_norm(k))
+        visible, bias = self.visible(q), self.bias(q, scale)
+        mask = visible if bias is None else bias if visible is None else bias.masked_fill(~visible, -torch.inf)
         drop = self.attn_drop.p if self.training else 0.0
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias(q, scale), dropout_p=drop, scale=scale)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop, scale=scale)
         return self.proj_drop(self.proj(self.norm(x.transpose(1, 2).flatten(2))))
 
     def placed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
         """Queries, keys and the scale of their dot products."""
         return q, k, self.scale
 
+    def visible(self, q: Tensor) -> Tensor | None:
+        """Mask (T, T), True for visible keys of a query, or None if all keys are visible."""
+        if self.attention != "axial":
+            return None
+        place = torch.arange(q.shape[2], device=q.device)
+        line = place % self.grid[1] if self.layer % 2 else place // self.grid[1]
+        return line[:, None] == line
+
     def bias(self, q: Tensor, scale: float) -> Tensor | None:
-        """Bias (B, H, T, T) on the attention logits for the relative positions of two patches."""
+        """Bias (B, H, T, T) on the attention logits for the relative positions of two patches, or None."""
+        if self.offset_pos_embed is None:
+            return None
         patches = (len(self.offset_pos_embed) + 1) // 2
         place = torch.arange(patches, device=q.device)
         offset = place[:, None] - place + patches - 1
@@ -138,15 +177,19 @@ class PlacedBlock(Block):
 class PaperTransformer(VisionTransformer):
     """timm's Vision Transformer with variants of the paper. Raises ValueError for invalid combinations."""
 
-    def __init__(self, positions: str = "learned-1d", positions_at: str = "stem", **kwargs):
-        check({**kwargs, "positions": positions, "positions_at": positions_at})
-        placed = positions == "relative-1d"
+    def __init__(self, positions: str = "learned-1d", positions_at: str = "stem", attention: str = "plain", **kwargs):
+        check({**kwargs, "positions": positions, "positions_at": positions_at, "attention": attention})
+        for setting in MOVED:  # directories of earlier versions have them at values without effect
+            kwargs.pop(setting, None)
+        placed = positions == "relative-1d" or attention == "axial"
         if positions != "learned-1d":
             kwargs["pos_embed"] = "none"
         if placed:
             kwargs["attn_layer"] = PlacedAttention
         if positions_at != "stem":
             kwargs["block_fn"] = PlacedBlock
+        if attention == "axial":
+            kwargs["depth"] = 2 * kwargs.get("depth", 12)
         super().__init__(**kwargs)
         grid, prefix, width = self.patch_embed.grid_size, self.num_prefix_tokens, self.embed_dim
         factored = positions == "learned-2d"
@@ -155,7 +198,7 @@ class PaperTransformer(VisionTransformer):
             self.positions = table()
         for index, block in enumerate(self.blocks):
             if placed:
-                block.attn.prepare(grid[0] * grid[1])
+                block.attn.prepare(positions, attention, grid, index)
             if positions_at != "stem":  # a shared table is not a module of the block, so it is saved once
                 shared = functools.partial(getattr, self, "pos_embed")
                 block.positions = None if index == 0 else table() if positions_at == "every-layer" else shared
@@ -188,7 +231,7 @@ default_cfgs = generate_default_cfgs({NAME: {
 def vitlens_vit(pretrained: bool = False, **kwargs) -> PaperTransformer:
     """timm's plain Vision Transformer with a variant of the paper.
 
-    positions, positions_at: see `SETTINGS`. Further keywords are timm's. Raises ValueError for invalid
+    positions, positions_at, attention: see `SETTINGS`. Further keywords are timm's. Raises ValueError for invalid
     combinations.
 
     >>> vitlens.variants.vitlens_vit(positions="learned-2d", depth=1).pos_embed.shape

@@ -107,7 +107,7 @@ def _labels(data) -> Sequence[int]:
     return [label for _, label in data._samples]
 
 
-def vtab(name: str, split: str, root: Path | None, _=0) -> Samples:
+def vtab(name: str, split: str, root: Path | None, _=0, train: int = 1000) -> Samples:
     """`vtab/NAME`: a task of VTAB-1k with all 1,000 training images, the last 200 of which are for validation.
 
     The 1,000 images are a fixed random draw, so a copy sorted by class gives all classes. VTAB's own script takes the
@@ -129,4 +129,9 @@ def vtab(name: str, split: str, root: Path | None, _=0) -> Samples:
             f"{task.name} needs 1,000 training images, but {task.source} has {len(labels):,}. Download it again."
         )
     rows = drawn(len(labels), 1000, seed=0)
-    return whole.chosen(rows[800:] if split == "valid" else rows)
+    return whole.chosen(rows[800:] if split == "valid" else rows[:train])
+
+
+def vtab800(name: str, split: str, root: Path | None, _=0) -> Samples:
+    """`vtab800/NAME`: a task of VTAB-1k with 800 training images, for choosing settings."""
+    return vtab(name, split, root, train=800)

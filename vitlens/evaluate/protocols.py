@@ -269,7 +269,7 @@ def recipe_of(data: str) -> tuple[str, list[str]]:
     >>> recipe_of("digits")
     ('finetune-small', [])
     """
-    task = TASKS.get(data)
+    task = TASKS.get(data.replace("vtab800/", "vtab/"))
     if task is None:
         return "finetune-small", []
     return task.recipe, [key for key, may in (("augment.flip=0", task.flip), ("resize=0", task.crop)) if not may]

@@ -13,6 +13,7 @@ from vitlens.paper.models import CALLED, origin
 from vitlens.paper.tables import (
     CIFAR10,
     CIFAR100,
+    FIRST_SUBMISSION,
     FLOWERS,
     IMAGENET,
     PETS,
@@ -185,11 +186,13 @@ def table_2(records: Iterable[Record]) -> str:
         "Table 2: top-1, %. Published: mean ± standard deviation of three fine-tunings, ViTs on ImageNet at 512 or 518 "
         "pixels.\nMeasured: value [95 % interval]."
     )
+    first = "; ".join(f"{p.model} {', '.join(f'{k} {v}' for k, v in _printed(p).items())}" for p in FIRST_SUBMISSION)
+    note = f"The first submission of the paper (October 2020) had other numbers: {first}."
     others = [
         f"Not in this table: {r.model} on {r.data}, {r.manner}, {r.metric}: {r.cell}"
         for r in records if row_of(r) is None
     ]  # fmt: skip
-    return _text(title, [*rows, "TPUv3-core-days"], published, _columns(records, rows), others)
+    return _text(title, [*rows, "TPUv3-core-days"], published, _columns(records, rows), [note, *others])
 
 
 def table_5(records: Iterable[Record]) -> str:
@@ -231,11 +234,11 @@ def table_9(records: Iterable[Record]) -> str:
     return _text(title, rows, published, _columns(records, rows), [])
 
 
-def _printed(published: Published, rows: Iterable[str]) -> dict[str, str]:
-    """Published accuracies as "value ± spread" by row."""
+def _printed(published: Published, rows: Iterable[str] = ()) -> dict[str, str]:
+    """Published accuracies as "value ± spread" by row, default all rows."""
     return {
         row: f"{published.accuracy[row]:.2f}" + (f" ± {published.spread[row]:.2f}" if row in published.spread else "")
-        for row in rows
+        for row in rows or published.accuracy
         if row in published.accuracy
     }
 

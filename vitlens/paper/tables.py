@@ -139,6 +139,8 @@ TABLE_8: dict[str, dict[str, float]] = {
     row.pop("positions"): {place: float(value) for place, value in row.items() if value} for row in cells("table_8")
 }
 """5-shot accuracy in percent, by the recipe's `positions` and `positions_at`."""
+FIRST_SUBMISSION = _results("table_2_first")
+"""Rows of Table 2 in the first submission (October 2020) that differ from the final `TABLE_2`."""
 BIT = _results("bit")
 """BiT-S and BiT-M, siblings of Table 2's BiT-L, in their own paper (Kolesnikov et al. 2020), by its fine-tuning."""
 BIT_M_VTAB = {"VTAB": 73.51, "Natural": 80.77, "Specialized": 85.67, "Structured": 61.08}

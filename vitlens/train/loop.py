@@ -192,15 +192,15 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
 
 @contextmanager
 def numerics(recipe: Recipe, world: World):
-    """Set exact fp32 products and determinism for a run, and restore them and the global random state after it.
+    """Set precision and determinism for a run, and restore them and the global random state after it.
 
     Out-of-memory errors become MemoryError, and ended worker processes ChildProcessError.
     """
     device, parts = world.device, world.size * recipe.accumulate
     matmul, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     convolutions = torch.backends.cudnn.allow_tf32  # true by default, even if matrix products are exact
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = recipe.tf32
     if recipe.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

@@ -239,7 +239,7 @@ def open_images(
 
 def command_of(plan: Recipe, data: str, splits: list) -> str:
     """Command that repeats the run with the `recipe.json` next to its model."""
-    named = data.partition("/")[0] in ("torch", "hfds", "wds", "vtab")
+    named = data.partition("/")[0] in ("torch", "hfds", "wds", "vtab", "vtab800")
     words = ["vitlens", "train", "--recipe", "recipe.json", "--data", data if named else Path(data).name]
     words += ["--stream"] if isinstance(splits[0], ImageStream) else []
     words += ["--model", Path(plan.init).name] if plan.init else []

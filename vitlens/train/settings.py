@@ -32,6 +32,8 @@ RATES = {"drop_path_rate": "drop_path", "patch_drop_rate": "patch_drop", "pos_dr
 """timm's keywords for settings of a recipe."""
 STAIRS = (10 / 40, 23 / 40, 30 / 40, 37 / 40)
 """Progress at which `schedule="stairs"` falls to a tenth: BiT's epochs 10, 23, 30 and 37 of 40."""
+REMOVED = ("registers", "tokenizer", "equivariance", "decoder_depth")
+"""Settings of earlier versions, accepted at values without effect."""
 COUNT, AMOUNT, POSITIVE = "at least 1", "0 or more", "above 0"
 SHARE, BELOW_1 = "between 0 and 1", "from 0 up and below 1"
 # fmt: off
@@ -50,20 +52,20 @@ CONTRADICTIONS = (
      "batch_size {r.batch_size} must be a multiple of accumulate {r.accumulate}"),
     (lambda r: 0 < r.resize < r.image_size, "resize {r.resize} must be at least image_size {r.image_size}"),
     (lambda r: r.init and (variants.chosen(vars(r)) or r.head != "linear" or r.patch_drop),
-     "positions, readout, head and patch_drop come with the model that the run starts from (init)"),
+     "positions, readout, attention, head and patch_drop come with the model that the run starts from (init)"),
     (lambda r: (r.objective != "labels" or r.architecture_name == variants.NAME) and not r.is_plain,
-     "objective={r.objective} and variants of positions need one of timm's plain Vision Transformers such as "
-     "vit_tiny_patch16_224, got architecture={r.architecture}"),
+     "objective={r.objective} and variants of attention or positions need one of timm's plain Vision Transformers such "
+     "as vit_tiny_patch16_224, got architecture={r.architecture}"),
     (lambda r: set(r.model_kwargs) & {*RATES, "num_classes"} or not r.init and set(r.model_kwargs) &
      {*SIZES, *variants.SETTINGS, *variants.keywords(vars(r))},
      "a keyword of model.{r.model_kwargs} has its own setting in the recipe. Use that setting"),
     (lambda r: bool(r.masked) == (r.objective == "labels"), "masked={r.masked} must be 0 with objective=labels and a "
      "share between 0 and 1 with objective=mean-color, colors-4x4 or pixels"),
-    (lambda r: r.objective != "labels" and (r.init or r.continues or r.patch_drop or r.head != "linear" or
-     r.loss != "softmax" or r.label_smoothing or r.augment.mixup or r.augment.cutmix or
+    (lambda r: r.objective != "labels" and (r.init or r.continues or r.patch_drop or r.attention == "axial" or
+     r.head != "linear" or r.loss != "softmax" or r.label_smoothing or r.augment.mixup or r.augment.cutmix or
      any(map(r.model_kwargs.get, ("dynamic_img_size", "dynamic_img_pad")))),
      "objective={r.objective} starts from random weights without labels, on whole images of one size: leave out init, "
-     "patch_drop, head, loss, label_smoothing, mixup, cutmix and dynamic sizes"),
+     "patch_drop, attention=axial, head, loss, label_smoothing, mixup, cutmix and dynamic sizes"),
     (lambda r: r.objective == "colors-4x4" and r.patch_size % 4,
      "objective=colors-4x4 needs a patch_size that is a multiple of 4, got {r.patch_size}"),
 )
@@ -96,6 +98,8 @@ class Recipe:
         each, or "every-layer-shared".""", variants.SETTINGS["positions_at"])
     readout: str = setting("class-token", """Input of the head: "class-token", as in the paper, or "mean" of the patches
         after the last norm, as good in the paper at a lower rate (Fig. 9).""", variants.SETTINGS["readout"])
+    attention: str = setting("plain", """"plain", as in the paper, or "axial", along rows and then along columns, which
+        doubles the layers and takes the time of both (Fig. 13).""", variants.SETTINGS["attention"])
     num_classes: int = setting(200, "Number of classes. A run takes it from its data.", COUNT)
     head: str = setting("linear", """"linear", or "mlp" as in the paper's pre-training: a hidden layer with tanh before
         a zero-initialized one.""", ("linear", "mlp"))
@@ -178,6 +182,7 @@ class Recipe:
         "max-autotune-no-cudagraphs" (many), or "off".""", ("off", "default", "max-autotune-no-cudagraphs"))
     compile_cpu: bool = setting(False, """Compile on a CPU too. Needs a C++ compiler, a few percent faster in fp32 and
         slower in bf16.""")
+    tf32: bool = setting(False, "Use TF32 for fp32 matrix products on CUDA.")
     deterministic: bool = setting(False, "Use deterministic algorithms on CUDA. The CPU is always deterministic.")
     # fmt: on
 
@@ -260,9 +265,16 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: dict) -> Recipe:
-        """The recipe of a `to_dict` dictionary. Raises ValueError for unknown settings and wrong types."""
-        values = dict(known(cls, values))
-        return cls(**values | {"augment": Augment(**known(Augment, values.get("augment", {}), "augment."))})
+        """The recipe of a `to_dict` dictionary. Raises ValueError for unknown settings and wrong types.
+
+        Settings of earlier versions are ignored at values without effect.
+        """
+        variants.check_moved(values)
+        values = {name: value for name, value in values.items() if name not in REMOVED}
+        augment = values.pop("augment", {})
+        if isinstance(augment, dict) and not augment.get("operations"):  # RandAugment's
+            augment = {name: value for name, value in augment.items() if name not in ("operations", "magnitude")}
+        return cls(**known(cls, values), augment=Augment(**known(Augment, augment, "augment.")))
 
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
@@ -287,6 +299,7 @@ class Recipe:
             if key in ("augment", "model_kwargs") or group not in changes:
                 raise ValueError(f"{key} cannot be set. Set augment.flip=0.5, model.pos_embed=none or another setting.")
             changes[group][name] = parsed(text)
+        variants.check_moved(changes[""])
         own = known(Recipe, changes[""])
         if changes["augment"]:
             own["augment"] = replace(self.augment, **known(Augment, changes["augment"], "augment."))
