@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
 from vitlens import attention, attribution, capture, cli, faithfulness, filters, load_model, positions, report, stream
+from vitlens.data import load
 from vitlens.data.augment import Augment
 from vitlens.evaluate import PROTOCOLS
 from vitlens.images import samples
@@ -218,6 +219,20 @@ def test_inspect_opens_a_checkpoint_by_the_name_of_its_model(photographs, tmp_pa
     assert summary_in(tmp_path)["model"] == "test_vit, mine.pth"
 
 
+def test_inspect_shows_validation_images_of_a_run(tmp_path):
+    vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path / "run", "--tiny", "--watch", 0)
+    done = vitlens("inspect", tmp_path / "run" / "model", "--out", tmp_path / "out")
+    summary, valid = summary_in(tmp_path / "out"), load("digits", "valid")
+    assert "6 validation images of digits are used" in done.stderr and summary["model"] == "run/model"
+    names = [entry["image"] for entry in summary["images"]]
+    assert len(names) == 6 and all(name[-1] in valid.class_names for name in names)
+    shown = cli.run_images(tmp_path / "run" / "model")
+    pixels = np.stack([np.asarray(image) for _, image in shown])
+    held = valid.subset(6)
+    assert np.array_equal(pixels, held.images.permute(0, 2, 3, 1)) and names == [name for name, _ in shown]
+    assert [int(name[-1]) for name in names] == held.labels.tolist()
+
+
 def test_inspect_notes_missing_figures(tmp_path):
     for name, options, note, lacks in (
         ("vit_tiny_patch16_224", {"num_classes": 0}, "no classifier", {"top5"}),
@@ -247,7 +262,7 @@ def test_explain_writes_figures_and_a_table(model_folder, photographs, tmp_path)
     out, options = tmp_path / "out", ("--target", 3, "--against", 1, "--methods", "relevance, rollout")
     scoring = "--scores", "--orders", 2, "--baseline", "zero"
     done = vitlens("explain", model_folder, *files, *options, *scoring, "--out", out, expect=1)
-    assert "broken.png" in done.stderr
+    assert "broken.png" in done.stderr and "forward" in done.stderr
     assert done.stdout.split() == [str(out / name) for name in ("00-chelsea.png", "01-coffee.png", "scores.csv")]
     assert Image.open(out / "00-chelsea.png").width > 900
     rows = pd.read_csv(out / "scores.csv")
@@ -263,7 +278,39 @@ def test_explain_writes_figures_and_a_table(model_folder, photographs, tmp_path)
     scored = (out / "00-chelsea.png").read_bytes()
     done = vitlens("explain", model_folder, *files[::2], *options, "--out", out)
     assert done.stdout.split() == [str(out / name) for name in ("00-chelsea.png", "01-coffee.png")]
-    assert not (out / "scores.csv").exists() and (out / "00-chelsea.png").read_bytes() != scored
+    assert "removed scores.csv" in done.stderr and not (out / "scores.csv").exists()
+    assert (out / "00-chelsea.png").read_bytes() != scored
+
+
+def test_explain_keeps_finished_maps_when_interrupted(model_folder, photographs, tmp_path, monkeypatch):
+    """Ctrl-C during the second map, and during the scores of the second image."""
+    files = photographs / "coffee.png", photographs / "chelsea.png"
+    figures = ["00-coffee.png", "01-chelsea.png"]
+
+    def interrupted(module, name, at):
+        calls, function = [], getattr(module, name)
+
+        def call(*arguments, **options):
+            calls.append(1)
+            if len(calls) == at:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return mock.patch.object(module, name, call)
+
+    for module, name, at, options, names in (
+        (faithfulness, "Curves", 7, ("--scores", "--orders", 2), [*figures, "scores.csv"]),
+        (report, "Explanation", 2, (), figures[:1]),
+    ):
+        out = tmp_path / name
+        with interrupted(module, name, at):
+            done = vitlens("explain", model_folder, *files, "--methods", "rollout", *options, "--out", out, expect=130)
+        assert done.stdout.split() == [str(out / name) for name in names if name.endswith("png")]
+        assert "vitlens: stopped; the maps of" in done.stderr and str(out) in done.stderr
+        assert sorted(path.name for path in out.iterdir()) == names
+        if options:
+            assert pd.read_csv(out / "scores.csv")["image"].tolist() == ["coffee.png"]
+            assert "the maps of 2 of 2 images and the scores so far" in done.stderr
 
 
 def test_train_passes_every_option(monkeypatch, tmp_path):

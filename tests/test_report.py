@@ -155,6 +155,36 @@ def test_explain_and_score_run_few_forwards():
         assert (seen == end).flatten(1).all(1).sum() == 1
 
 
+def test_score_yields_finished_scores_when_interrupted(model):
+    made = list(report.explain(model, BOTH, 3, names=["relevance", "rollout"]))
+    complete = [each.scores for each in report.score(model, made, orders=9)]
+
+    def scored(stop):
+        """Scores and whether the interrupt was passed on, if it comes after `stop` forwards of the second image."""
+        images = []
+
+        def interrupt(done, total):
+            images.append(1) if done == total else None
+            if len(images) == 1 and done != total and done >= stop:
+                raise KeyboardInterrupt
+
+        results = []
+        with pytest.raises(KeyboardInterrupt):
+            for each in report.score(model, made, orders=9, on_forwards=interrupt):
+                results.append(each.scores)
+        return results
+
+    areas = ["method", "deletion", "insertion", "difference"]
+    for stop, methods_known, orders in ((1, 0, 0), (2 + 14, 1, 0), (2 + 2 * 14, 2, 0), (2 + 10 * 14, 2, 8)):
+        first, *second = scored(stop)
+        pd.testing.assert_frame_equal(first, complete[0])
+        assert len(second) == (methods_known > 0)
+        for rows in second:
+            pd.testing.assert_frame_equal(rows[areas], complete[1][areas][:methods_known])
+            assert rows["rank"].notna().all() == (methods_known == 2)
+            assert set(rows["random_orders"]) == {orders} and rows["difference_z_score"].notna().all() == (orders == 8)
+
+
 def test_explain_refuses_unknown_classes_before_the_first_forward(model):
     model.register_forward_pre_hook(lambda *_: pytest.fail("a forward"))
     try:

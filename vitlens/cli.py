@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import json
 import os
 import sys
 from collections import Counter
@@ -112,7 +113,7 @@ Model = Annotated[str, Argument(help=_MODEL)]
 AnyModel = Annotated[str | None, Argument(help=f"{_MODEL} It may be left out: the bundled model is the default.")]
 Images = Annotated[
     list[Path] | None,
-    Argument(exists=True, help="Images or folders of images. By default six samples."),
+    Argument(exists=True, help="Images or folders of images. By default validation images of a run, or six samples."),
 ]
 Checkpoint = Annotated[
     Path | None,
@@ -200,18 +201,35 @@ def model_and_images(model: str | None, images: list[Path] | None) -> tuple[str 
     return None, images
 
 
-def named_images(paths: list[Path]) -> list[tuple[str, object]]:
-    """(name, source) of each image, also of those in folders. By default the samples.
+def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str, object]]:
+    """(name, source) of each image, also of those in folders. By default images of the run of `model`, or the samples.
 
     Files with the same name get their whole path as name.
     """
     from vitlens.images import image_files, samples
 
     if not paths:
-        return list(samples().items())
+        return (run_images(Path(model)) if model else []) or list(samples().items())
     files = [file for path in paths for file in ([f for _, f in image_files(path, note)] if path.is_dir() else [path])]
     count = Counter(file.name for file in files)
     return [(file.name if count[file.name] == 1 else str(file), file) for file in files]
+
+
+def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
+    """(name, image) of some validation images of the run of a model folder, or an empty list without them."""
+    from vitlens.data import load
+    from vitlens.data.imageset import decoded
+
+    try:
+        about = json.loads((model.parent / "data.json").read_text("utf-8"))
+        split = load(about["data"], "valid", size=8, stream=True, workers=0, root=about["root"])
+        split = split.subset(min(count, len(split)))
+        images = [(split.samples.name(i), decoded(split.samples, i)) for i in range(len(split))]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    note(f"No image is named, so {len(images)} validation images of {about['data']} are used.")
+    return [(f"{name}, {split.class_names[label]}", image) for (name, image), label in
+            zip(images, split.labels.tolist(), strict=True) if not isinstance(image, str)]  # fmt: skip
 
 
 def working_device(name: str | None):
@@ -273,7 +291,7 @@ def inspect(
         raise typer.BadParameter(f"Both models are {model}. Name another one after --beside.")
     failures, complain = complaints()
     more = image_files(data, note) if data else []
-    shown = named_images(images)
+    shown = named_images(images, model)
     writable(out, "--out")
     vits = [load_model(model, checkpoint=checkpoint), *([load_model(beside)] if beside else [])]
     vits = [vit.to(working_device(device)) for vit in vits]
@@ -345,22 +363,46 @@ def explain(
         raise typer.BadParameter(f"Give --{' and --'.join(options)} only with --scores.")
     failures, complain = complaints()
     model, images = model_and_images(model, images)
-    shown = named_images(images)
+    shown = named_images(images, model)
     writable(out, "--out")
     parts = len(attribution.methods(methods or None))
     goal, contrast = _targets(target, against, like or [], text or [])
-    where = working_device(device)
-    vit = load_model(model, checkpoint=checkpoint).to(where)
-    with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
-        explanations = report.explain(
-            vit, shown, goal, against=contrast, names=methods or None, on_error=complain if len(shown) > 1 else None,
-            on_part=lambda _: bar.update(), on_note=lambda words: echo(f"Note: {words}", sys.stdout),
-        )  # fmt: skip
+    where, stale = working_device(device), (out / "scores.csv").exists()
+    vit, explained, scored = load_model(model, checkpoint=checkpoint).to(where), [], []
+
+    def kept(explanations: Iterator, done: list) -> Iterator:
+        """The explanations. Each is added to `done` after it is written, when the next one is requested."""
+        for explanation in explanations:
+            yield explanation
+            done.append(explanation)
+
+    def on_forwards(number: int, total: int) -> None:
+        bar.total = len(explained) * total
+        bar.update(len(scored) * total + number - bar.n)
+
+    try:
+        with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
+            made = report.explain(
+                vit, shown, goal, against=contrast, names=methods or None,
+                on_error=complain if len(shown) > 1 else None, on_part=lambda _: bar.update(),
+                on_note=lambda words: echo(f"Note: {words}", sys.stdout),
+            )  # fmt: skip
+            for path in report.write_explanations(kept(made, explained), out):
+                echo(str(path), sys.stdout)
+        if stale and not scores:
+            note(f"removed scores.csv, which an earlier run left in {out}.")
         if scores:
-            progress = lambda done, total: bar.set_postfix_str(f"{done} of {total} forwards")  # noqa: E731
-            explanations = report.score(vit, explanations, on_forwards=progress, **options)
-        for path in report.write_explanations(explanations, out):
-            echo(str(path), sys.stdout)
+            with tqdm(unit="forward", delay=1) as bar:
+                made = report.score(vit, explained, on_forwards=on_forwards, **options)
+                for path in report.write_explanations(kept(made, scored), out):
+                    if path.suffix == ".csv":  # the paths of the figures are printed above
+                        echo(str(path), sys.stdout)
+    except KeyboardInterrupt:
+        if not explained:
+            raise
+        results = f"the maps of {len(explained)} of {len(shown)} images" + (" and the scores so far" if scored else "")
+        echo(f"vitlens: stopped; {results} are in {out}.")
+        raise SystemExit(130) from None
     return int(bool(failures))
 
 
@@ -409,7 +451,7 @@ def page(
     model: AnyModel = None,
     images: Annotated[
         list[Path] | None,
-        Argument(exists=True, help="Images or folders of images. By default a sample."),
+        Argument(exists=True, help="Images or folders of images. By default one of a run, or a sample."),
     ] = None,
     out: Annotated[Path, Option(**_FILE, help="HTML file.")] = Path("page.html"),
     checkpoint: Checkpoint = None,
@@ -423,7 +465,7 @@ def page(
         from vitlens.widgets.in_page import contains, save_page
 
     model, images = model_and_images(model, images)
-    shown = dict(named_images(images)[: None if images else 1])
+    shown = dict(named_images(images, model)[: None if images else 1])
     vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
     with tqdm(unit=" steps", delay=1) as bar:
         save_page(vit, shown, out, progress=lambda step: (bar.set_description(step), bar.update()))

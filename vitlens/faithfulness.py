@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -84,7 +85,6 @@ def curves(
     model: nn.Module, images: Tensor, maps: Tensor, target=None, *, against=None,
     baseline: str | Tensor = "mean", step: int | None = None, score: str | None = None, seed: int = 0,
     grid: TokenGrid | None = None, internal_batch_size: int = 32,
-    on_forwards: Callable[[int, int], None] | None = None,
 ) -> Curves:  # fmt: skip
     """Insertion and deletion curves of maps (…, B, rows, cols), patch by patch (Petsiuk, Das and Saenko, RISE, 2018).
 
@@ -102,10 +102,25 @@ def curves(
     of 196. score: the "probability" of a class (the default) or its "logit". With `against` another class, that
     among the two, or the difference of the logits. The score of a function is its value. A cosine need not be 0 for a
     covered image, so compare areas of one target only. seed: of the order among patches of one value, the same for all
-    maps and images. internal_batch_size: images in one forward. on_forwards: called after each with the number of
-    images done and their total.
+    maps and images. internal_batch_size: images in one forward.
 
     Raises ValueError for maps that do not fit the patches or are not finite, and the errors of `vitlens.attribution`.
+    """
+    parts = partial_curves(
+        model, images, maps, target, against=against, baseline=baseline, step=step, score=score, seed=seed, grid=grid,
+        internal_batch_size=internal_batch_size,
+    )  # fmt: skip
+    return deque(parts, maxlen=1).pop()[-1]
+
+
+def partial_curves(
+    model: nn.Module, images: Tensor, maps: Tensor, target=None, *, against=None,
+    baseline: str | Tensor = "mean", step: int | None = None, score: str | None = None, seed: int = 0,
+    grid: TokenGrid | None = None, internal_batch_size: int = 32,
+) -> Iterator[tuple[int, int, Curves]]:  # fmt: skip
+    """Yield (images done, total, `curves` so far) after each batch. Scores that are not computed yet are NaN.
+
+    The uncovered and the fully covered image come first, once for all maps and both curves, then map after map.
     """
     grid = _grid(model, images, grid)
     batch, patches = len(images), grid.patches
@@ -130,18 +145,17 @@ def curves(
     ends = torch.tensor([True, False], device=device).repeat_interleave(batch)[:, None].expand(-1, patches)
     visible, image = torch.cat([ends, between]), torch.arange(batch, device=device)
     image = torch.cat([image, image, image.repeat_interleave(2 * shown.shape[2]).repeat(len(shown))])
-    scores = images.new_empty(len(image), dtype=torch.promote_types(images.dtype, torch.float32))
+    scores = images.new_full((len(image),), math.nan, dtype=torch.promote_types(images.dtype, torch.float32))
     for part in torch.arange(len(image), device=device).split(internal_batch_size):
         with evaluating(model), torch.no_grad():
             seen, chosen = visible[part].to(images.dtype)[:, None, pixels], image[part]
             covered = seen * images[chosen] + (1 - seen) * blanks[chosen]
             output = outputs_of(model, covered, target.of_features).to(scores.dtype)
             scores[part] = target.of(chosen).measured(output, score)
-        if on_forwards is not None:
-            on_forwards(part[-1].item() + 1, len(image))
-    full, empty = (end.expand(maps.shape[:-2])[..., None] for end in scores[: 2 * batch].split(batch))
-    deleted, inserted = scores[2 * batch :].reshape(*maps.shape[:-2], 2, shown.shape[2]).unbind(-2)
-    return Curves(counts, torch.cat([full, deleted, empty], -1), torch.cat([empty, inserted, full], -1))
+            full, empty = (end.expand(maps.shape[:-2])[..., None] for end in scores[: 2 * batch].split(batch))
+            deleted, inserted = scores[2 * batch :].reshape(*maps.shape[:-2], 2, shown.shape[2]).unbind(-2)
+            both = Curves(counts, torch.cat([full, deleted, empty], -1), torch.cat([empty, inserted, full], -1))
+        yield part[-1].item() + 1, len(image), both
 
 
 def table(
@@ -188,7 +202,7 @@ def ranked(both: Curves, names: Sequence[str]) -> DataFrame:
     parts = []
     for image in range(both.deletion.shape[-2]):
         scores = pd.DataFrame({name: area[:, image].numpy() for name, area in areas.items()})
-        rows, chance = scores[: len(names)], scores[len(names) :]
+        rows, chance = scores[: len(names)], scores[len(names) :].dropna()
         rows.insert(0, "image", image)
         rows.insert(1, "method", names)
         rows = rows.join(rows["difference"].rank(ascending=False, method="min").astype("Int64").rename("rank"))

@@ -460,6 +460,8 @@ def score(
     of forwards done and their total for this image. Columns of the scores: those of `faithfulness.ranked`, baseline,
     and quantity, the y-axis of the curves.
 
+    On Ctrl-C it yields the explanation with the maps that are completely scored, then raises KeyboardInterrupt.
+
     >>> explanations = vitlens.report.explain(model, [("cat", cat)], names=["legrad", "rollout"])
     >>> (explanation,) = vitlens.report.score(model, explanations, orders=0, steps=4)
     >>> explanation.scores["rank"].tolist()
@@ -468,18 +470,31 @@ def score(
     from vitlens import faithfulness
 
     for explanation in explanations:
-        grid, maps = explanation.grid, {name: values[None] for name, values in explanation.maps.items()}
-        both = faithfulness.curves(
-            model, explanation.input, faithfulness.with_random(maps, grid, orders), explanation.question,
-            step=faithfulness.usual_step(grid.patches, steps), baseline=baseline, score=score, grid=grid,
-            internal_batch_size=8, on_forwards=on_forwards,  # small, for frequent progress
-        )  # fmt: skip
-        table = faithfulness.ranked(both, list(maps)).drop(columns="image")
-        if orders < ORDERS:
-            table[[name for name in table if name.endswith(("_std", "_z_score"))]] = math.nan
-        measures = explanation.question.measures
-        quantity = measures[score or next(iter(measures))].removeprefix("the ")
-        yield replace(explanation, scores=table.assign(quantity=quantity, baseline=baseline))
+        grid, both, interrupt = explanation.grid, None, None
+        maps = {name: values[None] for name, values in explanation.maps.items()}
+        try:
+            for done, total, known in faithfulness.partial_curves(
+                model, explanation.input, faithfulness.with_random(maps, grid, orders), explanation.question,
+                step=faithfulness.usual_step(grid.patches, steps), baseline=baseline, score=score, grid=grid,
+                internal_batch_size=8,  # small, for frequent progress
+            ):  # fmt: skip
+                both = known
+                if on_forwards is not None:
+                    on_forwards(done, total)
+        except KeyboardInterrupt as error:
+            interrupt = error
+        if both is not None:
+            table = faithfulness.ranked(both, list(maps)).drop(columns="image")
+            if table["random_orders"][0] < ORDERS:
+                table[[name for name in table if name.endswith(("_std", "_z_score"))]] = math.nan
+            if interrupt and (unknown := table["difference"].isna()).any():
+                table = table[~unknown].assign(rank=math.nan)
+            measures = explanation.question.measures
+            quantity = measures[score or next(iter(measures))].removeprefix("the ")
+            if len(table):
+                yield replace(explanation, scores=table.assign(quantity=quantity, baseline=baseline))
+        if interrupt:
+            raise interrupt
 
 
 def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
@@ -547,14 +562,14 @@ def _scores_in_words(scores: DataFrame) -> tuple[dict[str, str], str]:
     """The caption of each map, by its method, and a note about the scores."""
     from vitlens.faithfulness import BASELINES
 
-    captions, sigmas = {}, scores["random_difference_std"].notna().any()
+    captions, sigmas, ranks = {}, scores["random_difference_std"].notna().any(), scores["rank"].notna().all()
     for row in scores.to_dict("records"):
-        rank = [f"rank {row['rank']:.0f}"]
+        rank = [f"rank {row['rank']:.0f}"] if ranks else []
         if sigmas:  # not finite if all orders have one score, as with a single class
             z = row["difference_z_score"]
             rank.append(f"{z:+.1f} σ from random" if math.isfinite(z) else "as all random orders")
         areas = f"deletion {row['deletion']:.3f}, insertion {row['insertion']:.3f}"
-        captions[row["method"]] = f"{', '.join(rank)}\n{areas}".replace("-", "−")
+        captions[row["method"]] = "\n".join(filter(None, [", ".join(rank), areas])).replace("-", "−")
     first = scores.iloc[0]
     note = (f"Areas under the {first.quantity} in {first.steps} steps,\nwhile patches are covered (deletion, low is "
             f"good) or shown (insertion, high is good). Covered {BASELINES[first.baseline]}.")  # fmt: skip
