@@ -454,6 +454,9 @@ def page(
         Argument(exists=True, help="Images or folders of images. By default one of a run, or a sample."),
     ] = None,
     out: Annotated[Path, Option(**_FILE, help="HTML file.")] = Path("page.html"),
+    scores: Annotated[
+        bool, Option("--scores", help="Score the maps of five classes by insertion and deletion, which takes minutes.")
+    ] = False,
     checkpoint: Checkpoint = None,
     device: Device = "cpu",
 ) -> None:
@@ -468,7 +471,7 @@ def page(
     shown = dict(named_images(images, model)[: None if images else 1])
     vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
     with tqdm(unit=" steps", delay=1) as bar:
-        save_page(vit, shown, out, progress=lambda step: (bar.set_description(step), bar.update()))
+        save_page(vit, shown, out, scores=scores, progress=lambda step: (bar.set_description(step), bar.update()))
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {contains([*shown])}")
 
 

@@ -115,7 +115,7 @@ def settings(frame, chance):
 def test_saved_page_equals_explorer(vit, browser, tmp_path, kind):
     """Frames, character by character, from the same rounded numbers, and maps against those of the model itself."""
     model, image = vit(num_classes=5, **MODELS[kind]), samples()[NAME]
-    path = save_page(model, {NAME: image}, tmp_path / "page.html")
+    path = save_page(model, {NAME: image}, tmp_path / "page.html", scores=True)
     page, requests, errors = opened(browser, path)
     rounded, exact = Reference(model, image, True), Reference(model, image, False)
     chance, frame = random.Random(kind), page.evaluate(FRAME, [])
@@ -228,7 +228,7 @@ ASK = """(question) => new Promise((done) => {
 def test_saved_page_answers_as_explorer(vit, browser, tmp_path, kind):
     """The numbers behind a weight, the map under the pointer and the tour, against those of the model itself."""
     model, image = vit(**MODELS[kind]), samples()[NAME]
-    path = save_page(model, {NAME: image}, tmp_path / "page.html")
+    path = save_page(model, {NAME: image}, tmp_path / "page.html", scores=True)
     page, _, errors = opened(browser, path)
     explorer = Reference(model, image, False).page
     for head, query, key in ((1, "readout", [1, 2]), ("mean", [2, 1], [0, 3]), ("max", "readout", None), (2, 3, 0)):

@@ -81,6 +81,7 @@ WORDS = {
     "max row": "max",
     "trust": "How far to trust it",
     "scoring": "Covering and showing patches …",
+    "unscored": "This page has no scores. `vitlens page --scores` computes them.",
     "too long": "Not scored, because it would take about {minutes} minutes. Use `vitlens explain`.",
     "score": "Patches are covered {baseline}. Areas: deletion {deletion} (low is good), insertion {insertion} (high is "
     "good). Insertion − deletion is {verdict}.",

@@ -61,7 +61,7 @@ PAGE = (
 
 def save_page(
     model: nn.Module, images: object, path: str | os.PathLike, *, size: tuple[int, int] | None = None,
-    progress: Callable[[str], None] = lambda step: None,
+    scores: bool = False, progress: Callable[[str], None] = lambda step: None,
 ) -> Path:  # fmt: skip
     """Write the explorer of some images as one HTML file that opens without Python and network, and return its path.
 
@@ -73,25 +73,27 @@ def save_page(
     True
 
     images: an argument of `load_image`, or several by name. size: (height, width) of the input in pixels, for models
-    that take several. progress: called with the name of each step. Raises UnsupportedModelError for models that
-    `capture` refuses and for attention with a bias for each pair of tokens, ValueError if the file would exceed 30 MB,
+    that take several. scores: score the maps of these classes by insertion and deletion, in about 2,000 forwards for an
+    image. progress: called with the name of each step. Raises UnsupportedModelError for models that `capture` refuses
+    and for attention with a bias for each pair of tokens, ValueError if the file would exceed 30 MB,
     and ImageError for unreadable images.
     """
     given = images if isinstance(images, Mapping) else {Path(getattr(images, "filename", "") or "photo").name: images}
     page = Explorer(model, next(iter(given.values())), size=size)
     photographs = {name: Photograph.read(image) for name, image in given.items()}
     page.state = page.state | {"photographs": photographs, "photograph": next(iter(photographs))}
-    return write_page(page, [*photographs], path, progress)
+    return write_page(page, [*photographs], path, scores, progress)
 
 
 def write_page(
-    page: Explorer, names: Sequence[str], path: str | os.PathLike, progress: Callable[[str], None] = lambda step: None
-) -> Path:
+    page: Explorer, names: Sequence[str], path: str | os.PathLike, scores: bool = False,
+    progress: Callable[[str], None] = lambda step: None,
+) -> Path:  # fmt: skip
     """Write some photographs of an explorer's page in its current state, as `save_page` does."""
     writable((path := Path(path)).parent, "The folder of the page")
     before = page.state
     try:
-        content = _content(page, names, progress)
+        content = _content(page, names, scores, progress)
     finally:
         page.state = before
     path.write_text(document(content, names, front.joined(HERE, SCRIPTS)), encoding="utf-8", newline="\n")
@@ -125,12 +127,12 @@ def document(content: dict, names: Sequence[str], script: str, more: str = "") -
     )  # fmt: skip
 
 
-def _content(page: Explorer, names: Sequence[str], progress: Callable[[str], None]) -> dict:
+def _content(page: Explorer, names: Sequence[str], scores: bool, progress: Callable[[str], None]) -> dict:
     """Everything in a page: the records of its photographs, and the words, views and controls of the explorer."""
     records = []
     for name in names:
         page.state = page.state | {"photograph": name}
-        records.append(_record(name, page.forward, page.photograph.note, progress))
+        records.append(_record(name, page.forward, page.photograph.note, scores, progress))
         records[-1]["tour"] = page.look_up({"ask": "tour"}, unchecked)[0]
     left, first = _fit(records), records[0]
     views = {name: view for name, view in possible(page.forward).items() if not (view.attributes and name not in
@@ -214,7 +216,7 @@ def _fitted(control: Control, names: Sequence[str], views: Mapping[str, View], l
     return control
 
 
-def _record(name: str, forward: Forward, note: str, progress: Callable[[str], None]) -> dict:
+def _record(name: str, forward: Forward, note: str, scores: bool, progress: Callable[[str], None]) -> dict:
     """The forward of a photograph for the scripts."""
     views, targets = possible(forward), forward.likeliest[:BARS]
     progress(f"{name}: attention")
@@ -239,7 +241,7 @@ def _record(name: str, forward: Forward, note: str, progress: Callable[[str], No
         record["contributions"][target] = parts | {"written": written, "logit": logit}
     explaining = {name: view for name, view in views.items() if view.attributes and not view.slow}
     for target in targets:
-        _explain(forward, target, explaining, record["maps"], lambda step: progress(f"{name}: {step}"))
+        _explain(forward, target, explaining, record["maps"], scores, lambda step: progress(f"{name}: {step}"))
     return record
 
 
@@ -286,18 +288,21 @@ def _lens(forward: Forward, tokens: Tensor, targets: Sequence[int]) -> dict:
     return {"classes": classes.tolist(), "shares": array(shares, exact=True), "of": of}
 
 
-def _explain(forward: Forward, target: int, views: Mapping[str, View], maps: dict, progress: Callable) -> None:
+def _explain(
+    forward: Forward, target: int, views: Mapping[str, View], maps: dict, scores: bool, progress: Callable[[str], None]
+) -> None:
     """Add the maps of a class to `maps[view][class]`, with their scores. Views that refuse the model are left out."""
-    choice, made = Choice(target=target), {}
+    choice, made, own, random = Choice(target=target), {}, None, say("unscored")
     for name, view in views.items():
         progress(f"{view.entry} for “{forward.label(target)}”")
         with contextlib.suppress(UnsupportedModelError):
             made[name] = view.make(forward, choice, unchecked)
-    random = curves(forward, choice, None, unchecked)
-    own = None if isinstance(random, str) else np.stack([each.values for each in made.values()])
-    if own is not None:
+    if scores:
         progress(f"scores for “{forward.label(target)}”")
-        own = curves(forward, choice, torch.from_numpy(own), unchecked)
+        random = curves(forward, choice, None, unchecked)
+        if not isinstance(random, str):
+            stacked = torch.from_numpy(np.stack([each.values for each in made.values()]))
+            own = curves(forward, choice, stacked, unchecked)
     for k, (name, each) in enumerate(made.items()):
         scored = {"words": random} if own is None else score(forward, choice, own[:, k : k + 1], random)
         maps.setdefault(name, {})[target] = {
