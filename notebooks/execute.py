@@ -12,6 +12,7 @@ import base64
 import datetime
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -85,7 +86,9 @@ def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
                 output.get("data", {}).pop(LIVE, None)
             if shown := FIGURE.fullmatch(output.get("data", {}).get("text/html", "")):
                 alt, width, file = cell.metadata.get("alt", output.data["text/plain"]), *shown.groups()
-                html = image(compact(base64.b64decode(file)), alt, int(width))
+                small = compact(file := base64.b64decode(file))
+                sides = [Image.open(io.BytesIO(each)).width for each in (small, file)]
+                html = image(small, alt, math.ceil(int(width) * sides[0] / sides[1]))
                 output.data = nbformat.from_dict({"text/html": html, "text/plain": alt})
     return book
 

@@ -93,7 +93,7 @@ def test_notebooks_store_stills_without_live_widgets():
     outputs = [
         live | {"text/plain": "VBox()"},
         live | alt_text.bundle(file.getvalue(), "A red still.", 6, still.getvalue()),
-        alt_text.bundle(file.getvalue(), "9 × 8 pixels", 5),
+        alt_text.bundle(file.getvalue(), "9 × 8 pixels", 4),
     ]
     outputs = [nbformat.v4.new_output("display_data", data) for data in outputs]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("training(run)", outputs=outputs)])
