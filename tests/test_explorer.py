@@ -5,6 +5,7 @@ import functools
 import html
 import io
 import json
+import zipfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -592,7 +593,7 @@ def test_explorer_rejects_models_and_images(vit):
             call()
 
 
-PAINTED = {"model", "words", "photograph", "view", "strength", "smooth", "lines"}
+PAINTED = {"model", "weights", "vitlens", "words", "photograph", "view", "strength", "smooth", "lines"}
 COLORED = PAINTED | {"opacity", "colors", "stretch"}
 SAVED = {
     "attention": COLORED | {"layer", "head", "query", "row", "column"}, "norms": COLORED | {"layer"},
@@ -608,16 +609,29 @@ def test_explorer_saved_files_equal_page(explorer, monkeypatch):
         explorer.set(head=1, view=view, **({"target": 4} if view == "relevance" else {}))
         assert explorer.wait(60, settled=True)
         assert browser(explorer, {"press": "save", "number": 5}) == ""
-        content, figure, arrays = sent.pop()
-        name, arrays = f"vitlens-{view}" + "-layer2" * ("layer" in names), np.load(io.BytesIO(arrays))
-        assert content == {"download": [f"{name}.png", f"{name}.npz"], "asked": 5}
-        assert min(Image.open(io.BytesIO(figure)).size) > 500
+        content, saved = sent.pop()
+        name = f"vitlens-the-image-given-{view}" + "-layer2" * ("layer" in names)
+        assert content == {"download": [f"{name}.zip"], "asked": 5}
+        with zipfile.ZipFile(io.BytesIO(saved)) as archive:
+            figure, about, arrays = (archive.read(f"{name}.{kind}") for kind in ("png", "json", "npz"))
+        arrays, about = np.load(io.BytesIO(arrays)), json.loads(about)
+        width, height = Image.open(io.BytesIO(figure)).size
+        assert width > 500 and (height > 1.2 * width) == (view == "relevance"), "the score's chart is below the map"
+        assert ("insertion" in arrays) == (view == "relevance")
         np.testing.assert_array_equal(arrays["values"].astype("f4"), values(explorer))
         np.testing.assert_array_equal(arrays["pixels"], explorer.page.forward.pixels)
-        about = json.loads(str(arrays["about"]))
         assert set(about) == names and about["words"].startswith(words(explorer))
         shown = {"view": view, "head": 1, "query": "readout", "layer": 2, "target": 4}
         assert about.items() >= {key: value for key, value in shown.items() if key in names}.items()
+
+
+def test_digest_depends_on_names_and_values(vit):
+    first, second = vit(), vit()
+    assert photographs.digest(first) == photographs.digest(second) and len(photographs.digest(first)) == 16
+    with torch.no_grad():
+        second.head.bias[0] += 1e-6
+    assert photographs.digest(first) != photographs.digest(second)
+    assert photographs.digest(vit().bfloat16()) != photographs.digest(first)
 
 
 def test_heads_enlarges_clicked_head(vit):

@@ -62,7 +62,7 @@ def test_app_shows_maps_uploads_and_stays_quick(model, browser, tmp_path):
         shows("Length of the patch tokens")
         with page.expect_download() as saved:
             page.get_by_role("button", name="Save").click()
-        assert saved.value.suggested_filename.startswith("vitlens-norms")
+        assert saved.value.suggested_filename.startswith("vitlens-noise-norms-layer1.zip")
         page.screenshot(path=tmp_path / "app.png")
     page.wait_for_function("() => document.querySelector('.alert').textContent.includes('has ended')")
     assert page.locator(".body").evaluate("node => node.inert") and errors == []

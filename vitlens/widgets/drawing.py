@@ -15,6 +15,9 @@ from vitlens.widgets.page import Scale
 
 SIDE = 448
 """Largest side in pixels of images that are enlarged by an integer factor."""
+_RANDOM = {"linestyle": "--", "linewidth": 1, "color": "gray"}
+SCORES = {"color": "#d55e00"}, {"color": "#0b62a4"}, _RANDOM, _RANDOM
+"""Lines of deletion, insertion, and both in random orders."""
 SHARP = 1.5
 """Pixels of a still image per pixel of its display."""
 
@@ -49,24 +52,34 @@ def png(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
-def captioned(forward, panel) -> bytes:
-    """PNG file of the `Panel` of a `Forward`, with title, color bar and caption. Avoids pyplot for thread safety."""
+def captioned(forward, panel, score: dict | None = None) -> bytes:
+    """PNG file of the `Panel` of a `Forward`, with title, color bar, caption and the chart of its score. Avoids pyplot
+    for thread safety."""
     from matplotlib.figure import Figure
 
     from vitlens.plot.heatmaps import mark, overlay
 
     height, width = forward.grid.image
-    figure = Figure(figsize=(7, 6.5 * min(1, height / width)), dpi=150)
-    ax = figure.subplots()
+    tall = 6.5 * min(1, height / width)
+    figure = Figure(figsize=(7, tall + 3.6 * bool(score)), dpi=150)
+    ax, *charts = figure.subplots(1 + bool(score), squeeze=False, height_ratios=[tall, *[3] * bool(score)])[:, 0]
     scale = {"cmap": panel.scale.cmap, "limits": (panel.scale.low, panel.scale.high)} if panel.scale else {}
     overlay(
         forward.pixels, panel.values, grid=forward.grid, ax=ax, style="heat", smooth=panel.smooth, alpha=panel.strength,
         opacity=panel.opacity, **scale,
     )  # fmt: skip
     mark(ax, panel.selected, forward.grid.patch)
+    below = 0.03  # of the caption, as a share of the axes' height
     ax.set_title(panel.title, fontsize=11)
+    for chart in charts:
+        for (name, values), style in zip(score["curves"].items(), SCORES, strict=True):
+            chart.plot(100 * np.array(score["shares"]), values, label=name, **style)
+        chart.set_title(score["title"], fontsize=11)
+        chart.set(xlabel="patches covered or shown (%)", ylabel=score["scale"])
+        chart.legend(fontsize=8)
+        ax, below = chart, 0.25
     caption = textwrap.fill(f"{forward.name}. {panel.words}", 88)
-    ax.text(0, -0.03, caption, fontsize=9, va="top", transform=ax.transAxes, parse_math=False)
+    ax.text(0, -below, caption, fontsize=9, va="top", transform=ax.transAxes, parse_math=False)
     figure.savefig(file := io.BytesIO(), format="png", bbox_inches="tight")
     return file.getvalue()
 

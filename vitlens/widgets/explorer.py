@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import zipfile
 from dataclasses import replace
 from functools import partial
+from pathlib import PurePath
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitlens import __version__
 from vitlens.attribution.target import classes
 from vitlens.models import preprocess
 from vitlens.recorder.forward import float64
@@ -21,7 +25,17 @@ from vitlens.widgets import details
 from vitlens.widgets.drawing import captioned
 from vitlens.widgets.lanes import LARGEST, Job
 from vitlens.widgets.page import Check, Control, Panel, Scale
-from vitlens.widgets.photographs import MORE, PAINT, PAINTING, READOUT, Forward, Pictured, sample_photographs, size_for
+from vitlens.widgets.photographs import (
+    MORE,
+    PAINT,
+    PAINTING,
+    READOUT,
+    Forward,
+    Pictured,
+    digest,
+    sample_photographs,
+    size_for,
+)
 from vitlens.widgets.views import (
     EVERY,
     MAX,
@@ -365,18 +379,25 @@ class Explorer(Pictured):
         }  # fmt: skip
 
     def _saved(self, shown: Map) -> dict[str, bytes]:
-        """Files of the figure with its caption and of all numbers, by name."""
-        panel = self._panel(shown)
-        if (measured := self._score()) and "curves" in measured:
-            panel = replace(panel, words=f"{panel.words} {measured['words']}")
+        """A zip file by its name, with the figure and its score, all numbers, and the settings."""
+        panel, arrays = self._panel(shown), {"values": shown.values, "pixels": self.forward.pixels, **shown.arrays}
+        score = measured if (measured := self._score()) and "curves" in measured else None
+        if score:
+            panel = replace(panel, words=f"{panel.words} {score['words']}")
+            arrays |= {"shares": score["shares"], **score["curves"]}
         visible = {c.name: c.value for c in self.controls() if not (c.hidden or c.disabled or c.kind == "text")}
-        about = {"model": self.forward.name, "words": panel.words, **visible}
+        about = {"model": self.forward.name, "weights": digest(self.model), "vitlens": __version__}
+        about |= {"words": panel.words, **visible}
         for name in ("hover", *(() if self.state["off"] else ("off", "way"))):
             about.pop(name, None)
-        name = f"vitlens-{about['view']}" + (f"-layer{about['layer']}" if "layer" in about else "")
-        arrays = {"values": shown.values, "pixels": self.forward.pixels, "about": json.dumps(about), **shown.arrays}
-        np.savez_compressed(file := io.BytesIO(), **arrays)
-        return {f"{name}.png": captioned(self.forward, panel), f"{name}.npz": file.getvalue()}
+        photo = re.sub(r"\W+", "-", PurePath(self.state["photograph"]).stem).strip("-")
+        name = f"vitlens-{photo}-{about['view']}" + (f"-layer{about['layer']}" if "layer" in about else "")
+        with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(f"{name}.png", captioned(self.forward, panel, score))
+            archive.writestr(f"{name}.json", json.dumps(about, indent=2, ensure_ascii=False))
+            with archive.open(f"{name}.npz", "w") as numbers:
+                np.savez_compressed(numbers, **arrays)
+        return {f"{name}.zip": file.getvalue()}
 
 
 def instead(way: str) -> str:

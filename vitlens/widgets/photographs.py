@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import io
 import itertools
 from collections import OrderedDict
@@ -159,6 +160,15 @@ def weights(model: nn.Module) -> tuple:
     changes through `.data` do not."""
     tensors = [*model.parameters(), *model.buffers()]
     return tuple((id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+
+
+def digest(model: nn.Module) -> str:
+    """First 16 hex digits of the SHA-256 of all weights, with their names."""
+    hashed = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        hashed.update(name.encode())
+        hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return hashed.hexdigest()[:16]
 
 
 class Pictured(Page):

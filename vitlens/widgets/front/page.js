@@ -277,7 +277,7 @@ function render({ model, el }) {
       long = content.progress;
       status();
     }
-    if (content.download && content.asked === saving) save(content.download, buffers);
+    if (content.download && content.asked === saving) save(content.download[0], bytesOf(buffers[0]));
   };
   model.on("change:frame", draw);
   model.on("msg:custom", custom);

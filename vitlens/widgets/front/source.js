@@ -1,13 +1,11 @@
-function save(names, buffers) {
-  names.forEach(async (name, i) => {
-    await new Promise((done) => setTimeout(done, 400 * i)); // browsers drop the second of two simultaneous downloads
-    const address = URL.createObjectURL(new Blob([bytesOf(buffers[i])]));
-    const link = make("a", { href: address, download: name });
-    document.body.append(link);
-    link.click();
-    link.remove();
-    setTimeout(() => URL.revokeObjectURL(address), 60000);
-  });
+// A file to download. Browsers ask before a second one, so what is saved together is one file.
+function save(name, bytes) {
+  const address = URL.createObjectURL(new Blob([bytes]));
+  const link = make("a", { href: address, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), 60000);
 }
 
 // ---------------------------------------------------------------- the kernel
