@@ -16,6 +16,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
@@ -158,3 +159,9 @@ class App:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def faults(page, part: str | None = None) -> list[str]:
+    """Rules of axe-core that a page, or a part of it, violates, each with the elements."""
+    found = Axe().run(page, part).response["violations"]
+    return [f"{each['id']}: {', '.join(node['html'][:200] for node in each['nodes'])}" for each in found]

@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 from test_app import Served
 
-from browser.fronts import MARKS, START, App, move
+from browser.fronts import MARKS, START, App, faults, move
 from vitlens.images import samples
+from vitlens.widgets.views import views
 
 pytestmark = MARKS
 
@@ -281,3 +282,17 @@ def test_app_follows_color_preferences(browser, served):
             assert abs(shot[5, 3] - shot[5, -3]) > 60, "the bar differs from its ground"
             corner = np.asarray(Image.open(io.BytesIO(tab.page.screenshot())).convert("L"))[-1, 0]
             assert (corner < 60) == ("color_scheme" in options)
+
+
+@pytest.mark.parametrize("options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 800}}])
+def test_app_has_no_accessibility_fault(browser, served, options):
+    with Tab(browser, served, **options) as tab:
+        for view in views():
+            if view in ("kernel_shap", "occlusion", "feature_ablation", "gradient_shap"):
+                continue  # pages like those of the others
+            tab.choose("view", view)
+            tab.page.evaluate("document.querySelectorAll('details').forEach((node) => (node.open = true))")
+            assert faults(tab.page) == [], view
+        tab.drop("body", text_plain="x")
+        tab.says("A link")
+        assert faults(tab.page) == []

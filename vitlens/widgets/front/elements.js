@@ -5,6 +5,9 @@
 // on(event, handler) and off(event, handler) are for "change:frame", "msg:custom" and "lost", and
 // send(content, _, buffers) reaches Python.
 
+// A document of the class "vitlens-page" has nothing but the explorer: the app and saved pages. There, drops and pasted
+// photos are taken anywhere, and the state is in the address. In a notebook only the widget itself is used.
+const ALONE = document.documentElement.classList.contains("vitlens-page");
 const PART = 2 ** 19; // bytes of a file in one message, below the limits of all front ends
 const PACE = 40; // milliseconds between two messages of a drag
 let number = Date.now(); // message counter, unique over all widgets of the page and later visits
@@ -18,6 +21,7 @@ function make(tag, attributes = {}, ...children) {
   }
   // Keep notebooks from intercepting keys of the focused element.
   if (attributes.tabindex === 0 || ["input", "select", "button"].includes(tag)) node.dataset.lmSuppressShortcuts = "true";
+  if (tag === "h3" && ALONE) node.ariaLevel = 2; // below the page's h1
   node.append(...children);
   return node;
 }

@@ -2,10 +2,7 @@ const SLOW = 1000; // milliseconds until a page shows progress, and dims a map t
 const forwards = (count) => `${count.toLocaleString("en")} forward${count === 1 ? "" : "s"}`;
 const lasting = (seconds) => (seconds < 90 ? `${Math.ceil(seconds)} s` : `${Math.round(seconds / 60)} minutes`);
 
-// A document of the class "vitlens-page" has nothing but the explorer: the app and saved pages. There, drops and pasted
-// photos are taken anywhere, and the state is in the address. In a notebook only the widget itself is used.
 function render({ model, el }) {
-  const alone = document.documentElement.classList.contains("vitlens-page");
   const alert = make("p", { class: "alert", role: "alert" });
   const hush = () => {
     [complaint, hushed] = ["", model.get("frame").answers];
@@ -17,7 +14,7 @@ function render({ model, el }) {
   const stopper = make("button", { type: "button", class: "button small", onclick: () => cancel() }, "Cancel");
   const progress = make("div", { class: "notice progress", hidden: true }, amount, meter, stopper);
   const warning = make("div", { class: "notice" }, alert, close);
-  const heading = make(alone ? "h1" : "p", { class: "heading" });
+  const heading = make(ALONE ? "h1" : "p", { class: "heading" });
   const busy = make("span", { class: "busy", role: "status" });
   const tools = make("div", { class: "tools" });
   const panels = make("div", { class: "panels" });
@@ -31,12 +28,12 @@ function render({ model, el }) {
   const said = make("section", { class: "dots lens" });
   const top = make("div", { class: "top" });
   const folds = make("div", { class: "folds" });
-  const choices = make("div", { class: "choices" }, tools, list, controls, heads, about);
+  const choices = make("div", { class: "choices" }, list, controls, heads, about);
   const charts = make("div", { class: "charts" }, written, said, trust, folds);
   const side = make("div", { class: "side" }, choices, charts);
   const body = make("div", { class: "body" }, panels, side);
   const notices = make("div", { class: "notices" }, warning, progress);
-  const root = make("div", { class: "vitlens" }, notices, heading, top, body);
+  const root = make("div", { class: "vitlens" }, notices, make("div", { class: "header" }, heading, tools), top, body);
   const made = { panels: new Map(), places: new Map() };
   const uploads = new Set(); // names of the photos that were uploaded
   let sent = 0;
@@ -165,7 +162,7 @@ function render({ model, el }) {
     take(file, "");
     file.value = "";
   } });
-  const uploader = make("label", { class: "button" }, "Upload, drop or paste a photo", file);
+  const uploader = make("label", { class: "button" }, "Upload", make("span", {}, ", drop, or paste"), " a photo", file);
   const saver = make("button", { type: "button", class: "button", onclick: () => {
     send({ press: "save" });
     saving = sent;
@@ -173,7 +170,7 @@ function render({ model, el }) {
   const guided = guide({ model, root, send, waiting, panels: made.panels });
   tools.append(uploader, saver, ...guided.buttons, busy);
   root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
-  const place = alone ? document : root;
+  const place = ALONE ? document : root;
   const handlers = {
     dragover(event) {
       if (!model.get("frame").uploads || gone) return;
@@ -263,7 +260,7 @@ function render({ model, el }) {
     const names = [frame.controls.find(({ name }) => name === "photograph")?.value, frame.model].filter(Boolean);
     heading.hidden = !frame.model;
     heading.textContent = names.join(" · ");
-    if (alone) document.title = [...names, "vitlens"].join(" · ");
+    if (ALONE) document.title = [...names, "vitlens"].join(" · ");
     address?.drawn();
     about.textContent = frame.about || "";
     guided.drawn();
@@ -282,7 +279,7 @@ function render({ model, el }) {
   model.on("change:frame", draw);
   model.on("msg:custom", custom);
   el.append(root);
-  const address = alone ? addressed(model, uploads, send, complain) : null;
+  const address = ALONE ? addressed(model, uploads, send, complain) : null;
   draw();
   return () => {
     stop();
