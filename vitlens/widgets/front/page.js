@@ -33,7 +33,7 @@ function render({ model, el }) {
   const side = make("div", { class: "side" }, choices, charts);
   const body = make("div", { class: "body" }, panels, side);
   const notices = make("div", { class: "notices" }, warning, progress);
-  const root = make("div", { class: "vitlens" }, notices, make("div", { class: "header" }, heading, tools), top, body);
+  const root = make("div", { class: "vitlens" }, make("div", { class: "header" }, heading, tools), notices, top, body);
   const made = { panels: new Map(), places: new Map() };
   const uploads = new Set(); // names of the photos that were uploaded
   let sent = 0;
