@@ -8,13 +8,17 @@ COLAB := .venv/colab
 COLABS := timm==1.0.28 ipywidgets==7.7.1 traitlets==5.7.1 anywidget==0.9.21 ipython==7.34.0
 SITE := import site; print(site.getsitepackages()[0])
 
-.PHONY: figures app lab notebooks browser test test-colab test-slow test-all lint size english
+.PHONY: figures app live lab notebooks browser test test-colab test-slow test-all lint size english
 
 figures: $(READY)  ## the inspection figures of MODEL (IMAGES="a.jpg b.png" for your own photographs)
 	$(BIN)/vitlens inspect $(MODEL) $(IMAGES) --out figures
 
 app: $(READY)  ## the explorer of MODEL as a page in the browser (IMAGES="a.jpg" for your own photograph)
 	$(BIN)/vitlens app $(MODEL) $(IMAGES)
+
+live: $(READY)  ## site/live.html, a page with MODEL in it that takes photos (IMAGES="a.jpg" for its first ones)
+	mkdir -p site
+	$(BIN)/vitlens page $(MODEL) $(IMAGES) --live --out site/live.html
 
 lab: $(READY)  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab --notebook-dir=notebooks

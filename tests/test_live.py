@@ -1,15 +1,16 @@
 """The model of a live page: its inner loops, and the weights that Python writes for it."""
 
-from pathlib import Path
+import re
 
 import numpy as np
 import pytest
 import torch
 import wasmtime
+from test_cli import saved, vitlens
 
-import vitlens.widgets
+from vitlens.widgets import live
 
-LIVE = Path(vitlens.widgets.__file__).parent / "live"
+LIVE = live.HERE
 
 
 def packed(b: np.ndarray) -> np.ndarray:
@@ -86,3 +87,14 @@ def test_gelu_equals_torch_with_its_slope():
     np.testing.assert_allclose(changed("gelu", x, x.size), exact.detach(), atol=2e-6)
     both = changed("gelu_slope", np.concatenate([np.full_like(x, 2), x]), 4 * x.size, x.size)
     np.testing.assert_allclose(both[: x.size], 2 * slope, atol=2e-6)
+
+
+def test_page_command_writes_a_live_page(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitlens.models.SPECIMEN", saved(tmp_path / "model"))
+    out = vitlens("page", "--live", "--out", tmp_path / "page.html").stdout
+    assert re.fullmatch(r".*page\.html: 0\.\d MB\. This file contains the photo: .+\.\n", out)
+    assert "'wasm-unsafe-eval'" in (tmp_path / "page.html").read_text()
+    large = saved(tmp_path / "large", "vit_base_patch16_224", embed_dim=768, depth=6, num_heads=12)
+    error = vitlens("page", large, "--live", "--out", tmp_path / "large.html", expect=2).stderr
+    assert "parameters" in error and "`vitlens page MODEL IMAGE`" in error
+    assert "--scores" in vitlens("page", "--live", "--scores", expect=2).stderr

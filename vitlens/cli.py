@@ -453,6 +453,9 @@ def page(
         list[Path] | None,
         Argument(exists=True, help="Images or folders of images. By default one of a run, or a sample."),
     ] = None,
+    live: Annotated[
+        bool, Option("--live", help="Put the model into the page, which then takes any photo. Plain ViT-Ti and S only.")
+    ] = False,
     out: Annotated[Path, Option(**_FILE, help="HTML file.")] = Path("page.html"),
     scores: Annotated[
         bool, Option("--scores", help="Score the maps of five classes by insertion and deletion, which takes minutes.")
@@ -466,12 +469,16 @@ def page(
 
         from vitlens.models import load_model
         from vitlens.widgets.in_page import contains, save_page
+        from vitlens.widgets.live import save_live_page
 
+    if live and scores:
+        raise typer.BadParameter("A live page has no --scores. Leave out --live or --scores.")
     model, images = model_and_images(model, images)
     shown = dict(named_images(images, model)[: None if images else 1])
     vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
+    write, options = (save_live_page, {}) if live else (save_page, {"scores": scores})
     with tqdm(unit=" steps", delay=1) as bar:
-        save_page(vit, shown, out, scores=scores, progress=lambda step: (bar.set_description(step), bar.update()))
+        write(vit, shown, out, progress=lambda step: (bar.set_description(step), bar.update()), **options)
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {contains([*shown])}")
 
 

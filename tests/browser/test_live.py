@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import random
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ from PIL import Image
 
 import vitlens
 from browser.fronts import MARKS
+from browser.test_page import FRAME, NAME, Reference, assert_alike, control, floats, opened, plain, settings
 from vitlens import attention, attribution, stream
 from vitlens.models import preprocess
 from vitlens.recorder.record import capture
 from vitlens.tokens import features
 from vitlens.widgets import live
+from vitlens.widgets.photographs import Photograph
 
 pytestmark = MARKS
 SIZE = 64
@@ -219,6 +222,47 @@ def test_pictures_equal_those_of_python(page):
     exact = enlarged(vitlens.models.restore(model, preprocess(model, file))[0])
     got, expected = (np.asarray(Image.open(io.BytesIO(each)).convert("RGB")) for each in (picture, exact))
     assert np.array_equal(got, expected)
+
+
+LIVE = {"view", "layer", "head", "query", "row", "column", "off", "way"}
+
+
+@pytest.mark.parametrize("pooling", ["token", "avg"])
+def test_live_page_equals_explorer(vit, browser, tmp_path, pooling):
+    """Captions, bars and maps of the page's own photo and of an uploaded file, also with heads off."""
+    model, photo = vit(num_classes=5, global_pool=pooling), vitlens.samples()["rocket"]
+    live.save_live_page(model, {NAME: vitlens.samples()[NAME]}, path := tmp_path / "page.html")
+    shown, requests, errors = opened(browser, path)
+    exact = Reference(model, vitlens.samples()[NAME], False)
+    photo.save(tmp_path / "rocket.jpg", quality=90)
+    chance, drawn = random.Random(pooling), shown.evaluate(FRAME, [])
+    views = [{"view": value} for _, value in control(drawn, "view")["options"]]
+    for number in range(len(views) + 10):
+        if number == len(views):
+            shown.set_input_files("input[type=file]", tmp_path / "rocket.jpg")
+            while shown.evaluate("document.querySelector('#page').source.state.photograph") != "rocket.jpg":
+                shown.wait_for_timeout(50)
+            uploaded = {"rocket.jpg": Photograph.read(tmp_path / "rocket.jpg")}
+            exact.page.state |= {"photographs": uploaded, "photograph": "rocket.jpg"}
+        values = views[number] if number < len(views) else settings(drawn, chance)
+        values = {name: value for name, value in values.items() if name in LIVE}
+        if number > len(views) and chance.random() < 0.6:
+            values["off"] = [[chance.randrange(3), chance.randrange(3)] for _ in range(2)]
+        frame = shown.evaluate(FRAME, [{"set": values, "number": 10**15 + number}])
+        expected = exact.send(**{k: tuple(v) if isinstance(v, list) and k != "off" else v for k, v in values.items()})
+        assert bool(frame["message"]) == bool(expected["message"]), frame["message"] or expected["message"]
+        (got,), (wanted,) = frame["panels"], expected["panels"]
+        for name in ("title", "words", "selected", "unit", "ends"):
+            assert got[name] == plain(wanted[name]), (values, name)
+        assert_alike(frame["bars"], plain(expected["bars"]))
+        near(floats(got["values"]), torch.from_numpy(np.frombuffer(wanted["values"], "<f4").copy()), str(values))
+        drawn = frame
+    assert frame["about"].startswith("The model runs in this page.") and "rocket.jpg" in shown.content()
+    (tmp_path / "wrong.jpg").write_bytes(b"no image")
+    shown.set_input_files("input[type=file]", tmp_path / "wrong.jpg")
+    shown.get_by_role("alert").filter(has_text="Export it as JPEG or PNG").wait_for()
+    assert errors == [] and not [address for address in requests if not address.startswith(("file:", "blob:"))]
+    shown.close()
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,13 @@ class Live {
   }
 
   // Reads a file. `ready` files are model inputs of the page's own photos, which are only normalized.
-  async add(name, bytes, about, ready = false) {
+  async add(name, bytes, { about = "", tour = null, ready = false } = {}) {
     const photo = await this.model.ask("photo", { bytes, ready }).catch(() => {
       throw Error(say("no image", { name }));
     });
     if (photo.clear) about += say("over white", { name });
     if (!photo.exact) about += say("other levels", { name });
-    Object.assign(photo, { about, number: (this.read = (this.read || 0) + 1) });
+    Object.assign(photo, { about, tour, number: (this.read = (this.read || 0) + 1) });
     this.photos.delete(name);
     this.photos = new Map(ready ? [...this.photos, [name, photo]] : [[name, photo], ...this.photos]);
     for (const controls of Object.values(this.stored.controls))
@@ -52,7 +52,7 @@ class Live {
   }
 
   async record(name, { off, way }) {
-    const { stored, photos } = this, { input, picture, about } = photos.get(name);
+    const { stored, photos } = this, { input, picture, about, tour } = photos.get(name);
     const key = this.key(name, { off, way }), given = { key, input, off, mean: way === "mean" };
     const whole = off.length ? (photos.get(name).whole ||= await this.record(name, { off: [] })) : null;
     const { logits, layers, tokens } = await this.model.ask("forward", given);
@@ -60,14 +60,16 @@ class Live {
     const likeliest = [...shares.keys()].sort((a, b) => shares[b] - shares[a]).slice(0, LIKELIEST);
     return {
       ...stored.base, key, given, picture, about, layers, tokens, shares, likeliest, whole, maps: {}, contributions: {},
-      lens: [], note: off.length ? offWords(off, way) : "", label: (k) => stored.labels?.[k] ?? String(k),
+      lens: [], tour: off.length ? null : tour, note: off.length ? offWords(off, way) : "", label: (k) => stored.labels?.[k] ?? String(k),
     };
   }
 
   // Computes what the view of the new state needs, before it is drawn.
   async prepare(source, content, [buffer]) {
     if ("upload" in content && !(await this.receive(source, content, buffer))) return;
-    const { state, page: { records } } = source, name = state.photograph;
+    const places = source.controls().find((each) => each.name === "off").options.map(([, place]) => place);
+    const off = places.filter((place) => source.state.off.some((each) => same(each, place))); // in the order of layers
+    const state = (source.state = { ...source.state, off }), name = state.photograph, { records } = source.page;
     if (records.get(name).key !== this.key(name, state)) {
       if (source.traits.frame) this.preview(source, this.photos.get(name));
       records.set(name, await this.record(name, state));
@@ -83,7 +85,7 @@ class Live {
     const bytes = await new Blob(this.parts).arrayBuffer();
     source.emit("msg:custom", { file, received: bytes.byteLength }, []);
     if (bytes.byteLength < of) return false;
-    await this.add(upload, bytes, "");
+    await this.add(upload, bytes);
     source.state = { ...source.state, photograph: upload };
     return true;
   }
@@ -133,7 +135,7 @@ async function live(stored) {
   await model.ask("open", { about: stored.network, weights: copy(stored.weights), wasm: copy(stored.wasm) });
   stored.base.grid.readout = floats(stored.base.grid.readout);
   stored.records = new Map();
-  for (const { name, png, about } of stored.photos) await photos.add(name, copy(png), about, true);
+  for (const { name, png, ...more } of stored.photos) await photos.add(name, copy(png), { ...more, ready: true });
   const first = stored.photos[0].name;
   stored.records.set(first, await photos.record(first, { off: [] }));
   return { ...stored, prepare: (...message) => photos.prepare(...message) };
