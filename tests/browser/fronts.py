@@ -64,7 +64,7 @@ class Front:
             settings.mkdir(parents=True)
             (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
         settings = Path(places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/notebook-extension")
-        settings.mkdir(parents=True)  # cells out of sight keep their outputs
+        settings.mkdir(parents=True, exist_ok=True)  # cells out of sight keep their outputs
         (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
         common = [f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0", "--ServerApp.ip=127.0.0.1"]
         common += [f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={folder}", "--no-browser"]

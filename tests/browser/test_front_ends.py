@@ -10,6 +10,7 @@ import re
 import zipfile
 
 import matplotlib as mpl
+import nbformat
 import numpy as np
 import pytest
 import torch
@@ -17,12 +18,13 @@ from PIL import Image
 from test_capture import unfused_maps
 from test_images import WIDE
 
-from browser.fronts import MARKS, Front, move, tile
+from browser.fronts import MARKS, START, Front, move, tile
 from vitlens import intervene, load_image, load_model, stream
 from vitlens.attribution import relevance
 from vitlens.faithfulness import curves
 from vitlens.images import samples
 from vitlens.models import preprocess, restore
+from vitlens.plot import alt_text
 
 FRONTS = ("lab", pytest.param("notebook", marks=pytest.mark.slow))
 opened_model = functools.cache(load_model)
@@ -299,6 +301,22 @@ def test_training(page):
     before = page.locator(".jupyter-widgets img").first.get_attribute("src")
     page.locator(".noUi-base").first.click()  # arrow keys do not reach core sliders in Notebook 7
     page.wait_for_function("src => document.querySelector('.jupyter-widgets img').src !== src", arg=before)
+
+
+def test_saved_notebooks_show_still_images(front, browser):
+    Image.new("RGB", (90, 60), "red").save(file := io.BytesIO(), "PNG")
+    live = {"application/vnd.jupyter.widget-view+json": {"version_major": 2, "version_minor": 0, "model_id": "gone"}}
+    data = live | alt_text.bundle(file.getvalue(), 'The "red" still.', 45)
+    cell = nbformat.v4.new_code_cell("page", outputs=[nbformat.v4.new_output("display_data", data)])
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), front.folder / "saved.ipynb")  # not trusted
+    page = browser.new_page()
+    page.goto(f"{front.address}/{'lab/tree' if front.kind == 'lab' else 'notebooks'}/saved.ipynb?token={front.token}")
+    still = page.locator(".jp-OutputArea-output img")
+    still.wait_for(timeout=START)
+    assert still.get_attribute("alt") == 'The "red" still.' and still.count() == 1
+    assert still.evaluate("node => [node.naturalWidth, node.width]") == [90, 45]
+    assert "Error displaying widget" not in page.inner_text("body")
+    page.close()
 
 
 def test_an_alert_names_an_ended_kernel(page, front):
