@@ -83,13 +83,14 @@ TURN = f"""async ([layer, head]) => {{ {CHANGED}
     return (await changed) - start;
 }}"""
 CHOOSE = f"""async ([control, text]) => {{ {CHANGED}
-    const input = root.querySelector(`[data-control=${{control}}] select`);
-    const index = [...input.options].findIndex((option) => option.text === text);
-    if (index < 0) throw new Error(`${{control}} has no ${{text}}`);
-    if (input.selectedIndex === index) return 0;
-    input.selectedIndex = index;
+    const nodes = root.querySelectorAll(`[data-control=${{control}}] :is(option, [data-view])`);
+    const node = [...nodes].find((each) => each.textContent === text);
+    if (!node) throw new Error(`${{control}} has no ${{text}}`);
+    const select = node.closest("select");
+    if (select ? node.selected : node.ariaPressed === "true") return 0;
     const start = performance.now();
-    input.dispatchEvent(new Event("change", {{ bubbles: true }}));
+    if (select) node.selected = true;
+    (select || node).dispatchEvent(new Event(select ? "change" : "click", {{ bubbles: true }}));
     return (await changed) - start;
 }}"""
 SLIDE = f"""async (layer) => {{ {CHANGED}

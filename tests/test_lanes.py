@@ -199,7 +199,7 @@ def test_explorer_new_setting_cancels_long_map(vit):
     slow.may.set()
     LONG.run(lambda check: None)  # behind the cancelled map
     assert slow.forwards == 3 and slow.explorer.wait(PATIENCE, settled=True)
-    assert slow.explorer.frame["panels"][0]["title"] == "Length of tokens"
+    assert slow.explorer.frame["panels"][0]["title"] == "Token norms"
 
 
 def test_explorer_cancel_restores_last_map(vit):
@@ -218,7 +218,7 @@ def test_explorer_cancel_of_score_lasts_until_next_choice(vit):
     slow = Slow(vit())
     slow.explorer.connection.receive({"set": {"view": "relevance"}})
     while not slow.inside.is_set():
-        slow.explorer.wait(0.01)
+        slow.explorer.wait(0.01, settled=True)
     with pytest.raises(ValueError, match="score of this map is still being computed"):
         slow.explorer.page.take({"press": "save"}, [])
     slow.explorer.connection.receive({"cancel": True, "number": 7})

@@ -125,6 +125,18 @@ def move(place, control, value):
     )
 
 
+def see(place, view):
+    """Choose a view, by its button or in the menu of its question."""
+    place.locator("[data-control=view]").evaluate(
+        """(node, view) => {
+            const choice = node.querySelector(`[data-view="${view}"]`), select = choice.closest("select");
+            if (select) choice.selected = true;
+            (select || choice).dispatchEvent(new Event(select ? "change" : "click"));
+        }""",
+        view,
+    )
+
+
 def tile(root, layer, head, button="left"):
     """Click a head in the mosaic of all heads."""
     stage = root.locator(".stage")

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from test_app import Served
 
-from browser.fronts import MARKS, START, App, faults, move
+from browser.fronts import MARKS, START, App, faults, move, see
 from vitlens.images import samples
 from vitlens.widgets.views import views
 
@@ -43,13 +43,13 @@ def test_app_shows_maps_uploads_and_stays_quick(model, browser, tmp_path):
         move(page, "layer", 1)
         shows("layer 1")
         page.wait_for_selector(".mosaic .stage")
-        page.locator("[data-control=view] select").select_option(label="KernelSHAP")
+        see(page, "kernel_shap")
         page.wait_for_timeout(300)
         second, started = context.new_page(), time.monotonic()
         second.goto(app.address)
         second.wait_for_selector(".vitlens[data-answers]")
         print(f"a second page beside KernelSHAP: {time.monotonic() - started:.2f} s")
-        page.locator("[data-control=view] select").select_option(label="Length of tokens")
+        see(page, "norms")
         shows("Length of the patch tokens")
         noise = np.random.default_rng(0).integers(0, 256, (800, 900, 3), np.uint8)
         Image.fromarray(noise).save(file := io.BytesIO(), "PNG")
@@ -232,7 +232,7 @@ def test_app_shows_progress_and_cancels(browser, served):
     with Tab(browser, served, "#view=norms") as tab:
         hook = served.app.model.register_forward_hook(lambda *_: time.sleep(0.2))
         try:
-            tab.page.locator("[data-control=view] select").select_option(label="KernelSHAP")
+            see(tab.page, "kernel_shap")
             tab.page.wait_for_function(
                 "() => /KernelSHAP: [\\d,]+ of 1,024 forwards, about \\d+ s left/"
                 ".test(document.querySelector('.progress').textContent)"

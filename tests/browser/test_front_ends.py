@@ -18,7 +18,7 @@ from PIL import Image
 from test_capture import unfused_maps
 from test_images import WIDE
 
-from browser.fronts import MARKS, START, Front, move, tile
+from browser.fronts import MARKS, START, Front, move, see, tile
 from vitlens import intervene, load_image, load_model, stream
 from vitlens.attribution import relevance
 from vitlens.faithfulness import curves
@@ -151,13 +151,13 @@ def test_explorer_click_keys_and_sliders(page, model):
     assert explorer.text(".under").startswith("row 2, column 5: 0.")
     explorer.act(lambda: tile(explorer.root, 1, 1))
     explorer.shows(shown(1, 1, (2, 5)))
-    explorer.root.get_by_role("button", name="Distance").click()
+    explorer.root.locator(".mosaic").get_by_role("button", name="Distance").click()
     explorer.root.locator(".stage text").nth(11).wait_for()
     assert "Layer 1, head 1: largest weight 0." in explorer.text(".mosaic .note")
     explorer.root.locator(".stage").focus()
     explorer.press("ArrowRight", "ArrowUp")
     explorer.shows(shown(2, 0, (2, 5)))
-    explorer.root.get_by_role("button", name="Attention", exact=True).click()
+    explorer.root.locator(".mosaic").get_by_role("button", name="Attention").click()
     explorer.slide("layer", 1)
     explorer.slide("head", 2 + 1)  # after the mean and the largest
     explorer.shows(shown(1, 1, (2, 5)))
@@ -216,7 +216,7 @@ def test_explorer_bars_and_switches(page, model):
     explorer, vit = Widget(page, 0), opened_model(model)
     x = preprocess(vit, PICTURE)
     first, target = explorer.text(".bars .share"), int(vit(x).argmax())
-    explorer.choose("view", "Contributions of heads")
+    explorer.act(lambda: see(explorer.root, "contributions"))
     explorer.act(explorer.root.locator(".bars button").nth(0).click)
     written = stream.direct(vit, x, target)[0]
 
@@ -233,7 +233,8 @@ def test_explorer_bars_and_switches(page, model):
     explorer.root.locator(".parts .plot").focus()
     explorer.press("ArrowRight")
     written_by(3, 1)
-    explorer.choose("view", "Attention from the query")
+    explorer.root.get_by_role("button", name="Where does it look?").click()
+    explorer.settle()
     explorer.act(lambda: tile(explorer.root, 2, 0, "right"))
     explorer.act(lambda: tile(explorer.root, 2, 1))
     explorer.press("x")

@@ -111,11 +111,12 @@ def test_space_plays_through_the_layers(page):
         page.wait_for_function(layer.replace("()", "wanted", 1) + " === wanted", arg=wanted)
 
     assert page.evaluate(layer) == LAYER
+    page.locator("[data-fold=More] > summary").click()
     page.locator("[data-control=layer] input").focus()
     page.keyboard.press("Space")
     page.wait_for_timeout(300)
     assert page.evaluate(layer) == LAYER, "not with the focus in a control"
-    page.locator("[data-panel=picture] .picture").focus()
+    page.locator("[data-panel=picture] .picture").first.focus()
     page.keyboard.press("Space")
     reaches(3)
     page.get_by_role("button", name="▶ Play layers").wait_for()  # stops at the last layer

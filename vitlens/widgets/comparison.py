@@ -80,7 +80,7 @@ class Comparison(Pictured):
         name, forwards = self.state["view"], self.forwards
         others = (("same as left", SAME), *((name, name) for name in self.photographs))
         controls = [
-            replace(view_control(name, COMPARED if self.models[0] is self.models[1] else VIEWS), place="top"),
+            view_control(name, COMPARED if self.models[0] is self.models[1] else VIEWS),
             replace(self.photograph_control("Left photo"), place="left"),
             Control("other", "Right photo", "select", self.state["other"], others, place="right"),
         ]

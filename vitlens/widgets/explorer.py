@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import __version__
+from vitlens.attribution import METHODS
 from vitlens.attribution.target import classes
 from vitlens.models import preprocess
 from vitlens.recorder.forward import float64
@@ -24,7 +25,7 @@ from vitlens.recorder.supported import attention_modules, embeds_texts, unwrap
 from vitlens.widgets import details
 from vitlens.widgets.drawing import captioned
 from vitlens.widgets.lanes import LARGEST, Job
-from vitlens.widgets.page import Check, Control, Panel, Scale
+from vitlens.widgets.page import CANCELED, Check, Control, Panel, Scale
 from vitlens.widgets.photographs import (
     MORE,
     PAINT,
@@ -98,7 +99,7 @@ class Explorer(Pictured):
         elif content.get("press") == "save":
             if isinstance(shown := self.view(), Job):
                 raise ValueError("This map is still being computed. Save it after it is shown.")
-            if (job := self.job()) and job.key in self._scores:
+            if self.row.attributes and self.job() and any(key not in self.results for key in self._scores):
                 raise ValueError("The score of this map is still being computed. Save the map after it, or cancel it.")
             self.files.append((content.get("number", 0), self._saved(shown)))
         else:
@@ -129,6 +130,7 @@ class Explorer(Pictured):
             "panels": [self._panel(shown)],
             "bars": self._bars(forward, whole),
             "mosaic": self._mosaic(check),
+            "six": self._six(),
             "score": self._score(),
             "parts": None,
             "lens": None,
@@ -145,13 +147,23 @@ class Explorer(Pictured):
         forward, choice, shown = self.forward, self.choice, self.results.get(self._key)
         jobs = [Job(("distance", forward.key), partial(mean_distance, forward), "Mean attention distance")]
         if self.row.attributes and shown:
-            maps = torch.from_numpy(shown.values)[None]
-            random, own = self._scores
-            what = "Score of random orders", curve_forwards(forward, ORDERS)
-            jobs.append(Job(random, partial(curves, forward, choice, None), *what))
-            if not isinstance(self.results.get(random), str):
-                jobs.append(Job(own, partial(curves, forward, choice, maps), "Score", curve_forwards(forward, 1)))
-        return next((job for job in jobs if job.key not in self.results), None)
+            random = self._scores[0]
+            jobs += [
+                Job(("map", forward.key, name, choice), partial(view.make, forward, choice), view.entry, 1)
+                for name, view in self._quick.items()
+                if self._made(name) is None
+            ]
+            forwards = curve_forwards(forward, ORDERS)
+            jobs.append(Job(random, partial(curves, forward, choice, None), "Score of random orders", forwards))
+            scored = {} if isinstance(self.results.get(random), str) else {self.state["view"]: shown}
+            scored |= {name: self._made(name) for name in self._quick if scored}
+            for name, found in scored.items():
+                if isinstance(found, Map):
+                    job = partial(curves, forward, choice, torch.from_numpy(found.values)[None])
+                    key, forwards = ("score", forward.key, name, choice), curve_forwards(forward, 1)
+                    jobs.append(Job(key, job, f"Score of {views()[name].entry}", forwards))
+        canceled = self._canceled and self.row.attributes
+        return next((job for job in jobs if not canceled and job.key not in self.results), None)
 
     @property
     def asks(self) -> list[str]:
@@ -196,7 +208,24 @@ class Explorer(Pictured):
         key, make = self._key, partial(self.row.make, self.forward, self.choice)
         if self.row.slow and key not in self.results:
             return Job(key, make, self.row.entry, self.row.forwards(self.forward))
-        return self.once(key, lambda: make(check))
+        made = self._made(self.state["view"])
+        return made if isinstance(made, Map) else self.once(key, lambda: make(check))
+
+    @property
+    def _canceled(self) -> bool:
+        """True if the user canceled a map or a score in the background: the others are not computed either."""
+        return any(result is CANCELED for result in self.results.values())
+
+    @property
+    def _quick(self) -> dict[str, View]:
+        """Six quick methods, which are shown side by side."""
+        methods = {name: view for name, view in possible(self.forward).items() if view.attributes and not view.slow}
+        return {name: methods[name] for name in [name for name in methods if METHODS[name].depends_on_target][:6]}
+
+    def _made(self, name: str) -> Map | str | None:
+        """The map of a view for the current choice, or the message of its failure."""
+        key = (self.forward.key, name, self.choice)
+        return self.results.get(key) or self.results.get(("map", *key))
 
     @property
     def _key(self) -> tuple:
@@ -349,11 +378,31 @@ class Explorer(Pictured):
         if not self.row.attributes:
             return None
         random, own = map(self.results.get, self._scores)
-        failed = next((message for message in (random, own) if isinstance(message, str)), None)
+        messages = (CANCELED if self._canceled and own is None else None, random, own)
+        failed = next((message for message in messages if isinstance(message, str)), None)
         done = failed is None and own is not None and random is not None
         waiting = {"words": failed or say("scoring")}
         scored = score(self.forward, self.choice, own, random) if done else waiting
         return {"title": say("trust"), **scored}
+
+    def _six(self) -> dict | None:
+        """The maps of the quick methods, each with its score when it has come."""
+        if not self.row.attributes:
+            return None
+        forward, choice, tiles = self.forward, self.choice, []
+        random = self.results.get(self._scores[0])
+        for name, view in self._quick.items():
+            found, own = self._made(name), self.results.get(("score", forward.key, name, choice))
+            tile = {"view": name, "title": view.entry.split(" (")[0], "now": name == self.state["view"], "words": ""}
+            if isinstance(found, Map):
+                panel = map_panel(forward, view, choice, found, self.state).message()
+                tile |= {key: panel[key] for key in ("rows", "cols", "cell", "values", "scale", "strength", "smooth")}
+            if isinstance(own, np.ndarray) and isinstance(random, np.ndarray):
+                tile["words"] = score(forward, choice, own, random)["short"]
+            elif message := next((message for message in (found, own) if isinstance(message, str)), ""):
+                tile["failed"] = message
+            tiles.append(tile)
+        return {"title": say("six"), "picture": "picture", "tiles": tiles}
 
     def _mosaic(self, check: Check) -> dict | None:
         """The maps of all heads from the query, by which layer, head and switched-off heads are chosen."""

@@ -26,16 +26,17 @@ RESULTS = 100
 
 @dataclass(frozen=True)
 class Control:
-    """A control. kind: "select", "range" (over its options, or from 0 to high), "check", "number", "text" or
-    "switches", whose value is the tuple of switched-off options. groups: (name, length) of groups of options. place:
-    name of the closed group of controls, or of the panel above it, or "" for the form."""
+    """A control. kind: "select", "range" (over its options, or from 0 to high), "check", "number", "text", "questions"
+    (a menu in two rows) or "switches", whose value is the tuple of switched-off options. groups: (name, length) of
+    groups of options, for "questions" with a line. place: name of the closed group of controls or of a panel above it,
+    "top" for above the panels, "heads" for under the mosaic, or "" for the form."""
 
     name: str
     label: str
     kind: str
     value: object = None
     options: tuple[tuple[str, object], ...] = ()
-    groups: tuple[tuple[str, int], ...] = ()
+    groups: tuple[tuple, ...] = ()
     high: float = 0
     step: float = 1
     disabled: bool = False

@@ -35,11 +35,11 @@ HEADS = {
     "added": {EVERY: "all of all layers", SUM: "all of the layer"},
 }
 """Head-aggregation choices. Single heads are listed after them, except for "mixed"."""
-LOOKS, HOLDS, WRITES, WHY, SLOWER = (
-    "Where heads look", "What tokens hold", "What heads write", "Why?", "Why? (slower)",
-)  # fmt: skip
-"""Groups of the view menu."""
+LOOKS, HOLDS, WRITES, WHY = "look", "hold", "decide", "why"
+"""Groups of views: questions of `WORDS`, each with a line."""
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
+CLEAR = 2.0
+"""Standard deviations of random orders beyond which a score counts as better or worse than chance."""
 CELLS = 16
 """Largest number of rows and of columns of a map in the mosaic of all heads."""
 LONGEST, LONGEST_MAP = 120.0, 1200.0
@@ -379,23 +379,24 @@ def explaining(method: Method) -> View:
 
     return View(
         say("why", method=method.title) if method.depends_on_target else begin, make,
-        group=SLOWER if slow else WHY, entry=begin, layered=False, explains=True, contrasts=True, slow=slow,
+        group=WHY, entry=begin, layered=False, explains=True, contrasts=True, slow=slow,
         forwards=forwards,
     )  # fmt: skip
 
 
 VIEWS = {
-    "attention": View("Attention from the query", _attention, query=True, head="each"),
-    "received": View("Attention received", _received, head="each"),
-    "rollout": View("Rollout from the query", _rollout, query=True, head="mixed"),
-    "similarity": View("Similarity of tokens to the query", _similarity, HOLDS, query=True),
-    "components": View("Principal components of tokens", _components, HOLDS),
-    "norms": View("Length of tokens", _norms, HOLDS),
+    "attention": View("Attention from the query", _attention, entry="Attention", query=True, head="each"),
+    "received": View("Attention received", _received, entry="Received", head="each"),
+    "rollout": View("Rollout from the query", _rollout, entry="Rollout", query=True, head="mixed"),
+    "similarity": View("Token similarity to the query", _similarity, HOLDS, "Similarity", query=True),
+    "components": View("Principal components of tokens", _components, HOLDS, "Components"),
+    "norms": View("Token norms", _norms, HOLDS, "Norms"),
 }
 """Views of a layer without a class."""
 INSIDE = {
-    "lens": View("Raw lens: class by layer", _lens, HOLDS, "Classes by layer (raw lens)", query=True, explains=True),
-    "contributions": View("What heads write into the class", _contributions, WRITES, "Contributions of heads",
+    "lens": View("Logit lens: which patches already predict the class", _lens, WHY, "Prediction by layer (logit lens)",
+                 query=True, explains=True),
+    "contributions": View("What heads contribute to the class", _contributions, WRITES, "Contributions",
                           head="added", explains=True, contrasts=True),
 }  # fmt: skip
 """Views of a layer for a class."""
@@ -403,8 +404,8 @@ INSIDE = {
 
 def views() -> dict[str, View]:
     """All views by name: those of a layer, and one for each registered attribution method."""
-    of_a_layer = VIEWS | INSIDE
-    return of_a_layer | {name: explaining(method) for name, method in METHODS.items() if name not in of_a_layer}
+    methods = {name: explaining(method) for name, method in METHODS.items() if name not in VIEWS}
+    return VIEWS | methods | INSIDE
 
 
 def possible(forward: Forward) -> dict[str, View]:
@@ -420,11 +421,12 @@ def possible(forward: Forward) -> dict[str, View]:
 
 
 def view_control(view: str, rows: dict[str, View]) -> Control:
-    """Menu of views in groups."""
-    groups = dict.fromkeys(row.group for row in rows.values())
+    """Views by the question that they answer."""
+    groups = [group for group in (LOOKS, HOLDS, WRITES, WHY) if any(row.group == group for row in rows.values())]
     entries = [(row.entry or row.title, name) for group in groups for name, row in rows.items() if row.group == group]
-    sizes = tuple((group, sum(row.group == group for row in rows.values())) for group in groups)
-    return Control("view", "View", "select", view, tuple(entries), sizes)
+    count = lambda group: sum(row.group == group for row in rows.values())  # noqa: E731
+    questions = tuple((say(f"question {group}"), count(group), say(f"line {group}")) for group in groups)
+    return Control("view", "View", "questions", view, tuple(entries), questions, place="top")
 
 
 def head_control(
@@ -516,10 +518,13 @@ def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray)
     mine, others = (faithfulness.Curves(counts, *map(torch.from_numpy, pair)) for pair in (own[:, 0], random))
     gain, gains = mine.insertion_area - mine.deletion_area, others.insertion_area - others.deletion_area
     sigmas = ((gain - gains.mean()) / gains.std()).item()
+    chance = "better" if sigmas >= CLEAR else "worse" if sigmas <= -CLEAR else "no better"
     verdict = say("above" if sigmas >= 0 else "below", sigmas=number(abs(sigmas)), orders=ORDERS)
     measures = Target(against=choice.against, outputs=forward.outputs).measures
     alike = isinstance(choice.target, Likeness)
     return {
+        "verdict": say(chance),
+        "short": say("sigmas", sigmas=number(sigmas)),
         "scale": "cosine" if alike else next(iter(measures.values())).removeprefix("the "),
         "shares": (counts / patches).tolist(),
         "curves": {

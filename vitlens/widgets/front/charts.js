@@ -29,8 +29,8 @@ function classes({ title, rows, layer, note }, send) {
 }
 
 // The score while patches are covered or shown in the order of the map, and in random orders.
-function curves({ title, words, scale, shares, curves: lines }) {
-  const found = [make("h3", {}, title)];
+function curves({ title, verdict, words, scale, shares, curves: lines }) {
+  const found = [make("h3", {}, title), ...(verdict ? [make("p", { class: "verdict" }, verdict)] : [])];
   if (lines) {
     const [width, height, left, top, bottom] = [320, 188, 30, 22, 34];
     const every = Object.values(lines).flat();
@@ -234,7 +234,7 @@ function mosaicOf(send) {
     if (!waiting()) [aim, off] = [null, described.off];
     draw();
   };
-  return { node, update };
+  return { node, actions, update };
 }
 
 // Contribution of each part to a logit: heads and MLP of each layer, and other parts at the right.

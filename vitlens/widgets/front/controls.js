@@ -10,7 +10,44 @@ function placeOf(place, { controls, top, folds, heads, panels }) {
   return { known, parent, show: (some) => (around.hidden = !some) };
 }
 
+// Questions in a row, and in a second row a line about the current one and its views.
+function questions(described, send) {
+  const { name, label, options, groups } = described;
+  const rest = [...options];
+  const set = (value) => {
+    update(value);
+    send({ set: { [name]: value } });
+  };
+  const parts = groups.map(([question, count, line]) => {
+    const own = rest.splice(0, count);
+    const values = own.map(([, value]) => value);
+    const part = { values, last: values[0] };
+    part.tab = make("button", { type: "button", class: "tab", onclick: () => set(part.last) }, question);
+    part.buttons = count > 4 ? [] : own.map(([text, value]) => make("button", { type: "button", class: "button", "data-view": value, onclick: () => set(value) }, text));
+    part.menu = make("select", { "aria-label": question, hidden: count <= 4, onchange: () => set(values[part.menu.selectedIndex]) });
+    if (count > 4) part.menu.append(...own.map(([text, value]) => make("option", { "data-view": value }, text)));
+    const views = make("div", { class: "modes", role: "group", "aria-label": question, hidden: count === 1 }, ...part.buttons, part.menu);
+    part.row = make("div", { class: "asked" }, make("p", { class: "line" }, line), views);
+    return part;
+  });
+  const tabs = make("div", { class: "tabs", role: "group", "aria-label": label }, ...parts.map(({ tab }) => tab));
+  const update = (value) => {
+    for (const part of parts) {
+      const at = part.values.indexOf(value);
+      if (at >= 0) part.last = value;
+      part.tab.setAttribute("aria-pressed", String(at >= 0));
+      part.row.hidden = at < 0;
+      part.menu.selectedIndex = at;
+      part.buttons.forEach((button, k) => button.setAttribute("aria-pressed", String(k === at)));
+    }
+  };
+  update(described.value);
+  const node = make("nav", { class: "questions", "data-control": name, "aria-label": label, hidden: described.hidden }, tabs, ...parts.map(({ row }) => row));
+  return { node, update, fixed: { ...described, value: null } };
+}
+
 function control(described, send) {
+  if (described.kind === "questions") return questions(described, send);
   const id = `vitlens-${(number += 1)}`;
   const { name, label, kind, options } = described;
   const set = (value) => send({ set: { [name]: value } });

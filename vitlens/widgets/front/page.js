@@ -24,12 +24,13 @@ function render({ model, el }) {
   const trust = make("section", { class: "dots score", "aria-live": "polite" });
   const mosaic = mosaicOf((content) => drag(content));
   const heads = make("section", { class: "heads" }, mosaic.node);
+  const six = sixOf((content) => send(content));
   const written = make("section", { class: "dots parts" });
   const said = make("section", { class: "dots lens" });
   const top = make("div", { class: "top" });
   const folds = make("div", { class: "folds" });
-  const choices = make("div", { class: "choices" }, list, controls, heads, about);
-  const charts = make("div", { class: "charts" }, written, said, trust, folds);
+  const choices = make("div", { class: "choices" }, list, controls, folds, about);
+  const charts = make("div", { class: "charts" }, heads, six.node, written, said, trust);
   const side = make("div", { class: "side" }, choices, charts);
   const body = make("div", { class: "body" }, panels, side);
   const notices = make("div", { class: "notices" }, warning, progress);
@@ -168,7 +169,8 @@ function render({ model, el }) {
     saving = sent;
   } }, "Save");
   const guided = guide({ model, root, send, waiting, panels: made.panels });
-  tools.append(uploader, saver, ...guided.buttons, busy);
+  tools.append(uploader, saver, guided.buttons[0], busy);
+  mosaic.actions.append(guided.buttons[1]);
   root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
   const place = ALONE ? document : root;
   const handlers = {
@@ -250,6 +252,7 @@ function render({ model, el }) {
     renew(said, frame.lens || null, (each) => classes(each, send));
     renew(trust, frame.score || null, curves);
     mosaic.update(frame.mosaic || null, waiting);
+    six.update(frame.six || null, pictures);
     uploader.hidden = !frame.uploads;
     uploader.title = frame.uploads ? `Up to ${frame.uploads / 2 ** 20} MB, uploaded unchanged` : "";
     saver.hidden = !frame.saves;

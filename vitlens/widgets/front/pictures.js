@@ -216,3 +216,50 @@ function panelOf(name, send) {
   };
   return { node, update, peek, cell: () => hovered, panel: () => panel };
 }
+
+const reduced = new WeakMap();
+
+// A smaller copy of a photo, for small maps over it.
+async function smallOf(view, side) {
+  if (!reduced.has(view)) {
+    const base = await pixelsOf(view);
+    const scale = side / Math.max(base.width, base.height);
+    const [from, to] = [[base.width, base.height], [base.width * scale, base.height * scale]].map(([width, height]) => make("canvas", { width: Math.round(width), height: Math.round(height) }));
+    from.getContext("2d").putImageData(new ImageData(base.data, base.width, base.height), 0, 0);
+    const context = to.getContext("2d", { willReadFrequently: true });
+    context.drawImage(from, 0, 0, to.width, to.height);
+    reduced.set(view, context.getImageData(0, 0, to.width, to.height));
+  }
+  return reduced.get(view);
+}
+
+// Small maps side by side, each with its score. A click enlarges one.
+function sixOf(send) {
+  const title = make("h3");
+  const list = make("div", { class: "maps" });
+  const node = make("section", { class: "six" }, title, list);
+  const update = async (described, pictures) => {
+    node.hidden = !described;
+    if (!described) return;
+    const base = await smallOf(pictures[described.picture], 180);
+    title.textContent = described.title;
+    while (list.children.length < described.tiles.length) {
+      const [canvas, name, words] = [make("canvas", { "aria-hidden": "true" }), make("span", { class: "name" }), make("b")];
+      list.append(Object.assign(make("button", { type: "button", class: "map" }, canvas, name, words), { canvas, name_: name, words }));
+    }
+    while (list.children.length > described.tiles.length) list.lastChild.remove();
+    described.tiles.forEach((tile, k) => {
+      const button = list.children[k];
+      [button.canvas.width, button.canvas.height] = [base.width, base.height];
+      const panel = tile.values ? tile : { ...tile, strength: 0 };
+      button.canvas.getContext("2d").putImageData(painted(base, panel), 0, 0);
+      button.name_.textContent = tile.title;
+      button.words.textContent = tile.failed ? "–" : tile.words || "…";
+      button.title = tile.failed || tile.title;
+      button.classList.toggle("coming", !tile.values);
+      button.setAttribute("aria-pressed", String(tile.now));
+      button.onclick = () => send({ set: { view: tile.view } });
+    });
+  };
+  return { node, update };
+}
