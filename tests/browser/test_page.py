@@ -132,7 +132,7 @@ def test_saved_page_equals_explorer(vit, browser, tmp_path, kind):
         (drawn,), (wanted,), (right,) = frame["panels"], expected["panels"], true["panels"]
         for name in ("title", "words", "selected", "picks", "unit", "ends", "rows", "cols", "cell", "tokens"):
             assert drawn[name] == plain(wanted[name]), (values, name)
-        for name in ("bars", "parts", "lens", "score", "dots"):
+        for name in ("bars", "parts", "lens", "score", "dots", "model"):
             assert_alike(frame[name], plain(expected[name]))
         listed = [plain(each) for each in expected["controls"] if each["name"] not in in_page.ABSENT]
         menu, fewer = control({"controls": listed}, "view"), control(frame, "view")
@@ -169,6 +169,48 @@ def assert_alike(found, expected):
         assert found == pytest.approx(expected, rel=2e-5, abs=1e-6)
     else:
         assert found == expected
+
+
+ASK = """(content) => new Promise((done) => {
+    const { source } = document.querySelector("#page");
+    const listen = ({ ask, answer }, buffers) => {
+        source.off("msg:custom", listen);
+        const bytes = ({ buffer, byteOffset, byteLength }) => [...new Uint8Array(buffer, byteOffset, byteLength)];
+        done([answer, buffers.map(bytes)]);
+    };
+    source.on("msg:custom", listen);
+    source.send(content);
+})"""
+
+
+@pytest.mark.parametrize("kind", ["mean", "registers"])
+def test_saved_page_answers_as_explorer(vit, browser, tmp_path, kind):
+    """The numbers behind a weight, and the map from a patch under the pointer."""
+    model, image, chance = vit(num_classes=5, **MODELS[kind]), samples()[NAME], random.Random(0)
+    path = save_page(model, {NAME: image}, tmp_path / "page.html")
+    page, _, errors = opened(browser, path)
+    rounded, exact = Reference(model, image, True), Reference(model, image, False)
+    for head in (0, 2, "mean", "max"):
+        row, col, key = chance.randrange(4), chance.randrange(4), [chance.randrange(4), chance.randrange(4)]
+        values = {"layer": chance.randrange(3), "head": head, "row": row, "column": col}
+        page.evaluate(FRAME, [{"set": values, "number": 10**15}])
+        rounded.send(**values)
+        exact.send(**values)
+        for asked in ({"ask": "value", "key": key}, {"ask": "value", "query": "readout"}, {"ask": "value"}):
+            found, _ = page.evaluate(ASK, asked)
+            expected = plain(exact.page.reply(asked, lambda *_: None)[0])
+            for name in ("q", "k", "logits", "heads", "weight", "scale"):
+                right = np.array(expected.pop(name))
+                assert np.abs(np.array(found.pop(name)) - right).max() <= 3e-3 * np.abs(right).max(), name
+            assert found == expected
+        asked = {"ask": "look", "row": col, "col": row}
+        found, (shown, colors) = page.evaluate(ASK, asked)
+        expected, buffers = rounded.page.reply(asked, lambda *_: None)
+        assert np.abs(np.array(shown, np.uint8).view("<f4") - np.frombuffer(buffers[0], "<f4")).max() < 1e-6
+        assert np.abs(np.array(colors) - np.frombuffer(buffers[1], np.uint8).astype(int)).max() <= 1
+        assert [found[name] for name in ("words", "selected")] == plain([expected["words"], expected["selected"]])
+    assert errors == []
+    page.close()
 
 
 NUMBERS = """([values, shares]) => {

@@ -50,11 +50,11 @@ POLICY = (
 )
 """Content-Security-Policy: the page runs its own script and loads nothing."""
 PAGE = (
-    '<!DOCTYPE html><html lang="en"><meta charset="utf-8">'
+    '<!DOCTYPE html><html lang="en" class="vitlens-page"><meta charset="utf-8">'
     '<meta http-equiv="Content-Security-Policy" content="{policy}">'
     '<meta name="viewport" content="width=device-width"><meta name="generator" content="vitlens {version}">'
-    '<title>{title}</title><style>{style}</style><main id="page"><p role="status">Opening …</p></main>'
-    '<footer class="note">{footer}</footer>'
+    '<title>{title}</title><style>{style}</style>'
+    '<main id="page"><div class="opening"><p role="status">Opening …</p></div></main><footer>{footer}</footer>'
     '<script type="application/octet-stream" id="data">{data}</script><script type="module">{script}</script></html>\n'
 )
 

@@ -51,21 +51,26 @@ class PageSource {
     }
   }
 
-  // Answers a question without a drawing, as `look_up` in explorer.py.
-  reply({ ask, number, row, col, ...about }) {
-    const { record, choice, state, view } = this;
-    if (ask === "look") {
-      const from = { ...choice, query: [row, col] };
-      const panel = panelOfMap(record, view, from, MAPS[state.view](record, from, state.view), state, this.page.tables);
-      return this.emit("msg:custom", { ask, number, answer: panel }, [panel.values, panel.scale.colors]);
+  // Answers a question without a drawing, as `Explorer.look_up`.
+  reply({ ask, number = 0, row, col, ...about }) {
+    const { record, choice, query } = this;
+    let [answer, buffers] = [null, []];
+    try {
+      if (ask === "look") {
+        const panel = this.panel({ ...choice, query: [row, col] });
+        buffers = [panel.values, panel.scale.colors];
+        answer = { ...panel, values: null, scale: { ...panel.scale, colors: null } };
+      } else answer = ask === "tour" ? record.tour : valueOf(record, { ...choice, query, key: null, ...about });
+    } catch (error) {
+      answer = { problem: error.message };
     }
-    const answer = ask === "tour" ? record.tour : valueOf(record, { ...choice, key: null, ...about });
-    this.emit("msg:custom", { ask, number, answer }, []);
+    this.emit("msg:custom", { ask, number, answer }, buffers);
   }
 
   get asks() {
     const { query, explains } = this.view;
-    return [...(this.record.tour ? ["tour"] : []), ...(query && !explains ? ["look"] : []), ...(this.state.view === "attention" ? ["value"] : [])];
+    const some = { tour: this.record.tour, look: query && !explains, value: this.state.view === "attention" };
+    return Object.keys(some).filter((kind) => some[kind]);
   }
 
   take(content) {
@@ -107,11 +112,23 @@ class PageSource {
     return choices.some(([, choice]) => choice === this.state.head) ? this.state.head : choices[0][1];
   }
 
+  get query() {
+    const { query, row, column } = this.state;
+    return query === "patch" ? [row, column] : query;
+  }
+
   get choice() {
-    const { state, record, view, head } = this;
-    const query = state.query === "patch" ? [state.row, state.column] : state.query;
+    const { state, record, view, head, query } = this;
     const target = state.target === "predicted" ? record.likeliest[0] : state.target;
     return { layer: state.layer, head, query: view.query ? query : "readout", target };
+  }
+
+  map(choice) {
+    return (MAPS[this.state.view] || explained)(this.record, choice, this.state.view);
+  }
+
+  panel(choice, map = this.map(choice)) {
+    return panelOfMap(this.record, this.view, choice, map, this.state, this.page.tables);
   }
 
   // The controls of the view as Python described them, with the values of this state and the classes of this photo.
@@ -128,13 +145,13 @@ class PageSource {
   }
 
   draw(message) {
-    const { page, state, record, view, choice } = this;
-    const map = (MAPS[state.view] || explained)(record, choice, state.view);
+    const { page, record, choice } = this;
+    const map = this.map(choice);
     if (this.pictured !== record.picture)
       this.traits.pictures = { picture: (this.pictured = record.picture) };
     const { score = null, beside = {} } = map;
     this.traits.frame = {
-      panels: [panelOfMap(record, view, choice, map, state, page.tables)], controls: this.controls(),
+      panels: [this.panel(choice, map)], controls: this.controls(), model: page.model,
       bars: this.bars(choice), dots: this.dots(choice), score, parts: null, lens: null, ...beside,
       about: [record.about, page.about].filter(Boolean).join(" "), uploads: page.uploads || 0, saves: false,
       answers: this.answers, message, asks: this.asks, tour: false,
