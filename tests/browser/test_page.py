@@ -1,16 +1,27 @@
 """Saved pages in a real browser: what their scripts compute, against Python's explorer."""
 
 import base64
+import contextlib
+import gzip
+import json
 import random
 import re
+import shutil
+import socket
+import subprocess
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
+from test_cli import saved, vitlens
 
+from browser import test_front_ends
 from browser.fronts import MARKS
+from vitlens import UnsupportedModelError, widgets
 from vitlens.images import samples
 from vitlens.widgets import in_page, save_page
 from vitlens.widgets.explorer import Explorer
@@ -126,14 +137,17 @@ def test_saved_page_equals_explorer(vit, browser, tmp_path, kind):
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         frame = page.evaluate(FRAME, [{"set": values, "number": 10**15}])
         expected, true = rounded.send(**values), exact.send(**values)
+        mosaic = expected["mosaic"]
         expected = true if rounded.page.state["view"] == "lens" else expected  # Python's, from exact tokens
         seen.add(control(frame, "view")["value"])
         assert bool(frame["message"]) == bool(expected["message"])
         (drawn,), (wanted,), (right,) = frame["panels"], expected["panels"], true["panels"]
         for name in ("title", "words", "selected", "picks", "unit", "ends", "rows", "cols", "cell", "tokens"):
             assert drawn[name] == plain(wanted[name]), (values, name)
-        for name in ("bars", "parts", "lens", "score", "dots", "model"):
+        for name in ("bars", "parts", "lens", "score", "model", "asks"):
             assert_alike(frame[name], plain(expected[name]))
+        assert_mosaic(frame["mosaic"], mosaic)
+        assert_six(frame["six"], expected["six"])
         listed = [plain(each) for each in expected["controls"] if each["name"] not in in_page.ABSENT]
         menu, fewer = control({"controls": listed}, "view"), control(frame, "view")
         menu["options"] = [option for option in menu["options"] if option[1] in views]  # without slow ones
@@ -149,6 +163,35 @@ def test_saved_page_equals_explorer(vit, browser, tmp_path, kind):
     assert {*VIEWS} <= {*views} and len(seen) == len(views) and errors == []
     assert requests == [path.as_uri()]
     page.close()
+
+
+def assert_mosaic(found, expected):
+    if expected is None:
+        assert found is None
+        return
+    maps, colors = (np.frombuffer(base64.b64decode(found.pop(name)), np.uint8) for name in ("maps", "colors"))
+    expected = {name: value for name, value in expected.items() if name not in ("off", "pool")}
+    assert np.abs(maps.astype(int) - np.frombuffer(expected.pop("maps"), np.uint8)).max() <= 1
+    assert (colors == np.frombuffer(expected.pop("colors"), np.uint8)).all()
+    assert found.pop("off") is None and found.pop("pool") == 0
+    assert_alike(found, plain(expected))
+
+
+def assert_six(found, expected):
+    if expected is None:
+        assert found is None
+        return
+    assert found["title"] == expected["title"] and found["picture"] == expected["picture"]
+    for tile, right in zip(found["tiles"], expected["tiles"], strict=True):
+        assert np.abs(floats(tile.pop("values")) - np.frombuffer(right["values"], "<f4")).max() < 1e-5
+        off = floats_of_bytes(tile["scale"].pop("colors")) - floats_of_bytes(right["scale"]["colors"])
+        assert np.abs(off).max() <= 1
+        right = right | {"scale": {name: right["scale"][name] for name in ("low", "high")}}
+        assert_alike(tile, plain({name: value for name, value in right.items() if name != "values"}))
+
+
+def floats_of_bytes(colors):
+    return np.frombuffer(base64.b64decode(colors) if isinstance(colors, str) else colors, np.uint8).astype(int)
 
 
 def control(frame, name):
@@ -169,48 +212,6 @@ def assert_alike(found, expected):
         assert found == pytest.approx(expected, rel=2e-5, abs=1e-6)
     else:
         assert found == expected
-
-
-ASK = """(content) => new Promise((done) => {
-    const { source } = document.querySelector("#page");
-    const listen = ({ ask, answer }, buffers) => {
-        source.off("msg:custom", listen);
-        const bytes = ({ buffer, byteOffset, byteLength }) => [...new Uint8Array(buffer, byteOffset, byteLength)];
-        done([answer, buffers.map(bytes)]);
-    };
-    source.on("msg:custom", listen);
-    source.send(content);
-})"""
-
-
-@pytest.mark.parametrize("kind", ["mean", "registers"])
-def test_saved_page_answers_as_explorer(vit, browser, tmp_path, kind):
-    """The numbers behind a weight, and the map from a patch under the pointer."""
-    model, image, chance = vit(num_classes=5, **MODELS[kind]), samples()[NAME], random.Random(0)
-    path = save_page(model, {NAME: image}, tmp_path / "page.html")
-    page, _, errors = opened(browser, path)
-    rounded, exact = Reference(model, image, True), Reference(model, image, False)
-    for head in (0, 2, "mean", "max"):
-        row, col, key = chance.randrange(4), chance.randrange(4), [chance.randrange(4), chance.randrange(4)]
-        values = {"layer": chance.randrange(3), "head": head, "row": row, "column": col}
-        page.evaluate(FRAME, [{"set": values, "number": 10**15}])
-        rounded.send(**values)
-        exact.send(**values)
-        for asked in ({"ask": "value", "key": key}, {"ask": "value", "query": "readout"}, {"ask": "value"}):
-            found, _ = page.evaluate(ASK, asked)
-            expected = plain(exact.page.reply(asked, lambda *_: None)[0])
-            for name in ("q", "k", "logits", "heads", "weight", "scale"):
-                right = np.array(expected.pop(name))
-                assert np.abs(np.array(found.pop(name)) - right).max() <= 3e-3 * np.abs(right).max(), name
-            assert found == expected
-        asked = {"ask": "look", "row": col, "col": row}
-        found, (shown, colors) = page.evaluate(ASK, asked)
-        expected, buffers = rounded.page.reply(asked, lambda *_: None)
-        assert np.abs(np.array(shown, np.uint8).view("<f4") - np.frombuffer(buffers[0], "<f4")).max() < 1e-6
-        assert np.abs(np.array(colors) - np.frombuffer(buffers[1], np.uint8).astype(int)).max() <= 1
-        assert [found[name] for name in ("words", "selected")] == plain([expected["words"], expected["selected"]])
-    assert errors == []
-    page.close()
 
 
 NUMBERS = """([values, shares]) => {
@@ -296,3 +297,138 @@ def test_saved_page_answers_as_explorer(vit, browser, tmp_path, kind):
     page.wait_for_selector(".tour .sentence")
     assert errors == []
     page.close()
+
+
+def content_of(path):
+    """The data of a file, without its arrays."""
+    data = re.search(r'id="data">([^<]+)</script>', path.read_text("utf-8"))[1]
+    packed = gzip.decompress(base64.b64decode(data))
+    return json.loads(packed[4 : 4 + int.from_bytes(packed[:4], "little")])["value"], packed
+
+
+def test_save_page_leaves_out_layers_above_the_limit(vit, browser, tmp_path, monkeypatch):
+    """The page says which, and has no views that need them all."""
+    photos, path = {"one": samples()[NAME], "two": samples()["coffee"]}, tmp_path / "page.html"
+    model = vit(num_classes=3)
+    _, packed = content_of(save_page(model, photos, path))
+    total = len(packed) - 4 - int.from_bytes(packed[:4], "little")  # bytes of all arrays
+    layer = 2 * 2 * 3 * 17 * 96  # bytes of queries, keys and tokens of both photos
+    monkeypatch.setattr(in_page, "LIMIT", 10**6 + (total - layer / 2) * 4 / 3)
+    save_page(model, photos, path)
+    page, requests, errors = opened(browser, path)
+    frame = page.evaluate(FRAME, [])
+    menu = [value for _, value in control(frame, "view")["options"]]
+    assert "rollout and layers 1." in frame["about"] and "rollout" not in menu and "attention" in menu
+    assert [value for _, value in control(frame, "layer")["options"]] == [0, 2]
+    frame = page.evaluate(FRAME, [{"set": {"photograph": "two", "layer": 0}, "number": 10**15}])
+    expected = Reference(model, samples()["coffee"], False).send(layer=0, photograph=NAME)
+    shown, right = floats(frame["panels"][0]["values"]), np.frombuffer(expected["panels"][0]["values"], "<f4")
+    assert np.abs(shown - right).max() <= 3e-3 * right.max() and frame["message"] == ""
+    frame = page.evaluate(FRAME, [{"set": {"layer": 1}, "number": 10**15}])
+    assert frame["message"] == "Layer has no value 1." and control(frame, "layer")["value"] == 0
+    assert frame["mosaic"]["distances"] is None and errors == [] and requests == [path.as_uri()]
+    page.close()
+    monkeypatch.setattr(in_page, "LIMIT", 10_000)
+    with pytest.raises(ValueError, match="over the limit of .* Give fewer images or a smaller size"):
+        save_page(model, photos, path)
+
+
+def test_save_page_refuses_biases_between_tokens(tmp_path):
+    model = timm.create_model("beit_base_patch16_224", img_size=64, embed_dim=48, depth=2, num_heads=2).eval()
+    with pytest.raises(UnsupportedModelError, match="adds a bias to each pair of tokens in .*vitlens app"):
+        save_page(model, {NAME: samples()[NAME]}, tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_save_page_stores_exact_queries_where_half_precision_would_show(vit, tmp_path):
+    model = vit(num_classes=3)
+    with torch.no_grad():
+        model.blocks[1].attn.qkv.weight[:192].mul_(20)  # of queries and keys
+    content, _ = content_of(save_page(model, {NAME: samples()[NAME]}, tmp_path / "page.html"))
+    assert [layer["q"]["type"] for layer in content["records"][0]["layers"]] == ["f2", "f4", "f2"]
+
+
+def test_page_command_writes_photos_without_metadata(tmp_path):
+    photo, exif = samples()[NAME], Image.Exif()
+    exif[0x010E], exif[0x8825] = "a secret place", {1: "N", 2: (48.0, 51.0, 30.0)}
+    photo.save(tmp_path / "cat.jpg", exif=exif)
+    folder = saved(tmp_path / "vit")
+    done = vitlens("page", folder, tmp_path / "cat.jpg", "--out", tmp_path / "out" / "cat.html")
+    path = tmp_path / "out" / "cat.html"
+    assert re.fullmatch(rf"{re.escape(str(path))}: 0\.\d MB\. This file contains the photo: cat\.jpg\.\n", done.stdout)
+    content, packed = content_of(path)
+    assert b"secret" not in packed and b"Exif" not in packed and str(tmp_path) not in path.read_text("utf-8")
+    assert content["state"]["photograph"] == "cat.jpg"
+
+
+def test_explorer_saves_its_photo_and_state(vit, tmp_path):
+    explorer = widgets.explore(vit(num_classes=3), samples()["coffee"])
+    explorer.set(view="rollout", layer=1, row=2, column=3)
+    content, _ = content_of(explorer.save_page(tmp_path / "page.html"))
+    assert {"view": "rollout", "layer": 1, "row": 2, "column": 3}.items() <= content["state"].items()
+    assert len(content["records"]) == 1 and explorer.page.state["view"] == "rollout"
+    with pytest.raises(TypeError, match="Only an explorer"):
+        widgets.positions(vit()).save_page(tmp_path / "page.html")
+
+
+def test_saved_page_click_keys_and_sliders(model, browser, tmp_path, monkeypatch):
+    """The test of the notebook's explorer, on the file."""
+    monkeypatch.setattr(test_front_ends.Widget, "levels", 2)
+    explorer = Explorer(test_front_ends.opened_model(model))
+    page, requests, errors = opened(browser, in_page.write_page(explorer, [NAME], tmp_path / "page.html"))
+    test_front_ends.test_explorer_click_keys_and_sliders(page, model)
+    assert errors == [] and len(requests) == 1
+    page.close()
+
+
+class Firefox:
+    """Debian's Firefox without a window, driven by its Marionette protocol, in a `with` block."""
+
+    def __init__(self, folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        (folder / "user.js").write_text(f'user_pref("marionette.port", {self.port});')
+        command = ["firefox-esr", "--headless", "--marionette", "--no-remote", "--profile", str(folder)]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def __enter__(self):
+        for _ in range(200):
+            with contextlib.suppress(OSError):
+                self.socket = socket.create_connection(("127.0.0.1", self.port))
+                break
+            time.sleep(0.3)
+        self.reader = self.socket.makefile("rb")
+        self.read()
+        self.ask("WebDriver:NewSession")
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait(30)
+
+    def read(self):
+        size = b""
+        while not size.endswith(b":"):
+            size += self.reader.read(1)
+        return json.loads(self.reader.read(int(size[:-1])))
+
+    def ask(self, command, **values):
+        message = json.dumps([0, 1, command, values])
+        self.socket.sendall(f"{len(message)}:{message}".encode())
+        _, _, error, result = self.read()
+        assert error is None, error
+        return result
+
+
+@pytest.mark.skipif(not shutil.which("firefox-esr"), reason="needs Debian's firefox-esr")
+def test_saved_page_opens_in_firefox(vit, tmp_path):
+    model = vit(num_classes=3)
+    path = save_page(model, {NAME: samples()[NAME]}, tmp_path / "page.html")
+    (tmp_path / "profile").mkdir()
+    with Firefox(tmp_path / "profile") as firefox:
+        firefox.ask("WebDriver:Navigate", url=path.as_uri())
+        script = "const [done] = arguments; const look = () => document.querySelector('.vitlens[data-answers]') " \
+                 "? done(document.querySelector('figcaption').textContent) : setTimeout(look, 50); look();"  # fmt: skip
+        words = firefox.ask("WebDriver:ExecuteAsyncScript", script=script, args=[], scriptTimeout=60000)["value"]
+    assert words == Reference(model, samples()[NAME], True).page.frame["panels"][0]["words"]

@@ -123,6 +123,7 @@ function mosaicOf(send) {
     send({ set: { off } });
   };
   const turn = (place) => {
+    if (!all.off) return; // this page runs no model
     const heads = headsOf(place);
     set(heads.every(isOff) ? off.filter((each) => !heads.some((head) => same(each, head))) : [...off, ...heads.filter((head) => !isOff(head))]);
   };
@@ -191,11 +192,11 @@ function mosaicOf(send) {
     down.replaceChildren(...names.map((name, r) => make("span", {}, r < 2 || r % step === 0 ? name : "")));
     tiles.style.cssText = `--columns: ${columns()}; --rows: ${names.length}; --shape: ${width / height}`;
     title.textContent = all.titles[Number(far)];
-    stage.setAttribute("aria-label", `${title.textContent}. Arrow keys choose a layer and a head, X turns it off or on.`);
+    stage.setAttribute("aria-label", `${title.textContent}. Arrow keys choose a layer and a head${all.off ? ", X turns it off or on" : ""}.`);
     modes.forEach((each, k) => each.setAttribute("aria-pressed", String(far === (k === 1))));
     const heads = headsOf(chosen());
     const what = heads.length === 1 ? `head ${heads[0][1]} of layer ${layer}` : `layer ${layer}`;
-    turner.hidden = !heads.length;
+    turner.hidden = !heads.length || !all.off;
     turner.textContent = heads.length && heads.every(isOff) ? `Turn ${what} on` : `× Turn ${what} off`;
     reset.hidden = !off.length;
     tell();
@@ -231,7 +232,7 @@ function mosaicOf(send) {
     node.hidden = !described;
     if (!described) return;
     all = described;
-    if (!waiting()) [aim, off] = [null, described.off];
+    if (!waiting()) [aim, off] = [null, described.off || []];
     draw();
   };
   return { node, actions, update };

@@ -31,7 +31,7 @@ from vitlens.stream import read_each
 from vitlens.widgets import front
 from vitlens.widgets.explorer import BARS, PREDICTED, Explorer
 from vitlens.widgets.page import MAPS, Control
-from vitlens.widgets.photographs import READOUT, Forward, Photograph
+from vitlens.widgets.photographs import READOUT, Forward, Photograph, digest
 from vitlens.widgets.views import EVERY, INSIDE, Choice, View, curves, possible, query_row, score, view_control
 from vitlens.widgets.words import WORDS, say
 
@@ -119,10 +119,10 @@ def document(content: dict, names: Sequence[str], script: str, more: str = "") -
     script = f"{front.joined()}\n{{\n{script}\n}}\n"
     if "</script" in script.lower() or "<!--" in script:
         raise ValueError("A script of the page contains </script or <!--, which would end it. Write it otherwise.")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    own = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data = gzip.compress(front.packed("page", content), 6, mtime=0)
     return PAGE.format(
-        policy=POLICY.format(digest=digest, more=more), version=__version__, title=html.escape(title),
+        policy=POLICY.format(digest=own, more=more), version=__version__, title=html.escape(title),
         style=front.style(), footer=html.escape(footer), data=base64.b64encode(data).decode(), script=script,
     )  # fmt: skip
 
@@ -162,7 +162,7 @@ def described(
     return {
         "words": WORDS, "controls": controls, "state": start, "tables": tables(),
         "views": {name: {field: getattr(view, field) for field in fields} for name, view in views.items()},
-        "model": first.name, "hash": weights_hash(page.model), "versions": versions(),
+        "model": first.name, "hash": digest(page.model), "versions": versions(),
     }  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def _fit(records: list[dict]) -> list[int]:
     parts = ("layers", "tokens", "lens")
     sizes = np.sum([[_size([record[part][k : k + 1] for part in parts]) for k in range(len(record["layers"]))]
                     for record in records], 0)  # fmt: skip
-    room = LIMIT * 3 / 4 - _size(records) + sizes.sum()  # base64 writes 3 bytes as 4
+    room = (LIMIT - 10**6) * 3 / 4 - _size(records) + sizes.sum()  # base64 writes 3 bytes as 4; 1 MB for the scripts
     for step in range(1, len(sizes) + 1):
         kept = range(len(sizes) - 1, -1, -step)
         if sizes[[*kept]].sum() <= room:
@@ -234,7 +234,7 @@ def _record(name: str, forward: Forward, note: str, scores: bool, progress: Call
         progress(f"{name}: contributions to “{forward.label(target)}”")
         try:
             made = views["contributions"].make(forward, Choice(target=target, head=EVERY), unchecked)
-        except UnsupportedModelError:  # the view is left out
+        except (UnsupportedModelError, ValueError):  # the view is left out
             break
         parts, logit = made.beside["parts"], float(made.arrays["logits"])
         written = array(forward.written[target, None][1][0], exact=True)
@@ -291,11 +291,11 @@ def _lens(forward: Forward, tokens: Tensor, targets: Sequence[int]) -> dict:
 def _explain(
     forward: Forward, target: int, views: Mapping[str, View], maps: dict, scores: bool, progress: Callable[[str], None]
 ) -> None:
-    """Add the maps of a class to `maps[view][class]`, with their scores. Views that refuse the model are left out."""
+    """Add the maps of a class to `maps[view][class]`, with their scores. Views that fail are left out."""
     choice, made, own, random = Choice(target=target), {}, None, say("unscored")
     for name, view in views.items():
         progress(f"{view.entry} for “{forward.label(target)}”")
-        with contextlib.suppress(UnsupportedModelError):
+        with contextlib.suppress(UnsupportedModelError, ValueError):
             made[name] = view.make(forward, choice, unchecked)
     if scores:
         progress(f"scores for “{forward.label(target)}”")
@@ -316,15 +316,6 @@ def tables() -> dict:
     colors = {name: mpl.colormaps[name](np.arange(256))[:, :3] * 255 for name in MAPS}
     maps = {name: table.round().astype(np.uint8).tobytes() for name, table in colors.items()}
     return {"maps": maps, "plain": "viridis", "signed": "RdBu_r", "least": SIGNED}
-
-
-def weights_hash(model: nn.Module) -> str:
-    """SHA-256 of a model's parameters and buffers, its first 16 digits."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
 
 
 def versions() -> str:

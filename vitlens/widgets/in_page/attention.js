@@ -37,16 +37,13 @@ function read(record, layer, weights) {
 const swept = new WeakMap(); // statistics by layer
 
 // Statistics of all queries of a layer: attention received (H) of (T), mean distance (H), and mean and max over heads,
-// (T·T) each.
+// (T·T) each. They are kept.
 function sweep(record, layer) {
-  if (!swept.has(record.layers[layer])) swept.set(record.layers[layer], statistics(record, layer));
-  return swept.get(record.layers[layer]);
-}
-
-function statistics(record, layer) {
+  if (swept.has(record.layers[layer])) return swept.get(record.layers[layer]);
   const { rows, cols, patch, prefix } = record.grid;
   const tokens = tokenCount(record.grid);
-  const apart = Float64Array.from({ length: rows * cols }, (_, i) => Math.hypot(Math.floor(i / cols) * patch[0], (i % cols) * patch[1]));
+  const distanceOf = (_, i) => Math.hypot(Math.floor(i / cols) * patch[0], (i % cols) * patch[1]);
+  const apart = Float64Array.from({ length: rows * cols }, distanceOf);
   const row = new Float64Array(tokens);
   const [mean, max] = [new Float32Array(tokens * tokens), new Float32Array(tokens * tokens)];
   const [received, distances] = [[], []];
@@ -69,7 +66,8 @@ function statistics(record, layer) {
     received.push(sum);
     distances.push(distance / (rows * cols));
   }
-  return { received, distances, mean, max };
+  swept.set(record.layers[layer], { received, distances, mean, max });
+  return swept.get(record.layers[layer]);
 }
 
 // (T) row of the product of (A + I) / row sum over layers `layer` … 0, with A the mean or maximum over heads.

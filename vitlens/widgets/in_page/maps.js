@@ -22,9 +22,9 @@ function fuse(maps, head) {
   });
 }
 
-const total = (values) => values.reduce((sum, value) => sum + value, 0);
+const leastOf = (values) => -largestOf(values.map((value) => -value));
 const patchesOf = (record, values) => Float32Array.from(values.slice(record.grid.prefix.length));
-const prefixOf = (record, values) => total(values.slice(0, record.grid.prefix.length));
+const prefixOf = (record, values) => sumOf(values.slice(0, record.grid.prefix.length));
 const headWords = (head) => (typeof head === "number" ? say("head", { head }) : say(head));
 const gateWords = (record) => (record.gated ? say("gated") : "");
 const scoreWords = (record, score) => (record.outputs === "value" ? number(score) : percent(score));
@@ -51,15 +51,17 @@ const MAPS = {
     return { values: patchesOf(record, values), words: words + gateWords(record), prefix };
   },
   received(record, { layer, head }) {
-    const words = say("received", { layer, heads: headWords(head) }) + (record.grid.prefix.length ? say("not rescaled") : "");
-    return { values: patchesOf(record, fuse(sweep(record, layer).received, head)), words: words + gateWords(record) };
+    const words = say("received", { layer, heads: headWords(head) });
+    const rest = record.grid.prefix.length ? say("not rescaled") : "";
+    const values = patchesOf(record, fuse(sweep(record, layer).received, head));
+    return { values, words: words + rest + gateWords(record) };
   },
   rollout(record, { layer, head, query }) {
     const values = patchesOf(record, rollout(record, layer, queryRow(record, query), head));
     let words = say("rollout", { source: queryWords(record, query), layer, heads: headWords(head) });
     if (record.grid.prefix.length)
-      words += say("rollout prefix", { share: percent(1 - total(values)), prefix: prefixWords(record) });
-    const prefix = record.grid.prefix.length === 1 ? [1 - total(values)] : [];
+      words += say("rollout prefix", { share: percent(1 - sumOf(values)), prefix: prefixWords(record) });
+    const prefix = record.grid.prefix.length === 1 ? [1 - sumOf(values)] : [];
     return { values, words: words + gateWords(record), prefix };
   },
   similarity(record, { layer, query }) {
@@ -76,20 +78,23 @@ const MAPS = {
     const sorted = values.toSorted();
     const middle = (sorted.length - 1) / 2;
     const median = (sorted[Math.floor(middle)] + sorted[Math.ceil(middle)]) / 2;
-    let words = say("norms", { layer, median: number(median) });
-    if (record.grid.prefix.length) words += say("norms prefix", { token: record.grid.prefix[0], length: number(lengths[0]) });
-    return { values, words };
+    const words = say("norms", { layer, median: number(median) });
+    const [token] = record.grid.prefix;
+    return { values, words: words + (token ? say("norms prefix", { token, length: number(lengths[0]) }) : "") };
   },
   lens(record, { layer, query, target }) {
     const plain = record.outputs === "value";
     const quantity = say(plain ? "value" : "probability");
     const place = query === "readout" ? 0 : 1 + queryRow(record, query).indexOf(1); // the read-out is the first
-    const rowOf = ({ classes, shares }, k) => ({ layer: k, name: record.label(classes[place]), share: shares[place], plain });
-    const rows = record.lens.flatMap((lens, k) => (lens ? [rowOf(lens, k)] : []));
+    const rows = record.lens.flatMap((lens, k) => {
+      if (!lens) return [];
+      return [{ layer: k, name: record.label(lens.classes[place]), share: lens.shares[place], plain }];
+    });
     let who = query === "readout" ? say("lens readout", { readout: record.grid.reads }) : queryWords(record, query);
     who = who[0].toUpperCase() + who.slice(1);
     const { name: best, share } = rows.find((row) => row.layer === layer);
-    const words = say("lens", { layer, quantity, name: record.label(target), who, best, score: scoreWords(record, share) });
+    const score = scoreWords(record, share);
+    const words = say("lens", { layer, quantity, name: record.label(target), who, best, score });
     const lens = { title: say("lens title", { who }), layer, rows, note: say("lens note") };
     return { values: record.lens[layer].of[target], words, unit: quantity, beside: { lens } };
   },
@@ -103,7 +108,8 @@ const MAPS = {
     const whose = { every: "all layers", sum: "all heads" }[head] || "one head";
     const signed = (value) => (value >= 0 ? "+" : "") + number(value);
     const name = record.label(target);
-    let words = say("contributions", { whose: say(whose, { layer, head }), name, minus: "", patches: signed(total(patchesOf(record, sums))) });
+    const patches = signed(sumOf(patchesOf(record, sums)));
+    let words = say("contributions", { whose: say(whose, { layer, head }), name, minus: "", patches });
     if (record.grid.prefix.length)
       words += say("contributions prefix", { share: signed(prefixOf(record, sums)), prefix: prefixWords(record) });
     words += say("contributions logit", { logit: number(logit) });
@@ -115,23 +121,51 @@ const MAPS = {
 // A map of an attribution method, as Python or a forward in this page computed it.
 const explained = (record, { target }, view) => record.maps[view][target];
 
-// The color scale of a map, as `scale_of` and `Scale.table` in page.py.
-function scaleOf(values, limit, { colors, stretch, strength, opacity }, tables) {
-  const [least, most] = [Math.min(...values), Math.max(...values)];
-  const signed = !stretch && (limit !== undefined || least < 0);
-  const high = stretch ? most : limit ?? (Math.max(Math.abs(least), Math.abs(most)) || 1);
-  const low = stretch ? least : signed ? -high : 0;
-  const map = bytesOf(tables.maps[colors || tables[signed ? "signed" : "plain"]]);
-  const zero = Math.min(Math.max(0, low), high);
-  const farthest = Math.max(high - zero, zero - low) || 1;
+// (256) RGBA colors of a scale from low to high, with an opacity for each value.
+function colorsOf({ low, high }, map, strength, opacity) {
   const table = new Uint8Array(1024);
   for (let i = 0; i < 256; i += 1) {
-    const away = Math.abs(low + ((high - low) * i) / 255 - zero) / farthest;
-    const share = Math.max(away, low < 0 && high > 0 ? tables.least : 0);
-    table.set(map.subarray(3 * i, 3 * i + 3), 4 * i);
-    table[4 * i + 3] = Math.round(255 * strength * (opacity === "value" ? share : 1));
+    table.set(bytesOf(map).subarray(3 * i, 3 * i + 3), 4 * i);
+    table[4 * i + 3] = Math.round(255 * strength * opacity(low + ((high - low) * i) / 255));
   }
-  return { low, high, colors: new DataView(table.buffer) };
+  return new DataView(table.buffer);
+}
+
+// The color scale of a map, as `scale_of` and `Scale.table` in page.py.
+function scaleOf(values, limit, { colors, stretch, strength, opacity }, { maps, plain, signed, least }) {
+  const [lowest, most] = [leastOf(values), largestOf(values)];
+  const both = !stretch && (limit !== undefined || lowest < 0);
+  const high = stretch ? most : limit ?? (Math.max(-lowest, most) || 1);
+  const low = stretch ? lowest : both ? -high : 0;
+  const zero = Math.min(Math.max(0, low), high);
+  const farthest = Math.max(high - zero, zero - low) || 1;
+  const floor = low < 0 && high > 0 ? least : 0;
+  const share = (value) => (opacity === "value" ? Math.max(Math.abs(value - zero) / farthest, floor) : 1);
+  return { low, high, colors: colorsOf({ low, high }, maps[colors || (both ? signed : plain)], strength, share) };
+}
+
+const CELLS = 16; // largest number of rows and of columns of a map in the mosaic
+
+// Attention from a query in all heads, as `head_maps` in views.py. Layers that were left out are blank.
+function tilesOfHeads(record, weights) {
+  const { rows, cols } = record.grid;
+  const [r, c] = [Math.min(rows, CELLS), Math.min(cols, CELLS)];
+  const tops = [];
+  const maps = record.layers.flatMap((stored, layer) => {
+    const heads = stored ? read(record, layer, weights).map((values) => patchesOf(record, values)) : [];
+    const blank = Array(record.heads + 2).fill(new Float32Array(rows * cols));
+    const tiles = stored ? [fuse(heads, "mean"), fuse(heads, "max"), ...heads] : blank;
+    tops.push(tiles.map(largestOf));
+    return tiles.flatMap((tile, k) => Array.from({ length: r * c }, (_, i) => {
+      const [y, x] = [Math.floor(i / c), i % c];
+      let most = 0;
+      for (let a = Math.floor((y * rows) / r); a < Math.ceil(((y + 1) * rows) / r); a += 1)
+        for (let b = Math.floor((x * cols) / c); b < Math.ceil(((x + 1) * cols) / c); b += 1)
+          most = Math.max(most, tile[a * cols + b]);
+      return Math.round((255 * most) / Math.max(tops.at(-1)[k], 1e-30));
+    }));
+  });
+  return { maps: new DataView(Uint8Array.from(maps).buffer), tops, rows: r, cols: c };
 }
 
 // Tiles of the queries besides patches, with the shares of the prefix tokens.
@@ -152,7 +186,7 @@ function panelOfMap(record, view, choice, map, state, tables) {
   let words = `${map.words}.`;
   const colored = values.length > rows * cols;
   const scale = colored ? null : scaleOf(values, limit, state, tables);
-  if (scale) words += say("range", { low: number(Math.min(...values)), high: number(Math.max(...values)) });
+  if (scale) words += say("range", { low: number(leastOf(values)), high: number(largestOf(values)) });
   words += say("input", { height: image[0], width: image[1] });
   [["bottom", rows], ["right", cols]].forEach(([side, count], i) => {
     const over = image[i] - count * patch[i];
@@ -160,11 +194,12 @@ function panelOfMap(record, view, choice, map, state, tables) {
     if (over < 0) words += say("padded", { pixels: -over, where: say(side) });
   });
   const { strength, opacity, smooth, lines } = state;
+  const asked = view.query && { tokens: tilesOf(record, prefix, state), picks: say("look from") };
   return {
     name: "picture", title: map.title || view.title, picture: "picture", rows, cols, words: words + (record.note || ""),
-    cell: [patch[0] / image[0], patch[1] / image[1]], axes: ["row", "column"], unit, scale, strength, opacity, smooth, lines,
-    tokens: view.query ? tilesOf(record, prefix, state) : [],
-    selected: view.query && Array.isArray(choice.query) ? choice.query : null, picks: view.query ? say("look from") : "",
-    values: new DataView(values.buffer, values.byteOffset, values.byteLength), ends: scale && [number(scale.low), number(scale.high)],
+    cell: [patch[0] / image[0], patch[1] / image[1]], axes: ["row", "column"], unit, scale, strength, opacity, smooth,
+    lines, tokens: [], picks: "", ...asked, selected: asked && Array.isArray(choice.query) ? choice.query : null,
+    values: new DataView(values.buffer, values.byteOffset, values.byteLength),
+    ends: scale && [number(scale.low), number(scale.high)],
   };
 }

@@ -6,12 +6,12 @@ const say = (name, fields = {}) => WORDS[name].replace(/\{(\w+)\}/g, (_, field) 
 
 // Three significant digits as Python's ".3g", with a proper minus sign. Ties go to the even digit.
 function number(value) {
-  let [digits, power] = value.toExponential(2).split("e");
-  const exact = value.toExponential(50);
-  if (/^-?\d\.\d[02468]50*e/.test(exact)) [digits, power] = [exact.slice(0, exact.indexOf(".") + 3), exact.split("e")[1]];
+  const tie = value.toExponential(50).match(/^(-?\d\.\d[02468])50*(e.+)/);
+  const text = tie ? tie[1] + tie[2] : value.toExponential(2);
+  const [digits, power] = text.split("e");
   const wide = power < -4 || power >= 3;
-  const text = wide ? `${Number(digits)}e${power[0]}${power.slice(1).padStart(2, "0")}` : String(Number(`${digits}e${power}`));
-  return text.replaceAll("-", "−");
+  const shown = wide ? `${Number(digits)}e${power[0]}${power.slice(1).padStart(2, "0")}` : String(Number(text));
+  return shown.replaceAll("-", "−");
 }
 
 function percent(share) {

@@ -2,15 +2,18 @@
 
 // The record of a photo, whose arrays become Float32Array when they are needed.
 function recordOf(stored, labels) {
-  const lazy = (object, name) => {
-    let made;
-    return { get: () => (made ||= floats(object[name])), enumerable: true };
+  const lazily = (object, names) => {
+    const target = Array.isArray(object) ? [] : { ...object };
+    names.forEach((name) => {
+      let made;
+      Object.defineProperty(target, name, { get: () => (made ||= floats(object[name])) });
+    });
+    return target;
   };
-  const layerOf = (layer) => layer && Object.defineProperties({ ...layer }, { q: lazy(layer, "q"), k: lazy(layer, "k") });
-  const tokens = Object.defineProperties([], Object.fromEntries(stored.tokens.flatMap((_, l) => [[l, lazy(stored.tokens, l)]])));
-  const each = (values, change) => Object.fromEntries(Object.entries(values).map(([key, value]) => [key, change(value)]));
+  const each = (values, change) => Object.fromEntries(Object.entries(values).map(([key, it]) => [key, change(it)]));
   return {
-    ...stored, tokens, layers: stored.layers.map((layer) => (layer ? layerOf(layer) : undefined)),
+    ...stored, tokens: lazily(stored.tokens, stored.tokens.keys()),
+    layers: stored.layers.map((layer) => (layer ? lazily(layer, ["q", "k"]) : undefined)),
     grid: { ...stored.grid, readout: stored.grid.readout && floats(stored.grid.readout) },
     shares: sharesOf(floats(stored.logits), stored.outputs), label: (k) => labels[k] ?? String(k),
     lens: stored.lens.map((lens) => lens && { ...lens, shares: floats(lens.shares), of: each(lens.of, floats) }),

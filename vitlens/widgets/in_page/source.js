@@ -1,8 +1,5 @@
-// A source for the front end that answers in the page, from records, in place of Python: get, on, off, send. It keeps the
-// state, checks values by the controls, and makes the frame, as explorer.py does.
-//
-// page: {words, tables, views, controls, state, about, records: Map from the name of a photo to its record}. `prepare`,
-// optional, is awaited after each message, before the drawing, with the source, the message and its buffers.
+// A source for the front end that answers in the page, from records, in place of Python: get, on, off, send. It keeps
+// the state, checks values by the controls, and makes the frame, as explorer.py does. `page` is as in docs/front-end.md.
 
 const BARS = 5;
 
@@ -12,7 +9,8 @@ class PageSource {
 
   constructor(page) {
     WORDS = page.words;
-    Object.assign(this, { page, state: page.state, handlers: new Map(), traits: {}, turn: Promise.resolve(), answers: 0 });
+    Object.assign(this, { page, state: page.state, handlers: new Map(), traits: {}, answers: 0 });
+    this.turn = Promise.resolve();
     this.draw("");
   }
 
@@ -75,8 +73,11 @@ class PageSource {
 
   take(content) {
     if ("pick" in content) this.change({ row: content.row, column: content.col });
-    else if ("why" in content) this.change({ view: this.view.explains ? this.state.view : this.explaining, target: content.why });
-    else this.change(content.set || {});
+    else if ("why" in content) {
+      const explaining = ([, view]) => view.explains && !view.layered;
+      const [first] = Object.entries(this.page.views).find(explaining);
+      this.change({ view: this.view.explains ? this.state.view : first, target: content.why });
+    } else this.change(content.set || {});
   }
 
   change(values) {
@@ -99,11 +100,6 @@ class PageSource {
 
   get view() {
     return this.page.views[this.state.view];
-  }
-
-  // The first view of a class by an attribution method.
-  get explaining() {
-    return Object.keys(this.page.views).find((name) => this.page.views[name].explains && !this.page.views[name].layered);
   }
 
   // The head if the view has it, else the view's first choice.
@@ -134,14 +130,15 @@ class PageSource {
   // The controls of the view as Python described them, with the values of this state and the classes of this photo.
   controls() {
     const { state, record, head } = this;
-    const named = record.likeliest.map((k) => [say("named", { name: record.label(k), score: scoreWords(record, record.shares[k]) }), k]);
+    const score = (k) => scoreWords(record, record.shares[k]);
+    const named = record.likeliest.map((k) => [say("named", { name: record.label(k), score: score(k) }), k]);
     const options = [[say("predicted"), "predicted"], ...named];
-    return this.page.controls[state.view].map((control) => {
-      if (control.name === "head") return { ...control, value: head };
-      if (control.name === "layer") return { ...control, value: state.layer, disabled: this.view.head === "added" && head === "every" };
-      if (control.name === "target") return { ...control, value: state.target, options, groups: [[say("a class"), options.length]] };
-      return { ...control, value: state[control.name] };
-    });
+    const changed = {
+      head: { value: head },
+      layer: { disabled: this.view.head === "added" && head === "every" },
+      target: { options, groups: [[say("a class"), options.length]] },
+    };
+    return this.page.controls[state.view].map((each) => ({ ...each, value: state[each.name], ...changed[each.name] }));
   }
 
   draw(message) {
@@ -152,7 +149,8 @@ class PageSource {
     const { score = null, beside = {} } = map;
     this.traits.frame = {
       panels: [this.panel(choice, map)], controls: this.controls(), model: page.model,
-      bars: this.bars(choice), dots: this.dots(choice), score, parts: null, lens: null, ...beside,
+      bars: this.bars(choice), mosaic: this.mosaic(choice), six: this.six(choice), score, parts: null,
+      lens: null, ...beside,
       about: [record.about, page.about].filter(Boolean).join(" "), uploads: page.uploads || 0, saves: false,
       answers: this.answers, message, asks: this.asks, tour: false,
     };
@@ -166,22 +164,48 @@ class PageSource {
     const { whole } = record;
     const shown = new Set([...record.likeliest.slice(0, BARS), ...(whole ? whole.likeliest.slice(0, 1) : [])]);
     return [...shown].map((k) => {
-      const bar = { number: k, name: record.label(k), share: record.shares[k], now: this.view.explains && k === target, plain: record.outputs === "value" };
-      return whole ? { ...bar, before: whole.shares[k] } : bar;
+      const before = whole && { before: whole.shares[k] };
+      const [now, plain] = [this.view.explains && k === target, record.outputs === "value"];
+      return { number: k, name: record.label(k), share: record.shares[k], now, plain, ...before };
     });
   }
 
-  // Mean attention distances of the heads, when all layers have been swept.
-  dots({ layer, head }) {
-    const { record, view } = this;
-    if (record.layers.includes(undefined)) return null;
-    const next = record.layers.findIndex((each) => !swept.has(each));
-    if (next >= 0) this.measure(record);
-    if (view.explains || next >= 0) return null;
-    const picks = view.head === "each";
+  // The maps of six methods for a class, each with its score.
+  six(choice) {
+    const { record, view, state, page: { views, tables } } = this;
+    if (!view.explains || view.layered) return null;
+    const names = Object.keys(views).filter((name) => views[name].explains && !views[name].layered).slice(0, 6);
+    const tiles = names.map((name) => {
+      const tile = { view: name, title: views[name].entry.split(" (")[0], now: name === state.view, words: "" };
+      const map = record.maps[name]?.[choice.target];
+      if (!map) return tile;
+      const panel = panelOfMap(record, view, choice, map, state, tables);
+      const { rows, cols, cell, values, scale, strength, smooth } = panel;
+      const score = map.score?.short ? { words: map.score.short } : { failed: map.score?.words };
+      return { ...tile, rows, cols, cell, values, scale, strength, smooth, ...score };
+    });
+    return { title: say("six"), picture: "picture", tiles };
+  }
+
+  // The maps of all heads from the query, and their mean distances when all layers have been swept.
+  mosaic({ layer, head }) {
+    const { record, view, query, page } = this;
+    if (record.layers.some((each) => each && !swept.has(each))) this.measure(record);
+    const done = record.layers.every((each) => swept.has(each));
+    const distances = done ? record.layers.map((each) => swept.get(each).distances) : null;
+    if (!view.layered) return null;
+    const key = String(query);
+    if (record.tiles?.key !== key) record.tiles = { key, ...tilesOfHeads(record, queryRow(record, query)) };
+    const { maps, tops, rows, cols } = record.tiles;
+    const names = Array.from({ length: record.heads }, (_, h) => (h ? String(h) : say("head", { head: 0 })));
+    const single = names.map((_, h) => (["each", "added"].includes(view.head) ? h : null));
+    const picks = { "": [null, null], added: ["sum", null] }[view.head] || ["mean", "max"];
     return {
-      title: say("distances"), values: record.layers.map((_, l) => sweep(record, l).distances),
-      uniform: uniformDistance(record.grid), layer, head: picks && typeof head === "number" ? head : null, picks,
+      titles: [say("mosaic", { source: queryWords(record, query) }), say("distances")], layers: record.layers.length,
+      rows, cols, maps, tops, colors: colorsOf({ low: 0, high: 1 }, page.tables.maps.viridis, 1, () => 1),
+      names: [say("mean row"), say("max row"), ...names], picks: [...picks, ...single],
+      layer: head === "every" ? null : layer, head: view.head ? head : null, distances,
+      uniform: uniformDistance(record.grid), off: this.state.off || null, pool: 0,
     };
   }
 
@@ -190,7 +214,7 @@ class PageSource {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => {
       this.timer = 0;
-      const next = record.layers.findIndex((each) => !swept.has(each));
+      const next = record.layers.findIndex((each) => each && !swept.has(each));
       if (next >= 0) sweep(record, next);
       if (this.record !== record) return;
       if (next >= 0) this.measure(record);

@@ -4,7 +4,8 @@ const widthOf = (tokens, grid) => tokens.length / tokenCount(grid);
 
 function norms(tokens, grid) {
   const width = widthOf(tokens, grid);
-  return Float64Array.from({ length: tokens.length / width }, (_, t) => Math.hypot(...tokens.subarray(t * width, (t + 1) * width)));
+  const norm = (_, t) => Math.hypot(...tokens.subarray(t * width, (t + 1) * width));
+  return Float64Array.from({ length: tokens.length / width }, norm);
 }
 
 // (T) cosines of all tokens with their sum weighted by `weights` (T).
@@ -54,7 +55,7 @@ function eigen(matrix) {
   return pairs.sort((a, b) => b[0] - a[0]);
 }
 
-// The first three principal components of the patches, by subspace iteration: {colors: (P·3) from 0 to 1, shares: (3)}.
+// The first three principal components of the patches by subspace iteration: {colors: (P·3) from 0 to 1, shares: (3)}.
 function components(tokens, grid) {
   const [width, count] = [widthOf(tokens, grid), grid.rows * grid.cols];
   const X = Float64Array.from(tokens.subarray(grid.prefix.length * width));
@@ -63,31 +64,29 @@ function components(tokens, grid) {
     for (let p = 0; p < count; p += 1) mean += X[p * width + i] / count;
     for (let p = 0; p < count; p += 1) X[p * width + i] -= mean;
   }
-  const times = (vector) => { // X·v
-    const result = new Float64Array(count);
-    for (let p = 0, at = 0; p < count; p += 1) for (let i = 0; i < width; i += 1, at += 1) result[p] += X[at] * vector[i];
-    return result;
-  };
-  const back = (vector) => { // Xᵀ·v
-    const result = new Float64Array(width);
-    for (let p = 0, at = 0; p < count; p += 1) for (let i = 0; i < width; i += 1, at += 1) result[i] += X[at] * vector[p];
+  const times = (vector, turned) => { // X·v, or Xᵀ·v
+    const result = new Float64Array(turned ? width : count);
+    for (let p = 0, at = 0; p < count; p += 1)
+      for (let i = 0; i < width; i += 1, at += 1) result[turned ? i : p] += X[at] * vector[turned ? p : i];
     return result;
   };
   const block = Math.min(12, count, width);
-  let V = Array.from({ length: block }, (_, k) => Float64Array.from({ length: width }, (_, i) => Math.cos(1 + i * (k + 1.3))));
-  for (let turn = 0, before = -1, size = orthonormal(V); turn < 200 && Math.abs(size - before) > 1e-11 * size; turn += 1) {
-    V = V.map((vector) => back(times(vector)));
+  const start = (k) => Float64Array.from({ length: width }, (_, i) => Math.cos(1 + i * (k + 1.3)));
+  let V = Array.from({ length: block }, (_, k) => start(k));
+  let [before, size] = [-1, orthonormal(V)];
+  for (let turn = 0; turn < 200 && Math.abs(size - before) > 1e-11 * size; turn += 1) {
+    V = V.map((vector) => times(times(vector), true));
     [before, size] = [size, orthonormal(V)];
   }
-  const Z = V.map(times);
+  const Z = V.map((vector) => times(vector));
   const pairs = eigen(Z.map((a) => Z.map((b) => a.reduce((sum, value, i) => sum + value * b[i], 0)))).slice(0, 3);
   const total = X.reduce((sum, value) => sum + value * value, 0) || 1;
   const colors = new Float32Array(3 * count);
   pairs.forEach(([, vector], k) => {
     const scores = Z[0].map((_, p) => vector.reduce((sum, weight, j) => sum + weight * Z[j][p], 0));
     const [low, high] = [Math.min(...scores), Math.max(...scores)];
-    const turned = -low > high; // the largest score is positive
-    scores.forEach((score, p) => (colors[3 * p + k] = (turned ? high - score : score - low) / Math.max(high - low, 1e-12)));
+    const up = -low > high ? (score) => high - score : (score) => score - low; // the largest score is positive
+    scores.forEach((score, p) => (colors[3 * p + k] = up(score) / Math.max(high - low, 1e-12)));
   });
   return { colors, shares: pairs.map(([value]) => value / total) };
 }

@@ -95,7 +95,7 @@ class Live {
     const { traits } = source, running = { strength: 0, words: say("running") };
     const panels = traits.frame.panels.map((panel) => ({ ...panel, ...running }));
     traits.pictures = { picture: (source.pictured = picture) };
-    traits.frame = { ...traits.frame, panels, bars: [], score: null, parts: null, lens: null, dots: null };
+    traits.frame = { ...traits.frame, panels, bars: [], score: null, parts: null, lens: null, mosaic: null };
     source.emit("change:frame");
   }
 
