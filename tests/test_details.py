@@ -102,8 +102,7 @@ def test_tour_numbers_equal_the_model(vit, kind):
     if kind == "no head":
         assert shown["lens"] == []
     else:
-        best = logits[0].softmax(-1).max()
-        assert shown["lens"][-1] == [str(logits.argmax().item()), forward.score_words(best)]
+        assert shown["lens"][-1] == [str(logits.argmax().item()), pytest.approx(logits[0].softmax(-1).max().item())]
 
 
 def test_explorer_answers_questions_without_drawing(vit):

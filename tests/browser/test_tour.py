@@ -148,11 +148,11 @@ def test_tour_has_eight_steps_with_the_numbers_of_the_model(page, model, maps, w
     best = vit(preprocess(vit, samples()["chelsea"]))[0].softmax(-1).max().item()
     reach = ", ".join(digits(each[1:].max()) for each in rows)
     wanted = [
-        "128 × 128 pixels", "8 × 8 = 64 patches of 16 × 16 pixels, 768 numbers",
+        "128 × 128 pixels of 3 numbers each", "8 × 8 = 64 patches of 16 × 16 pixels, 768 numbers",
         "96 numbers and adds a vector for its place; there are 65 tokens with the class token",
         f"head {head}, the patch has a query and row {key // 8}, column {key % 8} a key",
         f"becomes {digits(rows[head, 1 + key])}", reach, f"In layer {layer}, attention adds",
-        f"({100 * best:.0f} %), the",
+        f"({100 * best:.1f} %), the",
     ]  # fmt: skip
     found = []
     for words in wanted:

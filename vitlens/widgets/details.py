@@ -58,8 +58,8 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
     `value`: that of the patch and its strongest key. `pixels` (h, w, 3) of the patch, `token` (D) that enters the
     first layer, `position` (D) or None, `lengths` (L + 1) of the token before and after each layer, `added` (L, 2)
     lengths of what attention and MLP add, or (L, 1) of the whole change. `heads` (H, P): weights of the patch in the
-    layer, `depth` (L, P): in each layer, the mean over heads. `lens`: (class, score) of the read-out after each layer,
-    empty without a classifier.
+    layer, `depth` (L, P): in each layer, the mean over heads. `lens`: (class, probability) of the read-out after each
+    layer, empty without a classifier. `plain`: the outputs are values instead of probabilities.
     """
     grid, position = forward.grid, forward.grid.index(row, col)
     stream, between = _stream(forward, position)
@@ -83,7 +83,7 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
         "lengths": [rounded(vector.norm(), 4) for vector in stream],
         "added": [[rounded(vector.norm(), 4) for vector in vectors] for vectors in added],
         "heads": rounded(weights[layer], 3), "depth": rounded(torch.stack([each.mean(0) for each in weights]), 3),
-        "lens": [[forward.label(target), forward.score_words(share)] for share, target in lens],
+        "lens": [[forward.label(target), share] for share, target in lens], "plain": forward.outputs == "value",
     }  # fmt: skip
 
 

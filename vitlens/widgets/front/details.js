@@ -10,11 +10,12 @@ const MAPPED = Uint8Array.from({ length: 1024 }, (_, i) => {
 
 const sumOf = (values) => values.reduce((sum, value) => sum + value, 0);
 const largestOf = (values) => values.reduce((most, value) => Math.max(most, value), -Infinity);
+const smallestOf = (values) => values.reduce((least, value) => Math.min(least, value), Infinity);
+const finite = (logits) => logits.map((value) => value ?? -Infinity); // null is a hidden token
 
-// Softmax of logits, in which null is a hidden token.
 function softmax(logits) {
-  const most = largestOf(logits.map((value) => value ?? -Infinity));
-  const raised = logits.map((value) => (value === null ? 0 : Math.exp(value - most)));
+  const most = largestOf(finite(logits));
+  const raised = finite(logits).map((value) => Math.exp(value - most));
   const sum = sumOf(raised);
   return raised.map((value) => value / sum);
 }
@@ -33,109 +34,108 @@ function strip(name, values) {
   const most = largestOf(values.map(Math.abs)) || 1;
   const height = Math.ceil(values.length / 128);
   const width = Math.ceil(values.length / height);
-  const range = `${shown(-largestOf(values.map((value) => -value)))} to ${shown(largestOf(values))}`;
-  const label = { role: "img", "aria-label": `${name}: ${values.length} numbers from ${range}` };
-  const canvas = make("canvas", { class: "strip", width, height, style: `--rows: ${height}`, ...label });
+  const range = `${shown(smallestOf(values))} to ${shown(largestOf(values))}`;
+  const label = `${name}: ${values.length} numbers from ${range}`;
   const image = new ImageData(width, height);
   values.forEach((value, i) => {
-    const share = Math.abs(value) / most;
     const color = value < 0 ? [33, 102, 172] : [178, 24, 43];
-    image.data.set([...color.map((part) => 255 + (part - 255) * share), 255], 4 * i);
+    image.data.set([...color.map((part) => 255 + ((part - 255) * Math.abs(value)) / most), 255], 4 * i);
   });
-  canvas.getContext("2d").putImageData(image, 0, 0);
+  const canvas = canvasOf(image, label, { class: "strip", style: `--rows: ${height}` });
   canvas.addEventListener("pointermove", ({ offsetX, offsetY }) => {
-    const [row, col] = [(offsetY / canvas.clientHeight) * height, (offsetX / canvas.clientWidth) * width].map(Math.floor);
-    const at = row * width + col;
+    const row = Math.floor((offsetY / canvas.clientHeight) * height);
+    const at = row * width + Math.floor((offsetX / canvas.clientWidth) * width);
     canvas.title = at in values ? `${name}, number ${at}: ${shown(values[at])}` : "";
   });
   return make("div", { class: "vector" }, make("span", {}, name), canvas, make("span", { class: "range" }, range));
 }
 
-// Weights of the patches over the photo, with frames around the patches in `marks`: {name: [row, col]}. pick: called with
-// the patch of a click, or of an arrow key from marks.key.
-function mapOf(base, { rows, cols, patch, image }, values, marks = {}, label = "", pick = null) {
-  const cell = [patch[0] / image[0], patch[1] / image[1]];
-  const scale = { low: 0, high: largestOf(values) || 1, colors: MAPPED };
-  const panel = { rows, cols, cell, strength: 1, scale, smooth: false, values: Float32Array.from(values) };
-  const canvas = make("canvas", { width: base.width, height: base.height, role: "img", "aria-label": label });
-  canvas.getContext("2d").putImageData(values.length ? painted(base, panel) : base, 0, 0);
+function canvasOf(image, label, more = {}) {
+  const { width, height } = image;
+  const canvas = make("canvas", { width, height, role: "img", "aria-label": label, ...more });
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas;
+}
+
+// Weights of the patches over the photo, with frames around the patches in `marks`: {name: [row, col]}. pick: called
+// with the patch of a click, or of an arrow key from marks.key.
+function mapOf(base, { rows, cols, patch, image }, values, marks, label, pick = null) {
+  const [height, width] = [patch[0] / image[0], patch[1] / image[1]];
+  const scale = { low: 0, high: largestOf(values), colors: MAPPED };
+  const panel = { rows, cols, cell: [height, width], strength: 1, scale, values: Float32Array.from(values) };
   const svg = make("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" });
   for (const [name, place] of Object.entries(marks).filter(([, place]) => place)) {
-    const at = { x: place[1] * cell[1], y: place[0] * cell[0], width: cell[1], height: cell[0] };
+    const at = { x: place[1] * width, y: place[0] * height, width, height };
     svg.append(make("rect", { class: "rim", ...at }), make("rect", { class: `frame ${name}`, ...at }));
   }
+  const canvas = canvasOf(values.length ? painted(base, panel) : base, label);
   if (!pick) return make("div", { class: "picture small" }, canvas, svg);
   const go = (row, col) => row >= 0 && row < rows && col >= 0 && col < cols && pick([row, col]);
-  const aim = `${label} Click, or use the arrow keys, to open another patch.`;
-  const node = make("div", { class: "picture small picks", tabindex: 0, role: "application", "aria-label": aim }, canvas, svg);
-  node.addEventListener("click", ({ clientX, clientY }) => {
+  const onclick = ({ clientX, clientY }) => {
     const box = canvas.getBoundingClientRect();
-    go(Math.floor((clientY - box.top) / box.height / cell[0]), Math.floor((clientX - box.left) / box.width / cell[1]));
-  });
-  node.addEventListener("keydown", (event) => {
+    go(Math.floor((clientY - box.top) / box.height / height), Math.floor((clientX - box.left) / box.width / width));
+  };
+  const onkeydown = (event) => {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (!step || !marks.key) return;
     event.preventDefault();
-    event.stopPropagation();
     go(marks.key[0] + step[0], marks.key[1] + step[1]);
-  });
-  return node;
+  };
+  const aim = { tabindex: 0, role: "application", "aria-label": `${label} Arrow keys open other patches.` };
+  return make("div", { class: "picture small picks", ...aim, onclick, onkeydown }, canvas, svg);
 }
 
 // The weights of a query as a bar for each token, with the key's in orange.
 function weightBars({ logits, key, ...about }) {
   const weights = softmax(logits);
-  const [height, top] = [64, 8];
   const x = (at) => ((at + 0.5) / weights.length) * WIDTH;
-  const y = (at) => height - (weights[at] / largestOf(weights)) * (height - top);
+  const bar = (at, least = 0) => `M${x(at)} 64v${-Math.max(least, (56 * weights[at]) / largestOf(weights))}`;
   const label = `Weights of ${weights.length} tokens. ${tokenName(about, key)}: ${shown(weights[key])}.`;
-  const plot = make("svg", { class: "weights", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label });
   const wide = Math.max(0.5, (0.7 * WIDTH) / weights.length);
-  plot.append(make("path", { d: weights.map((_, at) => `M${x(at)} ${height}V${y(at)}`).join(""), "stroke-width": wide }));
-  const bar = { class: "now", d: `M${x(key)} ${height}V${Math.min(y(key), height - 1)}` };
-  plot.append(make("path", { ...bar, "stroke-width": Math.max(2, wide) }));
-  plot.append(make("path", { class: "place", d: `M${x(key)} ${y(key) - 1}l-3 -6h6z` }));
-  return plot;
+  return make(
+    "svg", { class: "weights", viewBox: `0 0 ${WIDTH} 64`, role: "img", "aria-label": label },
+    make("path", { d: weights.map((_, at) => bar(at)).join(""), "stroke-width": wide }),
+    make("path", { class: "now", d: `${bar(key, 1)}m-3 -7h6l-3 6z`, "stroke-width": Math.max(2, wide) }),
+  );
 }
 
 // Query, key and their products, and the logit in words.
 function products({ q, k, scale, mask, logits, key }) {
   const found = q.map((value, i) => value * k[i]);
-  const sum = sumOf(found);
-  const add = mask ? ` + ${shown(mask)} (mask)` : "";
-  const words = `Sum of the ${q.length} products ${shown(sum)} × scale ${shown(scale)}${add} = `;
+  const add = mask ? ` + mask ${shown(mask)}` : "";
+  const words = `Sum of the ${q.length} products ${shown(sumOf(found))} × scale ${shown(scale)}${add} = `;
   const result = make("b", {}, logits[key] === null ? "hidden" : shown(logits[key]));
   return [strip("query", q), strip("key", k), strip("products", found), make("p", { class: "sum" }, words, result)];
 }
 
-function softmaxWords({ logits, key, weight }) {
-  if (logits[key] === null) return "The mask hides this token, so its weight is 0.";
-  const most = largestOf(logits.map((value) => value ?? -Infinity));
+// The softmax in words, above the weights of the row.
+function weighing(answer) {
+  const { logits, key, weight } = answer;
+  const most = largestOf(finite(logits));
   const power = logits[key] - most;
-  const sum = sumOf(logits.map((value) => (value === null ? 0 : Math.exp(value - most))));
   const how = power ? `${shown(-power)} below the largest of the row` : "the largest of the row";
-  const raised = `e^${shown(power)} = ${shown(Math.exp(power))}`;
-  const over = `divided by ${shown(sum)}, the sum over ${logits.length} tokens`;
-  return `Softmax: ${shown(logits[key])} is ${how}; ${raised}, ${over}, is ${shown(weight)}.`;
+  const sum = sumOf(finite(logits).map((value) => Math.exp(value - most)));
+  const over = `the sum over ${logits.length} tokens, ${shown(sum)}`;
+  let words = `Softmax: ${shown(logits[key])} is ${how}; e^${shown(power)} divided by ${over}, is ${shown(weight)}.`;
+  if (logits[key] === null) words = "The mask hides this token, so its weight is 0.";
+  return make("div", {}, make("p", { class: "sum" }, words), weightBars(answer));
 }
 
 // The opened value. open: asks for the value of another key, {key: [row, col]}.
 function openedValue(answer, base, open, close) {
   const { layer, head, heads, largest, averaged, query, key } = answer;
-  const notes = [];
-  if (largest) notes.push(` Of ${heads.length} heads, head ${head} has the largest weight here, ${shown(heads[head])}.`);
+  const notes = [`Layer ${layer}, head ${head}.`];
+  if (largest) notes.push(` Of ${heads.length} heads, head ${head} has the largest weight here.`);
   if (averaged > 1) notes.push(` Of the ${averaged} queries that the read-out averages, this one adds most.`);
   const title = `${shown(answer.weight)}: how much ${tokenName(answer, query)} attends to ${tokenName(answer, key)}`;
-  const weights = softmax(answer.logits).slice(answer.prefix.length);
+  const closer = { type: "button", class: "button small", "aria-label": "Close", onclick: close };
   const marks = { frame: patchAt(answer, query), key: patchAt(answer, key) };
-  const label = `Attention in layer ${layer}, head ${head}.`;
-  const map = mapOf(base, answer, weights, marks, label, (place) => open({ key: place }));
-  const closer = make("button", { type: "button", class: "button small", "aria-label": "Close", onclick: close }, "×");
+  const patches = softmax(answer.logits).slice(answer.prefix.length);
+  const map = mapOf(base, answer, patches, marks, `Layer ${layer}, head ${head}.`, (place) => open({ key: place }));
   return [
-    make("header", {}, make("h3", {}, title), closer),
-    make("p", { class: "note" }, `Layer ${layer}, head ${head}.`, ...notes),
-    ...products(answer),
-    make("div", { class: "stage" }, make("div", {}, make("p", { class: "sum" }, softmaxWords(answer)), weightBars(answer)), map),
+    make("header", {}, make("h3", {}, title), make("button", closer, "×")),
+    make("p", { class: "note" }, ...notes), ...products(answer),
+    make("div", { class: "stage" }, weighing(answer), map),
     make("p", { class: "note" }, "White: the query. Orange: the key. Click a patch to open its weight."),
   ];
 }

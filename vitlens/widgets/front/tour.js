@@ -1,25 +1,18 @@
-// The tour of eight steps, and what follows the pointer and the space bar.
+// The tour of eight steps, the map that follows the pointer, the opened value, and playing through the layers.
 
 const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
 const LOOKS = 84; // milliseconds between two maps that follow the pointer: 12 in a second
 const LAYER = 600; // milliseconds that a layer is shown
-const quoted = (name) => `“${name.split(",")[0]}”`;
 
 // Steps of the tour: title, sentence, and nodes of the picture. about: the answer to {ask: "tour"}.
 function stepsOf(about, base) {
-  const { rows, cols, patch, image, row, col, layer, pixels, channels, token, position, table, prefix, lens, value } = about;
+  const { rows, cols, patch, image, row, col, layer, pixels, channels, token, prefix, lens, value } = about;
   const here = { frame: [row, col] };
-  const middle = pixels[Math.floor(pixels.length / 2)][Math.floor(pixels[0].length / 2)];
-  const color =
-    channels === 3
-      ? `a red, a green and a blue number: the middle of the framed patch has ${middle.join(", ")}`
-      : `${channels} number${channels > 1 ? "s" : ""}: the middle of the framed patch has ${middle[0]}`;
-  const size = { width: pixels[0].length, height: pixels.length };
-  const near = make("canvas", { class: "pixels", ...size, role: "img", "aria-label": "The pixels of the patch" });
-  const enlarged = new ImageData(size.width, size.height);
-  pixels.flat().forEach((pixel, i) => enlarged.data.set([...pixel, 255], 4 * i));
-  near.getContext("2d").putImageData(enlarged, 0, 0);
+  const pair = { ...here, key: patchAt(value, value.key) };
+  const middle = pixels[Math.floor(pixels.length / 2)][Math.floor(pixels[0].length / 2)].slice(0, channels);
   const photo = (marks, label) => mapOf(base, about, [], marks, label);
+  const near = new ImageData(pixels[0].length, pixels.length);
+  pixels.flat().forEach((pixel, i) => near.data.set([...pixel, 255], 4 * i));
   const cut = () => {
     const [height, width] = [patch[0] / image[0], patch[1] / image[1]];
     const across = Array.from({ length: rows + 1 }, (_, r) => `M0 ${r * height}H${cols * width}`);
@@ -28,195 +21,159 @@ function stepsOf(about, base) {
     node.lastChild.prepend(make("path", { class: "grid", d: [...across, ...down].join("") }));
     return [node];
   };
-  const others = prefix.length > 1 ? ` with ${prefix.length} prefix tokens` : prefix.length ? ` with the ${prefix[0]}` : "";
-  const place = table ? "adds a vector for its place" : "adds no vector for its place here";
-  const pair = { ...here, key: patchAt(value, value.key) };
+  const extra = ["", ` with the ${prefix[0]}`][prefix.length] ?? ` with ${prefix.length} prefix tokens`;
   const [logit, weights] = [shown(value.logits[value.key]), softmax(value.logits)];
   const patches = weights.slice(prefix.length);
-  const first = largestOf(patches) === weights[value.key] ? ", the largest on a patch" : "";
   const [before, after] = about.lengths.slice(layer, layer + 2).map(shown);
-  const added = about.added[layer].map(shown);
-  const moved =
-    added.length === 2
-      ? `In layer ${layer}, attention adds a vector of length ${added[0]} to the token of length ${before}, and the MLP ` +
-        `one of length ${added[1]}`
-      : `Layer ${layer} changes the token of length ${before} by a vector of length ${added[0]}`;
+  const [first, second] = about.added[layer].map(shown);
+  const adds = second
+    ? `attention adds a vector of length ${first} to the token of length ${before}, and the MLP one of length ${second}`
+    : `the token of length ${before} changes by a vector of length ${first}`;
   const tops = about.heads.map(largestOf);
-  const reach =
-    tops.length > 4
-      ? `from ${shown(-largestOf(tops.map((top) => -top)))} to ${shown(largestOf(tops))}`
-      : tops.map(shown).join(", ");
-  const [start, end] = [lens[0], lens.at(-1)].map((each) => each && `${quoted(each[0])} (${each[1]})`);
-  const result = lens.length
-    ? `the head, reading after each layer, goes from ${start} to ${end}, the model's answer`
-    : "as the model has no classes, its tokens are the result";
-  const ofHead = (values, head) => {
-    const picture = mapOf(base, about, values, here, `Attention of head ${head}`);
-    return make("figure", {}, picture, make("figcaption", {}, `head ${head}`));
+  const range = () => `${shown(smallestOf(tops))} to ${shown(largestOf(tops))}`;
+  const reach = tops.length > 4 ? range() : tops.map(shown).join(", ");
+  const said = ([name, share]) => `“${name.split(",")[0]}” (${about.plain ? shown(share) : inPercent(share)})`;
+  const [start, end] = [lens.map(said)[0], lens.map(said).at(-1)];
+  const answer = `the head, reading after each layer, goes from ${start} to ${end}, the model's answer`;
+  const none = "as the model has no classes, its tokens are the result";
+  const ofHead = (values, head) =>
+    make("figure", {}, mapOf(base, about, values, here, `Head ${head}`), make("figcaption", {}, `head ${head}`));
+  const vectors = () => {
+    const named = { token, position: about.position };
+    return make("div", {}, ...Object.entries(named).map(([name, values]) => (values ? strip(name, values) : "")));
   };
+  const each = `${channels} number${channels > 1 ? "s" : ""} each`;
   return [
-    [
-      "Pixels",
-      `The model sees ${image[0]} × ${image[1]} pixels, each with ${color}.`,
-      () => [photo(here, "The model's input"), near],
-    ],
-    [
-      "Patches",
-      `The photo is cut into ${rows} × ${cols} = ${rows * cols} patches of ${patch[0]} × ${patch[1]} pixels, ` +
-        `${patch[0] * patch[1] * channels} numbers each.`,
-      cut,
-    ],
-    [
-      "Tokens and positions",
-      `The model turns each patch into a token of ${token.length} numbers and ${place}; there are ` +
-        `${weights.length} tokens${others}.`,
-      () => {
-        const strips = [strip("token", token), ...(position ? [strip("position", position)] : [])];
-        return [photo(here, "The framed patch"), make("div", {}, ...strips)];
-      },
-    ],
-    [
-      "A query meets a key",
-      `In layer ${value.layer}, head ${value.head}, the patch has a query and ${tokenName(value, value.key)} a key: the ` +
-        `${value.q.length} products of their numbers, summed and scaled, give ${logit}.`,
-      () => [photo(pair, "The two patches"), make("div", {}, ...products(value))],
-    ],
-    [
-      "Softmax",
+    ["Pixels",
+      `The model sees ${image.join(" × ")} pixels of ${each}: in the middle of the patch ${middle.join(", ")}.`,
+      () => [photo(here, "The model's input"), canvasOf(near, "The pixels of the patch", { class: "pixels" })]],
+    ["Patches",
+      `The photo is cut into ${rows} × ${cols} = ${rows * cols} patches of ${patch.join(" × ")} pixels, ` +
+      `${patch[0] * patch[1] * channels} numbers each.`, cut],
+    ["Tokens and positions",
+      `The model turns each patch into a token of ${token.length} numbers and adds ${about.table ? "a" : "no"} vector ` +
+      `for its place; there are ${weights.length} tokens${extra}.`, () => [photo(here, "The framed patch"), vectors()]],
+    ["A query meets a key",
+      `In layer ${layer}, head ${value.head}, the patch has a query and ${tokenName(value, value.key)} a key: the ` +
+      `${value.q.length} products of their numbers, summed and scaled, give ${logit}.`,
+      () => [photo(pair, "The two patches"), make("div", {}, ...products(value))]],
+    ["Softmax",
       `Softmax turns the ${weights.length} results of this query into weights that sum to 1: ${logit} becomes ` +
-        `${shown(value.weight)}${first}.`,
-      () => {
-        const words = make("p", { class: "sum" }, softmaxWords(value));
-        return [mapOf(base, about, patches, pair, "Weights of the patches"), make("div", {}, weightBars(value), words)];
-      },
-    ],
-    [
-      "Values, heads side by side",
-      `Each of the ${tops.length} heads mixes the values of all tokens by weights of its own; the largest on a patch: ` +
-        `${reach}.`,
-      () => [make("div", { class: "row" }, ...about.heads.map(ofHead))],
-    ],
-    ["Residual stream and MLP", `${moved}; its length is then ${after}.`, () => [streamChart(about)]],
-    [
-      "Through the layers",
-      `Layer by layer the patch looks elsewhere, and ${result}.`,
-      () => depthOf(about, base, here),
-    ],
+      `${shown(value.weight)}.`, () => [mapOf(base, about, patches, pair, "Weights of the patches"), weighing(value)]],
+    ["Values, heads side by side",
+      `Each of the ${tops.length} heads mixes the values of all tokens by its own weights; the largest on a patch: ` +
+      `${reach}.`, () => [make("div", { class: "row" }, ...about.heads.map(ofHead))]],
+    ["Residual stream and MLP", `In layer ${layer}, ${adds}; its length is then ${after}.`, () => [streamChart(about)]],
+    ["Through the layers", `Layer by layer the patch looks elsewhere, and ${lens.length ? answer : none}.`,
+      () => depthOf(about, base, here)],
   ];
 }
 
 // Lengths of a token after each layer as a line, and of the additions of each layer as bars.
 function streamChart({ lengths, added }) {
   const [height, left, bottom] = [190, 30, 34];
-  const most = 1.08 * Math.max(...lengths, ...added.flat());
+  const most = 1.08 * largestOf([...lengths, ...added.flat()]);
   const x = (k) => left + ((k + 0.5) / added.length) * (WIDTH - left - 6);
   const y = (value) => (1 - value / most) * (height - bottom - 8) + 8;
   const wide = ((WIDTH - left - 6) / added.length) * 0.3;
-  const label = `Length of the token after each layer, ${lengths.slice(1).map(shown).join(", ")}`;
+  const label = `Length of the token after each layer: ${lengths.slice(1).map(shown).join(", ")}`;
   const plot = make("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label });
   plot.append(...rules(most, 0, y, left));
-  const each = Math.ceil(added.length / 12);
   const kinds = added[0].length === 2 ? [["attention", "head"], ["the MLP", "mlp"]] : [["the layer", "head"]];
+  const text = (x, y, words) => plot.append(make("text", { x, y, "text-anchor": "middle" }, words));
   added.forEach((parts, k) => {
     parts.forEach((value, i) => {
       const box = { x: x(k) + (i - parts.length / 2) * wide, width: 0.9 * wide, y: y(value), height: y(0) - y(value) };
-      const bar = make("rect", { class: `part ${kinds[i][1]}`, ...box });
-      bar.append(make("title", {}, `layer ${k}, ${kinds[i][0]}: ${shown(value)}`));
-      plot.append(bar);
+      const title = make("title", {}, `layer ${k}, ${kinds[i][0]}: ${shown(value)}`);
+      plot.append(make("rect", { class: `part ${kinds[i][1]}`, ...box }, title));
     });
-    if (k % each === 0) plot.append(make("text", { x: x(k), y: height - 19, "text-anchor": "middle" }, k));
+    if (k % Math.ceil(added.length / 12) === 0) text(x(k), height - 19, k);
   });
+  text((WIDTH + left) / 2, height - 4, "layer");
   const points = lengths.slice(1).map((value, k) => `${x(k)},${y(value)}`);
   plot.append(make("polyline", { class: "curve", points: points.join(" ") }));
-  plot.append(make("text", { x: (WIDTH + left) / 2, y: height - 4, "text-anchor": "middle" }, "layer"));
-  const keys = kinds.map(([name, kind]) => make("span", { class: `key part ${kind}` }, `added by ${name}`));
-  const line = make("span", { class: "key" }, "length after the layer");
-  return make("div", { class: "dots" }, plot, make("p", { class: "keys" }, line, ...keys));
+  const keys = [["token", ""], ...kinds.map(([name, kind]) => [`added by ${name}`, `part ${kind}`])];
+  const spans = keys.map(([name, kind]) => make("span", { class: `key ${kind}` }, name));
+  return make("div", { class: "dots" }, plot, make("p", { class: "keys" }, ...spans));
 }
 
 // The patch's map in each layer, beside the class after each layer. Plays once, unless motion is reduced.
 function depthOf(about, base, marks) {
-  const map = make("div", {});
-  const show = (layer) => {
-    map.replaceChildren(mapOf(base, about, about.depth[layer], marks, `Layer ${layer}, mean of the heads`));
-    lines.forEach((line, k) => line.firstChild.setAttribute("aria-pressed", String(k === layer)));
-  };
-  let timer;
-  const lines = about.depth.map((_, layer) => {
-    const [name, score] = about.lens[layer] || ["", ""];
-    const texts = { layer, name: name.split(",")[0], share: score };
-    const parts = Object.entries(texts).map(([kind, text]) => make("span", { class: kind }, text));
-    const onclick = () => {
+  const { depth, lens, plain } = about;
+  const [map, list] = [make("div"), make("div", { class: "depth" })];
+  const rows = depth.map((values, layer) => ({ layer, name: "", share: largestOf(values), plain: true }));
+  lens.forEach(([name, share], k) => Object.assign(rows[k], { name: name.split(",")[0], share, plain }));
+  const note = lens.length ? "" : "The largest weight on a patch in each layer.";
+  let [at, timer] = [STILL.matches ? depth.length - 1 : 0, 0];
+  const show = () => {
+    const held = list.contains(document.activeElement);
+    map.replaceChildren(mapOf(base, about, depth[at], marks, `Layer ${at}, mean of the heads`));
+    list.replaceChildren(...classes({ title: `After layer ${at}`, rows, layer: at, note }, ({ set }) => {
       clearInterval(timer);
-      show(layer);
-    };
-    return make("li", {}, make("button", { type: "button", title: `Layer ${layer}`, onclick }, ...parts));
-  });
-  const list = make("ol", { class: "bars layers" }, ...lines);
-  const end = about.depth.length - 1;
-  let at = STILL.matches ? end : 0;
-  show(at);
-  timer = setInterval(() => (!list.isConnected || at === end ? clearInterval(timer) : show((at += 1))), LAYER);
+      at = set.layer;
+      show();
+    }));
+    if (held) list.querySelector("[aria-pressed=true]").focus();
+  };
+  show();
+  timer = setInterval(() => {
+    if (!list.isConnected || at === depth.length - 1) return clearInterval(timer);
+    at += 1;
+    show();
+  }, LAYER);
   return [map, list];
 }
 
-// Buttons and panels of this file for a page. send, waiting: of the page. panels: its panels by name.
+// Buttons of the page for what this file does. send, waiting: of the page. panels: its panels by name.
 function guide({ model, root, send, waiting, panels }) {
   const numbers = {}; // of the last question of each kind
-  const ask = (kind, content = {}) => model.send({ ask: kind, number: (numbers[kind] = number += 1), ...content }, undefined, []);
+  const ask = (kind, more) => model.send({ ask: kind, number: (numbers[kind] = number += 1), ...more }, undefined, []);
   const can = (kind) => Boolean(model.get("frame").asks?.includes(kind));
   const controlled = (name) => model.get("frame").controls.find((each) => each.name === name);
-  const panel = () => panels.get("picture");
-  const image = () => pixelsOf(model.get("pictures").picture);
+  const map = () => panels.get("picture");
+  const over = ({ target }) => map()?.node.querySelector(".picture").contains(target);
+  const button = (text, onclick, more) => make("button", { type: "button", class: "button", onclick, ...more }, text);
 
-  // The map follows the pointer
-  let [target, asked, seen, last, pinned] = [null, null, null, 0, null];
+  // The map follows the pointer.
+  let [target, asked, seen, last, pinned] = [null, null, null, 0, null]; // patches, and the time of the last question
   const look = () => {
-    if (!target || asked || waiting() || [seen, panel().panel().selected].some((each) => same(target, each))) return;
+    if (!target || asked || waiting() || same(target, seen) || same(target, pinned)) return;
     const rest = model.near ? 0 : last + LOOKS - performance.now();
     if (rest > 0) return setTimeout(look, rest);
     [asked, seen, last] = [target, target, performance.now()];
     ask("look", { row: asked[0], col: asked[1] });
   };
-  const leave = () => {
-    [target, seen] = [null, null];
-    panel()?.peek(null);
+  const leave = (to = null) => {
+    target = to;
+    if (to && !same(to, pinned)) return look();
+    seen = null;
+    map()?.peek(null);
   };
-  root.addEventListener("pointermove", (event) => {
-    const over = panel()?.node.querySelector(".picture").contains(event.target);
-    const follows = over && can("look") && controlled("hover")?.value && event.pointerType !== "touch" && !event.buttons;
-    const cell = follows && !event.shiftKey && !STILL.matches ? panel().cell() : null;
-    if (over && (event.shiftKey || !follows)) key = panel().cell() || key;
-    if (same(cell, target)) return;
-    target = cell;
-    if (!cell || same(cell, panel().panel().selected)) {
-      seen = null;
-      panel()?.peek(null);
-    }
-    look();
+  const onpointermove = (event) => {
+    const follows = can("look") && controlled("hover")?.value && event.pointerType !== "touch" && !STILL.matches;
+    const cell = over(event) && !event.buttons ? map().cell() : null;
+    if (cell && (event.shiftKey || !follows)) key = cell;
+    leave(follows && !event.shiftKey ? cell : null);
     line();
-  });
-  root.addEventListener("pointerleave", leave);
-  root.addEventListener("keydown", leave);
+  };
 
-  // The value under the picture
-  let key = null; // the patch that was last under the pointer, else the one with the largest weight
-  const how = make("button", { type: "button", class: "button small how", onclick: () => openValue({ key: chosen() }) });
+  // The value under the picture: of the patch that was last under the pointer, or of the one with the largest weight.
+  let key = null;
+  const how = button("", () => openValue({ key: chosen() }), { class: "button small how" });
   const detail = make("section", { class: "detail", "aria-label": "How this weight comes about", hidden: true });
   const chosen = () => {
-    const { rows, cols, values, selected } = panel().panel();
-    if (key && key[0] < rows && key[1] < cols) return key;
+    const { cols, values } = map().panel();
     const weights = floatsOf(values);
-    if (selected) weights[selected[0] * cols + selected[1]] = 0;
+    if (pinned) weights[pinned[0] * cols + pinned[1]] = 0;
     const most = weights.indexOf(largestOf(weights));
-    return [Math.floor(most / cols), most % cols];
+    return key || [Math.floor(most / cols), most % cols];
   };
   const line = () => {
     how.hidden = !can("value");
     if (how.hidden) return (detail.hidden = true);
-    const [row, col] = chosen();
-    const { values, cols } = panel().panel();
-    how.textContent = `${shown(floatsOf(values)[row * cols + col])} of the attention on row ${row}, column ${col}: how?`;
+    const [[row, col], { values, cols }] = [chosen(), map().panel()];
+    const weight = shown(floatsOf(values)[row * cols + col]);
+    how.textContent = `${weight} of the attention on row ${row}, column ${col}: how?`;
   };
   const closeValue = () => {
     detail.hidden = true;
@@ -230,119 +187,116 @@ function guide({ model, root, send, waiting, panels }) {
     ask("value", content);
   };
   detail.addEventListener("keydown", (event) => event.key === "Escape" && closeValue());
-  root.addEventListener("pointerdown", (event) => {
-    if (!event.shiftKey || !can("value") || !panel()?.node.querySelector(".picture").contains(event.target)) return;
-    event.stopPropagation();
-    if (panel().cell()) openValue({ key: panel().cell() });
-  }, true);
+  const onpointerdown = (event) => {
+    if (!event.shiftKey || !can("value") || !over(event)) return;
+    event.stopPropagation(); // the query stays
+    if (map().cell()) openValue({ key: map().cell() });
+  };
 
-  // The tour
-  const dialog = make("dialog", { class: "tour", "aria-label": "Tour" });
-  let [steps, step] = [[], 0];
+  // The tour.
+  let steps = [];
+  let step = 0;
+  const dialog = make("dialog", { class: "tour", "aria-label": "Tour", onkeydown: (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (by) go(step + by);
+  } });
   const go = (to) => {
+    const { tour: inline } = model.get("frame");
     step = Math.min(Math.max(to, 0), steps.length - 1);
     const [title, sentence, draw] = steps[step];
-    const label = make("p", { class: "note" }, `Step ${step + 1} of ${steps.length}`);
     const dots = steps.map(([name], k) => {
-      const current = k === step ? "step" : null;
-      const dot = { type: "button", class: "stop", title: name, "aria-label": `Step ${k + 1}: ${name}` };
-      return make("button", { ...dot, "aria-current": current, onclick: () => go(k) });
+      const more = { class: "stop", title: name, "aria-label": `Step ${k + 1}: ${name}` };
+      return button("", () => go(k), { ...more, "aria-current": k === step && "step" });
     });
-    const plain = { type: "button", class: "button" };
-    const button = (text, onclick, disabled) => make("button", { ...plain, onclick, disabled }, text);
-    const { tour: inline } = model.get("frame");
     const end = inline ? button("Start again", () => go(0)) : button("Close", () => dialog.close());
     const next = step === steps.length - 1 ? end : button("Next", () => go(step + 1));
-    const closer = make("button", { ...plain, class: "button small", "aria-label": "Close the tour", onclick: () => dialog.close() }, "×");
+    const small = { class: "button small", "aria-label": "Close the tour", hidden: inline };
+    const closer = button("×", () => dialog.close(), small);
+    const label = make("span", { class: "note" }, `Step ${step + 1} of ${steps.length}`);
     const held = !inline || dialog.contains(document.activeElement);
     dialog.replaceChildren(
-      make("header", {}, make("h3", {}, title), label, ...(inline ? [] : [closer])),
-      make("p", { class: "sentence", "aria-live": "polite" }, sentence),
-      make("div", { class: "stage" }, ...draw()),
-      make("nav", {}, button("Back", () => go(step - 1), !step), make("span", { class: "stops" }, ...dots), next),
+      make("header", {}, make("h3", {}, title), label, closer),
+      make("p", { class: "sentence", "aria-live": "polite" }, sentence), make("div", { class: "stage" }, ...draw()),
+      make("nav", {}, button("Back", () => go(step - 1), { disabled: !step }), make("span", {}, ...dots), next),
     );
     if (held) next.focus();
   };
-  dialog.addEventListener("keydown", (event) => {
-    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!by) return;
-    event.preventDefault();
-    go(step + by);
-  });
-  const tour = make("button", { type: "button", class: "button", onclick: () => ask("tour") }, "Tour");
 
-  // Playing through the layers
-  let playing = false;
-  let timer;
-  const pause = (now = false) => {
+  // Playing through the layers.
+  let [playing, timer] = [false, 0];
+  const play = (now) => {
     playing = now;
     clearTimeout(timer);
-    player.textContent = playing ? "⏸ Pause" : "▶ Play layers";
+    player.textContent = now ? "⏸ Pause" : "▶ Play layers";
+  };
+  const layers = () => {
+    const { value, high, options } = controlled("layer");
+    const all = options.length ? options.map(([, layer]) => layer) : [...Array(high + 1).keys()];
+    return all.slice(all.indexOf(value) + 1).concat(playing ? [] : all[0]); // from the last, the first follows
   };
   const forward = () => {
-    const { value, high, hidden, disabled } = controlled("layer");
-    if (hidden || disabled || value >= high) return pause();
-    send({ set: { layer: value + 1 } });
+    const [layer] = layers();
+    if (layer === undefined || player.hidden) return play(false);
+    send({ set: { layer } });
   };
-  const play = () => {
-    if (playing) return pause();
-    const { value, high } = controlled("layer");
-    if (value >= high) send({ set: { layer: 0 } });
-    else forward();
-    pause(!STILL.matches);
+  const toggle = () => {
+    if (!playing) forward();
+    play(!playing && !STILL.matches);
   };
-  const player = make("button", { type: "button", class: "button", title: "Space", onclick: play }, "▶ Play layers");
+  const player = button("▶ Play layers", toggle, { title: "Space" });
   const space = (event) => {
     const busy = event.target.closest("button, select, input, textarea, summary, a, dialog, [contenteditable=true]");
-    if (event.key !== " " || busy || player.hidden || !root.isConnected) return;
+    if (event.key !== " " || busy || player.hidden) return;
     event.preventDefault();
-    play();
+    toggle();
   };
-  const listening = document.documentElement.classList.contains("vitlens-page") ? document : root;
-  listening.addEventListener("keydown", space, true);
 
+  const tour = button("Tour", () => ask("tour"));
+  const keys = document.documentElement.classList.contains("vitlens-page") ? document : root;
+  keys.addEventListener("keydown", space, true);
+  root.addEventListener("pointermove", onpointermove);
+  root.addEventListener("pointerleave", () => leave());
+  root.addEventListener("keydown", () => leave());
+  root.addEventListener("pointerdown", onpointerdown, true);
   root.append(dialog);
   return {
     buttons: [tour, player],
     drawn() {
-      const { controls, tour: inline } = model.get("frame");
-      const layer = controls.find(({ name }) => name === "layer");
-      [tour.hidden, player.hidden] = [!can("tour"), !layer || layer.hidden || layer.disabled || !can("tour")];
-      if (!panel()) return;
-      if (!how.isConnected) panel().node.querySelector(".beneath").after(how);
-      if (!detail.isConnected) panel().node.append(detail);
-      const { selected } = panel().panel();
-      if (!same(selected, pinned)) [target, key, pinned] = [null, null, selected];
+      tour.hidden = !can("tour");
+      const layer = controlled("layer");
+      player.hidden = !model.get("frame").asks || !layer || layer.hidden || layer.disabled;
+      if (!map()) return;
+      if (!how.isConnected) map().node.querySelector(".beneath").after(how);
+      if (!detail.isConnected) map().node.append(detail);
+      const { selected, rows, cols } = map().panel();
+      const moved = !same(selected, pinned) || key?.[0] >= rows || key?.[1] >= cols;
+      if (moved) [target, key, pinned] = [null, null, selected];
       seen = null;
       line();
       if (!detail.hidden && !waiting()) ask("value", { key: chosen() });
       look();
       clearTimeout(timer);
       if (playing && !waiting()) timer = setTimeout(forward, LAYER);
-      if (inline && !steps.length) ask("tour");
+      if (model.get("frame").tour && !steps.length) ask("tour");
     },
-    async answered({ ask: kind, number: asking, answer }, buffers) {
+    async answered({ ask: kind, number: asking, answer }, [values, colors]) {
       if (kind === "look") {
         asked = null;
-        const [values, colors] = buffers;
-        if (target && !answer.problem) panel().peek({ ...answer, values, scale: { ...answer.scale, colors } });
+        if (target && !answer.problem) map().peek({ ...answer, values, scale: { ...answer.scale, colors } });
         return look();
       }
-      if (asking !== numbers[kind] || answer.problem) return;
-      const base = await image();
+      const base = await pixelsOf(model.get("pictures").picture);
+      if (asking !== numbers[kind] || answer.problem || (kind === "value" && detail.hidden)) return;
       if (kind === "value") {
         const held = detail.querySelector(".picture:focus");
         detail.replaceChildren(...openedValue(answer, base, openValue, closeValue));
-        if (held) detail.querySelector(".picture").focus();
-        return;
+        return held && detail.querySelector(".picture").focus();
       }
       steps = stepsOf(answer, base);
-      const { tour: inline } = model.get("frame");
-      root.classList.toggle("touring", Boolean(inline));
-      if (!dialog.open && inline) dialog.show();
-      else if (!dialog.open) dialog.showModal();
+      root.classList.toggle("touring", Boolean(model.get("frame").tour));
+      if (!dialog.open) dialog[model.get("frame").tour ? "show" : "showModal"]();
       go(0);
     },
-    stop: () => listening.removeEventListener("keydown", space, true),
+    stop: () => keys.removeEventListener("keydown", space, true),
   };
 }
