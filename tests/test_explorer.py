@@ -212,7 +212,7 @@ def test_explorer_heads_off_limit_contributions_and_lens(vit):
     assert explorer.frame["parts"]["heads"][1][1] == 0 and not values(explorer).any()
     with intervene(model, heads={(1, 1): "zero"}):
         close(explorer.frame["parts"]["heads"], stream.contributions(model, given(model), 3).heads[0])
-    with pytest.raises(ValueError, match="Choose zero, or switch them on"):
+    with pytest.raises(ValueError, match="Replace with zero, or turn the heads on"):
         explorer.set(way="mean")
     with pytest.raises(ValueError, match=r"from \(0, 0\) to \(2, 2\)"):
         explorer.set(off=[(0, 3)])
@@ -264,8 +264,11 @@ def test_explorer_score_equals_curves(explained):
     gain = insertion - deletion
     sigmas = ((gain[0] - gain[1:].mean()) / gain[1:].std()).item()
     side = "above" if sigmas >= 0 else "below"
-    assert f"deletion {deletion[0]:.3g} (low is good), insertion {insertion[0]:.3g} (high is good)" in found["words"]
-    assert f"is {abs(sigmas):.3g} σ {side} 8 random orders" in found["words"]
+    areas = f"deletion {deletion[0]:.3g} (lower is better), insertion {insertion[0]:.3g} (higher is better)"
+    assert areas in found["words"]
+    assert f"is {abs(sigmas):.3g} σ {side} 8 random orderings" in found["words"]
+    verdict = "Clearly better" if sigmas >= 2 else "Worse" if sigmas <= -2 else "No better"
+    assert found["verdict"] == f"{verdict} than chance"
 
 
 def test_explorer_shows_registered_methods(vit, monkeypatch):
@@ -320,6 +323,10 @@ def test_explorer_target_accepts_all_classes(vit):
     close(values(explorer), METHODS["legrad"](model, given(model), rarer, against=rare)[0])
     explorer.set(target="Animal 7")
     assert explorer.page.state["target"] == 7 and explorer.page.state["another"] == ""
+    assert browser(explorer, {"set": {"another": "beast"}}) == "" and explorer.page.state["target"] == 7, "a whole word"
+    assert "no class called" in browser(explorer, {"set": {"another": "plan"}}) and explorer.page.state["target"] == 7
+    explorer.set(another="plant")
+    assert explorer.page.state["target"] == next(k for k in order.tolist() if k != 7), "the likeliest"
     explorer.set(target=None, against=None)
     assert (explorer.page.state["target"], explorer.page.state["against"]) == ("predicted", "none")
     for _ in range(6):  # classes that are in the menu anyway do not drive these out
@@ -390,9 +397,9 @@ def test_explorer_image_equals_model_input(vit):
 
 def test_explorer_caption_colors_and_distances(explorer):
     maps, _, _ = reference(explorer.page.model)
-    assert "Attention from the read-out (class token), layer 2, mean of the heads" in words(explorer)
-    assert "not renormalized" in words(explorer) and "64 × 64 pixels" in words(explorer)
-    assert f"{100 * maps[2].mean(0)[0, 0]:.0f} % goes to the class token" in words(explorer)
+    assert "Attention from class token (read-out), layer 2, mean over heads" in words(explorer)
+    assert "not rescaled" in words(explorer) and "64 × 64 pixels" in words(explorer)
+    assert f"{100 * maps[2].mean(0)[0, 0]:.0f}% of the attention goes to the class token" in words(explorer)
     scale = lambda: explorer.frame["panels"][0]["scale"]  # noqa: E731
     assert scale()["low"] == 0 and scale()["high"] == pytest.approx(values(explorer).max())
     shown = np.frombuffer(scale()["colors"], np.uint8).reshape(256, 4)
@@ -569,7 +576,7 @@ def test_explorer_whole_image_keeps_aspect_ratio(vit):
     explorer = widgets.explore(model, PICTURE.resize((640, 10)))
     explorer.set(whole=True)
     assert (explorer.page.forward.grid.rows, explorer.page.forward.grid.cols) == (1, 16)
-    assert "The image is squeezed 4.0 times." in words(explorer)
+    assert "The photo is squeezed 4.0 times." in words(explorer)
     assert control(widgets.explore(vit(), PICTURE), "whole") is None
     cut = widgets.explore(vit(img_size=(70, 64)), PICTURE)
     assert "No patch covers the last 6 pixels at the bottom." in words(cut) and "at the right" not in words(cut)
@@ -747,7 +754,7 @@ def test_widgets_show_a_still_image_without_a_kernel(vit):
         corners = still[20::107, 20::107][:4, :4]  # away from the frame of the query
         assert np.abs(corners - expected).max() <= 2
         assert data["text/plain"] == f"{explorer.frame['panels'][0]['title']}. {words(explorer)}"
-        assert f"row 1, column 2, layer {layer}, mean of the heads" in data["text/plain"]
+        assert f"row 1, column 2, layer {layer}, mean over heads" in data["text/plain"]
 
 
 def test_widgets_show_all_panels_without_a_kernel(vit):

@@ -36,7 +36,7 @@ def test_app_shows_maps_uploads_and_stays_quick(model, browser, tmp_path):
         assert [url for url in requests if not url.startswith((app.address, "data:", "blob:"))] == []
         chosen = "document.querySelector('[data-control=photograph] select').selectedOptions[0].text"
         assert page.evaluate(chosen) == "the image given"
-        shows("Attention from the read-out (class token), layer 2")
+        shows("Attention from class token (read-out), layer 2")
         box = page.locator(".picture canvas").bounding_box()
         page.mouse.click(box["x"] + 0.7 * box["width"], box["y"] + 0.3 * box["height"])
         shows("row 2, column 5")
@@ -50,7 +50,7 @@ def test_app_shows_maps_uploads_and_stays_quick(model, browser, tmp_path):
         second.wait_for_selector(".vitlens[data-answers]")
         print(f"a second page beside KernelSHAP: {time.monotonic() - started:.2f} s")
         see(page, "norms")
-        shows("Length of the patch tokens")
+        shows("Norm of the patch tokens")
         noise = np.random.default_rng(0).integers(0, 256, (800, 900, 3), np.uint8)
         Image.fromarray(noise).save(file := io.BytesIO(), "PNG")
         (path := tmp_path / "noise.png").write_bytes(file.getvalue())
@@ -60,7 +60,7 @@ def test_app_shows_maps_uploads_and_stays_quick(model, browser, tmp_path):
         (path := tmp_path / "notes.png").write_text("no image")
         page.locator("input[type=file]").set_input_files(path)
         page.wait_for_function("() => document.querySelector('.alert').textContent.includes('notes.png')")
-        shows("Length of the patch tokens")
+        shows("Norm of the patch tokens")
         with page.expect_download() as saved:
             page.get_by_role("button", name="Save").click()
         assert saved.value.suggested_filename.startswith("vitlens-noise-norms-layer1.zip")
@@ -241,7 +241,7 @@ def test_app_shows_progress_and_cancels(browser, served):
             assert 0 < tab.page.locator("progress").evaluate("node => node.value") < 1
             tab.act(tab.page.get_by_role("button", name="Cancel").click)
             assert not tab.page.locator(".progress").is_visible() and not tab.page.locator(".vitlens.stale").count()
-            tab.shown("Length of the patch tokens")
+            tab.shown("Norm of the patch tokens")
             assert tab.page.locator(".alert").inner_text() == ""
         finally:
             hook.remove()

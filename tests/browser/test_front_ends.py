@@ -206,13 +206,13 @@ def test_explorer_explains_a_class(page, model):
     maps = relevance(vit, x, order[1], against=order[2])
     explorer.shows(painted(vit, x, maps[0].numpy()))
     explorer.root.locator(".score svg").wait_for()
-    assert "random orders" in explorer.text(".score .note")
+    assert "random orderings" in explorer.text(".score .note")
     values = curves(vit, x, maps, order[1], against=order[2], step=5).insertion[0]
     line = explorer.root.locator(".curve.insertion:not(.random)").get_attribute("points")
     heights = np.array([float(point.split(",")[1]) for point in line.split()])
     places = (heights - heights[0]) / (heights[-1] - heights[0])
     np.testing.assert_allclose(places, (values - values[0]) / (values[-1] - values[0]), atol=1e-3)
-    explorer.choose("against", "–")
+    explorer.choose("against", "nothing")
 
 
 def test_explorer_bars_and_switches(page, model):
@@ -245,9 +245,9 @@ def test_explorer_bars_and_switches(page, model):
     with intervene(vit, heads={(2, 0): "mean", (2, 1): "mean"}, reference=reference), torch.no_grad():
         shares = vit(x)[0].softmax(-1)
     name, share, before = (explorer.text(f".bars .{part}") for part in ("name", "share", "before"))
-    assert (name, share) == (str(shares.argmax().item()), f"{100 * shares.max():.1f} %") and before.startswith("was ")
+    assert (name, share) == (str(shares.argmax().item()), f"{100 * shares.max():.1f}%") and before.startswith("was ")
     assert explorer.root.locator(".stage .cross").count() == 2
-    assert "head 1 of layer 2; each gives its mean over 6 sample photographs" in explorer.text("figcaption")
+    assert "head 1 of layer 2; each replaced with its mean over 6 sample photos" in explorer.text("figcaption")
     explorer.act(explorer.root.get_by_role("button", name="Turn all on").click)
     assert explorer.text(".bars .share") == first and explorer.root.locator(".bars .before").count() == 0
 
@@ -260,7 +260,7 @@ def test_explorer_uploads_and_downloads(page, model, tmp_path):
     Image.fromarray(pixels).save(large := tmp_path / "phone.png", exif=exif, icc_profile=WIDE)
     assert large.stat().st_size > 3 * 2**19
     loaded = load_image(large)
-    explorer.choose("query", "read-out: class token")
+    explorer.choose("query", "class token (read-out)")
     explorer.slide("layer", 2)
     explorer.slide("head", 0)
     explorer.act(lambda: explorer.upload(large))

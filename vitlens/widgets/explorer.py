@@ -265,7 +265,7 @@ class Explorer(Pictured):
             else:
                 if not self.forward.likeliest:
                     raise ValueError(f"{self.forward.name} has no classifier head for images, so no class {value!r}.")
-                values[name] = classes(self.model, self.forward.logits[None], value).item()
+                values[name] = self._class(value)
                 typed.append(values[name])
         if any(isinstance(value, tuple) for value in typed) and not self._reads_text:
             raise ValueError(f"{self.forward.name} has no text tower, so a text cannot be its target.")
@@ -278,6 +278,18 @@ class Explorer(Pictured):
         except ValueError:
             self.state = before
             raise
+
+    def _class(self, value: int | str) -> int:
+        """The number of a class by its number or name, or of the likeliest class whose name has these whole words."""
+        forward = self.forward
+        try:
+            return classes(self.model, forward.logits[None], value).item()
+        except ValueError:
+            asked = set(re.findall(r"\w+", str(value).lower()))
+            found = [k for k, name in enumerate(forward.names or ()) if asked <= set(re.findall(r"\w+", name.lower()))]
+            if not asked or not found:
+                raise
+            return max(found, key=forward.share)
 
     def fit(self, forward):
         super().fit(forward)
@@ -302,7 +314,7 @@ class Explorer(Pictured):
         )
         return [
             self.photograph_control(),
-            *([Control("whole", "Whole image, in its shape", "check", state["whole"])] if whole else []),
+            *([Control("whole", "Whole photo, no cropping", "check", state["whole"])] if whole else []),
             view_control(state["view"], possible(forward)),
             *self._targets(forward),
             *self.paint_controls(state["view"] == "components"),
@@ -337,13 +349,13 @@ class Explorer(Pictured):
         groups = tuple((name, len(options)) for name, options in offered.items() if options)
         explained = forward.likeliest[0] if target == PREDICTED and forward.likeliest else target
         rather = [(say("nothing"), NO_OTHER), *((name, k) for name, k in named if k != explained)]
-        label, hint = ("Any text", "a photo of a cat") if self._reads_text else ("Any class", "name or number")
+        label, hint = ("Any text", "a photo of a cat") if self._reads_text else ("Any class", "class name or number")
         hidden, single = not row.explains, not row.contrasts or isinstance(target, tuple)
         another = Control("another", label, "text", state["another"], hint=hint, hidden=hidden)
         return [
             Control("target", "Explain", "select", target, tuple(sum(offered.values(), [])), groups, hidden=hidden),
             *([another] if self._reads_text or forward.likeliest else []),
-            Control("against", "Rather than", "select", state["against"], tuple(rather), hidden=hidden or single),
+            Control("against", "Contrast with", "select", state["against"], tuple(rather), hidden=hidden or single),
         ]
 
     def _bars(self, forward: Forward, whole: Forward) -> list[dict]:

@@ -111,7 +111,7 @@ class Forward:
         return self._shares[number].item()
 
     def score_words(self, score: float) -> str:
-        """A probability in percent, such as "12 %" or "< 0.5 %", or a value with three significant digits."""
+        """A probability in percent, such as "12%" or "< 0.5%", or a value with three significant digits."""
         return number(score) if self.outputs == "value" else percent(score)
 
     @property
@@ -271,14 +271,14 @@ class Pictured(Page):
         """READOUT, the position of a prefix token, or (row, column) of a patch."""
         return (self.state["row"], self.state["column"]) if self.state["query"] == PATCH else self.state["query"]
 
-    def photograph_control(self, label: str = "Photograph") -> Control:
+    def photograph_control(self, label: str = "Photo") -> Control:
         names = tuple((name, name) for name in self.photographs)
         return Control("photograph", label, "select", self.state["photograph"], names)
 
     def query_controls(self, forward: Forward, hidden: bool = False, readable: bool = True) -> list[Control]:
         grid, state = forward.grid, self.state
         readable = readable and grid.readout is not None
-        queries = [(f"read-out: {forward.readout}", READOUT)] if readable else []
+        queries = [(f"{forward.readout} (read-out)", READOUT)] if readable else []
         queries += [(n, i) for i, n in enumerate(forward.prefix) if not (readable and n == forward.readout)]
         more = {"hidden": hidden, "place": MORE}
         return [

@@ -30,9 +30,9 @@ from vitlens.widgets.words import number, percent, say
 
 MEAN, MAX, SUM, EVERY = "mean", "max", "sum", "every"
 HEADS = {
-    "each": {MEAN: "mean of heads", MAX: "largest of heads"},
-    "mixed": {MEAN: "mean of heads", MAX: "largest of heads"},
-    "added": {EVERY: "all of all layers", SUM: "all of the layer"},
+    "each": {MEAN: "mean over heads", MAX: "max over heads"},
+    "mixed": {MEAN: "mean over heads", MAX: "max over heads"},
+    "added": {EVERY: "all heads, all layers", SUM: "all heads in this layer"},
 }
 """Head-aggregation choices. Single heads are listed after them, except for "mixed"."""
 LOOKS, HOLDS, WRITES, WHY = "look", "hold", "decide", "why"
@@ -216,7 +216,7 @@ def _attention(forward: Forward, choice: Choice, check: Check) -> Map:
     words = say("attention", source=source, layer=choice.layer, heads=_head_words(choice.head))
     if forward.grid.prefix and choice.head != MAX:
         rest = weights[: forward.grid.prefix].sum()
-        words += say("attention prefix", share=percent(rest), prefix=_prefix_words(forward))
+        words += say("attention prefix", share=percent(rest), rest=percent(1 - rest), prefix=_prefix_words(forward))
     elif forward.grid.prefix:
         words += say("not rescaled")
     prefix = tuple(weights[: forward.grid.prefix].tolist())
@@ -240,7 +240,9 @@ def _rollout(forward: Forward, choice: Choice, check: Check) -> Map:
     source = query_words(forward, choice.query)
     words = say("rollout", source=source, layer=choice.layer, heads=_head_words(choice.head))
     if forward.grid.prefix:
-        words += say("rollout prefix", share=percent(1 - values.sum()), prefix=_prefix_words(forward))
+        words += say(
+            "rollout prefix", share=percent(1 - values.sum()), rest=percent(values.sum()), prefix=_prefix_words(forward)
+        )
     prefix = (1 - values.sum().item(),) if forward.grid.prefix == 1 else ()
     return Map(values.numpy(), words + _gate_words(forward), unit=say("rollout unit"), prefix=prefix)
 
@@ -284,7 +286,7 @@ def by_layer(forward: Forward, query: str | int | tuple[int, int], check: Check)
 @torch.inference_mode()
 def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
     if any(layer == "pool" for layer, _ in forward.off):
-        raise ValueError("The raw lens needs all heads of the attention pool. Switch them on.")
+        raise ValueError("The logit lens needs all heads of the attention pool. Turn them on.")
     target, layer, query = choice.target, choice.layer, choice.query
     with evaluating(forward.model):
         shares = scores(forward.model, stream.read_each(forward.model, forward.tokens[layer])[0])[:, target].float()

@@ -1,4 +1,4 @@
-const inPercent = (share) => `${(100 * share).toFixed(1)} %`;
+const inPercent = (share) => `${(100 * share).toFixed(1)}%`;
 
 // plain: the score is a value instead of a probability.
 function line({ name, share, before, now, tip, plain }, message, send) {
@@ -47,8 +47,8 @@ function curves({ title, verdict, words, scale, shares, curves: lines }) {
     plot.append(make("text", { x: 0, y: 10 }, scale));
     plot.append(...rules(most, least, y, left));
     for (const share of [0, 0.25, 0.5, 0.75, 1])
-      plot.append(make("text", { x: x(share), y: height - 19, "text-anchor": "middle" }, `${100 * share} %`));
-    plot.append(make("text", { x: (width + left) / 2, y: height - 4, "text-anchor": "middle" }, "patches covered or shown"));
+      plot.append(make("text", { x: x(share), y: height - 19, "text-anchor": "middle" }, `${100 * share}%`));
+    plot.append(make("text", { x: (width + left) / 2, y: height - 4, "text-anchor": "middle" }, "share of patches covered / revealed"));
     for (const [name, values] of Object.entries(lines)) {
       const line = values.map((value, k) => `${x(shares[k])},${y(value)}`).join(" ");
       plot.append(make("polyline", { class: `curve ${name}`, points: line }));

@@ -45,7 +45,7 @@ const MAPS = {
     if (row.filter(Boolean).length > 1) source = say("averaged", { source });
     let words = say("attention", { source, layer, heads: headWords(head) });
     if (record.grid.prefix.length && head !== "max")
-      words += say("attention prefix", { share: percent(prefixOf(record, values)), prefix: prefixWords(record) });
+      words += say("attention prefix", { share: percent(prefixOf(record, values)), rest: percent(1 - prefixOf(record, values)), prefix: prefixWords(record) });
     else if (record.grid.prefix.length) words += say("not rescaled");
     const prefix = [...values.slice(0, record.grid.prefix.length)];
     return { values: patchesOf(record, values), words: words + gateWords(record), prefix };
@@ -60,7 +60,7 @@ const MAPS = {
     const values = patchesOf(record, rollout(record, layer, queryRow(record, query), head));
     let words = say("rollout", { source: queryWords(record, query), layer, heads: headWords(head) });
     if (record.grid.prefix.length)
-      words += say("rollout prefix", { share: percent(1 - sumOf(values)), prefix: prefixWords(record) });
+      words += say("rollout prefix", { share: percent(1 - sumOf(values)), rest: percent(sumOf(values)), prefix: prefixWords(record) });
     const prefix = record.grid.prefix.length === 1 ? [1 - sumOf(values)] : [];
     return { values, words: words + gateWords(record), prefix };
   },

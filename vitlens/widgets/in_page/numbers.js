@@ -16,7 +16,7 @@ function number(value) {
 
 function percent(share) {
   const up = Math.round(100 * share);
-  return share > 0 && share < 0.005 ? "< 0.5 %" : `${up - 100 * share === 0.5 ? up - (up % 2) : up} %`;
+  return share > 0 && share < 0.005 ? "< 0.5%" : `${up - 100 * share === 0.5 ? up - (up % 2) : up}%`;
 }
 
 let halves; // the number of each half-precision bit pattern
