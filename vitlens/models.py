@@ -33,7 +33,7 @@ from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, 
 from vitlens.recorder import supported
 from vitlens.recorder.forward import channels
 from vitlens.recorder.forward import run as run
-from vitlens.recorder.supported import family, model_name, states_preprocessing, unwrap, within
+from vitlens.recorder.supported import family, model_name, unwrap, within
 from vitlens.recorder.supported import title as title
 
 __all__ = [
@@ -193,8 +193,6 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
         raise ValueError(f"{config_file} is not a model's configuration ({type(error).__name__}: {error}).") from error
     if script := config.get("built_by"):
         raise ValueError(f"{folder} holds a model built by {script}. Build it there, then load model.safetensors.")
-    if timm.models.parse_model_name(f"local-dir:{folder}")[1] != str(folder):  # before 1.0.30 it reads an address
-        raise ValueError(f"timm {timm.__version__} opens no folder with # or ? in its path, as in {folder}. Rename it.")
     if not timm.is_model(architecture):
         import vitlens.variants  # noqa: F401  registers vitlens_vit with timm
     # Named, because timm before 1.0.29 may take other weights in the folder for the model's, pickled ones too.
@@ -458,9 +456,7 @@ def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
     >>> vitlens.models.label_names(model)[6]
     'trilobite'
     """
-    model = unwrap(model)
-    if count is not None and supported.label_names(model) is None:
-        model = within(model)  # a wrapper has the names of its model, if their number fits
+    model = within(model)
     names, classes = supported.label_names(model), class_count(model)
     count = classes if count is None else count
     if names is None and count == classes == 1000:
@@ -483,13 +479,11 @@ def output_kind(model: nn.Module) -> str:
     >>> vitlens.models.output_kind(model)
     'classes'
     """
-    for part in (unwrap(model), within(model)):
-        if (kind := getattr(part, "outputs", None)) in OUTPUTS:
-            return kind
-        problem = getattr(getattr(part, "config", None), "problem_type", None)
-        if problem in _PROBLEMS:
-            return _PROBLEMS[problem]
-    return "value" if class_count(model) == 1 else "classes"
+    model = within(model)
+    if (kind := getattr(model, "outputs", None)) in OUTPUTS:
+        return kind
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    return _PROBLEMS.get(problem, "value" if class_count(model) == 1 else "classes")
 
 
 def scores(model: nn.Module | str, logits: Tensor) -> Tensor:
@@ -616,23 +610,21 @@ def _measured(transform: Callable[[Image.Image], Tensor]) -> dict:
 
 def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
     """Preprocessing by the library of a model, from an RGB image to (C, H, W). None for timm models."""
-    for part in (unwrap(model), within(model)):
-        if "image_transform" in vars(part):
-            return part.image_transform
-        if vars(part).get("pretrained_cfg"):
-            return None
-        tower = getattr(part, "visual", part)
-        if isinstance(settings := getattr(tower, "preprocess_cfg", None), dict):  # open_clip
-            from open_clip.transform import PreprocessCfg, image_transform_v2
+    model = within(model)
+    if "image_transform" in vars(model) or vars(model).get("pretrained_cfg"):
+        return vars(model).get("image_transform")
+    tower = getattr(model, "visual", model)
+    if isinstance(settings := getattr(tower, "preprocess_cfg", None), dict):  # open_clip
+        from open_clip.transform import PreprocessCfg, image_transform_v2
 
-            part.image_transform = image_transform_v2(PreprocessCfg(**settings), is_train=False)
-            return part.image_transform
-        if origin := getattr(getattr(part, "config", None), "name_or_path", None):
-            with suppress(Exception):  # without a processor on this disk, use that of its class
-                from transformers import AutoImageProcessor
+        model.image_transform = image_transform_v2(PreprocessCfg(**settings), is_train=False)
+        return model.image_transform
+    if origin := getattr(getattr(model, "config", None), "name_or_path", None):
+        with suppress(Exception):  # without a processor on this disk, use that of its class
+            from transformers import AutoImageProcessor
 
-                part.image_transform = _Processor(AutoImageProcessor.from_pretrained(origin, local_files_only=True))
-                return part.image_transform
+            model.image_transform = _Processor(AutoImageProcessor.from_pretrained(origin, local_files_only=True))
+            return model.image_transform
     return None
 
 
@@ -642,13 +634,12 @@ def guessed(model: nn.Module) -> str:
     >>> vitlens.models.guessed(model)
     ''
     """
-    parts = (unwrap(model), within(model))
-    for part in parts:
-        if hasattr(part, "guessed_preprocessing"):
-            return part.guessed_preprocessing
-    if _own_transform(model) is not None or any(vars(part).get("pretrained_cfg") for part in parts):
+    model = within(model)
+    if hasattr(model, "guessed_preprocessing"):
+        return model.guessed_preprocessing
+    if _own_transform(model) is not None or vars(model).get("pretrained_cfg"):
         return ""
-    return f"{model_name(parts[0])} has no pretrained_cfg, so its preprocessing is a guess: {data_config(model)}."
+    return f"{model_name(model)} has no pretrained_cfg, so its preprocessing is a guess: {data_config(model)}."
 
 
 def built_size(model: nn.Module) -> tuple[int, int] | None:
@@ -670,11 +661,8 @@ def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     >>> vitlens.models.data_config(model)["interpolation"]
     'bilinear'
     """
-    if (own := _own_transform(model)) is not None:
-        config = dict(_measured(own))
-    else:
-        model = unwrap(model)
-        config = dict(family(model if states_preprocessing(model) else within(model)).preprocessing)
+    own = _own_transform(model)
+    config = dict(family(within(model)).preprocessing if own is None else _measured(own))
     channels, height, width = config["input_size"]
     if channels not in (1, 3):
         raise ImageError(f"Expected a model with 1 or 3 input channels, got one with {channels}.")
@@ -709,8 +697,8 @@ def preprocess(
     """Model input from an image, a folder, or a list or dictionary of images: float32 (B, C, H, W) on the CPU.
 
     Models of transformers, open_clip and torchvision use their library's preprocessing. All others, and all other
-    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. A module without one gets the images of
-    the Vision Transformer that it contains, whatever it does to them. For models with one input channel images are
+    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. A module gets the images of the only
+    Vision Transformer that it contains, whatever it does to them. For models with one input channel images are
     converted to gray.
 
     images: sources of `load_image`. size: (H, W) in pixels, in place of the configured size. After
