@@ -19,7 +19,6 @@ from vitlens.data.augment import (
     seed_of,
 )
 from vitlens.train.criteria import sigmoid_cross_entropy, soft_cross_entropy
-from vitlens.train.recipes import Recipe, recipe
 
 EVERYTHING = Augment(
     flip=0.5, pad=4, scale=(0.4, 1.0), ratio=(0.75, 1.33), rotate=10, jitter=0.3, policy=0.5, erase=0.3, cutmix=0.5,
@@ -220,11 +219,3 @@ def test_augment_refuses_wrong_settings():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             Augment(**change)
-
-
-def test_from_dict_reads_recipes_without_randaugment():
-    values = recipe("digits").to_dict()
-    old = {**values["augment"], "operations": 0, "magnitude": 9.0}
-    assert Recipe.from_dict({**values, "augment": old}) == recipe("digits")
-    with pytest.raises(ValueError, match="no setting augment.operations"):
-        Recipe.from_dict({**values, "augment": {**old, "operations": 2}})

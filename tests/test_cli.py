@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gc
-import importlib.metadata
 import io
 import json
 import shutil
@@ -334,18 +333,6 @@ def test_train_passes_every_option(monkeypatch, tmp_path):
     vitlens("train", "--recipe", "digits", "--data", "d", "--out", tmp_path, expect=143)
 
 
-def test_train_lists_recipes_as_the_papers_tables():
-    names = vitlens("train", "--list").stdout
-    for name, table in (
-        ("vit-b16-jft", "epochs=7 lr=0.0008 schedule=linear weight_decay=0.1 dropout=0.0 batch_size=4096"),
-        ("vit-l16-imagenet21k", "epochs=30 lr=0.001 schedule=linear weight_decay=0.03 dropout=0.1 warmup_steps=10000"),
-        ("vit-h14-imagenet", "epochs=300 lr=0.003 schedule=cosine weight_decay=0.3 dropout=0.1 clip=1.0"),
-        ("finetune-pets", "steps=500 lr=0.01 batch_size=512 image_size=384 optimizer=sgd momentum=0.9"),
-    ):
-        lines = vitlens("train", "--list", "--recipe", name).stdout.splitlines()
-        assert set(table.split()) <= {line.split()[0] for line in lines} and f"{name}: " in names
-
-
 def test_train_lists_every_setting(tmp_path):
     for name in ("digits", "vit-l16-imagenet21k", "finetune-small"):
         lines, recipe = vitlens("train", "--list", "--recipe", name).stdout.splitlines(), RECIPES[name]
@@ -361,13 +348,9 @@ def test_train_lists_every_setting(tmp_path):
     assert "augment.flip=0.125 " in changed
 
 
-def test_paper_models_and_compute(tmp_path):
-    assert "ViT-L/16" in vitlens("paper", "models", "L/16", "--weights").stdout
-    out = tmp_path / "new" / "counts.csv"
-    done = vitlens("paper", "compute", "ViT-B/16", "ViT-B/32", "torchvision:vit_b_32", "--sizes", 224, "--out", out)
-    rows = pd.read_csv(out).set_index("model")
-    assert rows["parameters"]["ViT-B/16"] == 86_567_656 and "35.1" in done.stdout  # GFLOPs
-    assert rows["flops"]["torchvision:vit_b_32"] == pytest.approx(rows["flops"]["ViT-B/32"], rel=1e-3)
+def test_paper_models_prints_sizes_and_weights():
+    shown = vitlens("paper", "models", "l/16").stdout
+    assert "ViT-L/16" in shown and "304.3 M" in shown and "vit_large_patch16_224.augreg_in21k" in shown
 
 
 REFUSED = [
@@ -430,9 +413,6 @@ REFUSED = [
     ("paper models nonsense", "nonsense"),
     ("paper models L/16 more", "more"),
     ("paper table missing.json", "missing.json"),
-    ("paper compute no_such_model", "no_such_model"),
-    ("paper compute test_vit --sizes 0", "0"),
-    ("paper compute test_vit --sizes 64,8", "8 × 8"),
 ]  # fmt: skip
 """Command lines, and words of their error line."""
 
@@ -471,10 +451,6 @@ def test_commands_end_with_one_line_after_errors(monkeypatch, tmp_path):
         monkeypatch.setattr("vitlens.train.runs.run", mock.Mock(side_effect=error))
         done = vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path, expect=code)
         assert words in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_version_prints_the_version():
-    assert vitlens("--version").stdout == f"vitlens {importlib.metadata.version('vitlens')}\n"
 
 
 def test_help_lists_the_registered_names():

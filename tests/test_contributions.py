@@ -100,7 +100,7 @@ def check_parts(model, x):
     expected = logits[[0, 1], [1, 3]] - logits[:, 0]
     assert torch.equal(added.logits, expected) and len(added.names) == added.parts.shape[1]
     torch.testing.assert_close(added.parts.sum(1), expected, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(stream.direct(model, x, [1, 3], 0, tokens=True).sum(-1), added.heads)
+    torch.testing.assert_close(stream.apart(model, x, [1, 3], 0)[1].sum(-1), added.heads)
     assert added.heads.any(0).all() and added.mlps.any(0).all() and added.embedding.all() and added.biases.all()
     assert balanced_gradients(model, x, 1).isfinite().all()  # it raises if gradient × input is not complete
     read, tokens = stream.lens(model, x)

@@ -1,6 +1,5 @@
 """The precision that a run takes by itself: bf16 where the device multiplies it in hardware, else fp32."""
 
-import json
 import platform
 import sys
 from dataclasses import replace
@@ -13,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vitlens.data import load
 from vitlens.train import World, accuracy, criteria, fit, runs
 from vitlens.train.criteria import computes_bf16, settled
-from vitlens.train.recipes import RECIPES, Recipe, recipe
+from vitlens.train.recipes import Recipe, recipe
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
@@ -77,14 +76,6 @@ def test_run_keeps_precision_on_another_machine(chip, has, tmp_path):
         account = runs.run("mnist", "digits", tmp_path, resume=True, **options)
     assert account["finished"] and bool(kinds.found) == has and account["recipe"]["precision"] == chosen
     assert Recipe.from_json((tmp_path / "recipe.json").read_text()).precision == chosen
-
-
-def test_recipes_have_precision_auto(chip):
-    fixed = {name for name, each in RECIPES.items() if each.precision != "auto"}
-    assert Recipe("mine").precision == "auto" and fixed == {"digits"}
-    chip(False)
-    trained = json.loads((ROOT / "data/checkpoints/vit_tiny_patch8_64/training.json").read_text())["recipe"]
-    assert settled(Recipe.from_dict(trained), World()).precision == trained["precision"] == "bf16"
 
 
 def test_settled_precision_is_shared_by_processes(monkeypatch, chip):

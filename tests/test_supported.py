@@ -8,7 +8,6 @@ import pytest
 import torch
 from capture_support import check_all
 from test_cli import vitlens as command
-from test_evaluate_command import colors, evaluate
 from torch import nn
 
 import vitlens
@@ -17,7 +16,6 @@ from vitlens import attribution, capture, report, stream, tokens
 from vitlens.attribution import like
 from vitlens.attribution.target import bound
 from vitlens.images import samples
-from vitlens.models import preprocess
 from vitlens.recorder.forward import run
 from vitlens.recorder.supported import UnsupportedModelError, family, head_count, pooled, transformer
 
@@ -404,18 +402,6 @@ def test_commands_take_a_folder_in_transformers_layout(folder, tmp_path):
     out = tmp_path / "why"
     command("explain", folder, tmp_path / "cat.png", "--target", "green", "--scores", "--orders", 0, "--out", out)
     assert len([*out.iterdir()]) == 2
-
-
-def test_evaluate_counts_the_top1_of_a_folder_in_transformers_layout(folder, tmp_path):
-    """Equal to a count by hand, with images that the model's own processor makes."""
-    data, model = colors(tmp_path / "data") / "test", vitlens.load_model(f"hf:{folder}")
-    (record,) = evaluate(f"hf:{folder}", data, "top1", tmp_path / "top1.json").records
-    right = []
-    for number, name in enumerate(("blue", "green", "red")):
-        images = preprocess(model, sorted((data / name).iterdir()))
-        with torch.no_grad():
-            right += (model(images).logits.argmax(1) == number).tolist()
-    assert record["images"] == len(right) == 15 and record["value"] == pytest.approx(100 * sum(right) / 15)
 
 
 def test_pooled_is_the_input_of_the_classifier():

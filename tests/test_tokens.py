@@ -8,7 +8,7 @@ from capture_support import check_all
 from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import cosine_similarity
 
-from vitlens import TokenGrid, UnsupportedModelError, capture, tokens
+from vitlens import UnsupportedModelError, capture, tokens
 
 FAMILIES = {
     "vit_tiny_patch16_224": {},
@@ -130,28 +130,9 @@ def test_colors_share_one_basis_and_sign_over_images():
     result = tokens.colored(x)
     scores, variance = tokens.components(x.flatten(0, 1))
     torch.testing.assert_close(result.colors, tokens.colors(scores).unflatten(0, (3, 12)))
-    assert result.foreground.all() and torch.equal(result.variance, variance)
+    assert torch.equal(result.variance, variance)
     same = tokens.colored(x[[0, 0, 1]])
     assert torch.equal(same.colors[0], same.colors[1]), "the same patch has the same color in any picture"
-
-
-def test_foreground_lies_away_from_the_border():
-    for sign in (1, -1):
-        check_foreground(sign)
-
-
-def check_foreground(sign):
-    grid = TokenGrid(5, 5, (16, 16))
-    inside = torch.zeros(2, 5, 5, dtype=torch.bool)
-    inside[0, 1:4, 1:4] = inside[1, 2:5, 2:4] = True
-    x = torch.randn(2, 25, 8, generator=torch.Generator().manual_seed(4))
-    x[..., 0] += sign * 40 * inside.flatten(1)
-    result = tokens.colored(x, grid)
-    assert torch.equal(result.foreground, inside.flatten(1))
-    assert torch.equal(result.colors.isnan().any(-1), ~inside.flatten(1))
-    torch.testing.assert_close(
-        result.colors[result.foreground], tokens.colors(tokens.components(x[inside.flatten(1)])[0])
-    )
 
 
 def test_correspondences_equal_scikit_learn():

@@ -648,7 +648,6 @@ def ablate(
 @paper.command()
 def models(
     only: Annotated[str, Argument(help="Part of a name, the paper's or timm's. By default all.")] = "",
-    weights: Annotated[bool, Option("--weights", help="List the public weights nearest to the paper's.")] = False,
 ) -> None:
     """List the models of the paper: parameters, FLOPs, exaFLOPs of pre-training, timm's weights."""
     from vitlens.paper import COSTS, MODELS, TABLE_6
@@ -661,14 +660,8 @@ def models(
         cost = COSTS[model.name]
         printed = [(row.epochs, row.exaflops) for row in TABLE_6 if row.model == model.name]
         spent = ", ".join(f"{epochs}: {cost.pretraining(epochs):.0f} ({exaflops})" for epochs, exaflops in printed)
-        names = [each.timm for each in model.weights]
-        shown = "none" if not names else f"{len(names)}:" if weights else names[0]
-        shown += f" and {len(names) - 1} more" if len(names) > 1 and not weights else ""
-        row = (model.name, f"{cost.parameters / 1e6:.1f} M", f"{cost.flops / 1e9:.1f}", spent or "–", shown)
-        print(line.format(*row).rstrip(), flush=True)
-        for each in model.weights if weights else ():
-            use = "ImageNet's classes" if each.classifies else "as pre-trained"
-            print(f"    {each.timm}: {each.data}, {each.source}, {use}")
+        names = ", ".join(each.timm for each in model.weights) or "none"
+        print(line.format(model.name, f"{cost.parameters / 1e6:.1f} M", f"{cost.flops / 1e9:.1f}", spent or "–", names))
     print(
         "\nParameters with a head of 1,000 classes; FLOPs of one image of 224 pixels (EfficientNet-L2: 800), a "
         "multiply-add as two.\nexaFLOPs of pre-training on JFT-300M: counted as three forwards an image, in brackets "
@@ -689,24 +682,3 @@ def table(
     if any((paper.row_of(record) or "").startswith("VTAB") for record in measured):
         tables.append(paper.table_9)
     print("\n\n".join(table(measured) for table in tables))
-
-
-@paper.command()
-def compute(
-    models: Annotated[
-        list[str] | None, Argument(help="Names of the paper, or as for inspect. By default Fig. 12's.")
-    ] = None,
-    sizes: Annotated[
-        tuple, Option(parser=numbers_in, metavar="NUMBERS", help="Image sizes in pixels.")
-    ] = "64,128,224,384,512",
-    out: Annotated[Path | None, Option(**_FILE, help="CSV file. By default the table is only printed.")] = None,
-) -> None:
-    """Count the parameters and FLOPs of models at several image sizes."""
-    from vitlens.evaluate.compute import table
-
-    rows = table(models, sizes)
-    if out is not None:
-        rows.to_csv(out, index=False, lineterminator="\n")
-    shown = rows.rename(columns={"image_size": "px", "parameters": "parameters (M)", "flops": "GFLOPs"})
-    print(shown.assign(**{"parameters (M)": (rows.parameters / 1e6).round(1), "GFLOPs": (rows.flops / 1e9).round(1)})
-          .to_string(index=False))  # fmt: skip

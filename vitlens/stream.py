@@ -99,9 +99,7 @@ def contributions(model: nn.Module, images: Tensor, target=None, against=None, *
     return _read_directly(model, images, target, against, names)[0]
 
 
-def direct(
-    model: nn.Module, images: Tensor, target=None, against=None, *, names=None, tokens: bool = False
-) -> Tensor:
+def direct(model: nn.Module, images: Tensor, target=None, against=None, *, names=None) -> Tensor:
     """(B, L, H, rows, cols) contribution of each patch, through each head of each layer, to the logit.
 
     For patch j it is Σ_i A_ij·(g_i·v_j) over the tokens i of the read-out, with g the gradient of the logit by the
@@ -111,11 +109,10 @@ def direct(
     >>> vitlens.stream.direct(model, images, "Egyptian cat").shape
     torch.Size([2, 12, 3, 14, 14])
 
-    model, images, target, against, names: as in `help(vitlens.attribution)`. tokens: return (B, L, H, T) instead,
-    prefix tokens first.
+    model, images, target, against, names: as in `help(vitlens.attribution)`. `apart` returns prefix tokens, too.
     """
     _, written = apart(model, images, target, against, names=names)
-    return written if tokens else family(transformer(unwrap(model))).grid(images.shape[-2:]).image_map(written)
+    return family(transformer(unwrap(model))).grid(images.shape[-2:]).image_map(written)
 
 
 def apart(

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlens.recorder.forward import cast, evaluating, float64, require_images, run, shapes
-from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, transformer, unwrap
 
 __all__ = [
@@ -116,38 +115,25 @@ class Colored(NamedTuple):
     >>> vitlens.tokens.colored(vitlens.tokens.features(model, images)[0][-1]).variance.shape
     torch.Size([3])
 
-    colors: (B, P, 3) from 0 to 1, NaN in the background. foreground: (B, P) bool. variance: (3,) share of each
-    component in the variance of the foreground patches.
+    colors: (B, P, 3) from 0 to 1. variance: (3,) share of each component in the variance.
     """
 
     colors: Tensor
-    foreground: Tensor
     variance: Tensor
 
     __repr__ = shapes
 
 
-def colored(tokens: Tensor, grid: TokenGrid | None = None) -> Colored:
+def colored(tokens: Tensor) -> Colored:
     """Colors of the patches of several images: three principal components in one basis (Oquab et al. 2024, DINOv2).
 
-    A color means the same in each image. tokens: (B, P, D), without prefix tokens. With the `grid` of the patches only
-    the foreground has colors. The first component of all patches, cut at its mean, divides them in two, and the part
-    with fewer patches at the border of the images is the foreground. This is a guess, because a component need not
-    follow objects.
+    A color means the same in each image. tokens: (B, P, D), without prefix tokens.
 
     >>> vitlens.tokens.colored(vitlens.tokens.features(model, images)[0][-1][:, attn.grid.prefix:])
-    Colored(colors=(2, 196, 3), foreground=(2, 196), variance=(3))
+    Colored(colors=(2, 196, 3), variance=(3))
     """
-    foreground = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-    if grid is not None:
-        foreground = components(tokens.flatten(0, 1), 1)[0].unflatten(0, tokens.shape[:2]).squeeze(-1) > 0
-        border = grid.border().to(tokens.device)
-        if foreground[:, border].float().mean() > foreground[:, ~border].float().mean():
-            foreground = ~foreground
-    scores, variance = components(tokens[foreground])
-    painted = scores.new_full((*tokens.shape[:2], 3), torch.nan)
-    painted[foreground] = colors(scores)
-    return Colored(painted, foreground, variance)
+    scores, variance = components(tokens.flatten(0, 1))
+    return Colored(colors(scores).unflatten(0, tokens.shape[:2]), variance)
 
 
 class Pairs(NamedTuple):

@@ -1,4 +1,4 @@
-"""Data sets of the paper's transfer experiments, by name.
+"""Data sets of the paper's transfer experiments, by name, from `tasks.csv` in this folder.
 
 CIFAR, Pets, Flowers and DTD are torchvision's. Fifteen tasks of VTAB-1k are read from the copies that CLIP benchmark
 keeps on the Hugging Face hub, `clip-benchmark/wds_vtab-…`, made with VTAB's own code, so their splits have its sizes.
@@ -13,8 +13,9 @@ With that archive, folders renamed to WordNet ids are scored like any others, on
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
-from types import MappingProxyType
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -37,41 +38,13 @@ class Task:
     """Number of classes of the source, put into `classes` bins of equal width, or 0 if both are the same."""
 
 
-def _vtab(group: str, name: str, classes: int, source: str = "", **more) -> Task:
-    return Task(
-        f"vtab/{name}", group, classes, source or f"wds/clip-benchmark/wds_vtab-{more.pop('copy', name)}",
-        "finetune-vtab", **more,
-    )  # fmt: skip
+def _task(row: dict[str, str]) -> Task:
+    numbers = {name: int(row[name] or 0) for name in ("classes", "raw_classes")}
+    return Task(**row | numbers | {name: row[name] != "no" for name in ("flip", "crop")})
 
 
-# fmt: off
-_ALL = (
-    Task("imagenet", "", 1000, "torch/imagenet", "finetune-imagenet"),
-    Task("cifar10", "", 10, "torch/cifar10", "finetune-cifar"),
-    Task("cifar100", "", 100, "torch/cifar100", "finetune-cifar"),
-    Task("pets", "", 37, "torch/oxford_iiit_pet", "finetune-pets"),
-    Task("flowers102", "", 102, "torch/flowers102", "finetune-pets"),
-    _vtab("natural", "caltech101", 102),
-    _vtab("natural", "cifar100", 100),
-    _vtab("natural", "dtd", 47, "torch/dtd"),
-    _vtab("natural", "flowers102", 102, "torch/flowers102"),
-    _vtab("natural", "pets", 37),
-    _vtab("natural", "sun397", 397, "hfds/dpdl-benchmark/sun397"),
-    _vtab("natural", "svhn", 10),
-    _vtab("specialized", "pcam", 2),
-    _vtab("specialized", "eurosat", 10),
-    _vtab("specialized", "resisc45", 45),
-    _vtab("specialized", "retinopathy", 5, copy="diabetic_retinopathy"),
-    _vtab("structured", "clevr-count", 8, copy="clevr_count_all", crop=False),
-    _vtab("structured", "clevr-distance", 6, copy="clevr_closest_object_distance", crop=False),
-    _vtab("structured", "dmlab", 6, crop=False),
-    _vtab("structured", "dsprites-location", 16, copy="dsprites_label_x_position", raw_classes=32, flip=False,
-          crop=False),
-    _vtab("structured", "dsprites-orientation", 16, copy="dsprites_label_orientation", raw_classes=40, flip=False),
-    _vtab("structured", "kitti-distance", 4, copy="kitti_closest_vehicle_distance", crop=False),
-    _vtab("structured", "smallnorb-azimuth", 18, copy="smallnorb_label_azimuth", flip=False),
-    _vtab("structured", "smallnorb-elevation", 9, copy="smallnorb_label_elevation"),
-)
-# fmt: on
-TASKS = MappingProxyType({task.name: task for task in _ALL})
-VTAB = tuple(task for task in _ALL if task.group)
+TASKS = {
+    row["name"]: _task(row)
+    for row in csv.DictReader(Path(__file__).with_suffix(".csv").read_text(encoding="utf-8").splitlines())
+}
+VTAB = tuple(task for task in TASKS.values() if task.group)

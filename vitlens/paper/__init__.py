@@ -26,13 +26,12 @@ from vitlens.paper.tables import (
     FineTuning,
     Pretraining,
     groups,
-    results,
 )
 
 __all__ = [
     "BIT", "BIT_M_VTAB", "CLASSES", "COSTS", "FIRST_SUBMISSION", "FIVE", "IMAGES", "MODELS", "TABLE_1", "TABLE_2",
     "TABLE_3", "TABLE_4", "TABLE_5", "TABLE_6", "TABLE_7", "TABLE_8", "TABLE_9", "VTAB", "Cost", "FineTuning", "Model",
-    "Pretraining", "Weights", "build", "exaflops", "find", "groups", "origin", "results", "row_of", "table_2",
+    "Pretraining", "Weights", "build", "exaflops", "find", "groups", "origin", "row_of", "table_2",
     "table_5", "table_9",
 ]  # fmt: skip
 __dir__ = __all__.copy

@@ -165,14 +165,3 @@ def groups(accuracy: Mapping[str, float]) -> dict[str, float]:
     """
     members = {"VTAB": sum(VTAB.values(), ()), **VTAB}
     return {name: sum(accuracy[task] for task in tasks) / len(tasks) for name, tasks in members.items()}
-
-
-def results(model: str) -> dict[str, tuple[Published, ...]]:
-    """Published results of a model of `MODELS`, by table.
-
-    >>> list(vitlens.paper.results("ViT-H/14"))
-    ['Table 2', 'Table 5', 'Table 6', 'Table 9']
-    """
-    tables = {"Table 2": TABLE_2, "Table 5": TABLE_5, "Table 6": TABLE_6, "Table 7": TABLE_7, "Table 9": TABLE_9}
-    published = {name: tuple(row for row in table if row.model == model) for name, table in tables.items()}
-    return {name: rows for name, rows in published.items() if rows}

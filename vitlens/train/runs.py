@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import os
 import shlex
 import signal
@@ -204,16 +203,9 @@ def planned(
 
 
 def images_before(out: Path) -> dict:
-    """The content of a run's `data.json`, or {}. Raises ValueError if it is damaged."""
+    """The content of a run's `data.json`, or {}."""
     path = out / "data.json"
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text("utf-8"))
-        return content | {"stream": [bool(s) for s in operator.itemgetter(0, 1)(content["stream"])]}
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{path} is damaged. Delete it, and resume with the --data and --stream or --hold of the "
-                         "run.") from error  # fmt: skip
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def open_images(
