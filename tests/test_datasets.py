@@ -98,6 +98,7 @@ def test_load_notes_unread_files(tmp_path):
 REFUSED_FOLDERS = {  # by file names: the split and the reason
     "ant/0.png bee/0.png bee/1.png": ("train", "class 'ant' .* single image"),
     "ant/0.png ant/1.png owl/1.txt": ("train", "has no image: .*owl"),
+    "train/ant/0.png train/b/1.png val/ant/0.txt val/b/1.png": ("valid", "'ant' .* has no image"),
     "train/ant/0.png val/owl/0.png": ("valid", "class 'owl' that .*train lacks"),
     "train/ant/0.png": ("valid", "divided into train, but its valid split must be named valid or validation"),
     "train/0.png val/0.png": ("train", "one for each class of train"),
@@ -251,6 +252,9 @@ def test_load_refuses_webdataset_shards(tmp_path, monkeypatch):
     shard(whole, 0, 9)
     monkeypatch.setattr("vitlens.data.imageset.free_memory", lambda device: 200)
     assert_refused("more than half of the free memory", tmp_path / "a")
+    index = {"splits": {"train": {"filenames": ["train-0.tar", "train-1.tar"]}}}
+    (tmp_path / "a" / "_info.json").write_text(json.dumps(index))
+    assert_refused("lacks some or all shards of its train split", tmp_path / "a")
 
 
 def test_load_sets_of_the_hub(tmp_path, monkeypatch):

@@ -323,6 +323,11 @@ def test_load_image_turns_decoder_errors_into_image_errors(monkeypatch):
         refused(saved(flat(RED), "BMP"), kind.__name__)
 
 
+def test_load_image_refuses_half_a_file():
+    smooth = Image.fromarray(np.kron(RAMP[:6, :8], np.ones((4, 4, 1))).astype(np.uint8))
+    for format in ("JPEG", "PNG", "BMP", "TIFF", "WEBP"):
+        whole = saved(smooth, format)
+        refused(whole[: len(whole) // 2], "damaged")
 
 
 def s15(value):

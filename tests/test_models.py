@@ -261,6 +261,18 @@ def test_load_model_reads_the_named_weights_only(folder):
     assert torch.equal(load_model(folder).head.weight, before.head.weight) and before.head.weight.any()
 
 
+def test_load_model_reads_a_folder_with_a_hash_or_refuses_it(folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp("places")
+    shutil.copytree(folder, place / "run#2")
+    shutil.copytree(folder, place / "run")
+    weights = load_model(folder).state_dict()
+    save_file({name: torch.zeros_like(value) for name, value in weights.items()}, place / "run" / "model.safetensors")
+    try:
+        assert torch.equal(load_model(place / "run#2").head.weight, weights["head.weight"])
+    except ValueError as error:  # timm before 1.0.30
+        assert "opens no folder with # or ? in its path" in str(error)
+
+
 def test_title_names_changed_sizes():
     for name in ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "vit_base_patch16_dinov3"):
         assert title(timm.create_model(name, depth=1)) == name

@@ -475,7 +475,7 @@ def test_overlay_places_the_map_on_the_crop_of_the_model(name, size):
     assert np.abs(center).max() <= 2 * max(across, down)
     seen = crop_box(model, image)
     assert np.allclose((left, top, right, bottom), seen)
-    masked = plot.overlay(image, values, model=model, grid=grid, style="mask", smooth=False).images[0].get_array()
+    masked = plot.overlay(image, values, crop=seen, grid=grid, style="mask", smooth=False).images[0].get_array()
     assert masked[y : y + 60, x : x + 60].max() > 200
 
 
@@ -494,14 +494,18 @@ def test_crop_box_equals_the_crop_of_timm():
 
 
 def test_overlay_dims_the_image_outside_of_the_crop():
-    image, model = np.full((100, 200, 3), 200, np.uint8), timm.create_model("vit_tiny_patch16_224", depth=1)
-    model.pretrained_cfg = {**model.pretrained_cfg, "crop_pct": 1.0}
-    below = plot.overlay(image, np.zeros((14, 14)), model=model).images[0].get_array()
+    image = np.full((100, 200, 3), 200, np.uint8)
+    below = plot.overlay(image, np.zeros((4, 4)), crop=(50, 0, 150, 100)).images[0].get_array()
     assert (below[:, 50:150] == 200).all() and (below[:, :50] == 70).all() and (below[:, 150:] == 70).all()
     restored = ModelInput(image[None])[0]
     grid = TokenGrid(4, 4, (25, 50), image=(100, 200))
     ax = plot.overlay(restored, np.zeros((4, 4)), model=nn.Identity(), grid=grid)  # cropped before
     assert ax.images[1].get_extent() == [0, 200, 100, 0]
+    ax = plot.overlay(restored, np.zeros((4, 4)), crop=np.array([10, 20, 100, 90]))
+    assert ax.images[1].get_extent() == [10, 100, 90, 20] and ax.images[0].get_array()[19, 10] == 70
+    for crop in ((0, 0, 0, 0), (200, 0, 300, 100), (50, 80, 150, 20)):
+        with pytest.raises(ValueError, match="crop must be .* part of the image of 200 × 100"):
+            plot.overlay(image, np.zeros((4, 4)), crop=crop)
 
 
 def test_overlay_lays_padded_patches_of_a_restored_image():
@@ -514,12 +518,17 @@ def test_overlay_lays_padded_patches_of_a_restored_image():
     assert np.array_equal(heat.get_array()[0], np.arange(200) // 16)
 
 
-MOVED = np.rot90, lambda x: np.flip(x, 1), lambda x: x.transpose(1, 0, 2), lambda x: x[::-1], lambda x: x[1:]
+MOVED = (
+    lambda x: np.flip(x, 1), lambda x: np.flip(x, 0).copy(), np.rot90, lambda x: np.rot90(x, 2),
+    lambda x: np.roll(x, 3, 1), lambda x: x.transpose(1, 0, 2),
+    lambda x: x.transpose(1, 0, 2).copy(), lambda x: x[::-1], lambda x: x[1:],
+)  # fmt: skip
 
 
 def test_is_input_ends_with_moved_pixels():
     batch = ModelInput(np.stack([photo(64, 64)] * 2))
-    assert is_input(batch[0]) and is_input(batch[1].copy())
+    for image in (batch[0], batch[[1, 0]][1], batch[1].copy(), [*batch][1], batch[0][None][0]):
+        assert is_input(image)
     for moved in MOVED:
         assert not is_input(moved(batch[0]))
         with pytest.raises(ValueError, match="`model=`.*restore"):

@@ -1,5 +1,6 @@
 """Figures 2 to 5 by their artists: numbers of the tables at the right places, without overlaps."""
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from test_plot import assert_tidy
@@ -94,3 +95,9 @@ def test_few_shot_ticks_are_sizes_or_round_numbers():
     assert ticks(2_500, 7_500, 25_000) == ["2.5 k", "7.5 k", "25 k"]
     assert ticks(1, 1.37, 1.86, 1.56, 3.47, 9.08, 12.8, 15) == ["1", "1.5", "2", "3", "5", "7", "10", "15"]
     assert ticks(5.9e5, 6.1e5, 2.1e6) == ["700 k", "1 M", "1.5 M", "2 M"]
+
+
+def test_few_shot_refuses_missing_points():
+    for point in ((0, 50), (9, np.nan)):
+        with pytest.raises(ValueError, match="finite, the first above 0"):
+            plot.few_shot({"a": [point]})

@@ -40,7 +40,7 @@ class ImageError(ValueError):
 class ModelInput(np.ndarray):
     """Images (B, H, W, 3) as a model received them, as `models.restore` returns them. Indexing keeps the type.
 
-    layout: shape and strides of each image.
+    layout: shape and strides of each image, or None for a copy of moved pixels, such as a rotated image.
     """
 
     def __new__(cls, images: np.ndarray):
@@ -49,7 +49,15 @@ class ModelInput(np.ndarray):
         return new
 
     def __array_finalize__(self, source):
-        self.layout = getattr(source, "layout", None)
+        same = source is not None and self.strides[-3:] == source.strides[-3:]
+        self.layout = getattr(source, "layout", None) if same else None
+
+    def __array_function__(self, *call):
+        result = super().__array_function__(*call)  # np.roll fills a new array with the same strides
+        return np.asarray(result) if isinstance(result, ModelInput) and result.base is None else result
+
+    def __array_wrap__(self, result, *_):
+        return np.asarray(result)[()]  # results of computations are ordinary arrays or numbers
 
 
 def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str], None] | None = None) -> Image.Image:

@@ -195,6 +195,8 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
         raise ValueError(f"{folder} holds a model built by {script}. Build it there, then load model.safetensors.")
     if not timm.is_model(architecture):
         import vitlens.variants  # noqa: F401  registers vitlens_vit with timm
+    if timm.models.parse_model_name(f"local-dir:{folder}")[1] != str(folder):  # before 1.0.30 it reads an address
+        raise ValueError(f"timm {timm.__version__} opens no folder with # or ? in its path, as in {folder}. Rename it.")
     # Named, because timm before 1.0.29 may take other weights in the folder for the model's, pickled ones too.
     overlay = kwargs.pop("pretrained_cfg_overlay", {})
     overlay |= {"source": "", "file": str(weights_file), "custom_load": False}
@@ -432,6 +434,12 @@ def _torchvision(name: str, pretrained: bool, **kwargs) -> nn.Module:
     return model
 
 
+def _stating(model: nn.Module, *attributes: str) -> nn.Module:
+    """The model if it has one of these attributes itself, else the only Vision Transformer inside it."""
+    model = unwrap(model)
+    return model if any(name in vars(model) for name in attributes) else within(model)
+
+
 def class_count(model: nn.Module) -> int | None:
     """Number of classes: the outputs of the head, or `num_classes` without a head, 0 for features, None if unknown.
 
@@ -456,7 +464,7 @@ def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
     >>> vitlens.models.label_names(model)[6]
     'trilobite'
     """
-    model = within(model)
+    model = _stating(model, "label_names")
     names, classes = supported.label_names(model), class_count(model)
     count = classes if count is None else count
     if names is None and count == classes == 1000:
@@ -479,7 +487,7 @@ def output_kind(model: nn.Module) -> str:
     >>> vitlens.models.output_kind(model)
     'classes'
     """
-    model = within(model)
+    model = _stating(model, "outputs", "config")
     if (kind := getattr(model, "outputs", None)) in OUTPUTS:
         return kind
     problem = getattr(getattr(model, "config", None), "problem_type", None)
@@ -610,7 +618,7 @@ def _measured(transform: Callable[[Image.Image], Tensor]) -> dict:
 
 def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
     """Preprocessing by the library of a model, from an RGB image to (C, H, W). None for timm models."""
-    model = within(model)
+    model = _stating(model, "image_transform", "pretrained_cfg")
     if "image_transform" in vars(model) or vars(model).get("pretrained_cfg"):
         return vars(model).get("image_transform")
     tower = getattr(model, "visual", model)
@@ -634,7 +642,7 @@ def guessed(model: nn.Module) -> str:
     >>> vitlens.models.guessed(model)
     ''
     """
-    model = within(model)
+    model = _stating(model, "image_transform", "pretrained_cfg")
     if hasattr(model, "guessed_preprocessing"):
         return model.guessed_preprocessing
     if _own_transform(model) is not None or vars(model).get("pretrained_cfg"):
@@ -662,7 +670,8 @@ def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     'bilinear'
     """
     own = _own_transform(model)
-    config = dict(family(within(model)).preprocessing if own is None else _measured(own))
+    model = _stating(model, "pretrained_cfg")
+    config = dict(family(model).preprocessing if own is None else _measured(own))
     channels, height, width = config["input_size"]
     if channels not in (1, 3):
         raise ImageError(f"Expected a model with 1 or 3 input channels, got one with {channels}.")
@@ -697,8 +706,8 @@ def preprocess(
     """Model input from an image, a folder, or a list or dictionary of images: float32 (B, C, H, W) on the CPU.
 
     Models of transformers, open_clip and torchvision use their library's preprocessing. All others, and all other
-    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. A module gets the images of the only
-    Vision Transformer that it contains, whatever it does to them. For models with one input channel images are
+    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. A module without one gets the images of
+    the only Vision Transformer that it contains, whatever it does to them. For models with one input channel images are
     converted to gray.
 
     images: sources of `load_image`. size: (H, W) in pixels, in place of the configured size. After

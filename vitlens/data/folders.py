@@ -32,6 +32,9 @@ class Classes(ImageFolder):
             raise ValueError(
                 f"A class of {root} has no image: {problem}. Add images that Pillow opens, or remove the folder."
             ) from problem
+        for name in {*self.classes} - {self.classes[label] for label in self.targets}:
+            if any((Path(root) / name).rglob("*.*")):
+                raise ValueError(f"The class {name!r} of {root} has no image, but other files. Repair or remove it.")
 
     def _counts(self, path: str) -> bool:
         return not hidden(os.path.relpath(path, self.root)) and is_image(path)
@@ -47,11 +50,14 @@ def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
     if any(path.glob("*.parquet")):
         return tables.parquet(path, part, root)
     named = [name for name in subfolders(path) if name.lower() in EVERY_SPLIT]
-    if any(shard for name in (".", *named) for shard in (path / name).glob("*.tar")):
-        return tables.shards(path, part)
-    if divided := [name for name in named if subfolders(path / name)]:
+    others = {*subfolders(path)} - {*named}
+    # A folder named like a split that has loose images and class folders next to it is a class.
+    if divided := [n for n in named if subfolders(path / n) and not (others and any(map(is_image, _files(path / n))))]:
         return _of_split(path, part, divided)
-    if not subfolders(path) or subfolders(path) == named:
+    if not others and not any(map(is_image, (file for name in named for file in _files(path / name)))):
+        if any(shard for name in (".", *named) for shard in (path / name).glob("*.tar")):
+            return tables.shards(path, part)
+    if not others:
         raise ValueError(
             f"{path} holds no Parquet files, no WebDataset shards and no folders of images, one for each class"
             f"{f' of {named[0]}' if named else ''}."
@@ -120,6 +126,10 @@ def unread(path: Path, images: ImageFolder) -> str:
         return ""
     more = f" and {len(left) - 5:,} more" if len(left) > 5 else ""
     return f"{len(left):,} files of {path} are not read: {', '.join(left[:5])}{more}."
+
+
+def _files(path: Path) -> list[Path]:
+    return [file for file in path.iterdir() if file.is_file() and not hidden(file.name)]
 
 
 def subfolders(path: str | Path) -> list[str]:

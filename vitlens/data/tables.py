@@ -237,7 +237,11 @@ def _files(folder: Path, split: str) -> list[Path]:
         if inside and not (count.is_file() and count.read_text().strip() != str(len(inside))):
             by_split.setdefault(word, []).extend(inside)
     chosen = first_of(split, by_split)
-    return by_split[chosen] if chosen else []
+    listed: dict[str, Any] = {}
+    for file in (folder / "info.json", folder / "_info.json"):
+        listed = json.loads(file.read_text(encoding="utf-8")).get("splits", {}) if file.is_file() else listed
+    names = listed.get(first_of(split, listed) or "", {}).get("filenames", ())
+    return by_split[chosen] if chosen and all((folder / name).is_file() for name in names) else []
 
 
 def _fetch(name: str, folder: Path, split: str) -> None:

@@ -80,16 +80,19 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
 
 
 def overlay(
-    image, map, *, model=None, grid: TokenGrid | None = None,
+    image, map, *, model=None, crop: tuple[float, float, float, float] | None = None, grid: TokenGrid | None = None,
     ax: plt.Axes | None = None, style: str = "heat", smooth: bool = True, alpha: float = 0.75, opacity: str = "value",
     cmap: str | None = None, limits: tuple[float, float] | None = None, colorbar: bool = True,
 ) -> plt.Axes:  # fmt: skip
     """The Axes of a map over its image (paper, Fig. 6).
 
-    The map lies on the model's crop of the image, and the rest of the image is dimmed. The crop is the part that
-    `preprocess(model, image)` takes, or `preprocess(…, size=grid.image)`. For a module that contains a Vision
-    Transformer, it is the Vision Transformer's part, whatever the module does to its images. Without `model`, the image
-    is a result of `restore`, or, with `grid`, has exactly the size of the model's input.
+    The map lies on the model's crop of the image, and the rest of the image is dimmed. The crop follows from:
+
+    * model: the part that `preprocess(model, image)` takes, or `preprocess(…, size=grid.image)`. For a module that
+      contains a Vision Transformer, it is the Vision Transformer's part, whatever the module does to its images.
+    * crop: (left, top, right, bottom) in pixels of the image. After `preprocess(model, image, whole=True)` it is
+      `models.crop_box(model, image, whole=True)`.
+    * neither: the image is a result of `restore`, or, with `grid`, has exactly the size of the model's input.
 
     image: a source of `load_image`. map: (rows, cols), or (rows, cols, 3) colors from 0 to 1, drawn in one opacity.
     grid: that of the capture (`attn.grid`), by default that of `model`, or patches that cover the image exactly.
@@ -115,7 +118,7 @@ def overlay(
             f"from {values.min():.3g} to {values.max():.3g}."
         )
     picture = load_image(image)
-    crop, grid = _placed(image, picture, values.shape[:2], model, grid)
+    crop, grid = _placed(image, picture, values.shape[:2], model, crop, grid)
     left, top, right, bottom = crop or (0, 0, grid.image[1], grid.image[0])
     across, down = (right - left) / grid.image[1], (bottom - top) / grid.image[0]  # pixels of the image per input pixel
     with styled(ax):
@@ -165,16 +168,24 @@ def overlay(
     return ax
 
 
-def _placed(image, picture: Image.Image, shape: tuple[int, int], model, grid: TokenGrid | None):
+def _placed(image, picture: Image.Image, shape: tuple[int, int], model, crop, grid: TokenGrid | None):
     """The part of the image (left, top, right, bottom) below the map, or None for the whole image, and the grid."""
     if model is not None:
         from vitlens.models import crop_box, data_config
 
         size = image.shape[:2] if is_input(image) else data_config(model)["input_size"][1:]
         grid = grid or family(transformer(unwrap(model))).grid(size)
-        if not is_input(image):
-            return crop_box(model, picture, size=tuple(grid.image)), checked_grid(shape, None, grid)
-    return None, checked_grid(shape, image, grid)
+        if crop is None and not is_input(image):
+            crop = crop_box(model, picture, size=tuple(grid.image))
+    if crop is None:
+        return None, checked_grid(shape, image, grid)
+    left, top, right, bottom = crop = tuple(map(float, crop))
+    if min(right, picture.width) - max(left, 0) < 1 or min(bottom, picture.height) - max(top, 0) < 1:
+        raise ValueError(
+            f"crop must be (left, top, right, bottom) with a part of the image of {picture.width} × {picture.height} "
+            f"pixels, got {crop}."
+        )
+    return crop, checked_grid(shape, None, grid or TokenGrid(*shape, (16, 16)))
 
 
 def _pasted(part: Image.Image, picture: Image.Image, crop: Sequence[float], rest: float) -> Image.Image:

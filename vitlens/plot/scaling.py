@@ -151,8 +151,10 @@ def few_shot(
 
 
 def _sorted(rows) -> np.ndarray:
-    """(n, 2 or 4) rows of (images, accuracy, …), sorted by images."""
+    """(n, 2 or 4) rows of (images, accuracy, …), sorted by images. Raises ValueError unless images are above 0."""
     rows = array(rows, 2, "Rows (images, accuracy)")
+    if not (np.isfinite(rows).all() and (rows[:, 0] > 0).all()):
+        raise ValueError(f"Images and accuracies must be finite, the first above 0, got {rows.tolist()}.")
     return rows[rows[:, 0].argsort()]
 
 
