@@ -54,10 +54,9 @@ def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
     # A folder named like a split that has loose images and class folders next to it is a class.
     if divided := [n for n in named if subfolders(path / n) and not (others and any(map(is_image, _files(path / n))))]:
         return _of_split(path, part, divided)
-    if not others and not any(map(is_image, (file for name in named for file in _files(path / name)))):
+    if not others:
         if any(shard for name in (".", *named) for shard in (path / name).glob("*.tar")):
             return tables.shards(path, part)
-    if not others:
         raise ValueError(
             f"{path} holds no Parquet files, no WebDataset shards and no folders of images, one for each class"
             f"{f' of {named[0]}' if named else ''}."
