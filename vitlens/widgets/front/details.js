@@ -76,7 +76,7 @@ function mapOf(base, { rows, cols, patch, image }, values, marks, label, pick = 
     go(Math.floor((clientY - box.top) / box.height / height), Math.floor((clientX - box.left) / box.width / width));
   };
   const onkeydown = (event) => {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const step = ARROWS[event.key];
     if (!step || !marks.key) return;
     event.preventDefault();
     go(marks.key[0] + step[0], marks.key[1] + step[1]);
@@ -135,7 +135,7 @@ function openedValue(answer, base, open, close) {
   return [
     make("header", {}, make("h3", {}, title), make("button", closer, "×")),
     make("p", { class: "note" }, ...notes), ...products(answer),
-    make("div", { class: "stage" }, weighing(answer), map),
+    make("div", { class: "scene" }, weighing(answer), map),
     make("p", { class: "note" }, "White: the query. Orange: the key. Click a patch to open its weight."),
   ];
 }

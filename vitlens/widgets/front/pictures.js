@@ -1,3 +1,4 @@
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }; // steps by row and column
 const decoded = new WeakMap();
 
 async function pixelsOf(view) {
@@ -157,7 +158,7 @@ function panelOf(name, send) {
     tell();
   });
   picture.addEventListener("keydown", (event) => {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const step = ARROWS[event.key];
     if (!step || !panel || !panel.picks) return;
     event.preventDefault();
     asked = hovered = null;

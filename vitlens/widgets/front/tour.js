@@ -45,14 +45,14 @@ function stepsOf(about, base) {
   const each = `${channels} number${channels > 1 ? "s" : ""} each`;
   return [
     ["Pixels",
-      `The model sees ${image.join(" × ")} pixels of ${each}: in the middle of the patch ${middle.join(", ")}.`,
+      `The model sees ${image.join(" × ")} pixels of ${each}: ${middle.join(", ")} in the middle of the patch.`,
       () => [photo(here, "The model's input"), canvasOf(near, "The pixels of the patch", { class: "pixels" })]],
     ["Patches",
       `The photo is cut into ${rows} × ${cols} = ${rows * cols} patches of ${patch.join(" × ")} pixels, ` +
       `${patch[0] * patch[1] * channels} numbers each.`, cut],
     ["Tokens and positions",
-      `The model turns each patch into a token of ${token.length} numbers and adds ${about.table ? "a" : "no"} vector ` +
-      `for its place; there are ${weights.length} tokens${extra}.`, () => [photo(here, "The framed patch"), vectors()]],
+      `The model turns each patch into a token of ${token.length} numbers and adds ${about.table ? "a" : "no"} ` +
+      `vector for its place; there are ${weights.length} tokens${extra}.`, () => [photo(here, "The framed patch"), vectors()]],
     ["A query meets a key",
       `In layer ${layer}, head ${value.head}, the patch has a query and ${tokenName(value, value.key)} a key: the ` +
       `${value.q.length} products of their numbers, summed and scaled, give ${logit}.`,
@@ -104,23 +104,17 @@ function depthOf(about, base, marks) {
   const rows = depth.map((values, layer) => ({ layer, name: "", share: largestOf(values), plain: true }));
   lens.forEach(([name, share], k) => Object.assign(rows[k], { name: name.split(",")[0], share, plain }));
   const note = lens.length ? "" : "The largest weight on a patch in each layer.";
-  let [at, timer] = [STILL.matches ? depth.length - 1 : 0, 0];
-  const show = () => {
+  let timer;
+  const show = (at, plays) => {
     const held = list.contains(document.activeElement);
     map.replaceChildren(mapOf(base, about, depth[at], marks, `Layer ${at}, mean of the heads`));
-    list.replaceChildren(...classes({ title: `After layer ${at}`, rows, layer: at, note }, ({ set }) => {
-      clearInterval(timer);
-      at = set.layer;
-      show();
-    }));
+    const chosen = { title: `After layer ${at}`, rows, layer: at, note };
+    list.replaceChildren(...classes(chosen, ({ set }) => show(set.layer, false)));
     if (held) list.querySelector("[aria-pressed=true]").focus();
+    clearTimeout(timer);
+    if (plays && at < depth.length - 1) timer = setTimeout(() => list.isConnected && show(at + 1, true), LAYER);
   };
-  show();
-  timer = setInterval(() => {
-    if (!list.isConnected || at === depth.length - 1) return clearInterval(timer);
-    at += 1;
-    show();
-  }, LAYER);
+  show(STILL.matches ? depth.length - 1 : 0, !STILL.matches);
   return [map, list];
 }
 
@@ -164,8 +158,7 @@ function guide({ model, root, send, waiting, panels }) {
   const chosen = () => {
     const { cols, values } = map().panel();
     const weights = floatsOf(values);
-    if (pinned) weights[pinned[0] * cols + pinned[1]] = 0;
-    const most = weights.indexOf(largestOf(weights));
+    const most = weights.indexOf(largestOf(weights.filter((_, at) => !pinned || at !== pinned[0] * cols + pinned[1])));
     return key || [Math.floor(most / cols), most % cols];
   };
   const line = () => {
@@ -216,7 +209,7 @@ function guide({ model, root, send, waiting, panels }) {
     const held = !inline || dialog.contains(document.activeElement);
     dialog.replaceChildren(
       make("header", {}, make("h3", {}, title), label, closer),
-      make("p", { class: "sentence", "aria-live": "polite" }, sentence), make("div", { class: "stage" }, ...draw()),
+      make("p", { class: "sentence", "aria-live": "polite" }, sentence), make("div", { class: "scene" }, ...draw()),
       make("nav", {}, button("Back", () => go(step - 1), { disabled: !step }), make("span", {}, ...dots), next),
     );
     if (held) next.focus();
