@@ -93,6 +93,9 @@ def test_load_notes_unread_files(tmp_path):
     names = "ant/.ipynb_checkpoints/0.png, ant/notes, ant/x.pdf, loose.png"
     assert len(found) == 9 and found.note == f"4 files of {tmp_path / 'train'} are not read: {names}."
     assert [name for name, _ in image_files(tmp_path / "train")] == sorted(["loose.png", *files(3)])
+    for path in (tmp_path / "val" / "bee").iterdir():
+        path.unlink()
+    assert "no valid image of 1 of 3 classes, such as 'bee'" in load(tmp_path, "valid").note
 
 
 REFUSED_FOLDERS = {  # by file names: the split and the reason

@@ -484,6 +484,10 @@ def load(
         samples = replace(samples, note=" ".join(filter(None, (note, samples.note))))
     if not _labeled(samples):
         raise ValueError(f"The {split} split of {source} holds no image with a label.")
+    if missing := sorted({*range(len(samples.class_names))} - {*np.unique(samples.labels).tolist()}):
+        note = f"{source} has no {split} image of {len(missing)} of {len(samples.class_names)} classes, such as "
+        note += f"{samples.class_names[missing[0]]!r}."
+        samples = replace(samples, note=" ".join(filter(None, (samples.note, note))))
     if hasattr(samples.contents, "in_memory"):
         samples = replace(samples, contents=samples.contents.in_memory(free_memory(torch.device("cpu")) // 2))
     if stream is None:
