@@ -23,8 +23,10 @@ from test_explorer import values
 from timm.models import save_for_hf
 
 from experiments import studies
-from vitlens import load_model, positions
+from vitlens import attention, capture, intervene, load_model, positions
 from vitlens.evaluate import student
+from vitlens.images import samples
+from vitlens.models import preprocess
 from vitlens.plot import alt_text
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
@@ -258,9 +260,9 @@ RESULTS = FOLDER.parent / "data" / "results"
 
 
 def told(number: str) -> tuple[str, str]:
-    """The prose of a notebook, and its tables as text."""
+    """The prose of a notebook, and its tables and printed lines as text."""
     (path,) = FOLDER.glob(f"{number}_*.ipynb")
-    tables = [output.get("data", {}).get("text/plain", "") for output in outputs(path)]
+    tables = [output.get("data", {}).get("text/plain", output.get("text", "")) for output in outputs(path)]
     return "\n".join(sources(path, "markdown")), "\n".join(tables)
 
 
@@ -414,3 +416,87 @@ def test_notebook_13_numbers_equal_committed_tables():
     assert "Flips gain {:.1f} points [{:.1f}, {:.1f}]".format(*flips) in text.replace("−", "-")
     mean, low, high = (-number for number in rotations)
     assert f"rotations cost {mean:.1f} [{high:.1f}, {low:.1f}]" in text and high > 0
+
+
+CHECKPOINTS = FOLDER.parent / "data" / "checkpoints"
+
+
+def in_words(number: str) -> str:
+    """The prose of a notebook in one line."""
+    return " ".join(told(number)[0].split())
+
+
+@torch.no_grad()
+def test_notebook_15_head_writes_a_constant():
+    prose, (_, shown) = in_words("15"), told("15")
+    model = load_model(CHECKPOINTS / "vit_tiny_patch8_64")
+    crops = [image.crop((k, k, k + 200, k + 200)) for image in samples().values() for k in range(0, 100, 10)]
+    images, seen, layer = preprocess(model, crops), [], model.blocks[0].attn
+    hook = layer.proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with capture(model) as attn:
+        before = model(images).argmax(1)
+    hook.remove()
+    written, changed = seen[0].unflatten(2, (layer.num_heads, -1))[:, :, 3], []
+    for rows in (slice(None), slice(1), slice(1, None)):
+        silent = written.clone()
+        silent[:, rows] = 0
+        with intervene(model, heads={(0, 3): silent}):
+            changed.append(100 * (model(images).argmax(1) != before).double().mean())
+    assert changed[0] > 50 and abs(changed[0] - changed[1]) < 10 and changed[2] < changed[1] / 3
+    deviation = written[:, 0].std(0).mean()
+    assert f"of norm {written[:, 0].norm(dim=1).mean():.1f}" in prose
+    assert deviation < 0.01 < written[:, 1:].std(0).mean() / 5
+    kept = 100 * attn[0].weights()[:, 3, 1:, 1:].diagonal(dim1=1, dim2=2).mean()
+    assert f"a patch attends to itself with {kept:.1f} %, near the {100 / 65:.1f} % of uniform attention" in prose
+    every, first, rest = (re.search(rf"^{name} +([\d.]+)$", shown, re.M)[1]
+                          for name in ("all rows", "the class token's row", "the rows of the patches"))  # fmt: skip
+    assert f"Zeroing this row alone changes {first} % of the answers, and zeroing the whole head {every} %" in prose
+    assert f"zeroing these rows changes {rest} %" in prose
+    vary = re.search(r"of one of its 32 values: ([\d.]+);", shown)[1]
+    assert f"vary by {vary} from crop to crop" in prose and float(vary) < 0.01
+    table = pd.read_csv(RESULTS / "heads-scratch.csv").set_index(["layer", "head", "way"]).loc[0, 3]
+    assert f"changes {table.loc['zero', 'flipped']:.0f} % of the answers" in prose
+    assert f"Setting it to its mean changes {table.loc['mean', 'flipped']:.0f} %" in prose
+
+
+def test_notebook_15_losses_add_up_for_four_heads():
+    prose = in_words("15")
+    steps, heads = (pd.read_csv(RESULTS / f"{name}.csv") for name in ("pruning", "heads"))
+    alone = heads[heads["way"] == "mean"].set_index(["layer", "head"])["change"]
+    greedy = steps[steps["order"] == "greedy"].set_index("removed")
+    order = greedy.loc[1:, ["layer", "head"]].astype(int).itertuples(index=False, name=None)
+    single = -np.cumsum([alone[key] for key in order])
+    lost = {count: (greedy["accuracy"][0] - greedy["accuracy"][count], single[count - 1]) for count in (4, 8, 12, 20)}
+    assert "cost {:.2f} points together, and {:.2f} as the sum".format(*lost[4]) in prose
+    assert "{:.2f} against {:.2f} points".format(*lost[8]) in prose
+    assert "{:.2f} against {:.2f} at twelve heads".format(*lost[12]) in prose
+    assert "{:.2f} against {:.2f} at twenty".format(*lost[20]) in prose
+    for count, (together, total) in lost.items():
+        assert (greedy["accuracy"][0] - greedy["high"][count] > total) == (count > 4), "outside of the band"
+        assert together > total
+
+
+
+@torch.no_grad()
+def test_notebook_06_contrast_falls_with_every_layer():
+    prose, (_, shown) = in_words("06"), told("06")
+    folder, lines = CHECKPOINTS / "vit_tiny_patch16_224", []
+    for learned in (True, False):
+        torch.manual_seed(0)
+        model = load_model(folder, pretrained=learned)
+        with capture(model) as attn:
+            model(preprocess(model, list(samples().values())))
+        row, contrasts = attn.grid.readout.expand(len(samples()), -1), []
+        for layer in reversed(list(attn)):
+            row = (row + torch.einsum("bt,btk->bk", row, layer.weights().mean(1))) / 2
+            each = attn.grid.image_map(row).flatten(1)
+            contrasts.append(float((each.amax(1) / each.mean(1)).mean()))
+        lines.append(contrasts)
+        torch.testing.assert_close(attention.rollout(attn).flatten(1), each)
+    trained, untrained = lines
+    assert all(np.diff(trained) < 0) and trained[-1] < trained[0] / 5 and max(untrained) < 1.2
+    told_as = "{:.1f} through the last layer alone, {:.1f} through the last two, then {:.1f}, and {:.2f} through all"
+    assert told_as.format(*trained[:3], trained[-1]) in prose
+    assert re.search(rf"^trained +{trained[0]:.2f} +{trained[1]:.2f} ", shown, re.M)
+    largest = re.search(r"^untrained +([\d.]+) ", shown, re.M)[1]
+    assert f"its contrast is {largest} at most" in prose
