@@ -293,8 +293,7 @@ def test_saved_page_answers_as_explorer(vit, browser, tmp_path, kind):
     right = np.frombuffer(right, "<f4")
     assert shown["title"] == wanted["title"] and np.abs(floats(values) - right).max() <= 3e-3 * right.max()
     assert page.evaluate(ASK, {"ask": "tour"})[0] == plain(explorer.look_up({"ask": "tour"}, lambda: None)[0])
-    page.get_by_role("button", name="Tour", exact=True).click()
-    page.wait_for_selector(".tour .sentence")
+    walk(page)
     assert errors == []
     page.close()
 
@@ -432,3 +431,43 @@ def test_saved_page_opens_in_firefox(vit, tmp_path):
                  "? done(document.querySelector('figcaption').textContent) : setTimeout(look, 50); look();"  # fmt: skip
         words = firefox.ask("WebDriver:ExecuteAsyncScript", script=script, args=[], scriptTimeout=60000)["value"]
     assert words == Reference(model, samples()[NAME], True).page.frame["panels"][0]["words"]
+
+
+def walk(page):
+    """Sentences of the tour, step by step to the end."""
+    page.get_by_role("button", name="Tour", exact=True).click()
+    said = []
+    for step in range(1, 9):
+        page.wait_for_selector(f".tour header:has-text('Step {step} of 8')")
+        said.append(page.locator(".tour .sentence").inner_text())
+        assert page.locator(".tour .scene canvas, .tour .scene svg").count() and "undefined" not in said[-1]
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Escape")
+    return said
+
+
+@pytest.mark.parametrize(
+    "kwargs, words",
+    [
+        ({"reg_tokens": 3}, {2: "with 4 prefix tokens"}),
+        ({"global_pool": "avg", "class_token": False, "fc_norm": False}, {2: "there are 16 tokens."}),
+        ({"num_classes": 0}, {7: "the model has no classes"}),
+        ({"name": "vit_small_patch16_rope_224"}, {2: "adds no vector for its place"}),
+    ],
+)
+def test_tour_fits_the_model(vit, browser, tmp_path, kwargs, words):
+    path = save_page(vit(**kwargs), {NAME: samples()[NAME]}, tmp_path / "page.html")
+    page, _, errors = opened(browser, path)
+    said = walk(page)
+    for step, part in words.items():
+        assert part in said[step]
+    page.evaluate("""() => {
+        const { source } = document.querySelector("#page");
+        source.traits.frame = { ...source.get("frame"), tour: true };
+        source.emit("change:frame");
+    }""")
+    page.get_by_role("button", name="Tour", exact=True).click()
+    page.wait_for_selector(".touring .tour[open]")
+    assert page.locator(".body").is_hidden() and page.get_by_role("button", name="Close the tour").count() == 0
+    assert errors == []
+    page.close()
