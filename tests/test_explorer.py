@@ -410,7 +410,8 @@ def test_explorer_caption_colors_and_distances(explorer):
     explorer.set(stretch=True, colors="gray")
     assert scale()["low"] == pytest.approx(values(explorer).min()) and scale()["colors"][-4:-1] == b"\xff\xff\xff"
     explorer.set(stretch=False, colors="", view="similarity", opacity="value")
-    assert (scale()["low"], scale()["high"]) == (-1, 1)
+    assert scale()["high"] == -scale()["low"] == pytest.approx(np.abs(values(explorer)).max())
+    assert explorer.frame["panels"][0]["legend"] == "cosine, ± the largest of other patches"
     close(list(scale()["colors"][3::4]), 127.5 * np.abs(np.linspace(-1, 1, 256)).clip(1 / 3), atol=0.5)
     assert explorer.wait(60, settled=True)
     y, x = np.divmod(np.arange(16), 4)
@@ -490,6 +491,32 @@ def test_explorer_mosaic_equals_all_heads(vit, kind, side):
         mosaic = explorer.frame["mosaic"]
         assert (mosaic["picks"], mosaic["head"]) == (picks, head)
         assert mosaic["layer"] == (None if view == "contributions" else 2)
+
+
+def test_explorer_marks_and_hides_sinks(vit):
+    """A patch that all others look at is marked. Hidden, it takes no part in the scale."""
+    model = vit()
+    with torch.no_grad():  # all queries meet the key of one patch
+        model.pos_embed[0, 1 + 6] *= 40
+        model.blocks[2].attn.qkv.weight[96:192] *= 0
+        model.blocks[2].attn.qkv.weight[96:192] += 0.5 * torch.outer(
+            torch.ones(96), model.pos_embed[0, 7] / model.pos_embed[0, 7].norm()
+        )
+        model.blocks[2].attn.qkv.bias[:96] = 1
+    explorer = widgets.explore(model, PICTURE)
+    received = reference(model)[0][2].mean((0, 1))[1:]
+    expected = [divmod(k, 4) for k in np.flatnonzero(received > views.SINK * np.median(received))]
+    panel = explorer.frame["panels"][0]
+    assert panel["sinks"] == tuple(expected) and len(expected) == 1 and not panel["hides"]
+    assert "Dashed: 1 sinks, patches that receive more than 20 times the median" in words(explorer)
+    before = values(explorer)
+    assert panel["scale"]["high"] == before.max()
+    explorer.set(sinks=True)
+    panel, others = explorer.frame["panels"][0], np.delete(before.ravel(), 4 * expected[0][0] + expected[0][1])
+    assert panel["hides"] and panel["scale"]["high"] == others.max() and (values(explorer) == before).all()
+    assert panel["legend"] == "attention weight, without sinks"
+    explorer.set(view="norms")
+    assert explorer.frame["panels"][0]["sinks"] == () and "sinks" not in visible(explorer)
 
 
 def test_explorer_errors_keep_last_valid_page(explorer, monkeypatch):
@@ -603,7 +630,7 @@ def test_explorer_rejects_models_and_images(vit):
 PAINTED = {"model", "weights", "vitlens", "words", "photograph", "view", "strength", "smooth", "lines"}
 COLORED = PAINTED | {"opacity", "colors", "stretch"}
 SAVED = {
-    "attention": COLORED | {"layer", "head", "query", "row", "column"}, "norms": COLORED | {"layer"},
+    "attention": COLORED | {"layer", "head", "query", "row", "column", "sinks"}, "norms": COLORED | {"layer"},
     "components": PAINTED | {"layer"},  # RGB values
     "relevance": COLORED | {"target", "against"},
 }  # fmt: skip

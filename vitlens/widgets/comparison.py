@@ -10,7 +10,7 @@ from torch import nn
 from vitlens.recorder.supported import attention_modules
 from vitlens.widgets.lanes import LARGEST
 from vitlens.widgets.page import Control, Panel
-from vitlens.widgets.photographs import PAINT, Forward, Photograph, Pictured, unwrap
+from vitlens.widgets.photographs import PAINT, READOUT, Forward, Photograph, Pictured, unwrap
 from vitlens.widgets.views import (
     HOLDS,
     MEAN,
@@ -18,6 +18,7 @@ from vitlens.widgets.views import (
     Choice,
     Map,
     View,
+    farthest,
     head_control,
     map_panel,
     query_words,
@@ -121,7 +122,8 @@ class Comparison(Pictured):
             about = words if side == of else (
                 f"{words}. Nearest is {query_words(forward, best)} (cosine {number(cosines.max().item())})"
             )  # fmt: skip
-            shown = Map(cosines.unflatten(0, (forward.grid.rows, forward.grid.cols)).numpy(), about, 1.0, "cosine")
+            values = cosines.unflatten(0, (forward.grid.rows, forward.grid.cols)).numpy()
+            shown = Map(values, about, farthest(values, place if side == of else READOUT), "cosine")
             made = map_panel(
                 forward, COMPARED[NEAREST], Choice(layer), shown, self.state, name=side, title=_title(side, forward)
             )

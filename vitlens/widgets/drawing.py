@@ -64,8 +64,12 @@ def captioned(forward, panel, score: dict | None = None) -> bytes:
     figure = Figure(figsize=(7, tall + 3.6 * bool(score)), dpi=150)
     ax, *charts = figure.subplots(1 + bool(score), squeeze=False, height_ratios=[tall, *[3] * bool(score)])[:, 0]
     scale = {"cmap": panel.scale.cmap, "limits": (panel.scale.low, panel.scale.high)} if panel.scale else {}
+    values = panel.values
+    if panel.hides:
+        values = values.copy()
+        values[tuple(zip(*panel.sinks, strict=True))] = max(panel.scale.low, 0)
     overlay(
-        forward.pixels, panel.values, grid=forward.grid, ax=ax, style="heat", smooth=panel.smooth, alpha=panel.strength,
+        forward.pixels, values, grid=forward.grid, ax=ax, style="heat", smooth=panel.smooth, alpha=panel.strength,
         opacity=panel.opacity, **scale,
     )  # fmt: skip
     mark(ax, panel.selected, forward.grid.patch)

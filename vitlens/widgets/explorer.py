@@ -56,6 +56,7 @@ from vitlens.widgets.views import (
     possible,
     query_words,
     score,
+    sinks,
     view_control,
     views,
 )
@@ -63,6 +64,8 @@ from vitlens.widgets.words import say
 
 PREDICTED, NO_OTHER, PICTURE, TEXT = "predicted", "none", "picture", "text"
 BARS = 5
+LOOKING = ("attention", "received", "rollout")
+"""Views that mark sinks."""
 TYPED = 10
 """Largest number of typed classes and texts in the menus."""
 ZERO, AVERAGE = "zero", "mean"
@@ -79,13 +82,13 @@ class Explorer(Pictured):
     the tour in place of the explorer.
     """
 
-    plain = Pictured.plain | {"layer", "hover"}
+    plain = Pictured.plain | {"layer", "hover", "sinks"}
 
     def __init__(self, model: nn.Module, image=None, *, size: tuple[int, int] | None = None, guided: bool = False):
         layers = len(attention_modules(unwrap(model)))  # raises for models without maps
         super().__init__(
             model, image, size=size, whole=False, view="attention", layer=2 * layers // 3, head=MEAN, target=PREDICTED,
-            against=NO_OTHER, another="", typed=(), off=(), way=AVERAGE, hover=True, **PAINT,
+            against=NO_OTHER, another="", typed=(), off=(), way=AVERAGE, sinks=False, hover=True, **PAINT,
         )  # fmt: skip
         self.guided = guided
         self._reads_text = embeds_texts(self.model)
@@ -316,6 +319,9 @@ class Explorer(Pictured):
             self.photograph_control(),
             *([Control("whole", "Whole photo, no cropping", "check", state["whole"])] if whole else []),
             view_control(state["view"], possible(forward)),
+            Control(
+                "sinks", "Hide sinks", "check", state["sinks"], hidden=state["view"] not in LOOKING, place="picture"
+            ),
             *self._targets(forward),
             *self.paint_controls(state["view"] == "components"),
             Control(
@@ -371,7 +377,7 @@ class Explorer(Pictured):
     def _panel(self, shown: Map, choice: Choice | None = None) -> Panel:
         """Panel of a map, with notes on switched-off heads and a distorted aspect ratio."""
         forward = self.forward
-        made = map_panel(forward, self.row, choice or self.choice, shown, self.state)
+        made = map_panel(forward, self.row, choice or self.choice, self._marked(shown), self.state)
         note = off_words(self.state["off"], self.state["way"]) if forward.off else ""
         if self.state["whole"]:
             (across, down), (height, width) = self.photograph.image.size, forward.grid.image
@@ -396,6 +402,14 @@ class Explorer(Pictured):
         waiting = {"words": failed or say("scoring")}
         scored = score(self.forward, self.choice, own, random) if done else waiting
         return {"title": say("trust"), **scored}
+
+    def _marked(self, shown: Map) -> Map:
+        """A map of attention with the sinks of its layer."""
+        if self.state["view"] not in LOOKING:
+            return shown
+        key = ("sinks", self.forward.key, self.choice.layer)
+        found = self.once(key, lambda: sinks(self.forward, self.choice.layer, lambda forwards=0: None))
+        return replace(shown, sinks=tuple(found))
 
     def _six(self) -> dict | None:
         """The maps of the quick methods, each with its score when it has come."""

@@ -102,7 +102,8 @@ class Panel:
     columns. selected: (row, col) or None. picks: noun for the target of a click, or "". values: (rows, cols) or
     (rows, cols, 3). scale: color scale, or None for RGB values and panels without a map. strength: largest opacity of
     the map. opacity: "value", growing with the value, or "even". ends: labels of the color scale. tokens: tiles that
-    choose a token outside the image as the query.
+    choose a token outside the image as the query. legend: unit and rule of the color scale. sinks: cells to mark.
+    hides: True to leave the map out there.
     """
 
     name: str
@@ -124,6 +125,9 @@ class Panel:
     lines: bool = False
     ends: tuple[str, str] | None = None
     tokens: tuple[dict, ...] = ()
+    legend: str = ""
+    sinks: tuple[tuple[int, int], ...] = ()
+    hides: bool = False
 
     def message(self) -> dict:
         """The panel in the format of the front end, with arrays as bytes."""

@@ -38,6 +38,8 @@ HEADS = {
 LOOKS, HOLDS, WRITES, WHY = "look", "hold", "decide", "why"
 """Groups of views: questions of `WORDS`, each with a line."""
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
+SINK = 20.0
+"""Times the median of received attention beyond which a patch is a sink."""
 CLEAR = 2.0
 """Standard deviations of random orders beyond which a score counts as better or worse than chance."""
 CELLS = 16
@@ -85,7 +87,8 @@ class Choice:
 class Map:
     """A drawn view. values: (rows, cols), or (rows, cols, 3) for three color channels. words: caption without its final
     period. limit: end of a fixed color scale. unit: unit of the values. title: replaces the view's. beside: charts next
-    to the image for the front end. prefix: weights of the prefix tokens. arrays: further arrays to save."""
+    to the image for the front end. prefix: weights of the prefix tokens. sinks: patches to mark. arrays: further
+    arrays to save."""
 
     values: np.ndarray
     words: str
@@ -94,6 +97,7 @@ class Map:
     title: str = ""
     beside: dict = field(default_factory=dict)
     prefix: tuple[float, ...] = ()
+    sinks: tuple[tuple[int, int], ...] = ()
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -250,7 +254,25 @@ def _rollout(forward: Forward, choice: Choice, check: Check) -> Map:
 def _similarity(forward: Forward, choice: Choice, check: Check) -> Map:
     cosines = tokens.similarity(forward.tokens[choice.layer][0].float().cpu(), query_row(forward, choice.query))
     words = say("similarity", layer=choice.layer, source=query_words(forward, choice.query))
-    return Map(forward.grid.image_map(cosines).numpy(), words, limit=1.0, unit=say("similarity unit"))
+    values = forward.grid.image_map(cosines).numpy()
+    return Map(values, words, limit=farthest(values, choice.query), unit=say("similarity unit"))
+
+
+def farthest(values: np.ndarray, query: str | int | tuple[int, int]) -> float:
+    """Largest absolute value of a map besides that of the query patch, which is 1 for cosines."""
+    others = np.abs(values)
+    if isinstance(query, tuple) and values.size > 1:
+        others[query] = 0
+    return float(others.max())
+
+
+@torch.inference_mode()
+def sinks(forward: Forward, layer: int, check: Check) -> list[tuple[int, int]]:
+    """Patches (row, column) that receive more than `SINK` times the median attention of the patches in a layer, as the
+    mean over heads and queries."""
+    one = Layers(forward, slice(layer, layer + 1), check)
+    received = forward.grid.image_map(attention.received(one, prefix=True)[0, 0].float().mean(0).cpu())
+    return list(map(tuple, (received > SINK * received.median()).nonzero().tolist()))
 
 
 def _components(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -450,11 +472,20 @@ def map_panel(
     for cut, padded, side in zip(grid.cut, grid.padded, ("bottom", "right"), strict=True):
         words += say("cut", pixels=cut, where=say(side)) if cut else ""
         words += say("padded", pixels=padded, where=say(side)) if padded else ""
+    found = shown.sinks if scale else ()
+    unit = say("similarity scale", unit=shown.unit) if shown.limit and not state["stretch"] else shown.unit
+    if found:
+        words += say("sinks", count=len(found), times=number(SINK))
+    if hidden := bool(found) and state.get("sinks", False) and not state["stretch"]:
+        others = values.copy()
+        others[tuple(zip(*found, strict=True))] = 0
+        scale, unit = scale_of(others, cmap=state["colors"]), say("hidden", unit=unit)
     return Panel(
-        name=name, title=title or shown.title or view.title, picture=name, rows=grid.rows, cols=grid.cols,
+        sinks=tuple(found), hides=hidden, name=name,
+        title=title or shown.title or view.title, picture=name, rows=grid.rows, cols=grid.cols,
         cell=(grid.patch[0] / grid.image[0], grid.patch[1] / grid.image[1]), words=words,
         selected=choice.query if view.query and isinstance(choice.query, tuple) else None,
-        picks=say("look from") if view.query else "", values=values, scale=scale, unit=shown.unit,
+        picks=say("look from") if view.query else "", values=values, scale=scale, unit=shown.unit, legend=unit,
         strength=state["strength"], opacity=state["opacity"], smooth=state["smooth"], lines=state["lines"],
         ends=scale and (number(scale.low), number(scale.high)),
     )  # fmt: skip

@@ -65,6 +65,9 @@ WORDS = {
     "norms unit": "norm",
     "contributions unit": "logits",
     # the panel of a map
+    "sinks": " Dashed: {count} sinks, patches that receive more than {times} times the median attention in this layer.",
+    "hidden": "{unit}, without sinks",
+    "similarity scale": "{unit}, ± the largest of other patches",
     "range": " Range over patches: {low} to {high}.",
     "input": " Model input: {height} × {width} pixels.",
     "cut": " No patch covers the last {pixels} pixels {where}.",

@@ -44,6 +44,7 @@ function painted(base, panel) {
   const gray = base.gray;
   for (let p = 0, i = 0; i < out.length; p += 1, i += 4) out[i] = out[i + 1] = out[i + 2] = gray[p];
   const values = floatsOf(panel.values);
+  if (panel.hides) for (const [row, col] of panel.sinks) values[row * cols + col] = Math.max(scale.low, 0);
   const channels = values.length / (rows * cols);
   const table = scale && bytesOf(scale.colors); // red, green, blue and opacity
   const [low, range] = scale ? [scale.low, scale.high - scale.low || 1] : [0, 1];
@@ -128,6 +129,7 @@ function panelOf(name, send) {
       for (let c = 0; c <= panel.cols; c += 1) lines.push(`M${c * width} 0V${panel.rows * height}`);
       marks.append(make("path", { class: "grid", d: lines.join("") }));
     }
+    for (const [row, col] of panel.sinks || []) marks.append(make("rect", { class: "sink", x: col * width, y: row * height, width, height }));
     if (selected) {
       const [row, col] = selected;
       const place = { x: col * width, y: row * height, width, height };
@@ -174,7 +176,7 @@ function panelOf(name, send) {
       const strip = new ImageData(new Uint8ClampedArray(bytesOf(scale.colors)), 256, 1);
       gradient.getContext("2d").putImageData(strip, 0, 0);
       texts.forEach((text, i) => (ends[i].textContent = text));
-      unit.textContent = next.unit || "";
+      unit.textContent = next.legend || next.unit || "";
     }
     mark();
     tell();

@@ -53,7 +53,7 @@ PAGE = (
     '<!DOCTYPE html><html lang="en" class="vitlens-page"><meta charset="utf-8">'
     '<meta http-equiv="Content-Security-Policy" content="{policy}">'
     '<meta name="viewport" content="width=device-width"><meta name="generator" content="vitlens {version}">'
-    '<title>{title}</title><style>{style}</style>'
+    "<title>{title}</title><style>{style}</style>"
     '<main id="page"><div class="opening"><p role="status">Opening …</p></div></main><footer>{footer}</footer>'
     '<script type="application/octet-stream" id="data">{data}</script><script type="module">{script}</script></html>\n'
 )

@@ -66,7 +66,9 @@ const MAPS = {
   },
   similarity(record, { layer, query }) {
     const values = patchesOf(record, cosines(record.tokens[layer], record.grid, queryRow(record, query)));
-    return { values, words: say("similarity", { layer, source: queryWords(record, query) }), limit: 1 };
+    const own = Array.isArray(query) && values.length > 1 ? query[0] * record.grid.cols + query[1] : -1;
+    const limit = values.reduce((most, value, patch) => (patch === own ? most : Math.max(most, Math.abs(value))), 0);
+    return { values, words: say("similarity", { layer, source: queryWords(record, query) }), limit };
   },
   components(record, { layer }) {
     const { colors, shares } = components(record.tokens[layer], record.grid);
@@ -178,6 +180,15 @@ function tilesOf({ grid: { prefix, readout, reads } }, shares, { query }) {
   return tiles.map((tile) => ({ ...tile, now: tile.query === query }));
 }
 
+const SINK = 20; // times the median of received attention beyond which a patch is a sink
+
+// Patches that receive much more attention than the others in a layer.
+function sinksOf(record, layer) {
+  const received = patchesOf(record, fuse(sweep(record, layer).received, "mean"));
+  const median = [...received].sort((a, b) => a - b)[Math.floor((received.length - 1) / 2)];
+  return [...received.keys()].filter((i) => received[i] > SINK * median).map((i) => [Math.floor(i / record.grid.cols), i % record.grid.cols]);
+}
+
 // The panel of a map over its image, as `map_panel` in views.py.
 function panelOfMap(record, view, choice, map, state, tables) {
   const { rows, cols, patch, image } = record.grid;
@@ -185,7 +196,10 @@ function panelOfMap(record, view, choice, map, state, tables) {
   const { values, limit, prefix = [], unit = WORDS[`${kind} unit`] || "" } = map;
   let words = `${map.words}.`;
   const colored = values.length > rows * cols;
-  const scale = colored ? null : scaleOf(values, limit, state, tables);
+  let scale = colored ? null : scaleOf(values, limit, state, tables);
+  let legend = limit && !state.stretch ? say("similarity scale", { unit }) : unit;
+  const sinks = ["attention", "received", "rollout"].includes(state.view) ? sinksOf(record, choice.layer) : [];
+  const hides = Boolean(sinks.length && state.sinks && !state.stretch);
   if (scale) words += say("range", { low: number(leastOf(values)), high: number(largestOf(values)) });
   words += say("input", { height: image[0], width: image[1] });
   [["bottom", rows], ["right", cols]].forEach(([side, count], i) => {
@@ -193,12 +207,18 @@ function panelOfMap(record, view, choice, map, state, tables) {
     if (over > 0) words += say("cut", { pixels: over, where: say(side) });
     if (over < 0) words += say("padded", { pixels: -over, where: say(side) });
   });
+  if (sinks.length) words += say("sinks", { count: sinks.length, times: number(SINK) });
+  if (hides) {
+    const others = Float32Array.from(values);
+    for (const [row, col] of sinks) others[row * cols + col] = 0;
+    [scale, legend] = [scaleOf(others, limit, state, tables), say("hidden", { unit: legend })];
+  }
   const { strength, opacity, smooth, lines } = state;
   const asked = view.query && { tokens: tilesOf(record, prefix, state), picks: say("look from") };
   return {
     name: "picture", title: map.title || view.title, picture: "picture", rows, cols, words: words + (record.note || ""),
     cell: [patch[0] / image[0], patch[1] / image[1]], axes: ["row", "column"], unit, scale, strength, opacity, smooth,
-    lines, tokens: [], picks: "", ...asked, selected: asked && Array.isArray(choice.query) ? choice.query : null,
+    lines, legend, sinks, hides, tokens: [], picks: "", ...asked, selected: asked && Array.isArray(choice.query) ? choice.query : null,
     values: new DataView(values.buffer, values.byteOffset, values.byteLength),
     ends: scale && [number(scale.low), number(scale.high)],
   };
