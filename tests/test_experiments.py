@@ -105,7 +105,7 @@ RUNS = {
     "explanations": (["--model", SMALL, "--data", "PARQUET", "--rows", "OUT/rows.csv"], "explanations"),
     "explorer": ([], "explorer"), "finetune": (["--model", results.SPECIMEN, "--data", "FOLDER"], "finetune-flowers5"),
     "half_precision": (["--model", SMALL, "--data", "PARQUET"], "attribution-bf16"), "kills": ([], "kills"),
-    "lens": (["--data", "FOLDER"], "lens"), "peers": ([], "peers"), "planted": ([], "planted"),
+    "lens": (["--data", "FOLDER"], "lens"), "page": ([], "page"), "peers": ([], "peers"), "planted": ([], "planted"),
     "pruning": (["--data", "FOLDER"], "pruning"),
     "registers": (["--data", "FOLDER"], "registers"), "sinks": (["--data", "FOLDER"], "sinks"),
     "specimen": (["--data", "FOLDER"], "specimen"), "stream": ([], "stream-cpu"),
