@@ -32,5 +32,8 @@ function halfTable() {
 function floats({ type, data, factor = 1 }) {
   if (type === "f4") return floatsOf(data);
   halves ||= halfTable();
-  return Float32Array.from(new Uint16Array(bytesOf(data).slice().buffer), (bits) => factor * halves[bits]);
+  const stored = new Uint16Array(bytesOf(data).slice().buffer);
+  const values = new Float32Array(stored.length);
+  for (let i = 0; i < values.length; i += 1) values[i] = factor * halves[stored[i]]; // faster than Float32Array.from
+  return values;
 }

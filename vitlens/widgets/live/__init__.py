@@ -40,7 +40,7 @@ LARGEST = 32_000_000
 
 def script() -> str:
     """The worker's scripts as one classic script, because module workers do not start in a page opened from disk."""
-    return "\n".join((HERE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    return "\n".join((HERE / f"{name}.js").read_text(encoding="utf-8") for name in ("../in_page/numbers", *SCRIPTS))
 
 
 def save_live_page(

@@ -60,7 +60,8 @@ class Live {
     const likeliest = [...shares.keys()].sort((a, b) => shares[b] - shares[a]).slice(0, LIKELIEST);
     return {
       ...stored.base, key, given, picture, about, layers, tokens, shares, likeliest, whole, maps: {}, contributions: {},
-      lens: [], tour: off.length ? null : tour, note: off.length ? offWords(off, way) : "", label: (k) => stored.labels?.[k] ?? String(k),
+      lens: [], tour: off.length ? null : tour, note: off.length ? offWords(off, way) : "",
+      label: (k) => stored.labels?.[k] ?? String(k),
     };
   }
 

@@ -4,28 +4,19 @@
 // WebAssembly shares have rows in multiples of 4 and columns in multiples of 8; what is beyond T is never read.
 
 const up = (count, to) => Math.ceil(count / to) * to;
+const bytesOf = (bytes) => bytes; // for numbers.js, because elements.js needs a document
+const floatsOf = (bytes) => new Float32Array(bytes.slice().buffer);
 
 // Tensors by name: {shape, values()}, float32 from the bytes that `vitlens.widgets.live.written` wrote.
 function tensorsOf(list, bytes) {
-  const halves = new Float32Array(65536); // the value of each half-precision number
-  for (let i = 0; i < 65536; i += 1) {
-    const exponent = (i >> 10) & 31, fraction = (i & 1023) / 1024;
-    halves[i] = (i >> 15 ? -1 : 1) * (exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction);
-  }
-  const widened = (numbers) => {
-    const values = new Float32Array(numbers.length);
-    for (let i = 0; i < numbers.length; i += 1) values[i] = halves[numbers[i]];
-    return values;
-  };
-  const tensors = {};
   let at = 0;
-  for (const { name, shape, half } of list) {
-    const count = shape.reduce((product, side) => product * side, 1), size = count * (half ? 2 : 4);
-    const numbers = new (half ? Uint16Array : Float32Array)(bytes.slice(at, at + size));
-    tensors[name] = { shape, values: () => (half ? widened(numbers) : numbers) };
+  const tensors = list.map(({ name, shape, half }) => {
+    const size = shape.reduce((product, side) => product * side, half ? 2 : 4);
+    const stored = { type: half ? "f2" : "f4", data: new Uint8Array(bytes, at, size) };
     at += size;
-  }
-  return tensors;
+    return [name, { shape, values: () => floats(stored) }];
+  });
+  return Object.fromEntries(tensors);
 }
 
 // Writes a matrix (depth, cols) as gemm reads it: panels of 8 columns, the last filled with zeros. `down` and `across`
@@ -42,47 +33,39 @@ function pack(source, from, down, across, depth, cols, target, factor = 1) {
 
 class Vit {
   static async open(about, bytes, wasm) {
-    const vit = new Vit();
-    Object.assign(vit, about, { weights: tensorsOf(about.tensors, bytes), places: [], held: {} });
-    const { width: D, tokens: T, hidden: F, heads: H, patch, weights, prefix: R } = vit;
-    Object.assign(vit, { K: D / H, M: up(T, 4) + 4, N: up(T, 8), pixels: 3 * patch[0] * patch[1] });
-    const { M, N, K, pixels } = vit;
-    for (const name of Object.keys(weights).filter((each) => each.endsWith(".bias") && !each.includes("norm"))) {
-      const matrix = name.slice(0, -5), [cols, depth] = weights[`${matrix}.weight`].shape;
-      vit.place(matrix, depth * up(cols, 8));
-      vit.place(name, up(cols, 8));
+    const vit = Object.assign(new Vit(), about, { weights: tensorsOf(about.tensors, bytes), held: {} });
+    const { width: D, tokens: T, hidden: F, heads: H, patch, weights, held } = vit, names = Object.keys(weights);
+    const M = up(T, 4) + 4, N = up(T, 8), K = D / H, pixels = 3 * patch[0] * patch[1], wide = M * Math.max(F, 3 * D);
+    const sizes = {
+      x: M * D, y: M * Math.max(D, up(vit.classes, 8)), o: M * D, g: M * D, small: N * K, spare: wide,
+      wide: Math.max(wide, M * pixels), scores: M * N, slopes: M * N, turned: M * N, back: Math.max(F, 3 * D) * D,
+      zeros: Math.max(N, F, D), absent: N,
+    };
+    const matrices = names.flatMap((name) => name.match(/^(?!.*norm)(.*)\.weight$/)?.[1] ?? []);
+    for (const matrix of matrices) {
+      const [cols, depth] = weights[`${matrix}.weight`].shape;
+      Object.assign(sizes, { [matrix]: depth * up(cols, 8), [`${matrix}.bias`]: up(cols, 8) });
     }
-    const classes = up(vit.classes, 8);
-    const rooms = { x: M * D, y: M * Math.max(D, classes), wide: M * Math.max(F, pixels, 3 * D) };
-    Object.assign(rooms, { scores: M * N, slopes: M * N, turned: M * N, small: N * K, o: M * D, g: M * D });
-    Object.assign(rooms, { zeros: Math.max(N, F, D), hidden: N });
-    Object.assign(rooms, { spare: M * Math.max(F, 3 * D), back: Math.max(F, 3 * D) * D });
-    for (const [name, count] of Object.entries(rooms)) vit.place(name, count);
-    const bytesOfAll = vit.places.reduce((sum, { count }) => sum + up(4 * count, 16), 0);
-    const memory = new WebAssembly.Memory({ initial: Math.ceil(bytesOfAll / 65536) });
+    const total = Object.values(sizes).reduce((sum, count) => sum + up(count, 4), 0);
+    const memory = new WebAssembly.Memory({ initial: Math.ceil((4 * total) / 65536) });
     let at = 0;
-    for (const { name, count } of vit.places) {
-      vit.held[name] = new Float32Array(memory.buffer, at, count);
-      at += up(4 * count, 16);
+    for (const [name, count] of Object.entries(sizes)) {
+      held[name] = new Float32Array(memory.buffer, at, count);
+      at += 4 * up(count, 4);
     }
-    for (const { name } of vit.places.filter((each) => each.name.endsWith(".bias"))) {
-      const matrix = name.slice(0, -5), { shape: [cols, depth], values } = weights[`${matrix}.weight`];
-      pack(values(), 0, 1, depth, depth, cols, vit.held[matrix]);
-      vit.held[name].set(weights[name].values());
+    for (const matrix of matrices) {
+      const { shape: [cols, depth], values } = weights[`${matrix}.weight`];
+      pack(values(), 0, 1, depth, depth, cols, held[matrix]);
+      held[`${matrix}.bias`].set(weights[`${matrix}.bias`].values());
     }
-    for (const name of Object.keys(weights).filter((each) => /norm|prefix|positions|means/.test(each))) {
-      vit.held[name] = weights[name].values();
-    }
-    vit.held.hidden.fill(-1e30, T); // added to the scores of the keys beyond T, so that their softmax is 0
-    vit.kernels = (await WebAssembly.instantiate(wasm, { page: { memory } })).instance.exports;
-    return vit;
+    const plain = names.filter((name) => /norm|prefix|positions|means/.test(name));
+    for (const name of plain) held[name] = weights[name].values();
+    held.absent.fill(-1e30, T); // added to the scores of the keys beyond T, so that their softmax is 0
+    const { exports: kernels } = (await WebAssembly.instantiate(wasm, { page: { memory } })).instance;
+    return Object.assign(vit, { K, M, N, pixels, kernels });
   }
 
-  place(name, count) {
-    this.places.push({ name, count });
-  }
-
-  // c (rows, cols) = a (rows, depth) · matrix + bias. `fromCol` and `toCol` are the columns at which a and c begin in
+  // c (rows, cols) = a (rows, depth) · matrix + bias. `from` and `to` are the columns at which a and c begin in
   // matrices of `aCols` and `cCols` columns.
   multiply(a, matrix, c, { rows, cols, depth, bias = this.held.zeros, aCols = depth, cCols = cols, from = 0, to = 0 }) {
     const [atA, atC] = [a.byteOffset + 4 * from, c.byteOffset + 4 * to];
@@ -110,9 +93,9 @@ class Vit {
 
   // The attention (T, N) of a head, from the (T, 3·D) of `qkv`: softmax of q·k·scale over the keys.
   attention(qkv, head) {
-    const { width: D, tokens: T, K, N, scale, held: { scores, small, hidden } } = this;
+    const { width: D, tokens: T, K, N, scale, held: { scores, small, absent } } = this;
     pack(qkv, D + head * K, 1, 3 * D, K, T, small, scale);
-    this.multiply(qkv, small, scores, { rows: T, cols: N, depth: K, aCols: 3 * D, from: head * K, bias: hidden });
+    this.multiply(qkv, small, scores, { rows: T, cols: N, depth: K, aCols: 3 * D, from: head * K, bias: absent });
     this.kernels.softmax(scores.byteOffset, T, N);
     return scores;
   }

@@ -3,6 +3,11 @@
 let vit = null;
 let ran = ""; // the key of the latest forward: its photo and switched-off heads
 
+// The task of a function of the latest forward. If another came between, that with this key runs again.
+const after = (use) => (given) => {
+  if (ran !== given.key) TASKS.forward(given);
+  return use(given);
+};
 const TASKS = {
   async open({ about, weights, wasm }) {
     vit = await Vit.open(about, weights, wasm);
@@ -18,20 +23,9 @@ const TASKS = {
     ran = key;
     return vit.forward(input, off, mean);
   },
-
-  // What is made from the latest forward. If another came between, that with this key runs again.
-  why({ target, against, ...forward }) {
-    if (ran !== forward.key) TASKS.forward(forward);
-    return why(vit, target, against);
-  },
-  contributions({ target, against, ...forward }) {
-    if (ran !== forward.key) TASKS.forward(forward);
-    return contributions(vit, target, against);
-  },
-  lens({ targets, ...forward }) {
-    if (ran !== forward.key) TASKS.forward(forward);
-    return Array.from({ length: vit.layers }, (_, layer) => lens(vit, layer, targets));
-  },
+  why: after(({ target, against }) => why(vit, target, against)),
+  contributions: after(({ target, against }) => contributions(vit, target, against)),
+  lens: after(({ targets }) => Array.from({ length: vit.layers }, (_, layer) => lens(vit, layer, targets))),
 };
 
 addEventListener("message", async ({ data: { number, task, ...given } }) => {
