@@ -101,7 +101,10 @@ class Reference:
         self.number += 1
         answer = self.page.answer([({"set": values, "number": self.number}, [])], lambda *_: None)
         while answer.job:
-            done = answer.job.function(lambda *_: None)
+            try:
+                done = answer.job.function(lambda *_: None)
+            except ValueError as error:  # such as a method that heads replaced by their mean exclude
+                done = str(error)
             answer = self.page.answer([({"job": answer.job.key}, [done])], lambda *_: None)
         return self.page.frame
 
