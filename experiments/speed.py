@@ -22,7 +22,6 @@ from matplotlib.ticker import NullLocator, StrMethodFormatter
 from torch import Tensor, nn
 
 from experiments.results import about, command, parser, write
-from vitlens import load_model, paper
 from vitlens.evaluate import compute
 from vitlens.plot.style import SERIES, charts, styled
 from vitlens.recorder.forward import evaluating, out_of_memory, run
@@ -105,16 +104,6 @@ def figure(table: pd.DataFrame) -> plt.Figure:
     return page
 
 
-def opened(name: str, size: int) -> nn.Module:
-    """A model with random weights by its name, built for images of `size` pixels if its class takes a size."""
-    if name in paper.MODELS:
-        return paper.build(name, **({} if paper.MODELS[name].kind == "ResNet" else {"img_size": size}))
-    try:
-        return load_model(name, pretrained=False, img_size=size)
-    except ValueError:
-        return load_model(name, pretrained=False)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--models", nargs="+", default=MODELS, help="names of the paper or of vitlens.load_model")
@@ -128,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = "cuda" if gpu else "cpu"
     how, table = about(command("experiments.speed", arguments), device), []
     for name, size in itertools.product(options.models, options.sizes):
-        model, image = opened(name, size).to(device), torch.randn(1, 3, size, size, device=device)
+        model, image = compute.opened(name, size).to(device), torch.randn(1, 3, size, size, device=device)
         with evaluating(model), torch.autocast(device, torch.bfloat16, enabled=gpu):
             speed, batch = throughput(model, image, 0.01 if options.tiny else 0.5)
             per_image, fixed = training_memory(model, image)

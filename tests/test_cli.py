@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import importlib.metadata
 import io
 import json
 import shutil
@@ -415,6 +416,86 @@ REFUSED = [
     ("paper table missing.json", "missing.json"),
 ]  # fmt: skip
 """Command lines, and words of their error line."""
+
+
+def test_paper_models_and_compute(tmp_path):
+    assert "ViT-L/16" in vitlens("paper", "models", "L/16").stdout
+    out = tmp_path / "new" / "counts.csv"
+    done = vitlens("paper", "compute", "ViT-B/16", "ViT-B/32", "torchvision:vit_b_32", "--sizes", 224, "--out", out)
+    rows = pd.read_csv(out).set_index("model")
+    assert rows["parameters"]["ViT-B/16"] == 86_567_656 and "35.1" in done.stdout  # GFLOPs
+    assert rows["flops"]["torchvision:vit_b_32"] == pytest.approx(rows["flops"]["ViT-B/32"], rel=1e-3)
+
+
+REFUSED = [
+    ("evaluate", "argument 'model'"),
+    ("ablate MODEL --out OUT/a.csv", "--data"),
+    ("trian", "No such command 'trian'"),
+    ("inspect MODEL --nonsense", "No such option"),
+    ("inspect nonsense_model", "has no model called nonsense_model|no model of that name"),
+    ("inspect MODEL missing.png", "missing.png"),
+    ("inspect MODEL MODEL/config.json", "config.json"),
+    ("inspect MODEL MODEL", "holds no images"),
+    ("inspect MODEL --data nowhere", "nowhere"),
+    ("inspect MODEL --data MODEL", "holds no images"),
+    ("inspect MODEL/model.safetensors --checkpoint missing.pth", "missing.pth"),
+    ("inspect vit_tiny_patch16_224 --checkpoint MODEL/model.safetensors", "patches of 8 × 8"),
+    ("inspect FILE", "--checkpoint"),
+    ("inspect vit_b_16", "Did you mean torchvision:vit_b_16?"),
+    ("inspect facebook/dinov2-small", "Did you mean hf:facebook/dinov2-small?"),
+    ("inspect deit_tiny", "Did you mean deit_tiny_patch16_224,"),
+    ("explain MODEL --methods gradcam", "Did you mean grad_cam?"),
+    ("explain MODEL --methods chefer", "Did you mean relevance?"),
+    ("train --recipe finetune-smal --data digits --out OUT", "Did you mean finetune-small?"),
+    ("train --resume", "needs --out"),
+    ("train --resume --out OUT", "no run to resume"),
+    ("evaluate MODEL --data digits --protocol finetune --checkpoint FILE", "trains from a timm name"),
+    ("inspect MODEL --device abacus", "'abacus'"),
+    ("inspect MODEL --device meta", "'meta'"),
+    ("inspect MODEL/..", "has no config.json"),
+    ("inspect MODEL --beside MODEL/", "Name another one after --beside"),
+    ("inspect MODEL --beside nonsense_model", "nonsense_model"),
+    ("inspect MODEL --out FILE", "FILE"),
+    ("inspect nonsense_model --out FILE/out", "give another --out"),
+    ("inspect NAN", "not finite"),
+    ("explain nonsense_model --out FILE/out", "give another --out"),
+    ("explain MODEL --methods relevanz", "Did you mean relevance? The methods are relevance, gradient_rollout"),
+    ("explain MODEL IMAGE --target 10", "has classes 0 to 9, got 10"),
+    ("explain MODEL IMAGE --target tabby", "no class called 'tabby'"),
+    ("explain MODEL IMAGE --target 3 --against 3", "contrasted with itself"),
+    ("explain MODEL --target 3 --text cat", "--target, --like and --text"),
+    ("explain MODEL --text a --text b --against c", "Give --text twice"),
+    ("explain MODEL --like missing.png", "missing.png"),
+    ("explain MODEL --baseline gray", "gray"),
+    ("explain MODEL --scores --orders -1", "--orders"),
+    ("explain nonsense_model --orders 9", "Give --orders only with --scores"),
+    ("explain nonsense_model --baseline blur", "Give --baseline only with --scores"),
+    ("explain nonsense_model --methods relevanz", "vitlens has no method 'relevanz'"),
+    ("explain nonsense_model --device tpu", "The device 'tpu' does not work here"),
+    ("app MODEL missing.png", "missing.png"),
+    ("app MODEL --port 70000", "--port"),
+    ("app MODEL --port TAKEN --no-browser", "TAKEN"),
+    ("train --recipe digits", "needs --data"),
+    ("train --recipe x --data digits --out OUT", "vitlens has no recipe 'x'"),
+    ("train --recipe digits --data nowhere --out FILE/out", "FILE/out"),
+    ("train --max-minutes soon", "--max-minutes"),
+    ("train --epoch 3", "No such option: --epoch"),
+    ("evaluate MODEL --protocol best", "best"),
+    ("evaluate MODEL --protocol fewshot --data digits --shots 1,many", "1,many"),
+    ("evaluate MODEL --data digits --out FILE/a.json", "give another --out"),
+    ("ablate MODEL --data digits --out OUT/a.csv --ways half", "half"),
+    ("paper models nonsense", "nonsense"),
+    ("paper models L/16 more", "more"),
+    ("paper table missing.json", "missing.json"),
+    ("paper compute no_such_model", "no_such_model"),
+    ("paper compute test_vit --sizes 0", "0"),
+    ("paper compute test_vit --sizes 64,8", "8 × 8"),
+]  # fmt: skip
+"""Command lines, and words of their error line."""
+
+
+def test_version_prints_the_version():
+    assert vitlens("--version").stdout == f"vitlens {importlib.metadata.version('vitlens')}\n"
 
 
 @pytest.mark.parametrize("command", ["inspect", "explain", "train", "other"])

@@ -682,3 +682,24 @@ def table(
     if any((paper.row_of(record) or "").startswith("VTAB") for record in measured):
         tables.append(paper.table_9)
     print("\n\n".join(table(measured) for table in tables))
+
+
+@paper.command()
+def compute(
+    models: Annotated[
+        list[str] | None, Argument(help="Names of the paper, or as for inspect. By default Fig. 12's.")
+    ] = None,
+    sizes: Annotated[
+        tuple, Option(parser=numbers_in, metavar="NUMBERS", help="Image sizes in pixels.")
+    ] = "64,128,224,384,512",
+    out: Annotated[Path | None, Option(**_FILE, help="CSV file. By default the table is only printed.")] = None,
+) -> None:
+    """Count the parameters and FLOPs of models at several image sizes."""
+    from vitlens.evaluate.compute import table
+
+    rows = table(models, sizes)
+    if out is not None:
+        rows.to_csv(out, index=False, lineterminator="\n")
+    shown = rows.rename(columns={"image_size": "px", "parameters": "parameters (M)", "flops": "GFLOPs"})
+    print(shown.assign(**{"parameters (M)": (rows.parameters / 1e6).round(1), "GFLOPs": (rows.flops / 1e9).round(1)})
+          .to_string(index=False))  # fmt: skip

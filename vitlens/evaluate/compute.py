@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import pandas as pd
 import torch
 from torch import nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlens import paper
-from vitlens.models import built_size
+from vitlens.models import built_size, load_model
 from vitlens.paper import Cost, exaflops
 from vitlens.recorder.forward import evaluating
 from vitlens.recorder.supported import model_name, unwrap
 
-__all__ = ["Cost", "cost", "exaflops", "flops", "parameters"]
+__all__ = ["FIGURE_12", "Cost", "cost", "exaflops", "flops", "opened", "parameters", "table"]
+
+FIGURE_12 = ("R50x1", "R50x2", "ViT-B/32", "ViT-L/32", "ViT-B/16", "ViT-L/16", "ViT-H/14", "R152x4")
+"""The models of the paper's Fig. 12."""
 
 
 def parameters(model: nn.Module) -> int:
@@ -71,6 +75,41 @@ def cost(model: str | paper.Model) -> Cost:
     with torch.device("meta"):
         built = paper.build(model)
     return Cost(parameters(built), flops(built, model.image_size), model.image_size, built.num_features)
+
+
+def opened(name: str, size: int) -> nn.Module:
+    """A model with random weights, by its name in the paper or in `load_model`.
+
+    Transformers of timm are built for images of `size` pixels. ConvNets take any size, and models of other libraries
+    keep their own.
+
+    >>> vitlens.evaluate.compute.opened("ViT-B/16", 384).patch_embed.grid_size
+    (24, 24)
+    """
+    if name in paper.MODELS:
+        return paper.build(name, **({} if paper.MODELS[name].kind == "ResNet" else {"img_size": size}))
+    try:
+        return load_model(name, pretrained=False, img_size=size)
+    except ValueError:
+        return load_model(name, pretrained=False)
+
+
+def table(models: Sequence[str] | None, sizes: Sequence[int]) -> pd.DataFrame:
+    """Parameters and FLOPs of models, default those of Fig. 12, at several image sizes.
+
+    models: names as in `opened`. Returns columns model, image_size, parameters and flops. Runs on the meta device.
+    Raises ValueError for an unknown name, and for a size that a model does not support.
+
+    >>> vitlens.evaluate.compute.table(["ViT-B/32"], [224]).shape
+    (1, 4)
+    """
+    rows = []
+    for name in models or FIGURE_12:
+        for size in sizes:
+            with torch.device("meta"):
+                model = opened(name, size)
+            rows.append((name, size, parameters(model), flops(model, size)))
+    return pd.DataFrame(rows, columns=["model", "image_size", "parameters", "flops"])
 
 
 @contextmanager
