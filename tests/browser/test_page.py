@@ -145,7 +145,21 @@ def test_saved_page_equals_explorer(vit, browser, tmp_path, kind):
         seen.add(control(frame, "view")["value"])
         assert bool(frame["message"]) == bool(expected["message"])
         (drawn,), (wanted,), (right,) = frame["panels"], expected["panels"], true["panels"]
-        for name in ("title", "words", "selected", "picks", "unit", "ends", "rows", "cols", "cell", "tokens"):
+        for name in (
+            "title",
+            "words",
+            "selected",
+            "picks",
+            "unit",
+            "ends",
+            "rows",
+            "cols",
+            "cell",
+            "tokens",
+            "legend",
+            "sinks",
+            "hides",
+        ):
             assert drawn[name] == plain(wanted[name]), (values, name)
         for name in ("bars", "parts", "lens", "score", "model", "asks"):
             assert_alike(frame[name], plain(expected[name]))
