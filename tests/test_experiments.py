@@ -108,6 +108,7 @@ RUNS = {
     "lens": (["--data", "FOLDER"], "lens"), "page": ([], "page"), "peers": ([], "peers"), "planted": ([], "planted"),
     "pruning": (["--data", "FOLDER"], "pruning"),
     "registers": (["--data", "FOLDER"], "registers"), "sinks": (["--data", "FOLDER"], "sinks"),
+    "sinks_lens": (["--data", "FOLDER"], "sinks-lens"),
     "specimen": (["--data", "FOLDER"], "specimen"), "stream": ([], "stream-cpu"),
     "studies": (["data-size-digits", "--data", "digits", "--runs", "OUT/runs"], "data-size-cpu"),
     "support": ([], "support"), "timm_support": ([], "timm-support"),

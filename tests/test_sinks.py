@@ -7,6 +7,7 @@ import torch
 
 from experiments.registers import register_neurons, roughness, with_register
 from experiments.sinks import outliers, ratios, sinks
+from experiments.sinks_lens import MOST, named
 from vitlens import attention, capture, tokens
 
 NEURON = (1, 40)  # layer and hidden unit that makes the planted outliers
@@ -57,6 +58,21 @@ def test_sinks_equal_norms_and_maps_of_the_blocks():
     torch.testing.assert_close(found.received, maps.mean((2, 3))[..., 1 + registers :])
     torch.testing.assert_close(found.prefix, maps.mean((2, 3))[..., : 1 + registers])
     assert found.grid == attn.grid and attention.received(attn).shape == (2, 4, 3, 16)
+
+
+@torch.no_grad()
+def test_named_equals_softmax_of_patches_by_hand():
+    model, x = small().double(), torch.randn(3, 3, 64, 64, dtype=torch.float64)
+    means, answers = named(model, x)
+    assert means.shape == (3, 4, 2, 2) and torch.equal(answers, model(x).argmax(1))
+    layers, received = tokens.features(model, x)[0], sinks(model, x).received
+    for image in range(3):
+        probabilities = model.head(model.norm(layers[2]))[image, 1:].softmax(-1)
+        order = received[image, 2].argsort(descending=True)
+        for number, answer in enumerate((answers[image], answers[image - 1])):
+            for side, patches in enumerate((order[:MOST], order[MOST:])):
+                expected = probabilities[patches, answer].mean()
+                torch.testing.assert_close(means[image, 2, number, side], expected)
 
 
 def test_outliers_exceed_a_multiple_of_the_median():
