@@ -28,6 +28,7 @@ from vitlens.evaluate import student
 from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.plot import alt_text
+from vitlens.train import snapshots
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
@@ -476,7 +477,6 @@ def test_notebook_15_losses_add_up_for_four_heads():
         assert together > total
 
 
-
 @torch.no_grad()
 def test_notebook_06_contrast_falls_with_every_layer():
     prose, (_, shown) = in_words("06"), told("06")
@@ -500,3 +500,48 @@ def test_notebook_06_contrast_falls_with_every_layer():
     assert re.search(rf"^trained +{trained[0]:.2f} +{trained[1]:.2f} ", shown, re.M)
     largest = re.search(r"^untrained +([\d.]+) ", shown, re.M)[1]
     assert f"its contrast is {largest} at most" in prose
+
+
+def test_notebook_08_accuracy_is_half_way_between_filters_and_distance():
+    prose, (_, shown) = in_words("08"), told("08")
+    folder = CHECKPOINTS / "vit_tiny_patch8_64"
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    scored = {0: 0.5} | {record["step"]: record["metrics"]["top1"] for record in records if record["metrics"]}
+    steps, half = list(scored), (0.5 + scored[11700]) / 2
+    after = next(step for step in steps if scored[step] >= half)
+    before = steps[steps.index(after) - 1]
+    middle = np.interp(half, list(scored.values()), steps)
+    assert f"half-way between steps {before:,} and {after:,}, the two measurements around {half:.1f} %" in prose
+    assert f"that is step {middle:,.0f}" in prose
+    assert f"{scored[before]:.1f} % at step {before} and {scored[after]:.1f} % at step {after}" in shown
+    run = snapshots.load(folder / "snapshots.npz")
+    distance = run["distances"].mean((1, 2), dtype=float)
+    way = (distance - distance[0]) / (distance[-1] - distance[0])
+    reached = (way >= 0.5).argmax()
+    moments = run["steps"][reached - 1], run["steps"][reached]
+    assert "which gets there between steps {:,} and {:,}".format(*moments) in prose
+    assert re.search(r"^filters +\d+ +1392 ", shown, re.M) and 1392 < middle < moments[0]
+    low, high = run["top1_confidence"].mean(1, dtype=float)[-2:]
+    assert f"confidence rises from {low:.3f} to {high:.3f} between the last two moments" in prose
+    rise = scored[11700] - np.interp(run["steps"][-2], steps, list(scored.values()))
+    assert f"the accuracy rises by {rise:.1f} points" in prose
+
+
+def test_notebook_17_sinks_name_the_class():
+    prose, (_, shown) = in_words("17"), told("17")
+    table = pd.read_csv(RESULTS / "sinks-lens.csv").set_index(["model", "class", "layer"])
+    own, other = (table.loc["vit_tiny_patch16_224", name] for name in ("answer", "other"))
+    for layer, words in ((10, "{:.1f} times as strongly after layer 10 [{:.1f}, {:.1f}], in {:.0f} % of {:,} images"),
+                         (11, "{:.1f} times after layer 11 [{:.1f}, {:.1f}], in {:.0f} %")):  # fmt: skip
+        row = own.loc[layer]
+        assert words.format(*row[["ratio", "ratio_low", "ratio_high", "above", "images"]]) in prose
+        assert row["ratio_low"] > 1.9 and f"{row['ratio']:.2f}" in shown
+    assert "named {:.2f} and {:.2f} times as strongly".format(*other["ratio"][[10, 11]]) in prose
+    assert "after layers 8 and 9 the ratios are {:.2f} and {:.2f}".format(*own["ratio"][[8, 9]]) in prose
+    assert own["ratio_high"][[8, 9]].max() < 1
+    shares = own.loc[11, ["most", "others"]]
+    assert "are {:.1f} % in the six patches and {:.1f} % in the others".format(*shares) in prose
+    controls = pd.concat([other["ratio"], table.loc["vit_tiny_patch16_224, untrained", "answer"]["ratio"]])
+    assert controls.between(0.85, 1.1).all(), "near 1"
+    ends = "the image's class {:.1f} and {:.1f} times as strongly as the other patches"
+    assert ends.format(*own["ratio"][[10, 11]]) in prose
