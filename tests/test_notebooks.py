@@ -527,6 +527,21 @@ def test_notebook_08_accuracy_is_half_way_between_filters_and_distance():
     assert f"the accuracy rises by {rise:.1f} points" in prose
 
 
+@torch.no_grad()
+def test_notebook_10_mean_of_heads_shows_the_rocket():
+    prose, (_, shown) = in_words("10"), told("10")
+    model = load_model(CHECKPOINTS / "vit_tiny_patch16_224")
+    with capture(model) as attn:
+        model(preprocess(model, samples()["rocket"]))
+    maps = attn.grid.image_map(attn[-1].weights([attn.grid.index(7, 7)])[0, :, 0])
+    share = 100 * maps[:, 4:13, 6:8].sum((1, 2))
+    mean = re.search(r"^mean of the heads +(\d+) +(\d+)$", shown, re.M)
+    assert int(mean[1]) == round(float(share.mean())) and abs(int(mean[1]) - int(mean[2])) < 4
+    assert f"Their mean gives the rocket {mean[1]} % and the long tokens {mean[2]} %" in prose
+    assert f"gives the rocket {mean[1]} % of its attention and the patches with long tokens {mean[2]} %" in prose
+    assert re.findall(r"^head \d +(\d+) ", shown, re.M) == [f"{each:.0f}" for each in share]
+
+
 def test_notebook_17_sinks_name_the_class():
     prose, (_, shown) = in_words("17"), told("17")
     table = pd.read_csv(RESULTS / "sinks-lens.csv").set_index(["model", "class", "layer"])
