@@ -98,6 +98,7 @@ WORDS = {
     "trust": "How much to trust this map",
     "scoring": "Scoring: covering and revealing patches …",
     "unscored": "This page has no scores. `vitlens page --scores` computes them.",
+    "live unscored": "A live page has no scores. `vitlens explain --scores` computes them.",
     "too long": "Scoring would take about {minutes} minutes here. Use `vitlens explain`.",
     "score": "Patches are covered {baseline}. Areas: deletion {deletion} (lower is better), insertion {insertion} "
     "(higher is better). Insertion − deletion is {verdict}.",

@@ -30,7 +30,7 @@ PARTS = {
     "Conv2d", "GELU", "Dropout", "DropPath", "PatchDropout", "Identity",
 }  # fmt: skip
 """Classes of the parts that the scripts run."""
-METHODS = {"relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad"}
+METHODS = {"relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad", "direct"}
 """Attribution methods of `gradients.js`."""
 LARGEST_FILE = 64 * 2**20
 """Largest number of bytes of a photo."""

@@ -165,9 +165,10 @@ function why(vit, target, against = null) {
       }
     }
   }
-  const maps = { relevance, gradient_rollout: passed, attention_gradient: first, grad_cam: cam, legrad };
-  const patches = (map) => Float32Array.from(map.subarray(R), (value) => Math.max(0, value)); // for Grad-CAM
-  return Object.fromEntries(Object.entries(maps).map(([name, map]) => [name, patches(map)]));
+  const grad_cam = cam.map((value) => Math.max(0, value)), direct = new Float64Array(T);
+  contributions(vit, target, against).written.forEach((value, i) => (direct[i % T] += value));
+  const maps = { relevance, gradient_rollout: passed, attention_gradient: first, grad_cam, legrad, direct };
+  return Object.fromEntries(Object.entries(maps).map(([name, map]) => [name, Float32Array.from(map.subarray(R))]));
 }
 
 // What each part of the model adds to the logit of a class, as `vitlens.stream.apart`: {logit, embedding, heads (L, H),

@@ -102,20 +102,23 @@ class Live {
 
   async explain(record, name, view, target) {
     const { model } = this, given = { ...record.given, target, against: null };
+    const replaced = given.mean && given.off.length;
+    if (["contributions", "direct"].includes(name) && replaced) throw Error(say("not additive"));
     if (name === "lens" && !record.lens.length) {
       const targets = [...new Set([...record.likeliest, ...(record.whole?.likeliest || [])])];
       record.lens = await model.ask("lens", { ...record.given, targets });
     } else if (name === "contributions" && !record.contributions[target]) {
-      if (given.mean && given.off.length) throw Error(say("not additive"));
       const { embedding, biases, ...made } = await model.ask("contributions", given);
       const note = say("parts note", { logit: number(made.logit) });
       const others = [[say("embedding"), embedding], [say("biases"), biases]];
       record.contributions[target] = { ...made, title: say("parts"), others, note };
     } else if (view.explains && !view.layered && !record.maps[name]?.[target]) {
       const named = say("class", { name: record.label(target), score: scoreWords(record, record.shares[target]) });
+      const score = { title: say("trust"), words: say("live unscored") };
       for (const [method, values] of Object.entries(await model.ask("why", given))) {
+        if (method === "direct" && replaced) continue;
         const words = say("for", { method: this.stored.views[method]?.entry, target: named });
-        (record.maps[method] ||= {})[target] = { values, words };
+        (record.maps[method] ||= {})[target] = { values, words, score };
       }
     }
   }
