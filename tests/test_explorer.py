@@ -271,6 +271,23 @@ def test_explorer_score_equals_curves(explained):
     assert found["verdict"] == f"{verdict} than chance"
 
 
+def test_explorer_six_maps_equal_methods(explained):
+    """Beside the chosen map stand those of six methods, each with the score that it has when it is chosen."""
+    explorer, model, order = explained
+    explorer.set(view="relevance", target=order[1], against="none")
+    assert explorer.wait(120, settled=True)
+    tiles = explorer.frame["six"]["tiles"]
+    assert [tile["now"] for tile in tiles] == [tile["view"] == "relevance" for tile in tiles] and len(tiles) == 6
+    for tile in tiles:
+        found = np.frombuffer(tile["values"], "<f4").reshape(4, 4)
+        close(found, METHODS[tile["view"]](model, given(model), order[1])[0])
+        explorer.set(view=tile["view"])
+        above = tile["words"].removesuffix(" σ").removeprefix("−")
+        assert f"is {above} σ {'below' if '−' in tile['words'] else 'above'} 8" in explorer.frame["score"]["words"]
+    explorer.set(view="attention")
+    assert explorer.frame["six"] is None
+
+
 def test_explorer_shows_registered_methods(vit, monkeypatch):
     """Also of an explorer that is open. A method without a class does not name one."""
     for name in ("mine", "plain"):
