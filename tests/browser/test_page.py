@@ -1,15 +1,10 @@
 """Saved pages in a real browser: what their scripts compute, against Python's explorer."""
 
 import base64
-import contextlib
 import gzip
 import json
 import random
 import re
-import shutil
-import socket
-import subprocess
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -145,21 +140,8 @@ def test_saved_page_equals_explorer(vit, browser, tmp_path, kind):
         seen.add(control(frame, "view")["value"])
         assert bool(frame["message"]) == bool(expected["message"])
         (drawn,), (wanted,), (right,) = frame["panels"], expected["panels"], true["panels"]
-        for name in (
-            "title",
-            "words",
-            "selected",
-            "picks",
-            "unit",
-            "ends",
-            "rows",
-            "cols",
-            "cell",
-            "tokens",
-            "legend",
-            "sinks",
-            "hides",
-        ):
+        named = "title words selected picks unit ends rows cols cell tokens legend sinks hides"
+        for name in named.split():
             assert drawn[name] == plain(wanted[name]), (values, name)
         for name in ("bars", "parts", "lens", "score", "model", "asks"):
             assert_alike(frame[name], plain(expected[name]))
@@ -395,59 +377,6 @@ def test_saved_page_click_keys_and_sliders(model, browser, tmp_path, monkeypatch
     test_front_ends.test_explorer_click_keys_and_sliders(page, model)
     assert errors == [] and len(requests) == 1
     page.close()
-
-
-class Firefox:
-    """Debian's Firefox without a window, driven by its Marionette protocol, in a `with` block."""
-
-    def __init__(self, folder):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        (folder / "user.js").write_text(f'user_pref("marionette.port", {self.port});')
-        command = ["firefox-esr", "--headless", "--marionette", "--no-remote", "--profile", str(folder)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def __enter__(self):
-        for _ in range(200):
-            with contextlib.suppress(OSError):
-                self.socket = socket.create_connection(("127.0.0.1", self.port))
-                break
-            time.sleep(0.3)
-        self.reader = self.socket.makefile("rb")
-        self.read()
-        self.ask("WebDriver:NewSession")
-        return self
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait(30)
-
-    def read(self):
-        size = b""
-        while not size.endswith(b":"):
-            size += self.reader.read(1)
-        return json.loads(self.reader.read(int(size[:-1])))
-
-    def ask(self, command, **values):
-        message = json.dumps([0, 1, command, values])
-        self.socket.sendall(f"{len(message)}:{message}".encode())
-        _, _, error, result = self.read()
-        assert error is None, error
-        return result
-
-
-@pytest.mark.skipif(not shutil.which("firefox-esr"), reason="needs Debian's firefox-esr")
-def test_saved_page_opens_in_firefox(vit, tmp_path):
-    model = vit(num_classes=3)
-    path = save_page(model, {NAME: samples()[NAME]}, tmp_path / "page.html")
-    (tmp_path / "profile").mkdir()
-    with Firefox(tmp_path / "profile") as firefox:
-        firefox.ask("WebDriver:Navigate", url=path.as_uri())
-        script = "const [done] = arguments; const look = () => document.querySelector('.vitlens[data-answers]') " \
-                 "? done(document.querySelector('figcaption').textContent) : setTimeout(look, 50); look();"  # fmt: skip
-        words = firefox.ask("WebDriver:ExecuteAsyncScript", script=script, args=[], scriptTimeout=60000)["value"]
-    assert words == Reference(model, samples()[NAME], True).page.frame["panels"][0]["words"]
 
 
 def walk(page):

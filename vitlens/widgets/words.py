@@ -124,9 +124,9 @@ WORDS = {
     "layer": "layer {layer}",
     "the pool": "the pool",
     # pages without Python
-    "page": "A saved page. Other photos and classes, slower methods, and turning heads off need `vitlens app`.",
+    "page": "A saved page. Other photos and classes, slower methods, and turning heads off need vitlens app.",
     "live": "The model runs in this page. Photos stay on this machine: the page cannot send anything. Slower methods "
-    "need `vitlens app`.",
+    "need vitlens app.",
     "running": "Running the model.",
     "no image": "Expected an image, but “{name}” is damaged or in a format that this browser does not read. Export it "
     "as JPEG or PNG.",

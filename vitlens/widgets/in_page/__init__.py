@@ -171,7 +171,7 @@ def grid_of(forward: Forward) -> dict:
     grid = forward.grid
     return {
         "rows": grid.rows, "cols": grid.cols, "prefix": list(forward.prefix), "patch": grid.patch, "image": grid.image,
-        "reads": forward.readout,
+        "reads": forward.readout, "uniform": grid.uniform_distance(),
         "readout": None if grid.readout is None else array(query_row(forward, READOUT), exact=True),
     }  # fmt: skip
 

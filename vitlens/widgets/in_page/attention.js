@@ -87,12 +87,3 @@ function rollout(record, layer, weights, fusion) {
   }
   return row;
 }
-
-// Mean distance of uniform attention in pixels.
-function uniformDistance({ rows, cols, patch, prefix }) {
-  let sum = 0;
-  for (let y = 1 - rows; y < rows; y += 1)
-    for (let x = 1 - cols; x < cols; x += 1)
-      sum += (rows - Math.abs(y)) * (cols - Math.abs(x)) * Math.hypot(y * patch[0], x * patch[1]);
-  return sum / (rows * cols * tokenCount({ rows, cols, prefix }));
-}

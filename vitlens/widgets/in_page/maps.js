@@ -31,6 +31,9 @@ const scoreWords = (record, score) => (record.outputs === "value" ? number(score
 const prefixWords = ({ grid: { prefix } }) =>
   prefix.length === 1 ? say("token", { token: prefix[0] }) : say("prefix", { count: prefix.length });
 
+const restWords = (name, record, share) =>
+  say(name, { share: percent(share), rest: percent(1 - share), prefix: prefixWords(record) });
+
 // Scores of the logits, as `models.scores`.
 function sharesOf(logits, outputs) {
   if (outputs === "classes" && logits.length > 1) return softmax([...logits]);
@@ -45,7 +48,7 @@ const MAPS = {
     if (row.filter(Boolean).length > 1) source = say("averaged", { source });
     let words = say("attention", { source, layer, heads: headWords(head) });
     if (record.grid.prefix.length && head !== "max")
-      words += say("attention prefix", { share: percent(prefixOf(record, values)), rest: percent(1 - prefixOf(record, values)), prefix: prefixWords(record) });
+      words += restWords("attention prefix", record, prefixOf(record, values));
     else if (record.grid.prefix.length) words += say("not rescaled");
     const prefix = [...values.slice(0, record.grid.prefix.length)];
     return { values: patchesOf(record, values), words: words + gateWords(record), prefix };
@@ -60,7 +63,7 @@ const MAPS = {
     const values = patchesOf(record, rollout(record, layer, queryRow(record, query), head));
     let words = say("rollout", { source: queryWords(record, query), layer, heads: headWords(head) });
     if (record.grid.prefix.length)
-      words += say("rollout prefix", { share: percent(1 - sumOf(values)), rest: percent(sumOf(values)), prefix: prefixWords(record) });
+      words += restWords("rollout prefix", record, 1 - sumOf(values));
     const prefix = record.grid.prefix.length === 1 ? [1 - sumOf(values)] : [];
     return { values, words: words + gateWords(record), prefix };
   },
@@ -186,7 +189,8 @@ const SINK = 20; // times the median of received attention beyond which a patch 
 function sinksOf(record, layer) {
   const received = patchesOf(record, fuse(sweep(record, layer).received, "mean"));
   const median = [...received].sort((a, b) => a - b)[Math.floor((received.length - 1) / 2)];
-  return [...received.keys()].filter((i) => received[i] > SINK * median).map((i) => [Math.floor(i / record.grid.cols), i % record.grid.cols]);
+  const { cols } = record.grid;
+  return [...received.keys()].filter((i) => received[i] > SINK * median).map((i) => [Math.floor(i / cols), i % cols]);
 }
 
 // The panel of a map over its image, as `map_panel` in views.py.
@@ -218,7 +222,8 @@ function panelOfMap(record, view, choice, map, state, tables) {
   return {
     name: "picture", title: map.title || view.title, picture: "picture", rows, cols, words: words + (record.note || ""),
     cell: [patch[0] / image[0], patch[1] / image[1]], axes: ["row", "column"], unit, scale, strength, opacity, smooth,
-    lines, legend, sinks, hides, tokens: [], picks: "", ...asked, selected: asked && Array.isArray(choice.query) ? choice.query : null,
+    lines, legend, sinks, hides, tokens: [], picks: "", ...asked,
+    selected: asked && Array.isArray(choice.query) ? choice.query : null,
     values: new DataView(values.buffer, values.byteOffset, values.byteLength),
     ends: scale && [number(scale.low), number(scale.high)],
   };

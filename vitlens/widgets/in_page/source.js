@@ -6,29 +6,17 @@ const BARS = 5;
 class PageSource {
   static formats = { number, percent };
   near = true; // answers cost no message
+  handlers = {};
+  traits = {};
+  get = (name) => this.traits[name];
+  on = (event, handler) => (this.handlers[event] ||= new Set()).add(handler);
+  off = (event, handler) => this.handlers[event]?.delete(handler);
+  emit = (event, ...values) => [...(this.handlers[event] || [])].forEach((handler) => handler(...values));
 
   constructor(page) {
     WORDS = page.words;
-    Object.assign(this, { page, state: page.state, handlers: new Map(), traits: {}, answers: 0 });
-    this.turn = Promise.resolve();
+    Object.assign(this, { page, state: page.state, answers: 0, turn: Promise.resolve() });
     this.draw("");
-  }
-
-  get(name) {
-    return this.traits[name];
-  }
-
-  on(event, handler) {
-    if (!this.handlers.has(event)) this.handlers.set(event, new Set());
-    this.handlers.get(event).add(handler);
-  }
-
-  off(event, handler) {
-    this.handlers.get(event)?.delete(handler);
-  }
-
-  emit(event, ...values) {
-    [...(this.handlers.get(event) || [])].forEach((handler) => handler(...values));
   }
 
   send(content, _, buffers = []) {
@@ -73,11 +61,9 @@ class PageSource {
 
   take(content) {
     if ("pick" in content) this.change({ row: content.row, column: content.col });
-    else if ("why" in content) {
-      const explaining = ([, view]) => view.explains && !view.layered;
-      const [first] = Object.entries(this.page.views).find(explaining);
-      this.change({ view: this.view.explains ? this.state.view : first, target: content.why });
-    } else this.change(content.set || {});
+    else if ("why" in content)
+      this.change({ view: this.view.explains ? this.state.view : this.methods[0], target: content.why });
+    else this.change(content.set || {});
   }
 
   change(values) {
@@ -96,6 +82,12 @@ class PageSource {
 
   get record() {
     return this.page.records.get(this.state.photograph);
+  }
+
+  // Names of the views of a class by an attribution method.
+  get methods() {
+    const { views } = this.page;
+    return Object.keys(views).filter((name) => views[name].explains && !views[name].layered);
   }
 
   get view() {
@@ -174,8 +166,7 @@ class PageSource {
   six(choice) {
     const { record, view, state, page: { views, tables } } = this;
     if (!view.explains || view.layered) return null;
-    const names = Object.keys(views).filter((name) => views[name].explains && !views[name].layered).slice(0, 6);
-    const tiles = names.map((name) => {
+    const tiles = this.methods.slice(0, 6).map((name) => {
       const tile = { view: name, title: views[name].entry.split(" (")[0], now: name === state.view, words: "" };
       const map = record.maps[name]?.[choice.target];
       if (!map) return tile;
@@ -205,7 +196,7 @@ class PageSource {
       rows, cols, maps, tops, colors: colorsOf({ low: 0, high: 1 }, page.tables.maps.viridis, 1, () => 1),
       names: [say("mean row"), say("max row"), ...names], picks: [...picks, ...single],
       layer: head === "every" ? null : layer, head: view.head ? head : null, distances,
-      uniform: uniformDistance(record.grid), off: this.state.off || null, pool: 0,
+      uniform: record.grid.uniform, off: this.state.off || null, pool: 0,
     };
   }
 
