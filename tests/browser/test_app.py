@@ -35,7 +35,7 @@ def test_app_shows_maps_uploads_and_stays_quick(model, browser, tmp_path):
         assert page.url.split("#")[0] == app.address, "the token leaves the address bar"
         assert [url for url in requests if not url.startswith((app.address, "data:", "blob:"))] == []
         chosen = "document.querySelector('[data-control=photograph] select').selectedOptions[0].text"
-        assert page.evaluate(chosen) == "the image given"
+        assert page.evaluate(chosen) == "cup.png"
         shows("Attention from class token (read-out), layer 2")
         box = page.locator(".picture canvas").bounding_box()
         page.mouse.click(box["x"] + 0.7 * box["width"], box["y"] + 0.3 * box["height"])
@@ -62,7 +62,7 @@ def test_app_shows_maps_uploads_and_stays_quick(model, browser, tmp_path):
         page.wait_for_function("() => document.querySelector('.alert').textContent.includes('notes.png')")
         shows("Norm of the patch tokens")
         with page.expect_download() as saved:
-            page.get_by_role("button", name="Save").click()
+            page.get_by_role("button", name="Save", exact=True).click()
         assert saved.value.suggested_filename.startswith("vitlens-noise-norms-layer1.zip")
         page.screenshot(path=tmp_path / "app.png")
     page.wait_for_function("() => document.querySelector('.alert').textContent.includes('has ended')")
@@ -296,3 +296,27 @@ def test_app_has_no_accessibility_fault(browser, served, options):
         tab.drop("body", text_plain="x")
         tab.says("A link")
         assert faults(tab.page) == []
+
+
+def test_app_saves_page(browser, served, tmp_path):
+    """The page opens from its file, and takes the state from its address."""
+    with Tab(browser, served, "#sample=coffee") as tab:
+        with tab.page.expect_download() as saved:
+            tab.page.get_by_role("button", name="Save page").click()
+        assert saved.value.suggested_filename == "vitlens-coffee.html"
+        saved.value.save_as(path := tmp_path / "page.html")
+        tab.page.goto(f"{path.as_uri()}#view=rollout&layer=2&patch=5,6")
+        tab.settle()
+        tab.shown("Rollout from the patch in row 5, column 6 through layers 0 to 2")
+        assert tab.page.title().startswith("coffee · vit") and tab.page.locator("main h1").count() == 1
+        tab.click(1, 2)
+        tab.act(lambda: tab.page.go_back())
+        tab.shown("row 5, column 6 through layers 0 to 2")
+        assert faults(tab.page) == []
+
+
+def test_app_names_heic(browser, served):
+    with Tab(browser, served) as tab:
+        tab.drop("body", ["phone.HEIC"])
+        tab.says("HEIC photos cannot be opened here. Export it as JPEG.")
+        assert tab.page.title().startswith("chelsea")

@@ -18,7 +18,7 @@ from PIL import Image
 from test_capture import unfused_maps
 from test_images import WIDE
 
-from browser.fronts import MARKS, START, Front, move, see, tile
+from browser.fronts import MARKS, START, Front, faults, move, see, tile
 from vitlens import intervene, load_image, load_model, stream
 from vitlens.attribution import relevance
 from vitlens.faithfulness import curves
@@ -267,7 +267,7 @@ def test_explorer_uploads_and_downloads(page, model, tmp_path):
     explorer.shows(expected(model, loaded, 2, "mean", None))
     assert "“Wide” to sRGB; was turned upright" in explorer.text(".about")
     with page.expect_download() as saved:
-        explorer.root.get_by_role("button", name="Save").click()
+        explorer.root.get_by_role("button", name="Save", exact=True).click()
     with zipfile.ZipFile(saved.value.path()) as archive:
         kept = np.load(io.BytesIO(archive.read("vitlens-phone-attention-layer2.npz")))
     assert np.array_equal(kept["pixels"], restore(vit, preprocess(vit, loaded))[0]), "to the bit"
@@ -279,6 +279,31 @@ def test_explorer_uploads_and_downloads(page, model, tmp_path):
         explorer.settle()
         assert problem in explorer.text(".alert")
         assert np.array_equal(explorer.pixels(), before) and explorer.text("figcaption") == words
+
+
+def test_explorer_takes_pastes_and_drops_inside_only(page):
+    """An address, a heading of the page and drops beside the widget are the notebook's."""
+    drop = """(node) => {
+        const dataTransfer = new DataTransfer();
+        dataTransfer.setData("text/plain", "x");
+        return !node.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+    }"""
+    paste = """(node) => {
+        const clipboardData = new DataTransfer();
+        return !node.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+    }"""
+    explorer = Widget(page, 0)
+    assert not page.locator(".vitlens").first.locator("h1").count() and "#view" not in page.url
+    for act, words in ((drop, "A link or a text was dropped"), (paste, "The clipboard has no photo")):
+        page.locator("body").evaluate(act)
+        assert words not in explorer.text(".alert")
+        assert explorer.root.locator(".picture").first.evaluate(act)
+        assert words in explorer.text(".alert")
+    explorer.root.get_by_role("button", name="Close").click()
+
+
+def test_widgets_have_no_accessibility_fault(page):
+    assert faults(page, ".vitlens") == []
 
 
 def test_heads(page, model):

@@ -68,7 +68,10 @@ def serve(
     model, checkpoint: as for `load_model`. port: 0 for a free one. Prints the address with the token that the page
     needs. Raises OSError for a port in use, and the errors of `load_image` and `load_model`.
     """
-    app = App(model, None if image is None else load_image(image), checkpoint)
+    photograph = None if image is None else load_image(image)
+    if photograph:
+        photograph.filename = os.fspath(image)
+    app = App(model, photograph, checkpoint)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def began(address: str) -> None:

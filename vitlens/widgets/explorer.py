@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
+import tempfile
 import zipfile
 from dataclasses import replace
 from functools import partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import numpy as np
 import torch
@@ -99,6 +100,8 @@ class Explorer(Pictured):
         elif "why" in content:
             explaining = [name for name, view in possible(self.forward).items() if view.attributes]
             self.change(view=self.state["view"] if self.row.explains else explaining[0], target=content["why"])
+        elif content.get("press") == "page":
+            self.files.append((content.get("number", 0), self._page()))
         elif content.get("press") == "save":
             if isinstance(shown := self.view(), Job):
                 raise ValueError("This map is still being computed. Save it after it is shown.")
@@ -140,6 +143,7 @@ class Explorer(Pictured):
             **shown.beside,
             "about": self.photograph.note,
             "model": forward.name,
+            "pages": True,
             "uploads": LARGEST,
             "saves": True,
             "asks": self.asks,
@@ -453,6 +457,19 @@ class Explorer(Pictured):
             "pool": sum(layer == "pool" for layer, _ in _places(self.model)),
         }  # fmt: skip
 
+    @property
+    def _stem(self) -> str:
+        """Beginning of the names of saved files."""
+        return "vitlens-" + re.sub(r"\W+", "-", PurePath(self.state["photograph"]).stem).strip("-")
+
+    def _page(self) -> dict[str, bytes]:
+        """The photograph and its maps as a page that opens without Python, by its file name."""
+        from vitlens.widgets.in_page import write_page
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = write_page(self, [self.state["photograph"]], Path(folder, f"{self._stem}.html"))
+            return {path.name: path.read_bytes()}
+
     def _saved(self, shown: Map) -> dict[str, bytes]:
         """A zip file by its name, with the figure and its score, all numbers, and the settings."""
         panel, arrays = self._panel(shown), {"values": shown.values, "pixels": self.forward.pixels, **shown.arrays}
@@ -465,8 +482,7 @@ class Explorer(Pictured):
         about |= {"words": panel.words, **visible}
         for name in ("hover", *(() if self.state["off"] else ("off", "way"))):
             about.pop(name, None)
-        photo = re.sub(r"\W+", "-", PurePath(self.state["photograph"]).stem).strip("-")
-        name = f"vitlens-{photo}-{about['view']}" + (f"-layer{about['layer']}" if "layer" in about else "")
+        name = f"{self._stem}-{about['view']}" + (f"-layer{about['layer']}" if "layer" in about else "")
         with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(f"{name}.png", captioned(self.forward, panel, score))
             archive.writestr(f"{name}.json", json.dumps(about, indent=2, ensure_ascii=False))

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import io
 import itertools
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -162,6 +163,12 @@ def weights(model: nn.Module) -> tuple:
     return tuple((id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
 
 
+def name_of(image) -> str:
+    """File name of an argument of `load_image`, or GIVEN."""
+    path = image if isinstance(image, str | os.PathLike) else getattr(image, "filename", "")
+    return os.path.basename(path) or GIVEN
+
+
 def digest(model: nn.Module) -> str:
     """First 16 hex digits of the SHA-256 of all weights, with their names."""
     hashed = hashlib.sha256()
@@ -187,7 +194,7 @@ class Pictured(Page):
     ):  # fmt: skip
         self.model, self.size = unwrap(model), size
         self.models = [self.model, *map(unwrap, others)]
-        given = {} if image is None else {GIVEN: Photograph.read(image)}
+        given = {} if image is None else {name_of(image): Photograph.read(image)}
         photographs = given | sample_photographs() | (more or {})
         super().__init__(photographs=photographs, photograph=next(iter(photographs)), **state)
         self._forwards: OrderedDict[tuple, Forward] = OrderedDict()

@@ -18,7 +18,8 @@ function render({ model, el }) {
   const busy = make("span", { class: "busy", role: "status" });
   const tools = make("div", { class: "tools" });
   const panels = make("div", { class: "panels" });
-  const controls = make("form", { class: "controls", "aria-label": "Controls", onsubmit: (event) => event.preventDefault() });
+  const named = ALONE && "Controls"; // forms with a name are landmarks, which a page has once
+  const controls = make("form", { class: "controls", "aria-label": named, onsubmit: (event) => event.preventDefault() });
   const about = make("p", { class: "note about", "aria-live": "polite" });
   const list = make("ol", { class: "bars", "aria-label": "Most likely classes" });
   const trust = make("section", { class: "dots score", "aria-live": "polite" });
@@ -87,11 +88,13 @@ function render({ model, el }) {
   const running = () => {
     const taken = waiting() ? performance.now() - since : 0;
     if (gone) return undefined;
-    if (coming?.received) return [`Uploading: ${megabytes(coming.received)} of ${megabytes(coming.size)} MB`, coming.received / coming.size];
+    const { received, size } = coming || {};
+    if (received) return [`Uploading: ${megabytes(received)} of ${megabytes(size)} MB`, received / size];
     if (!long) return taken < SLOW ? undefined : [`Computing: ${lasting(taken / 1000)}`];
     const { what, done, of, left } = long;
-    const rest = left ? `, about ${lasting(left)} left` : "";
-    return [what + (done ? `: ${of ? `${done.toLocaleString("en")} of ` : ""}${forwards(of || done)}${rest}` : " …"), of && done / of];
+    if (!done) return [`${what} …`];
+    const count = `${of ? `${done.toLocaleString("en")} of ` : ""}${forwards(of || done)}`;
+    return [`${what}: ${count}${left ? `, about ${lasting(left)} left` : ""}`, of && done / of];
   };
   const status = () => {
     const shown = running();
@@ -131,6 +134,8 @@ function render({ model, el }) {
   // Photos that were dropped, pasted or chosen: the first one is uploaded.
   const take = ({ files }, missing) => {
     if (!files.length) return complain(missing);
+    if (ALONE && /hei[cf]$/i.test(files[0].type || files[0].name))
+      return complain("HEIC photos cannot be opened here. Export it as JPEG.");
     upload(files[0]);
     if (files.length > 1) complaint = `${files.length} files were given. The first one, ${files[0].name}, is used.`;
     warn();
@@ -164,12 +169,15 @@ function render({ model, el }) {
     file.value = "";
   } });
   const uploader = make("label", { class: "button" }, "Upload", make("span", {}, ", drop, or paste"), " a photo", file);
-  const saver = make("button", { type: "button", class: "button", onclick: () => {
-    send({ press: "save" });
+  const press = (name) => {
+    send({ press: name });
     saving = sent;
-  } }, "Save");
+  };
+  const saver = make("button", { type: "button", class: "button", onclick: () => press("save") }, "Save");
+  const pager = make("button", { type: "button", class: "button", onclick: () => press("page") }, "Save page");
+  pager.title = "One file that opens in a browser, without Python";
   const guided = guide({ model, root, send, waiting, panels: made.panels });
-  tools.append(uploader, saver, guided.buttons[0], busy);
+  tools.append(uploader, saver, pager, guided.buttons[0], busy);
   mosaic.actions.append(guided.buttons[1]);
   root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
   const place = ALONE ? document : root;
@@ -256,6 +264,7 @@ function render({ model, el }) {
     uploader.hidden = !frame.uploads;
     uploader.title = frame.uploads ? `Up to ${frame.uploads / 2 ** 20} MB, uploaded unchanged` : "";
     saver.hidden = !frame.saves;
+    pager.hidden = !frame.pages;
     await Promise.all(frame.panels.map((each) => made.panels.get(each.name).update(each, pictures, waiting)));
     if (turn !== turns) return; // a later frame was faster
     warn();
