@@ -252,8 +252,10 @@ class Socket(Guarded, websocket.WebSocketHandler):
 
         def made(check):
             from vitlens.widgets.explorer import Explorer
+            from vitlens.widgets.in_page import write_page
 
             page = Explorer(self.app.model, self.app.photograph)
+            page.write_page = write_page
             return page, page.first(check)
 
         self.task = QUICK.submit(made, lambda task: self.app.post(partial(self._begun, task)))

@@ -7,6 +7,7 @@ import json
 import re
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath
@@ -84,6 +85,8 @@ class Explorer(Pictured):
     """
 
     plain = Pictured.plain | {"layer", "hover", "sinks"}
+    write_page: Callable | None = None
+    """`in_page.write_page`, where the page can be saved as a file, as in the app."""
 
     def __init__(self, model: nn.Module, image=None, *, size: tuple[int, int] | None = None, guided: bool = False):
         layers = len(attention_modules(unwrap(model)))  # raises for models without maps
@@ -100,7 +103,7 @@ class Explorer(Pictured):
         elif "why" in content:
             explaining = [name for name, view in possible(self.forward).items() if view.attributes]
             self.change(view=self.state["view"] if self.row.explains else explaining[0], target=content["why"])
-        elif content.get("press") == "page":
+        elif content.get("press") == "page" and self.write_page:
             self.files.append((content.get("number", 0), self._page()))
         elif content.get("press") == "save":
             if isinstance(shown := self.view(), Job):
@@ -143,7 +146,7 @@ class Explorer(Pictured):
             **shown.beside,
             "about": self.photograph.note,
             "model": forward.name,
-            "pages": True,
+            "pages": self.write_page is not None,
             "uploads": LARGEST,
             "saves": True,
             "asks": self.asks,
@@ -464,10 +467,8 @@ class Explorer(Pictured):
 
     def _page(self) -> dict[str, bytes]:
         """The photograph and its maps as a page that opens without Python, by its file name."""
-        from vitlens.widgets.in_page import write_page
-
         with tempfile.TemporaryDirectory() as folder:
-            path = write_page(self, [self.state["photograph"]], Path(folder, f"{self._stem}.html"))
+            path = self.write_page(self, [self.state["photograph"]], Path(folder, f"{self._stem}.html"))
             return {path.name: path.read_bytes()}
 
     def _saved(self, shown: Map) -> dict[str, bytes]:
