@@ -474,12 +474,12 @@ def page(
     if live and scores:
         raise typer.BadParameter("A live page has no --scores. Leave out --live or --scores.")
     model, images = model_and_images(model, images)
-    shown = dict(named_images(images, model)[: None if images else 1])
+    shown = dict(named_images(images) if images else run_images(Path(model), 1) if model else ()) or None
     vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
     write, options = (save_live_page, {}) if live else (save_page, {"scores": scores})
     with tqdm(unit=" steps", delay=1) as bar:
         write(vit, shown, out, progress=lambda step: (bar.set_description(step), bar.update()), **options)
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {contains([*shown])}")
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {contains([*shown]) if shown else ''}".rstrip())
 
 
 @app.command()

@@ -72,17 +72,28 @@ def save_page(
     >>> vitlens.widgets.save_page(small, {"cat": cat}, "page.html").stat().st_size < 1e6
     True
 
-    images: an argument of `load_image`, or several by name. size: (height, width) of the input in pixels, for models
-    that take several. scores: score the maps of these classes by insertion and deletion, in about 2,000 forwards for an
-    image. progress: called with the name of each step. Raises UnsupportedModelError for models that `capture` refuses
-    and for attention with a bias for each pair of tokens, ValueError if the file would exceed 30 MB,
-    and ImageError for unreadable images.
+    images: an argument of `load_image`, several by name, or None for a sample photograph. size: (height, width) of the
+    input in pixels, for models that take several. scores: score the maps of these classes by insertion and deletion, in
+    about 2,000 forwards for an image. progress: called with the name of each step. Raises UnsupportedModelError for
+    models that `capture` refuses and for attention with a bias for each pair of tokens, ValueError if the file would
+    exceed 30 MB, and ImageError for unreadable images.
     """
-    given = images if isinstance(images, Mapping) else {Path(getattr(images, "filename", "") or "photo").name: images}
-    page = Explorer(model, next(iter(given.values())), size=size)
-    photographs = {name: Photograph.read(image) for name, image in given.items()}
+    if images is not None and not isinstance(images, Mapping):
+        images = {Path(getattr(images, "filename", "") or "photo").name: images}
+    page = explorer_of(model, images, size=size)
+    return write_page(page, [*page.photographs], path, scores, progress)
+
+
+def explorer_of(
+    model: nn.Module, images: Mapping[str, object] | None, *, size: tuple[int, int] | None = None, samples: int = 1
+) -> Explorer:
+    """An explorer of these images only, or of the first sample photographs."""
+    page = Explorer(model, next(iter(images.values())) if images else None, size=size)
+    photographs = dict([*page.photographs.items()][:samples])
+    if images:
+        photographs = {name: Photograph.read(image) for name, image in images.items()}
     page.state = page.state | {"photographs": photographs, "photograph": next(iter(photographs))}
-    return write_page(page, [*photographs], path, scores, progress)
+    return page
 
 
 def write_page(

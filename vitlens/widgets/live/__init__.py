@@ -44,25 +44,23 @@ def script() -> str:
 
 
 def save_live_page(
-    model: nn.Module, images: Mapping[str, object], path: str | os.PathLike,
+    model: nn.Module, images: Mapping[str, object] | None, path: str | os.PathLike,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Path:  # fmt: skip
     """Write the explorer with the model itself as one HTML file, which takes photos without Python and network.
 
-    images: arguments of `load_image` by name, which the file contains as the model gets them. progress: called with the
-    name of each step. Raises UnsupportedModelError for models that the scripts cannot run, and ImageError for images
-    that cannot be read.
+    images: arguments of `load_image` by name, which the file contains as the model gets them, by default six sample
+    photographs. progress: called with the name of each step. Raises UnsupportedModelError for models that the scripts
+    cannot run, and ImageError for images that cannot be read.
     """
     from vitlens.widgets import explorer, front, in_page
     from vitlens.widgets.drawing import png
-    from vitlens.widgets.photographs import Photograph
     from vitlens.widgets.views import possible
 
     model = unwrap(model)
     written(model)  # raises before the work
-    photographs = {name: Photograph.read(image) for name, image in images.items()}
-    page = explorer.Explorer(model, next(iter(images.values())))
-    page.state = page.state | {"photographs": photographs, "photograph": next(iter(photographs))}
+    page = in_page.explorer_of(model, images, samples=6)
+    photographs = page.photographs
     progress("mean outputs of heads")
     network, weights = written(model, explorer.means(model, page.forward.batch, in_page.unchecked))
     photos = []
