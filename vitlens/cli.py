@@ -479,7 +479,7 @@ def page(
     write, options = (save_live_page, {}) if live else (save_page, {"scores": scores})
     with tqdm(unit=" steps", delay=1) as bar:
         write(vit, shown, out, progress=lambda step: (bar.set_description(step), bar.update()), **options)
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {contains([*shown]) if shown else ''}".rstrip())
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {contains([*shown]) if shown else 'Its photos are samples.'}")
 
 
 @app.command()
