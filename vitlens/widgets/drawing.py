@@ -148,15 +148,29 @@ def still(frame: dict, pictures: dict[str, bytes]) -> dict[str, str]:
 
 
 def _framed(panel: dict, base: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """The painted image of a panel, enlarged, with a frame around its selected cell."""
+    """The painted image of a panel, enlarged, with a frame around its selected cell and dashed ones around sinks."""
     width, height = (round(SHARP * each) for each in size)
     image = Image.fromarray(painted(panel, base).round().astype(np.uint8)).resize((width, height))
-    if panel["selected"]:
-        (row, col), (tall, wide) = panel["selected"], panel["cell"]
-        cell = [round(each) for each in (col * wide * width, row * tall * height,
+    drawing, (tall, wide) = ImageDraw.Draw(image), panel["cell"]
+
+    def cell(row: int, col: int) -> list[int]:
+        """Left, top, right and bottom."""
+        return [round(each) for each in (col * wide * width, row * tall * height,
                                          (col + 1) * wide * width, (row + 1) * tall * height)]  # fmt: skip
-        ImageDraw.Draw(image).rectangle(cell, outline="black", width=6)
-        ImageDraw.Draw(image).rectangle([*(k + 2 for k in cell[:2]), *(k - 2 for k in cell[2:])], None, "white", 2)
+
+    for left, top, right, bottom in (cell(*place) for place in panel.get("sinks", ())):
+        for start in range(left, right, 10):
+            end = min(start + 5, right)
+            drawing.line((start, top, end, top), "white", 2)
+            drawing.line((start, bottom, end, bottom), "white", 2)
+        for start in range(top, bottom, 10):
+            end = min(start + 5, bottom)
+            drawing.line((left, start, left, end), "white", 2)
+            drawing.line((right, start, right, end), "white", 2)
+    if panel["selected"]:
+        frame = cell(*panel["selected"])
+        drawing.rectangle(frame, outline="black", width=6)
+        drawing.rectangle([*(k + 2 for k in frame[:2]), *(k - 2 for k in frame[2:])], None, "white", 2)
     return image
 
 

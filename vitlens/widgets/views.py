@@ -38,8 +38,8 @@ HEADS = {
 LOOKS, HOLDS, WRITES, WHY = "look", "hold", "decide", "why"
 """Groups of views: questions of `WORDS`, each with a line."""
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
-SINK = 20.0
-"""Times the median of received attention beyond which a patch is a sink."""
+SINK, EVEN = 20.0, 5.0
+"""Times the median of received attention, and times an even share of it, beyond which a patch is a sink."""
 CLEAR = 2.0
 """Standard deviations of random orders beyond which a score counts as better or worse than chance."""
 CELLS = 16
@@ -268,11 +268,12 @@ def farthest(values: np.ndarray, query: str | int | tuple[int, int]) -> float:
 
 @torch.inference_mode()
 def sinks(forward: Forward, layer: int, check: Check) -> list[tuple[int, int]]:
-    """Patches (row, column) that receive more than `SINK` times the median attention of the patches in a layer, as the
-    mean over heads and queries."""
+    """Patches (row, column) that receive more than `SINK` times the median attention of the patches in a layer and more
+    than `EVEN` times an even share, as the mean over heads and queries."""
     one = Layers(forward, slice(layer, layer + 1), check)
     received = forward.grid.image_map(attention.received(one, prefix=True)[0, 0].float().mean(0).cpu())
-    return list(map(tuple, (received > SINK * received.median()).nonzero().tolist()))
+    least = max(SINK * received.median(), EVEN / forward.grid.tokens)
+    return list(map(tuple, (received > least).nonzero().tolist()))
 
 
 def _components(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -475,7 +476,7 @@ def map_panel(
     found = shown.sinks if scale else ()
     unit = say("similarity scale", unit=shown.unit) if shown.limit and not state["stretch"] else shown.unit
     if found:
-        words += say("sinks", count=len(found), times=number(SINK))
+        words += say("sinks", count=len(found), times=number(SINK), even=number(EVEN))
     if hidden := bool(found) and state.get("sinks", False) and not state["stretch"]:
         others = values.copy()
         others[tuple(zip(*found, strict=True))] = 0

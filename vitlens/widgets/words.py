@@ -65,7 +65,8 @@ WORDS = {
     "norms unit": "norm",
     "contributions unit": "logits",
     # the panel of a map
-    "sinks": " Dashed: {count} sinks, patches that receive more than {times} times the median attention in this layer.",
+    "sinks": " Dashed: {count} sinks, patches that receive more than {times} times the median attention in this layer "
+    "and {even} times an even share.",
     "hidden": "{unit}, without sinks",
     "similarity scale": "{unit}, ± the largest of other patches",
     "range": " Range over patches: {low} to {high}.",

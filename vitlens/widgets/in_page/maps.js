@@ -183,14 +183,15 @@ function tilesOf({ grid: { prefix, readout, reads } }, shares, { query }) {
   return tiles.map((tile) => ({ ...tile, now: tile.query === query }));
 }
 
-const SINK = 20; // times the median of received attention beyond which a patch is a sink
+const [SINK, EVEN] = [20, 5]; // times the median of received attention, and an even share, beyond which a patch is a sink
 
 // Patches that receive much more attention than the others in a layer.
 function sinksOf(record, layer) {
   const received = patchesOf(record, fuse(sweep(record, layer).received, "mean"));
   const median = [...received].sort((a, b) => a - b)[Math.floor((received.length - 1) / 2)];
-  const { cols } = record.grid;
-  return [...received.keys()].filter((i) => received[i] > SINK * median).map((i) => [Math.floor(i / cols), i % cols]);
+  const { cols, prefix } = record.grid;
+  const least = Math.max(SINK * median, EVEN / (prefix.length + received.length));
+  return [...received.keys()].filter((i) => received[i] > least).map((i) => [Math.floor(i / cols), i % cols]);
 }
 
 // The panel of a map over its image, as `map_panel` in views.py.
@@ -211,7 +212,7 @@ function panelOfMap(record, view, choice, map, state, tables) {
     if (over > 0) words += say("cut", { pixels: over, where: say(side) });
     if (over < 0) words += say("padded", { pixels: -over, where: say(side) });
   });
-  if (sinks.length) words += say("sinks", { count: sinks.length, times: number(SINK) });
+  if (sinks.length) words += say("sinks", { count: sinks.length, times: number(SINK), even: number(EVEN) });
   if (hides) {
     const others = Float32Array.from(values);
     for (const [row, col] of sinks) others[row * cols + col] = 0;
