@@ -402,12 +402,6 @@ def test_fit_reports_loss_of_bit_exactness(stopped, data, capsys, monkeypatch):
     assert "Resumed with parts = 2 instead of 1, " in said and "torch = 9.9 instead of " in said
     assert f"threads = {threads + 1} instead of {threads}, " in said and said.count("Resumed") == 1
     assert "pixel_reading" not in said
-    for marker in (out / "checkpoints").glob("*.json"):  # of a version that cropped in another way
-        content = json.loads(marker.read_text())
-        assert content.pop("pixel_reading") == 2
-        marker.write_text(json.dumps(content))
-    next(fit(r.build(), data, r, device="cpu", out=out, resume=True))
-    assert "pixel_reading = 2 instead of 1" in capsys.readouterr().out
 
 
 def test_save_keeps_last_checkpoint_on_failure(stopped, monkeypatch):

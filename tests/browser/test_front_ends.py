@@ -247,7 +247,7 @@ def test_explorer_bars_and_switches(page, model):
     name, share, before = (explorer.text(f".bars .{part}") for part in ("name", "share", "before"))
     assert (name, share) == (str(shares.argmax().item()), f"{100 * shares.max():.1f}%") and before.startswith("was ")
     assert explorer.root.locator(".stage .cross").count() == 2
-    assert "head 1 of layer 2; each replaced with its mean over 6 sample photos" in explorer.text("figcaption")
+    assert "head 1 of layer 2, each replaced with its mean over 6 sample photos" in explorer.text("figcaption")
     explorer.act(explorer.root.get_by_role("button", name="Turn all on").click)
     assert explorer.text(".bars .share") == first and explorer.root.locator(".bars .before").count() == 0
 

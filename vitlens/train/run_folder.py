@@ -190,15 +190,15 @@ class RunFolder:
         changes = []
         for then, now in ((Recipe.from_dict(before["recipe"]).to_dict(), self.recipe.to_dict()), (before, self.facts)):
             for key, value in now.items():
-                if then[key] == value or key in FREE:
+                if (was := then.get(key)) == value or key in FREE:
                     continue
                 if key not in MACHINE:
                     raise ValueError(
-                        f"The run in {self.path} was started with {key} = {then[key]!r}, got {value!r}. "
+                        f"The run in {self.path} was started with {key} = {was!r}, got {value!r}. "
                         "Resume it with the same value, or train into another folder."
                     )
-                if None not in (then[key], value):
-                    changes.append(f"{key} = {value} instead of {then[key]}")
+                if None not in (was, value):
+                    changes.append(f"{key} = {value} instead of {was}")
         if self.writes and changes:
             tqdm.write(f"Resumed with {', '.join(changes)}. Results will not be bit-identical to an unbroken run.")
 
