@@ -42,7 +42,7 @@ function questions(described, send) {
     }
   };
   update(described.value);
-  const node = make("nav", { class: "questions", "data-control": name, "aria-label": label, hidden: described.hidden }, tabs, ...parts.map(({ row }) => row));
+  const node = make("div", { class: "questions", role: "group", "data-control": name, "aria-label": label, hidden: described.hidden }, tabs, ...parts.map(({ row }) => row));
   return { node, update, fixed: { ...described, value: null } };
 }
 
