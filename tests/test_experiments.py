@@ -3,6 +3,7 @@
 import datetime
 import importlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,12 @@ def test_scripts_are_all_tested():
     assert scripts == {*RUNS, "readme_picture", "speed"}  # test_speed.py runs the last
 
 
+def main(name, arguments):
+    """Run a script in a new thread: in this one, another test's browser may be running, beside which none can start."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(importlib.import_module(f"experiments.{name}").main, arguments).result()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_script_writes_the_columns_of_the_committed_table(name, photographs, tmp_path, monkeypatch):
@@ -144,7 +151,7 @@ def test_script_writes_the_columns_of_the_committed_table(name, photographs, tmp
     arguments, table = RUNS[name]
     for word, place in places.items():
         arguments = [argument.replace(word, place) for argument in arguments]
-    importlib.import_module(f"experiments.{name}").main([*arguments, "--tiny", "--out", str(tmp_path / "table.csv")])
+    main(name, [*arguments, "--tiny", "--out", str(tmp_path / "table.csv")])
     rows = pd.read_csv(tmp_path / "table.csv")
     assert len(rows) and rows["command"].str.startswith(f"python -m experiments.{name} ").all()
     if table:
@@ -154,6 +161,6 @@ def test_script_writes_the_columns_of_the_committed_table(name, photographs, tmp
 @pytest.mark.slow
 def test_readme_picture_draws(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    importlib.import_module("experiments.readme_picture").main(["--out", str(tmp_path)])
+    main("readme_picture", ["--out", str(tmp_path)])
     assert Image.open(tmp_path / "inspection.jpg").width > 1000
     assert Image.open(tmp_path / "explorer.webp").n_frames == 8

@@ -21,7 +21,7 @@ function make(tag, attributes = {}, ...children) {
   }
   // Keep notebooks from intercepting keys of the focused element.
   if (attributes.tabindex === 0 || ["input", "select", "button"].includes(tag)) node.dataset.lmSuppressShortcuts = "true";
-  if (tag === "h3" && ALONE) node.ariaLevel = 2; // below the page's h1
+  if (tag === "h3") node.ariaLevel = 2; // below the h1 of a page or notebook
   node.append(...children);
   return node;
 }
