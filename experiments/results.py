@@ -52,6 +52,23 @@ def opened_models(options: argparse.Namespace) -> Iterator[tuple[str, nn.Module,
             yield f"{title}, untrained", load_model(name, pretrained=False), options.control
 
 
+def write_by_model(
+    name: str, doc: str, rows: Callable[[str, nn.Module, Iterable], list[dict]], arguments: Sequence[str] | None, *,
+    images: int, control: int,
+) -> None:  # fmt: skip
+    """Write the rows (title, model, batches) → list of all models of a script without further options.
+
+    batches: those of `labeled`. images, control: the defaults of `parser`.
+    """
+    options = parser(doc, data=True, images=images, control=control).parse_args(arguments)
+    if options.tiny:
+        options.images = options.control = 4
+    table, how = [], about(command(name, arguments))
+    for title, model, count in opened_models(options):
+        table += [row | how for row in rows(title, model, labeled(model, options.data, 0, count))]
+    write(options.out, table, digits=4)
+
+
 def command(name: str, arguments: Sequence[str] | None = None) -> str:
     """The command of a script's table; of absolute paths, which are this machine's own, the last part."""
     words = sys.argv[1:] if arguments is None else map(str, arguments)

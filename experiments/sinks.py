@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from experiments.results import about, command, labeled, opened_models, parser, write
+from experiments.results import write_by_model
 from vitlens import TokenGrid, attention, capture, tokens
 from vitlens.evaluate import student
 
@@ -115,13 +115,7 @@ def rows(title: str, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__, data=True, images=2000, control=500).parse_args(arguments)
-    if options.tiny:
-        options.images = options.control = 4
-    table, how = [], about(command("experiments.sinks", arguments))
-    for title, model, images in opened_models(options):
-        table += [row | how for row in rows(title, model, labeled(model, options.data, 0, images))]
-    write(options.out, table, digits=4)
+    write_by_model("experiments.sinks", __doc__, rows, arguments, images=2000, control=500)
 
 
 if __name__ == "__main__":

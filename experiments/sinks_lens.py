@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from experiments.results import about, command, labeled, opened_models, parser, write
+from experiments.results import write_by_model
 from vitlens import attention, capture, tokens
 from vitlens.evaluate import proportion, student
 from vitlens.stream import read_out
@@ -67,13 +67,7 @@ def rows(title: str, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__, data=True, images=1000, control=200).parse_args(arguments)
-    if options.tiny:
-        options.images = options.control = 4
-    table, how = [], about(command("experiments.sinks_lens", arguments))
-    for title, model, images in opened_models(options):
-        table += [row | how for row in rows(title, model, labeled(model, options.data, 0, images))]
-    write(options.out, table, digits=4)
+    write_by_model("experiments.sinks_lens", __doc__, rows, arguments, images=1000, control=200)
 
 
 if __name__ == "__main__":
