@@ -29,10 +29,22 @@ from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import UnsupportedModelError, family
 from vitlens.stream import read_each
 from vitlens.widgets import front
-from vitlens.widgets.explorer import BARS, PREDICTED, Explorer
+from vitlens.widgets.explorer import BARS, LOOKING, PREDICTED, Explorer
 from vitlens.widgets.page import MAPS, Control
 from vitlens.widgets.photographs import READOUT, Forward, Photograph, digest
-from vitlens.widgets.views import EVERY, INSIDE, Choice, View, curves, possible, query_row, score, view_control
+from vitlens.widgets.views import (
+    EVEN,
+    EVERY,
+    INSIDE,
+    SINK,
+    Choice,
+    View,
+    curves,
+    possible,
+    query_row,
+    score,
+    view_control,
+)
 from vitlens.widgets.words import WORDS, say
 
 LIMIT = 30 * 10**6
@@ -323,10 +335,11 @@ def _explain(
 
 
 def tables() -> dict:
-    """Color tables (256, 3), and the rules of `scale_of` and `translucent`."""
+    """Color tables (256, 3), and the rules of `scale_of`, `translucent` and `sinks`."""
     colors = {name: mpl.colormaps[name](np.arange(256))[:, :3] * 255 for name in MAPS}
     maps = {name: table.round().astype(np.uint8).tobytes() for name, table in colors.items()}
-    return {"maps": maps, "plain": "viridis", "signed": "RdBu_r", "least": SIGNED}
+    rules = {"least": SIGNED, "sink": SINK, "even": EVEN, "looking": LOOKING}
+    return {"maps": maps, "plain": "viridis", "signed": "RdBu_r", **rules}
 
 
 def versions() -> str:

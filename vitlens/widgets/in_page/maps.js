@@ -183,14 +183,12 @@ function tilesOf({ grid: { prefix, readout, reads } }, shares, { query }) {
   return tiles.map((tile) => ({ ...tile, now: tile.query === query }));
 }
 
-const [SINK, EVEN] = [20, 5]; // times the median of received attention, and an even share, beyond which a patch is a sink
-
-// Patches that receive much more attention than the others in a layer.
-function sinksOf(record, layer) {
+// Patches that receive more than `sink` times the median attention in a layer, and `even` times an even share.
+function sinksOf(record, layer, { sink, even }) {
   const received = patchesOf(record, fuse(sweep(record, layer).received, "mean"));
   const median = [...received].sort((a, b) => a - b)[Math.floor((received.length - 1) / 2)];
   const { cols, prefix } = record.grid;
-  const least = Math.max(SINK * median, EVEN / (prefix.length + received.length));
+  const least = Math.max(sink * median, even / (prefix.length + received.length));
   return [...received.keys()].filter((i) => received[i] > least).map((i) => [Math.floor(i / cols), i % cols]);
 }
 
@@ -203,7 +201,7 @@ function panelOfMap(record, view, choice, map, state, tables) {
   const colored = values.length > rows * cols;
   let scale = colored ? null : scaleOf(values, limit, state, tables);
   let legend = limit && !state.stretch ? say("similarity scale", { unit }) : unit;
-  const sinks = ["attention", "received", "rollout"].includes(state.view) ? sinksOf(record, choice.layer) : [];
+  const sinks = tables.looking.includes(state.view) ? sinksOf(record, choice.layer, tables) : [];
   const hides = Boolean(sinks.length && state.sinks && !state.stretch);
   if (scale) words += say("range", { low: number(leastOf(values)), high: number(largestOf(values)) });
   words += say("input", { height: image[0], width: image[1] });
@@ -212,7 +210,7 @@ function panelOfMap(record, view, choice, map, state, tables) {
     if (over > 0) words += say("cut", { pixels: over, where: say(side) });
     if (over < 0) words += say("padded", { pixels: -over, where: say(side) });
   });
-  if (sinks.length) words += say("sinks", { count: sinks.length, times: number(SINK), even: number(EVEN) });
+  if (sinks.length) words += say("sinks", { count: sinks.length, times: number(tables.sink), even: number(tables.even) });
   if (hides) {
     const others = Float32Array.from(values);
     for (const [row, col] of sinks) others[row * cols + col] = 0;
