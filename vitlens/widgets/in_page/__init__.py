@@ -100,10 +100,11 @@ def explorer_of(
     model: nn.Module, images: Mapping[str, object] | None, *, size: tuple[int, int] | None = None, samples: int = 1
 ) -> Explorer:
     """An explorer of these images only, or of the first sample photographs."""
-    page = Explorer(model, next(iter(images.values())) if images else None, size=size)
+    first, *others = images or [None]
+    page = Explorer(model, images[first] if images else None, size=size)
     photographs = dict([*page.photographs.items()][:samples])
-    if images:
-        photographs = {name: Photograph.read(image) for name, image in images.items()}
+    if images:  # the first one is read, and the model has run on it
+        photographs = {first: page.photograph} | {name: Photograph.read(images[name]) for name in others}
     page.state = page.state | {"photographs": photographs, "photograph": next(iter(photographs))}
     return page
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from vitlens.models import built_size, data_config, output_kind
 from vitlens.recorder.supported import UnsupportedModelError, family, model_name, qualified_name, unwrap
+from vitlens.widgets import front, lanes
 from vitlens.widgets.words import say
 
 HERE = Path(__file__).parent
@@ -32,15 +33,13 @@ PARTS = {
 """Classes of the parts that the scripts run."""
 METHODS = {"relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad", "direct"}
 """Attribution methods of `gradients.js`."""
-LARGEST_FILE = 64 * 2**20
-"""Largest number of bytes of a photo."""
 LARGEST = 32_000_000
 """Largest number of parameters. ViT-S/16 has 22 million with 1,000 classes and 30 million with 21,843."""
 
 
 def script() -> str:
     """The worker's scripts as one classic script, because module workers do not start in a page opened from disk."""
-    return "\n".join((HERE / f"{name}.js").read_text(encoding="utf-8") for name in ("../in_page/numbers", *SCRIPTS))
+    return front.joined(HERE, ["../in_page/numbers", *SCRIPTS])
 
 
 def save_live_page(
@@ -53,7 +52,7 @@ def save_live_page(
     photographs. progress: called with the name of each step. Raises UnsupportedModelError for models that the scripts
     cannot run, and ImageError for images that cannot be read.
     """
-    from vitlens.widgets import explorer, front, in_page
+    from vitlens.widgets import explorer, in_page
     from vitlens.widgets.drawing import png
     from vitlens.widgets.views import possible
 
@@ -75,7 +74,7 @@ def save_live_page(
     content = in_page.described(page, [*photographs], views, absent={"whole", "another", "against"}) | {
         "about": say("live"), "base": base, "network": network, "weights": weights, "photos": photos,
         "labels": forward.names, "worker": script(), "wasm": (HERE / "kernels.wasm").read_bytes(),
-        "uploads": LARGEST_FILE,
+        "uploads": lanes.LARGEST,
     }  # fmt: skip
     scripts = front.joined(in_page.HERE, in_page.SCRIPTS[:-1]), front.joined(HERE, ["page"])
     opening = front.joined(in_page.HERE, in_page.SCRIPTS[-1:])
