@@ -7,6 +7,7 @@ import io
 import json
 import zipfile
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from vitlens.attribution import METHODS, Method, like, register, relevance
 from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.recorder.supported import family
-from vitlens.widgets import photographs, views
+from vitlens.widgets import drawing, photographs, views
 from vitlens.widgets.comparison import moved
 
 PICTURE = samples()["chelsea"]
@@ -532,6 +533,14 @@ def test_explorer_marks_and_hides_sinks(vit):
     explorer.set(sinks=True)
     panel, others = explorer.frame["panels"][0], np.delete(before.ravel(), 4 * expected[0][0] + expected[0][1])
     assert panel["hides"] and panel["scale"]["high"] == others.max() and (values(explorer) == before).all()
+    image, sharp = Image.open(io.BytesIO(explorer.pictures["picture"])), panel | {"smooth": False}
+    shown, plain = drawing.painted(sharp, image), drawing.painted(sharp | {"hides": False}, image)
+    (row, col), side = expected[0], shown.shape[0] // 4
+    changed = np.abs(shown - plain).max(-1).reshape(4, side, 4, side).max((1, 3))
+    assert changed[row, col] > 0 and np.count_nonzero(changed) == 1
+    with mock.patch("vitlens.plot.heatmaps.mark") as mark:
+        drawing.captioned(explorer.page.forward, explorer.page._panel(explorer.page.view()))
+    assert [call.args[1] for call in mark.call_args_list if call.kwargs] == expected
     assert panel["legend"] == "attention weight, without sinks"
     explorer.set(view="norms")
     assert explorer.frame["panels"][0]["sinks"] == () and "sinks" not in visible(explorer)

@@ -196,12 +196,13 @@ def _pasted(part: Image.Image, picture: Image.Image, crop: Sequence[float], rest
 
 
 def mark(
-    ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float], at: tuple[float, float] = (0, 0)
-) -> None:
+    ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float], at: tuple[float, float] = (0, 0),
+    linestyle: str = "-",
+) -> None:  # fmt: skip
     """Draw a white frame with a dark rim around the query patch of a map at the point (x, y)."""
     if query is not None:
         corner = at[0] + query[1] * patch[1], at[1] + query[0] * patch[0]
-        frame = Rectangle(corner, patch[1], patch[0], fill=False, edgecolor="white", linewidth=1.2)
+        frame = Rectangle(corner, patch[1], patch[0], fill=False, edgecolor="white", linewidth=1.2, linestyle=linestyle)
         frame.set_path_effects([withStroke(linewidth=2.8, foreground=INK)])
         ax.add_patch(frame)
 

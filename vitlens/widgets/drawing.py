@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import get_data_path
@@ -64,14 +65,13 @@ def captioned(forward, panel, score: dict | None = None) -> bytes:
     figure = Figure(figsize=(7, tall + 3.6 * bool(score)), dpi=150)
     ax, *charts = figure.subplots(1 + bool(score), squeeze=False, height_ratios=[tall, *[3] * bool(score)])[:, 0]
     scale = {"cmap": panel.scale.cmap, "limits": (panel.scale.low, panel.scale.high)} if panel.scale else {}
-    values = panel.values
-    if panel.hides:
-        values = values.copy()
-        values[tuple(zip(*panel.sinks, strict=True))] = max(panel.scale.low, 0)
+    values = without(panel.sinks, panel.values, panel.scale.low) if panel.hides else panel.values
     overlay(
         forward.pixels, values, grid=forward.grid, ax=ax, style="heat", smooth=panel.smooth, alpha=panel.strength,
         opacity=panel.opacity, **scale,
     )  # fmt: skip
+    for place in panel.sinks:
+        mark(ax, place, forward.grid.patch, linestyle="--")
     mark(ax, panel.selected, forward.grid.patch)
     below = 0.03  # of the caption, as a share of the axes' height
     ax.set_title(panel.title, fontsize=11)
@@ -88,6 +88,13 @@ def captioned(forward, panel, score: dict | None = None) -> bytes:
     return file.getvalue()
 
 
+def without(sinks: Sequence[tuple[int, int]], values: np.ndarray, low: float) -> np.ndarray:
+    """A map (rows, cols, …) whose sinks have the lowest color of a scale that begins at `low`."""
+    values = values.copy()
+    values[tuple(zip(*sinks, strict=True))] = max(low, 0)
+    return values
+
+
 def painted(panel: dict, image: Image.Image) -> np.ndarray:
     """(H, W, 3) levels 0…255: an image under the map of a panel of a frame, as the front end paints it."""
     below = np.asarray(image.convert("RGB"), float)
@@ -95,6 +102,8 @@ def painted(panel: dict, image: Image.Image) -> np.ndarray:
     if not panel["strength"]:
         return below
     values = np.frombuffer(panel["values"], "<f4").reshape(panel["rows"], panel["cols"], -1)
+    if panel.get("hides"):
+        values = without(panel["sinks"], values, panel["scale"]["low"])
     size = round(panel["cols"] * across * width), round(panel["rows"] * down * height)
     how = Image.Resampling.BILINEAR if panel["smooth"] else Image.Resampling.NEAREST
     large = np.stack([np.asarray(Image.fromarray(each).resize(size, how)) for each in values.transpose(2, 0, 1)], -1)
@@ -159,14 +168,11 @@ def _framed(panel: dict, base: Image.Image, size: tuple[int, int]) -> Image.Imag
                                          (col + 1) * wide * width, (row + 1) * tall * height)]  # fmt: skip
 
     for left, top, right, bottom in (cell(*place) for place in panel.get("sinks", ())):
-        for start in range(left, right, 10):
-            end = min(start + 5, right)
-            drawing.line((start, top, end, top), "white", 2)
-            drawing.line((start, bottom, end, bottom), "white", 2)
-        for start in range(top, bottom, 10):
-            end = min(start + 5, bottom)
-            drawing.line((left, start, left, end), "white", 2)
-            drawing.line((right, start, right, end), "white", 2)
+        for start in range(0, max(right - left, bottom - top), 10):
+            x, y = ([min(low + start + step, high) for step in (0, 5)] for low, high in ((left, right), (top, bottom)))
+            for dash in ((x[0], top, x[1], top), (x[0], bottom, x[1], bottom),
+                         (left, y[0], left, y[1]), (right, y[0], right, y[1])):  # fmt: skip
+                drawing.line(dash, "white", 2)
     if panel["selected"]:
         frame = cell(*panel["selected"])
         drawing.rectangle(frame, outline="black", width=6)
