@@ -157,16 +157,16 @@ class Explorer(Pictured):
         forward, choice, shown = self.forward, self.choice, self.results.get(self._key)
         jobs = [Job(("distance", forward.key), partial(mean_distance, forward), "Mean attention distance")]
         if self.row.attributes and shown:
-            random = self._scores[0]
+            random, quick = self._scores[0], self._quick
             jobs += [
                 Job(("map", forward.key, name, choice), partial(view.make, forward, choice), view.entry, 1)
-                for name, view in self._quick.items()
+                for name, view in quick.items()
                 if self._made(name) is None
             ]
             forwards = curve_forwards(forward, ORDERS)
             jobs.append(Job(random, partial(curves, forward, choice, None), "Score of random orders", forwards))
             scored = {} if isinstance(self.results.get(random), str) else {self.state["view"]: shown}
-            scored |= {name: self._made(name) for name in self._quick if scored}
+            scored |= {name: self._made(name) for name in quick if scored}
             for name, found in scored.items():
                 if isinstance(found, Map):
                     job = partial(curves, forward, choice, torch.from_numpy(found.values)[None])
@@ -322,23 +322,15 @@ class Explorer(Pictured):
         layer = self.layer_control(
             forward, hidden=not row.layered, disabled=row.head == "added" and head.value == EVERY, place=MORE
         )
+        not_looking, not_asked = state["view"] not in LOOKING, "look" not in self.asks
         return [
             self.photograph_control(),
             *([Control("whole", "Whole photo, no cropping", "check", state["whole"])] if whole else []),
             view_control(state["view"], possible(forward)),
-            Control(
-                "sinks", "Hide sinks", "check", state["sinks"], hidden=state["view"] not in LOOKING, place="picture"
-            ),
+            Control("sinks", "Hide sinks", "check", state["sinks"], hidden=not_looking, place="picture"),
             *self._targets(forward),
             *self.paint_controls(state["view"] == "components"),
-            Control(
-                "hover",
-                "Map follows the pointer",
-                "check",
-                state["hover"],
-                hidden="look" not in self.asks,
-                place=PAINTING,
-            ),
+            Control("hover", "Map follows the pointer", "check", state["hover"], hidden=not_asked, place=PAINTING),
             layer,
             head,
             *self.query_controls(forward, hidden=not row.query),

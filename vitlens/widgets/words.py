@@ -83,9 +83,10 @@ WORDS = {
     "question hold": "What has the patch become?",
     "line hold": "Each layer rewrites the tokens. Click a patch to find the patches that have become similar to it.",
     "question decide": "Which heads decide?",
-    "line decide": "Each head adds to the class. Click a bar to see from which patches, and turn heads off to test it.",
+    "line decide": "Each head adds to the score of the class. Click a bar to see which patches that comes from, and "
+    "turn heads off to test it.",
     "question why": "Why this class?",
-    "line why": "Six methods mark what speaks for the class. Where they disagree, at most one of them is right.",
+    "line why": "Six methods show which patches count for the class. They often disagree, so do not trust one alone.",
     "six": "Six methods, and how far each is above random orderings",
     "sigmas": "{sigmas} σ",
     "better": "Clearly better than chance",

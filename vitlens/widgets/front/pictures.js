@@ -79,6 +79,13 @@ function painted(base, panel) {
   return result;
 }
 
+// Lines between the cells [height, width] of a grid, as shares of the image.
+function gridLines(rows, cols, [height, width]) {
+  const across = Array.from({ length: rows + 1 }, (_, r) => `M0 ${r * height}H${cols * width}`);
+  const down = Array.from({ length: cols + 1 }, (_, c) => `M${c * width} 0V${rows * height}`);
+  return make("path", { class: "grid", d: [...across, ...down].join("") });
+}
+
 function panelOf(name, send) {
   const title = make("h3");
   const canvas = make("canvas", { role: "img" });
@@ -123,12 +130,7 @@ function panelOf(name, send) {
     const [height, width] = panel.cell;
     const { selected } = looking || panel;
     marks.replaceChildren();
-    if (panel.lines) {
-      const lines = [];
-      for (let r = 0; r <= panel.rows; r += 1) lines.push(`M0 ${r * height}H${panel.cols * width}`);
-      for (let c = 0; c <= panel.cols; c += 1) lines.push(`M${c * width} 0V${panel.rows * height}`);
-      marks.append(make("path", { class: "grid", d: lines.join("") }));
-    }
+    if (panel.lines) marks.append(gridLines(panel.rows, panel.cols, panel.cell));
     for (const [row, col] of panel.sinks || []) marks.append(make("rect", { class: "sink", x: col * width, y: row * height, width, height }));
     if (selected) {
       const [row, col] = selected;

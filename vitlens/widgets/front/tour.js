@@ -14,11 +14,8 @@ function stepsOf(about, base) {
   const near = new ImageData(pixels[0].length, pixels.length);
   pixels.flat().forEach((pixel, i) => near.data.set([...pixel, 255], 4 * i));
   const cut = () => {
-    const [height, width] = [patch[0] / image[0], patch[1] / image[1]];
-    const across = Array.from({ length: rows + 1 }, (_, r) => `M0 ${r * height}H${cols * width}`);
-    const down = Array.from({ length: cols + 1 }, (_, c) => `M${c * width} 0V${rows * height}`);
     const node = photo(here, "The photo, cut into patches");
-    node.lastChild.prepend(make("path", { class: "grid", d: [...across, ...down].join("") }));
+    node.lastChild.prepend(gridLines(rows, cols, [patch[0] / image[0], patch[1] / image[1]]));
     return [node];
   };
   const extra = ["", ` with the ${prefix[0]}`][prefix.length] ?? ` with ${prefix.length} prefix tokens`;
