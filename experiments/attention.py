@@ -120,14 +120,14 @@ def compiled_summary(attn, step, rows: int):
     return distance, entropy, received, grid.image_map(row)
 
 
-def measure_gpu(size: int, batch: int, device: str, repeats: int = 7, name: str = MODELS["ViT-B/16"]) -> dict:
+def measure_gpu(size: int, batch: int, repeats: int = 7) -> dict:
     """Images per second and peak memory per image of a forward, with statistics by rows, compiled, and materialized."""
     torch.manual_seed(0)
-    model = timm.create_model(name, img_size=size).eval().to(device)
-    images = torch.randn(batch, 3, size, size, device=device)
+    model = timm.create_model(MODELS["ViT-B/16"], img_size=size).eval().cuda()
+    images = torch.randn(batch, 3, size, size, device="cuda")
 
-    def forward(_=None):
-        with torch.autocast(device, torch.bfloat16):
+    def forward():
+        with torch.autocast("cuda", torch.bfloat16):
             return model(images)
 
     def captured(statistics):
@@ -136,41 +136,38 @@ def measure_gpu(size: int, batch: int, device: str, repeats: int = 7, name: str 
         return statistics(attn)
 
     step = torch.compile(row_block, dynamic=False)
-    with torch.inference_mode(), attention.full_precision(torch.device(device)):
+    with torch.inference_mode(), attention.full_precision(images.device):
         with capture(model) as attn:
             forward()
         rows = max(8, attention.BLOCK["cuda"] // (batch * len(attn[0].q[0]) * attn.grid.tokens))
+        compiled = partial(compiled_summary, step=step, rows=min(rows, attn.grid.tokens))
         ways = {
             "forward": forward, "summary": partial(captured, attention.summary),
-            "compiled": partial(captured, partial(compiled_summary, step=step, rows=min(rows, attn.grid.tokens))),
-            "materialized": partial(captured, materialized),
-        }
+            "compiled": partial(captured, compiled), "materialized": partial(captured, materialized),
+        }  # fmt: skip
         needed = 4 * batch * len(attn) * attn[0].q.shape[1] * attn.grid.tokens**2
-        if device == "cpu" or 3 * needed > torch.cuda.mem_get_info()[0]:  # the maps, and two copies to compute with
+        if 3 * needed > torch.cuda.mem_get_info()[0]:  # the maps, and two copies to compute with
             del ways["materialized"]
         summary = attention.summary(attn)
         ours = (summary.mean_distance, summary.entropy, summary.received, summary.rollout)
         row = {"model": "ViT-B/16", "image_px": size, "tokens": attn.grid.tokens, "batch": batch,
                "materialized_GiB_per_image": needed / batch / 2**30}  # fmt: skip
-        seen = compiled_summary(attn, step, min(rows, attn.grid.tokens))
+        seen = compiled(attn)
         row["compiled_difference"] = max(((a - b).abs().max() / a.abs().max()).item()
                                          for a, b in zip(ours, seen, strict=True))  # fmt: skip
         del attn, seen, summary
         for way, call in ways.items():
             call()
-            if device == "cuda":
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
 
             def waited(call=call):
                 call()
-                if device == "cuda":
-                    torch.cuda.synchronize()
+                torch.cuda.synchronize()
 
             row[f"{way}_images_per_second"] = batch / seconds(waited, repeats)
-            if device == "cuda":
-                row[f"{way}_MiB_per_image"] = (torch.cuda.max_memory_allocated() - before) / batch / 2**20
+            row[f"{way}_MiB_per_image"] = (torch.cuda.max_memory_allocated() - before) / batch / 2**20
     for way in list(ways)[1:]:
         row[f"{way}/forward"] = row["forward_images_per_second"] / row[f"{way}_images_per_second"]
     return row
@@ -186,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = []
         for size, batch in BATCHES.items():
             how = about(command("experiments.attention", arguments), "cuda")
-            rows.append(measure_gpu(size, batch, options.device) | how)
+            rows.append(measure_gpu(size, batch) | how)
             write(options.out, rows, digits=4)
         return
     if options.tiny:
