@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitlens.recorder.forward import evaluating, run
 from vitlens.recorder.supported import family
+from vitlens.widgets.page import unchecked
 from vitlens.widgets.photographs import READOUT, Forward
 from vitlens.widgets.views import MAX, MEAN, by_layer, query_row
 
@@ -73,7 +74,7 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
     pixels = forward.pixels[row * height : (row + 1) * height, col * width : (col + 1) * width]
     readable = forward.classes and not any(layer == "pool" for layer, _ in forward.off)
     with evaluating(forward.model):
-        lens = by_layer(forward, READOUT, lambda: None) if readable else []
+        lens = by_layer(forward, READOUT, unchecked) if readable else []
     return {
         **_tokens(forward), "layer": layer, "row": row, "col": col, "pixels": pixels.tolist(),
         "value": value(forward, layer, head, (row, col), None), "channels": forward.batch.shape[1],

@@ -27,7 +27,7 @@ from vitlens.recorder.supported import attention_modules, embeds_texts, unwrap
 from vitlens.widgets import details
 from vitlens.widgets.drawing import captioned
 from vitlens.widgets.lanes import LARGEST, Job
-from vitlens.widgets.page import CANCELED, Check, Control, Panel, Scale
+from vitlens.widgets.page import CANCELED, Check, Control, Panel, Scale, unchecked
 from vitlens.widgets.photographs import (
     MORE,
     PAINT,
@@ -211,9 +211,9 @@ class Explorer(Pictured):
     @property
     def forward(self) -> Forward:
         """Forward of the photograph at the chosen size without the switched-off heads."""
-        return self._forward_without(self.state["off"], lambda: None)
+        return self._forward_without(self.state["off"], unchecked)
 
-    def view(self, check=lambda forwards=0: None) -> Map | Job:
+    def view(self, check: Check = unchecked) -> Map | Job:
         """The current map, or its job for the long lane."""
         key, make = self._key, partial(self.row.make, self.forward, self.choice)
         if self.row.slow and key not in self.results:
@@ -407,7 +407,7 @@ class Explorer(Pictured):
         if self.state["view"] not in LOOKING:
             return shown
         key = ("sinks", self.forward.key, self.choice.layer)
-        found = self.once(key, lambda: sinks(self.forward, self.choice.layer, lambda forwards=0: None))
+        found = self.once(key, lambda: sinks(self.forward, self.choice.layer, unchecked))
         return replace(shown, sinks=tuple(found))
 
     def _six(self) -> dict | None:

@@ -24,6 +24,10 @@ RESULTS = 100
 """Number of results, such as maps and scores, that a page keeps."""
 
 
+def unchecked(*_) -> None:
+    """The check of work that is not cancelled."""
+
+
 @dataclass(frozen=True)
 class Control:
     """A control. kind: "select", "range" (over its options, or from 0 to high), "check", "number", "text", "questions"

@@ -30,7 +30,7 @@ from vitlens.recorder.supported import UnsupportedModelError, family
 from vitlens.stream import read_each
 from vitlens.widgets import front
 from vitlens.widgets.explorer import BARS, LOOKING, PREDICTED, Explorer
-from vitlens.widgets.page import MAPS, Control
+from vitlens.widgets.page import MAPS, Control, unchecked
 from vitlens.widgets.photographs import READOUT, Forward, Photograph, digest
 from vitlens.widgets.views import (
     EVEN,
@@ -122,10 +122,6 @@ def write_page(
         page.state = before
     path.write_text(document(content, names, front.joined(HERE, SCRIPTS)), encoding="utf-8", newline="\n")
     return path
-
-
-def unchecked(*_) -> None:
-    """The check of views, for work that is not cancelled."""
 
 
 def contains(names: Sequence[str]) -> str:

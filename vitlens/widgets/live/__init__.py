@@ -54,6 +54,7 @@ def save_live_page(
     """
     from vitlens.widgets import explorer, in_page
     from vitlens.widgets.drawing import png
+    from vitlens.widgets.page import unchecked
     from vitlens.widgets.views import possible
 
     model = unwrap(model)
@@ -61,12 +62,12 @@ def save_live_page(
     page = in_page.explorer_of(model, images, samples=6)
     photographs = page.photographs
     progress("mean outputs of heads")
-    network, weights = written(model, explorer.means(model, page.forward.batch, in_page.unchecked))
+    network, weights = written(model, explorer.means(model, page.forward.batch, unchecked))
     photos = []
     for name, photograph in photographs.items():
         page.state = page.state | {"photograph": name}
         seen = png(Image.fromarray(np.asarray(page.forward.pixels)))
-        tour = page.look_up({"ask": "tour"}, in_page.unchecked)[0]
+        tour = page.look_up({"ask": "tour"}, unchecked)[0]
         photos.append({"name": name, "png": seen, "about": photograph.note, "tour": tour})
     views = {name: view for name, view in possible(page.forward).items() if not view.attributes or name in METHODS}
     grid, forward = in_page.grid_of(page.forward), page.forward
