@@ -8,7 +8,7 @@ COLAB := .venv/colab
 COLABS := timm==1.0.28 ipywidgets==7.7.1 traitlets==5.7.1 anywidget==0.9.21 ipython==7.34.0
 SITE := import site; print(site.getsitepackages()[0])
 
-.PHONY: figures app live lab notebooks browser test test-colab test-slow test-all lint size english
+.PHONY: figures app live lab notebooks browser test test-colab test-slow test-all lint size english claims
 
 figures: $(READY)  ## the inspection figures of MODEL (IMAGES="a.jpg b.png" for your own photographs)
 	$(BIN)/vitlens inspect $(MODEL) $(IMAGES) --out figures
@@ -46,6 +46,9 @@ lint: $(READY)
 
 size: $(READY)  ## lines, files, raise statements and tests
 	$(BIN)/python tests/size.py
+
+claims: $(READY)  ## results in the prose of the book that no cell prints and no reference covers
+	$(BIN)/python tests/claims.py
 
 english: $(READY)  ## riddles in docstrings, comments, errors, options, pages and test names, room by room
 	$(BIN)/python tests/english.py

@@ -1,10 +1,10 @@
 """Run notebooks in clean kernels and write them back with their outputs, and with nothing that changes by itself.
 
-    python notebooks/execute.py 03 05     # some; without numbers all of them, which is `make notebooks`
+    python notebooks/execute.py 03 A      # some; without names all of them, which is `make notebooks`
     python notebooks/execute.py --check   # write nothing, and fail if an output differs from the file's
-    python notebooks/execute.py --model deit_tiny_patch16_224 --figures DIR   # the figures of another model, into DIR
+    python notebooks/execute.py --model deit_tiny_patch16_224 --images cat.jpg --figures DIR   # figures of your own
 
-A thumbnail for the index is made of the picture in the cell that is tagged "thumbnail".
+The figure of the cell tagged "opening" becomes the picture at the top of the chapter and in the index.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import matplotlib.font_manager  # noqa: F401  (the first import anywhere builds a cache, and says so on stderr)
@@ -28,35 +28,65 @@ from nbclient.exceptions import CellExecutionError
 from PIL import Image, ImageOps
 
 from vitlens import load_model, report
-from vitlens.images import samples
+from vitlens.book import open_images
 from vitlens.plot.alt_text import image
 from vitlens.train.runs import versions
 
 FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-CONSTANTS = 3  # the cell that begins with MODEL, where a notebook is about one
+INSTALL = 'git clone -q {REPOSITORY} v; {sys.executable} -m pip install -q ./v captum anywidget'
+SETUP = f"""\
+import os, sys; REPOSITORY = ""  # on Colab, the address of the repository, which is then installed
+if os.getenv("COLAB_RELEASE_TAG"): os.system(f"{INSTALL}"); os.chdir("v/notebooks")
+from vitlens.book import *"""
+FOLDED = {"tags": ["setup", "hide-input"], "jupyter": {"source_hidden": True}}
+KEPT = ("alt", "jupyter", "page", "tags", "tiny")  # of the metadata of a cell
 LIVE = "application/vnd.jupyter.widget-view+json"
 FIGURE = re.compile(r'<img alt="[^"]+" width="([0-9]+)" src="data:image/[a-z]+;base64,([^"]+)">')
 UNSEEN, EDGES = 12, 0.25  # of 255 levels of a color, as a JPEG is off by several times around letters; of the pixels
 
 
 def notebooks(chosen: list[str]) -> list[Path]:
-    """The numbered notebooks, or those whose names begin with one of `chosen`."""
-    return [p for p in sorted(FOLDER.glob("[0-9]*.ipynb")) if not chosen or p.name.startswith(tuple(chosen))]
+    """The chapters, or those whose names begin with one of `chosen`."""
+    return [p for p in sorted(FOLDER.glob("[0-9A-D]*_*.ipynb")) if not chosen or p.name.startswith(tuple(chosen))]
 
 
-def executed(path: Path, tiny: bool = False, model: str | None = None) -> nbformat.NotebookNode:
-    """The notebook, run from the first cell to the last in a kernel of its own.
+def prepared(path: Path, tiny: bool = False, model: str = "", images: Sequence[str] = ()) -> nbformat.NotebookNode:
+    """The notebook before it is run.
 
-    `tiny` makes it do less work; `model`, a name or a folder, takes the place of its MODEL.
+    `tiny` applies the replacements in the metadata of its cells, for less work; `model`, a name or a folder, and the
+    files `images` take the places of its MODEL and IMAGES.
     """
     book = nbformat.read(path, as_version=4)
-    if model:
-        name = str(Path(model).resolve()) if Path(model).is_dir() else model
-        constants = book.cells[CONSTANTS]
-        constants.source = re.sub("^MODEL = .*", lambda _: f"MODEL = {name!r}", constants.source)
+    own = {"MODEL": str(Path(model).resolve()) if model and Path(model).is_dir() else model}
+    own["IMAGES"] = [str(Path(file).resolve()) for file in images]
+    for cell in book.cells:
+        if cell.id == "setup":
+            address = re.search('REPOSITORY = (".*?")', cell.source)
+            cell.source = SETUP.replace('""', address[1], 1) if address else SETUP
+            cell.metadata = nbformat.from_dict(FOLDED)
+        for old, new in (cell.metadata.get("tiny", {}) if tiny else {}).items():
+            if old not in cell.source:
+                raise ValueError(f"Cell {cell.id} of {path.name} has no {old!r}, which its metadata replace.")
+            cell.source = cell.source.replace(old, new)
+        for name, value in own.items() if cell.id == "subject" else ():
+            if value:
+                line = f"{name} = {value!r}"
+                cell.source = re.sub(rf"^{name} = .*", lambda _, line=line: line, cell.source, flags=re.M)
+    return book
+
+
+def answers(book: nbformat.NotebookNode) -> list[str]:
+    """The code in the folded answers to the exercises."""
+    folded = re.findall("<details>.*?</details>", "\n".join(cell.source for cell in book.cells), re.S)
+    return [code for each in folded for code in re.findall(r"^```python\n(.*?)^```", each, re.S | re.M)]
+
+
+def executed(path: Path, **own) -> nbformat.NotebookNode:
+    """The notebook, run from the first cell to the last in a kernel of its own; arguments as of `prepared`."""
+    book = prepared(path, **own)
     with tempfile.TemporaryDirectory() as profile:  # nobody's own IPython settings
-        environment = os.environ | {"VITLENS_TINY": "1" if tiny else "", "IPYTHONDIR": profile}
+        environment = os.environ | {"IPYTHONDIR": profile}
         client = NotebookClient(book, timeout=1800, kernel_name="python3", record_timing=False, coalesce_streams=True)
         client.resources, client.extra_arguments = {"metadata": {"path": str(FOLDER)}}, [
             "--log-level=ERROR", "--InlineBackend.figure_format=retina",  # twice the pixels, shown at the same size
@@ -74,8 +104,7 @@ def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
     book.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     book.nbformat, book.nbformat_minor = 4, 5
     for number, cell in enumerate(book.cells, 1):
-        cell.id = f"cell-{number:02d}"
-        cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in ("tags", "alt")})
+        cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in KEPT})
         if cell.cell_type == "code":
             cell.outputs = [o for o in cell.outputs if LIVE not in o.get("data", {}) or "text/html" in o.data]
         for output in cell.get("outputs", []):
@@ -124,16 +153,16 @@ def pictures(cells: list[nbformat.NotebookNode]) -> Iterator[bytes]:
             yield base64.b64decode(shown[2])
 
 
-def thumbnail(book: nbformat.NotebookNode) -> bytes:
-    """A small PNG of the figure in the cell tagged "thumbnail"."""
-    tagged = [cell for cell in book.cells if "thumbnail" in cell.metadata.get("tags", [])]
+def opening(book: nbformat.NotebookNode) -> bytes:
+    """A PNG, 1,000 pixels wide at most, of the figure in the cell tagged "opening"."""
+    tagged = [cell for cell in book.cells if "opening" in cell.metadata.get("tags", [])]
     picture = Image.open(io.BytesIO(next(pictures(tagged)))).convert("RGB")
-    picture.thumbnail((300, 225), Image.Resampling.LANCZOS)
+    picture.thumbnail((1000, 1000), Image.Resampling.LANCZOS)
     return encoded(picture.quantize(256, Image.Quantize.MAXCOVERAGE))
 
 
 def write(paths: list[Path], check: bool) -> int:
-    """Run notebooks and write them and their thumbnails, or with `check` only say how many would become others."""
+    """Run notebooks and write them and their pictures, or with `check` only print which would differ."""
     different = 0
     for path in paths:
         text = nbformat.writes(book := executed(path)) + "\n"
@@ -142,20 +171,19 @@ def write(paths: list[Path], check: bool) -> int:
         print(f"{path.name}: {'unchanged' if same else 'DIFFERENT' if check else 'written'}, {len(text) // 1000} kB")
         if not check:
             path.write_text(text, encoding="utf-8")
-            (FOLDER / "thumbnails" / f"{path.stem}.png").write_bytes(thumbnail(book))
+            (FOLDER / "pictures" / f"{path.stem}.png").write_bytes(opening(book))
     return int(check and different > 0)
 
 
 def show(paths: list[Path], options: argparse.Namespace) -> int:
-    """Run notebooks on another model; write summary.json, as of `vitlens inspect`, and a file for each figure.
+    """Run notebooks on another model and other images; write summary.json of `vitlens inspect` and each figure.
 
-    A notebook that has a reason not to show this model is passed over with that sentence; then 1 is returned.
+    A notebook with a reason not to show this model is skipped with that sentence; then 1 is returned.
     """
-    paths = [p for p in paths if nbformat.read(p, as_version=4).cells[CONSTANTS].source.startswith("MODEL")]
-    if not paths:
-        raise ValueError("These notebooks have no MODEL that another could replace; 01 to 06, 10 and 11 have one.")
-    found = report.inspect(load_model(options.model), samples().items())
-    words = ["python notebooks/execute.py", *options.numbers, "--model", Path(options.model).name, "--figures DIR"]
+    found = report.inspect(load_model(options.model), open_images(options.images).items())
+    words = ["python notebooks/execute.py", *options.numbers, "--model", Path(options.model).name]
+    words += ["--images", *(Path(file).name for file in options.images)] if options.images else []
+    words += ["--figures DIR"]
     made = {"command": " ".join(words), "versions": versions(), "date": datetime.date.today().isoformat()}
     summary = json.dumps(made | found.to_dict(), indent=1, allow_nan=False)
     options.figures.mkdir(parents=True, exist_ok=True)
@@ -163,7 +191,7 @@ def show(paths: list[Path], options: argparse.Namespace) -> int:
     passed_over = 0
     for path in paths:
         try:
-            figures = list(pictures(executed(path, model=options.model).cells))
+            figures = list(pictures(executed(path, model=options.model, images=options.images or ()).cells))
         except CellExecutionError as error:
             if error.ename not in ("ValueError", "UnsupportedModelError"):
                 raise
@@ -172,24 +200,25 @@ def show(paths: list[Path], options: argparse.Namespace) -> int:
             continue
         for number, figure in enumerate(figures, 1):
             kind = Image.open(io.BytesIO(figure)).format.lower()
-            (options.figures / f"{path.name[:2]}-{number}.{kind}").write_bytes(figure)
+            (options.figures / f"{path.stem.split('_')[0]}-{number}.{kind}").write_bytes(figure)
         print(f"{path.name}: {len(figures)} figures, {sum(map(len, figures)) // 1000} kB")
     return int(passed_over > 0)
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("numbers", nargs="*", help="such as 03 05; all without any")
+    parser.add_argument("numbers", nargs="*", help="such as 03 A; all without any")
     parser.add_argument("--check", action="store_true", help="write nothing, fail if an output differs from the file's")
     parser.add_argument("--model", help="a timm name or a folder, in place of MODEL; no notebook is written")
+    parser.add_argument("--images", nargs="+", help="files in place of the samples, with --model")
     parser.add_argument("--figures", type=Path, help="where figures and summary.json of --model go")
     options = parser.parse_args(arguments)
     if not (chosen := notebooks(options.numbers)):
-        sys.exit(f"No notebook begins with {' or '.join(options.numbers)}; give numbers such as 03.")
-    if not options.model and not options.figures:
+        sys.exit(f"No notebook begins with {' or '.join(options.numbers)}; give names such as 03 or A.")
+    if not (options.model or options.images or options.figures):
         return write(chosen, options.check)
     if not options.model or not options.figures or options.check:
-        sys.exit("Another model needs both --model and --figures, and nothing to --check it against.")
+        sys.exit("Figures of your own need both --model and --figures, and nothing to --check them against.")
     try:
         return show(chosen, options)
     except (ValueError, OSError) as error:

@@ -23,7 +23,7 @@ def pytest_report_header(config):
 
 
 # Seconds for tests that may take longer than pyproject.toml allows: by mark, folder or module.
-LONGER = {"slow": 3600, "browser": 900, "test_notebooks": 900}
+LONGER = {"slow": 3600, "browser": 900, "test_book": 900}
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,4 +1,4 @@
-"""Runs a notebook without a kernel, by a fresh IPython in a process that has imported torch already.
+"""Runs cells of a notebook without a kernel, by a fresh IPython in a process that has imported torch already.
 
 A kernel spends most of its time on imports. `fresh_processes` imports once, in a server that then forks a process for
 every notebook; a process runs one notebook and ends, so nothing of one is seen by the next.
@@ -10,7 +10,6 @@ import os
 import tempfile
 from pathlib import Path
 
-import nbformat
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
@@ -35,22 +34,17 @@ def fresh_processes():
         yield pool
 
 
-def run(path: Path) -> list[str]:
-    """Lines that the code cells of a notebook write to stderr, run in its folder with VITLENS_TINY.
-
-    A cell that fails raises its error.
-    """
+def run(cells: list[str], folder: Path) -> list[str]:
+    """Lines that code cells write to stderr, run one by one in a folder. A cell that fails raises its error."""
     torch.set_num_threads(1)  # models are small, and several workers share the cores
-    os.chdir(path.parent)
-    os.environ["VITLENS_TINY"] = "1"
-    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    os.chdir(folder)
     with tempfile.TemporaryDirectory() as profile, tempfile.TemporaryFile("w+") as errors:
         os.environ["IPYTHONDIR"] = profile  # nobody's own settings
         os.dup2(errors.fileno(), 2)
         shell = Shell.instance(config=Config(HistoryManager={"enabled": False}))
         shell.run_line_magic("matplotlib", "inline")
         for number, cell in enumerate(cells, 1):
-            shell.run_cell(cell.source, store_history=True).raise_error()
+            shell.run_cell(cell, store_history=True).raise_error()
             assert shell.execution_count == number + 1
         errors.seek(0)
         return errors.readlines()

@@ -1,45 +1,27 @@
-"""The notebooks run, offline and on a CPU, and keep the rules that make them pleasant to read."""
+"""The results in the prose of the notebooks, computed anew."""
 
-import base64
 import functools
-import io
 import json
 import re
 import runpy
-from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-import timm
 import torch
-from nbclient import NotebookClient
-from nbconvert import HTMLExporter
-from notebook_cells import fresh_processes, run
-from PIL import Image
-from test_explorer import values
-from timm.models import save_for_hf
 
 from experiments import studies
-from vitlens import attention, capture, intervene, load_model, positions
+from vitlens import attention, capture, intervene, load_model
 from vitlens.evaluate import student
 from vitlens.images import samples
 from vitlens.models import preprocess
-from vitlens.plot import alt_text
 from vitlens.train import snapshots
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
+NOTEBOOKS = sorted(FOLDER.glob("old_*.ipynb"))
 INDEX = FOLDER / "README.md"
-# Name of the subject that a reader may replace, if it is not MODEL.
-SUBJECTS = {"07": "RECIPE", "08": "RUN", "09": "DATA", "12": "TABLE", "13": "TABLE", "14": "TABLE"}
-
-DAILY = ("15",)
-"""Notebooks that run in `make test`, beside the cells of 10; `make test-all` runs all of them."""
-
-
 @functools.cache
 def read(path: Path) -> nbformat.NotebookNode:
     return nbformat.read(path, as_version=4)
@@ -62,207 +44,12 @@ def script(name: str):
     return runpy.run_path(str(FOLDER / "execute.py"))[name]
 
 
-def saved(folder: Path, name: str, **arguments) -> Path:
-    torch.manual_seed(0)
-    save_for_hf(timm.create_model(name, **arguments), folder, model_args=arguments, safe_serialization=True)
-    return folder
-
-
-def links(text: str) -> list[str]:
-    """Targets of links and images in the repository."""
-    targets = re.findall(r"\]\(([^)#]+)[^)]*\)|src=\"([^\"]+)\"", text)
-    return [t for t in map("".join, targets) if "://" not in t]
-
-
-@pytest.fixture(scope="module")
-def processes():
-    with pytest.MonkeyPatch.context() as patch, fresh_processes() as pool:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        yield pool
-
-
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, marks=() if p.name[:2] in DAILY else pytest.mark.slow, id=p.stem) for p in NOTEBOOKS],
-)
-def test_notebooks_run_offline(path, processes):
-    assert processes.apply(run, (path,)) == [], "nothing goes to stderr"
-
-
-def test_notebooks_store_stills_without_live_widgets():
-    Image.new("RGB", (9, 8), "red").save(file := io.BytesIO(), "PNG")
-    Image.new("RGB", (9, 8), "red").save(still := io.BytesIO(), "JPEG")
-    live = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}}
-    outputs = [
-        live | {"text/plain": "VBox()"},
-        live | alt_text.bundle(file.getvalue(), "A red still.", 6, still.getvalue()),
-        alt_text.bundle(file.getvalue(), "9 × 8 pixels", 4),
-    ]
-    outputs = [nbformat.v4.new_output("display_data", data) for data in outputs]
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("training(run)", outputs=outputs)])
-    book.metadata.widgets = {"state": {}}
-    book = script("normalized")(book)
-    kept, figure = (output.data for output in book.cells[0].outputs)
-    assert "widgets" not in book.metadata
-    assert kept == {"text/html": alt_text.image(still.getvalue(), "A red still.", 6), "text/plain": "A red still."}
-    assert list(figure) == ["text/html", "text/plain"] and 'alt="9 × 8 pixels" width="5"' in figure["text/html"]
-    (_, padded) = script("pictures")(book.cells)
-    assert Image.open(io.BytesIO(padded)).size == (10, 8)
-    book.cells[0].metadata.alt = "A <red> square."
-    data = script("normalized")(book).cells[0].outputs[1].data
-    assert data["text/html"].startswith('<img alt="A &lt;red&gt; square." width="5"')
-    assert data["text/plain"] == "A <red> square."
-
-
-def images(html: str) -> list[dict[str, str | None]]:
-    """Attributes of the images of a page."""
-    found = []
-    parser = HTMLParser()
-    parser.handle_starttag = lambda tag, attributes: found.append(dict(attributes)) if tag == "img" else None
-    parser.feed(html)
-    return found
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_pages_show_images_with_alt_text(path):
-    html, _ = HTMLExporter().from_notebook_node(read(path))
-    shown = [image for image in images(html) if image["src"].startswith("data:")]
-    assert len(shown) == len(pictures(path)) > 0
-    for image in images(html):
-        assert len(image["alt"] or "") > 20 and "No description has been provided" not in image["alt"]
-    assert len({image["alt"] for image in shown}) == len(shown), "each image has a description of its own"
-    for cell in read(path).cells:
-        data = [output.get("data", {}) for output in cell.get("outputs", [])]
-        assert not any(kind.startswith("image/") for each in data for kind in each), "run notebooks/execute.py"
-        last = cell.source.splitlines()[-1] if cell.cell_type == "code" else ""
-        if re.match(r"(page|widgets\.\w+\(.*|training\(.*)$", last):
-            assert len(data) == 1 and data[0]["text/html"].startswith("<img alt="), "a still image of the widget"
-
-
-def test_figures_have_alt_text_in_notebooks(tmp_path):
-    cells = [
-        "import matplotlib.pyplot as plt\nfrom vitlens import overlay, plot\nimport numpy as np",
-        "plot.tiles({'ramp': np.arange(6).reshape(2, 3)})",  # the value of the cell
-        "plt.plot([3, 1, 2], label='loss')\nplt.title('By hand');",  # shown at its end
-        "overlay(np.zeros((4, 4, 3), np.uint8), np.eye(2), grid=plot.heatmaps.TokenGrid(2, 2, (2, 2)));",
-        "%config InlineBackend.figure_format = 'png'",
-        "fig = plot.tiles({'ramp': np.arange(6).reshape(2, 3)})\nfig.set_label('A \"ramp\".')\nfig",
-    ]
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(book, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
-    data = [output.data for cell in book.cells for output in cell.outputs]
-    ramp = "Ramp. map of 2 × 3 values from 0 to 5, the largest in row 1, column 2."
-    identity = "Map of 2 × 2 values from 0 to 1, the largest in row 0, column 0, over an image."
-    for each, alt in zip(data, [ramp, "By hand. loss from 3 to 2.", identity, 'A "ramp".'], strict=True):
-        png = base64.b64decode(each["image/png"])
-        (shown,) = images(each["text/html"])
-        assert shown["alt"] == each["text/plain"] == alt
-        assert base64.b64decode(shown["src"].removeprefix("data:image/png;base64,")) == png
-        assert Image.open(io.BytesIO(png)).width == int(shown["width"])
-
-
-def test_notebook_outputs_are_clean():
-    for path in NOTEBOOKS:
-        assert path.stat().st_size <= 2_000_000
-        code = [cell for cell in read(path).cells if cell.cell_type == "code"]
-        assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "run `make notebooks`"
-        for output in outputs(path):
-            assert output.output_type != "error" and output.get("name") != "stderr"
-            data = output.get("data", {})
-            text = output.get("text", "") + "".join(v for k, v in data.items() if k.startswith("text/"))
-            assert not re.search(r"\b0x[0-9a-f]{6,}", text), f"an address in memory changes with each run: {text}"
-            assert not re.search(r"/(home|root|work|tmp|Users|site-packages)/", text), f"a path of one machine: {text}"
-            assert not any("widget" in kind for kind in data)
-        html = "".join(output.get("data", {}).get("text/html", "") for output in outputs(path))
-        widths = [int(image["width"]) for image in images(html)]
-        for width, file in zip(widths, pictures(path), strict=True):
-            figure = Image.open(io.BytesIO(file))
-            assert width <= 1000 and figure.width / width in (1, 1.5, 2)
-            assert figure.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
-        tagged = [cell for cell in read(path).cells if "thumbnail" in cell.metadata.get("tags", [])]
-        assert len(tagged) == 1, "one cell is tagged thumbnail, for the index"
-
-
-def test_notebook_links_exist():
-    index = links(INDEX.read_text(encoding="utf-8"))
-    assert NOTEBOOKS
-    for target in index:
-        assert (FOLDER / target).exists(), f"{target} does not exist"
-    for path in NOTEBOOKS:
-        prose = sources(path, "markdown")
-        for target in links("\n".join(prose)):
-            assert (FOLDER / target).exists(), f"{target} does not exist"
-        following = [p.name for p in NOTEBOOKS if p.name[:2] == f"{int(path.name[:2]) + 1:02d}"]
-        assert all(name in prose[-1] for name in following), "the last cell links to the next notebook"
-        assert {path.name, f"thumbnails/{path.stem}.png"} <= set(index)
-        assert (FOLDER / "thumbnails" / f"{path.stem}.png").stat().st_size <= 30_000
-
-
-def test_notebook_explorer_pages_equal_figures(monkeypatch):
-    monkeypatch.chdir(FOLDER)
-    monkeypatch.setenv("VITLENS_TINY", "1")
-    (path,), told, pages = FOLDER.glob("10_*.ipynb"), {}, []
-    with torch.no_grad():  # the notebook switches gradients off
-        for source in sources(path, "code")[1:]:
-            exec(source, told)
-            pages += [told["page"]] if source.endswith("\npage") else []
-    asking, silent, heads, pair = pages
-    for view, each in zip(("attention", "rollout", "similarity"), told["asked"].values(), strict=True):
-        asking.set(view=view)
-        np.testing.assert_allclose(values(asking), each, atol=1e-6)
-    for view, each in zip(("components", "norms", "received"), told["shown"].values(), strict=True):
-        silent.set(view=view, layer=len(told["layers"]) - 1)
-        np.testing.assert_allclose(values(silent), each, rtol=1e-5, atol=1e-5)
-    for name, each in told["strip"].items():
-        silent.set(view="components", layer=int(name.split()[-1]))
-        np.testing.assert_allclose(values(silent), each, atol=1e-5)
-    np.testing.assert_allclose(values(heads, "heads"), told["everything"].amax((2, 3)).T, atol=1e-6)
-    np.testing.assert_allclose(values(heads), told["everything"][-1, 0], atol=1e-6)
-    for side, each in zip(("left", "right"), told["pair"].values(), strict=True):
-        np.testing.assert_allclose(values(pair, side), each, atol=1e-5)
-    pair.set(view="attention", stretch=True)
-    np.testing.assert_allclose(values(pair, "right"), told["even"], atol=1e-6)
-    scale = pair.frame["panels"][1]["scale"]
-    assert (scale["low"], scale["high"]) == pytest.approx(tuple(map(float, *told["least"].values())))
-
-
-@pytest.mark.slow
-def test_notebook_figures_of_another_model(tmp_path):
-    small = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
-    model, out = saved(tmp_path / "small", "vit_tiny_patch16_224", **small), tmp_path / "new" / "figures"
-    before = {p: p.read_bytes() for p in FOLDER.glob("**/*.*[bdg]")}
-    assert script("main")(["03", "--model", str(model), "--figures", str(out)]) == 0
-    assert {p: p.read_bytes() for p in FOLDER.glob("**/*.*[bdg]")} == before and len(before) > 2 * len(NOTEBOOKS)
-    own = pictures(NOTEBOOKS[2])
-    names = [f"03-{n}" for n in range(1, len(own) + 1)]
-    assert {p.stem for p in out.iterdir()} == {*names, "summary"}
-    assert not {path.read_bytes() for path in out.glob("03-*")} & {*own}, "figures of the notebook's own model"
-    text = (out / "summary.json").read_text(encoding="utf-8")
-    summary = json.loads(text)
-    assert summary["command"] == "python notebooks/execute.py 03 --model small --figures DIR"
-    assert str(tmp_path) not in text
-    assert summary["model"] == "small" and (summary["layers"], summary["heads"]) == (2, 3)
-    rank = positions.rank_correlation(positions.similarity(load_model(model)))
-    assert summary["position_rank_correlation"] == pytest.approx(rank)
-
-
-def test_notebooks_reject_unsupported_models(tmp_path):
-    small = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
-    model = saved(tmp_path / "small", "vit_tiny_patch16_224", **small)
-    small = dict(embed_dim=24, depths=(1, 1, 1, 1), num_heads=(1, 2, 2, 2))
-    swin, out = saved(tmp_path / "swin", "swin_tiny_patch4_window7_224", **small), tmp_path / "figures"
-    for numbers, each, words in (([], swin, "stays inside windows of the image"), (SUBJECTS, model, "no MODEL")):
-        with pytest.raises(SystemExit, match=words) as refusal:
-            script("main")([*numbers, "--model", str(each), "--figures", str(out)])
-        assert "\n" not in refusal.value.code and not out.exists()
-
-
 RESULTS = FOLDER.parent / "data" / "results"
 
 
 def told(number: str) -> tuple[str, str]:
     """The prose of a notebook, and its tables and printed lines as text."""
-    (path,) = FOLDER.glob(f"{number}_*.ipynb")
+    (path,) = FOLDER.glob(f"old_{number}_*.ipynb")
     tables = [output.get("data", {}).get("text/plain", output.get("text", "")) for output in outputs(path)]
     return "\n".join(sources(path, "markdown")), "\n".join(tables)
 

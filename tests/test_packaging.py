@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import typer
 import yaml
@@ -152,9 +154,8 @@ def test_commands_run_without_extras(tmp_path):
 RUN = """
 import sys, nbformat
 from nbclient import NotebookClient
-path, folder, repository = sys.argv[1:]
+path, folder = sys.argv[1:]
 book = nbformat.read(path, as_version=4)
-book.cells[1].source = book.cells[1].source.replace('REPOSITORY = ""', f"REPOSITORY = {repository!r}")
 book.cells.append(nbformat.v4.new_code_cell("import vitlens; print(vitlens.__file__)"))
 NotebookClient(book, timeout=900, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
 print(book.cells[-1].outputs[0].text)
@@ -163,7 +164,7 @@ print(book.cells[-1].outputs[0].text)
 
 @pytest.mark.slow
 def test_notebooks_run_in_fresh_environment(tmp_path):
-    """The first notebook clones and installs a copy of this repository; libraries are those of this environment."""
+    """The first chapter clones and installs a copy of this repository; libraries are those of this environment."""
     copy, environment = tmp_path / "copy", tmp_path / "environment"
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, tracked.split("\0")):
@@ -177,12 +178,17 @@ def test_notebooks_run_in_fresh_environment(tmp_path):
     python = environment / "bin" / "python"
     (site,) = environment.glob("lib/python*/site-packages")
     (site / "libraries.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "VITLENS_TINY": "1", "PYTHONPATH": "",
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PYTHONPATH": "",
                "IPYTHONDIR": str(tmp_path / "ipython")}  # fmt: skip
-    clone = tmp_path / "vitlens" / "notebooks"
-    for number in ("05", "14"):  # one of figures and one of experiments; test_notebooks.py runs all of them
-        (notebook,) = (copy / "notebooks").glob(f"{number}_*.ipynb")
-        arguments = [notebook, clone, ""] if clone.exists() else [notebook, tmp_path, copy]
-        done = subprocess.run([python, "-c", RUN, *arguments], env=os.environ | offline, capture_output=True, text=True)
+    clone, prepared = tmp_path / "v" / "notebooks", runpy.run_path(str(ROOT / "notebooks" / "execute.py"))["prepared"]
+    for number in ("05", "12"):  # one of figures and one of training; test_book.py runs all of them
+        (chapter,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+        colab = {} if clone.exists() else {"COLAB_RELEASE_TAG": "1"}
+        book = prepared(chapter, tiny=True)
+        book.cells[1].source = book.cells[1].source.replace('REPOSITORY = ""', f"REPOSITORY = {str(copy)!r}")
+        nbformat.write(book, tmp_path / chapter.name)
+        arguments = [tmp_path / chapter.name, tmp_path if colab else clone]
+        environ = os.environ | offline | colab
+        done = subprocess.run([python, "-c", RUN, *arguments], env=environ, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.startswith(str(site)), "not the clone"

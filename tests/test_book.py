@@ -1,0 +1,243 @@
+"""The chapters of the book run, offline and on a CPU, and keep the form that makes them pleasant to read."""
+
+import base64
+import functools
+import io
+import re
+import runpy
+from html.parser import HTMLParser
+from pathlib import Path
+
+import claims
+import nbformat
+import numpy as np
+import pytest
+import timm
+import torch
+from nbclient import NotebookClient
+from nbconvert import HTMLExporter
+from notebook_cells import fresh_processes, run
+from PIL import Image
+from timm.models import save_for_hf
+
+from vitlens.plot import alt_text
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+CHAPTERS = sorted(FOLDER.glob("[0-9A-D]*_*.ipynb"))
+INDEX = FOLDER / "README.md"
+DAILY = ("09",)
+"""Chapters that run in `make test`; `make test-all` runs all of them."""
+
+each_chapter = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+run_chapters = pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=() if p.name[:2] in DAILY else pytest.mark.slow, id=p.stem) for p in CHAPTERS],
+)
+
+
+@functools.cache
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def sources(path: Path, kind: str) -> list[str]:
+    return [cell.source for cell in read(path).cells if cell.cell_type == kind]
+
+
+def outputs(path: Path) -> list[nbformat.NotebookNode]:
+    return [output for cell in read(path).cells for output in cell.get("outputs", [])]
+
+
+@functools.cache
+def script(name: str):
+    """A name of notebooks/execute.py."""
+    return runpy.run_path(str(FOLDER / "execute.py"))[name]
+
+
+def pictures(path: Path) -> list[bytes]:
+    return list(script("pictures")(read(path).cells))
+
+
+def saved(folder: Path, name: str, **arguments) -> Path:
+    torch.manual_seed(0)
+    save_for_hf(timm.create_model(name, **arguments), folder, model_args=arguments, safe_serialization=True)
+    return folder
+
+
+def code(path: Path, **own) -> list[str]:
+    return [cell.source for cell in script("prepared")(path, tiny=True, **own).cells if cell.cell_type == "code"]
+
+
+@pytest.fixture(scope="module")
+def processes():
+    with pytest.MonkeyPatch.context() as patch, fresh_processes() as pool:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield pool
+
+
+@run_chapters
+def test_chapters_and_answers_run_offline(path, processes):
+    cells = code(path) + script("answers")(script("prepared")(path, tiny=True))
+    assert processes.apply(run, (cells, FOLDER)) == [], "nothing goes to stderr"
+
+
+@pytest.mark.slow
+@each_chapter
+def test_chapters_run_with_own_model_and_image(path, processes, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / "own"
+    if not folder.exists():
+        saved(folder, "vit_small_patch14_reg4_dinov2", img_size=112, num_classes=10)
+        noise = np.random.default_rng(0).integers(0, 255, (12, 16, 3), np.uint8)
+        Image.fromarray(noise).resize((640, 480), Image.Resampling.BICUBIC).save(folder / "my photo.jpg")
+    cells = code(path, model=str(folder), images=[folder / "my photo.jpg"])
+    assert "my photo.jpg" in "".join(cells) and str(folder) in "".join(cells)
+    assert processes.apply(run, (cells, FOLDER)) == []
+
+
+@each_chapter
+def test_chapters_have_the_form_of_the_book(path):
+    cells = read(path).cells
+    number = path.stem.split("_")[0]
+    title, setup, subject = cells[:3]
+    assert [cell.id for cell in cells[:3]] == ["title", "setup", "subject"] and cells[-1].id == "next"
+    assert len({cell.id for cell in cells}) == len(cells)
+    assert title.source.startswith(f"# {number.lstrip('0') or '0'} · ")
+    (opening,) = re.findall(rf"^!\[([^\]]+)\]\((pictures/{path.stem}\.\w+)\)", title.source, re.M)
+    assert len(opening[0]) > 20 and 0 < (FOLDER / opening[1]).stat().st_size <= 130_000
+    assert len(title.source.split("\n\n")) <= 5
+    address = re.search('REPOSITORY = (".*?")', setup.source)[1]
+    assert setup.source == script("SETUP").replace('""', address, 1) and len(setup.source.splitlines()) == 3
+    assert setup.metadata == script("FOLDED")
+    assert re.search(r"^MODEL = ", subject.source, re.M) and re.search(r"^IMAGES = None", subject.source, re.M)
+    prose = "\n".join(sources(path, "markdown"))
+    assert prose.index("## What we saw") < prose.index("## Exercises") or number == "D"
+    tasks = next((cell.source for cell in cells if cell.id == "exercises"), "")
+    answers = script("answers")(read(path))
+    assert len(re.findall(r"^\*\*\d\. ", tasks, re.M)) == len(answers) >= (1 if number.isalpha() else 3)
+    for answer in answers:
+        assert re.search(r"^assert .", answer, re.M)
+    for source in sources(path, "code")[1:]:
+        assert len(source.splitlines()) <= 14 and max(map(len, source.splitlines())) <= 120
+        assert not re.search(r"TINY|VITLENS|sys\.path|try:", source)
+
+
+@each_chapter
+def test_chapters_show_images_with_alt_text(path):
+    html, _ = HTMLExporter().from_notebook_node(read(path))
+    shown = [image for image in images(html) if image["src"].startswith("data:")]
+    assert len(shown) >= len(pictures(path)) > 0
+    for image in images(html):
+        assert len(image["alt"] or "") > 20 and "No description has been provided" not in image["alt"]
+    assert len({image["alt"] for image in shown}) == len(shown), "each image has a description of its own"
+    for cell in read(path).cells:
+        data = [output.get("data", {}) for output in cell.get("outputs", [])]
+        raster = ("image/png", "image/jpeg")
+        assert not any(kind in each for each in data for kind in raster), "run notebooks/execute.py"
+        if "live" in cell.metadata.get("tags", []):
+            assert data[-1]["text/html"].startswith("<img alt="), "a still image of the widget"
+
+
+@each_chapter
+def test_chapter_outputs_are_clean(path):
+    assert path.stat().st_size <= 1_500_000
+    code = [cell for cell in read(path).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "run `make notebooks`"
+    for output in outputs(path):
+        assert output.output_type != "error" and output.get("name") != "stderr"
+        data = output.get("data", {})
+        text = output.get("text", "") + "".join(v for k, v in data.items() if k.startswith("text/"))
+        assert not re.search(r"\b0x[0-9a-f]{6,}", text), f"an address in memory changes with each run: {text}"
+        assert not re.search(r"/(home|root|work|tmp|Users|site-packages)/", text), f"a path of one machine: {text}"
+        assert not any("widget" in kind for kind in data)
+    html = "".join(output.get("data", {}).get("text/html", "") for output in outputs(path))
+    widths = [int(image["width"]) for image in images(html)]
+    for width, file in zip(widths, pictures(path), strict=True):
+        figure = Image.open(io.BytesIO(file))
+        assert width <= 1000 and figure.width / width in (1, 1.5, 2)
+    assert len([cell for cell in code if "opening" in cell.metadata.get("tags", [])]) == 1
+
+
+@each_chapter
+def test_results_in_prose_are_printed_or_cited(path):
+    assert list(claims.problems(path)) == []
+
+
+def test_claims_report_numbers_that_no_cell_prints(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "FOLDER", tmp_path)
+    cell = nbformat.v4.new_code_cell("print()", id="loss")
+    cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text="loss 0.6549 at step 1860\n")]
+
+    def reported(prose: str) -> list[str]:
+        book = nbformat.v4.new_notebook(cells=[cell, nbformat.v4.new_markdown_cell(prose)])
+        nbformat.write(book, tmp_path / "04_test.ipynb")
+        return [problem.split("…” ")[-1].split("…”: ")[-1] for problem in claims.problems(tmp_path / "04_test.ipynb")]
+
+    assert reported("The loss is 0.65 at step 1,860, 65 to 66 % of it. <!-- 4:loss -->") == ["66% not in its cells"]
+    assert reported("The loss is 0.65 at step 1,860, 65 % of it. <!-- 4:loss -->") == []
+    assert reported("16 × 16 patches, Section 4.5, head 5.1, `0.3`, $0.4$, 12 layers.\n\n## 0.5") == []
+    assert reported("- It is 2.5.\n- It is 3 times as large.") == ["2.5 has no reference", "3 has no reference"]
+    assert reported("It is 0.7 [A 2021](D_reference.ipynb#a2021).") == []
+    assert reported("It is 0.66. <!-- 4:loss -->") == ["0.66 not in its cells"]
+    assert reported("It is 0.65. <!-- 4:lost -->")[0] == "4:lost is no cell"
+
+
+def images(html: str) -> list[dict[str, str | None]]:
+    """Attributes of the images of a page."""
+    found = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: found.append(dict(attributes)) if tag == "img" else None
+    parser.feed(html)
+    return found
+
+
+def links(text: str) -> list[str]:
+    """Targets of links and images in the repository, with anchors."""
+    targets = re.findall(r"\]\(([^)]+)\)|(?:src|href)=\"([^\"]+)\"", text)
+    return [t for t in map("".join, targets) if "://" not in t]
+
+
+def test_notebooks_store_stills_without_live_widgets():
+    Image.new("RGB", (9, 8), "red").save(file := io.BytesIO(), "PNG")
+    Image.new("RGB", (9, 8), "red").save(still := io.BytesIO(), "JPEG")
+    live = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}}
+    outputs = [
+        live | {"text/plain": "VBox()"},
+        live | alt_text.bundle(file.getvalue(), "A red still.", 6, still.getvalue()),
+        alt_text.bundle(file.getvalue(), "9 × 8 pixels", 4),
+    ]
+    outputs = [nbformat.v4.new_output("display_data", data) for data in outputs]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("training(run)", outputs=outputs)])
+    book.metadata.widgets = {"state": {}}
+    book = script("normalized")(book)
+    kept, figure = (output.data for output in book.cells[0].outputs)
+    assert "widgets" not in book.metadata
+    assert kept == {"text/html": alt_text.image(still.getvalue(), "A red still.", 6), "text/plain": "A red still."}
+    assert list(figure) == ["text/html", "text/plain"] and 'alt="9 × 8 pixels" width="5"' in figure["text/html"]
+    (_, padded) = script("pictures")(book.cells)
+    assert Image.open(io.BytesIO(padded)).size == (10, 8)
+    book.cells[0].metadata.alt = "A <red> square."
+    data = script("normalized")(book).cells[0].outputs[1].data
+    assert data["text/html"].startswith('<img alt="A &lt;red&gt; square." width="5"')
+    assert data["text/plain"] == "A <red> square."
+
+
+def test_figures_have_alt_text_in_notebooks(tmp_path):
+    cells = [
+        "import matplotlib.pyplot as plt\nfrom vitlens import overlay, plot\nimport numpy as np",
+        "plot.tiles({'ramp': np.arange(6).reshape(2, 3)})",  # the value of the cell
+        "plt.plot([3, 1, 2], label='loss')\nplt.title('By hand');",  # shown at its end
+        "overlay(np.zeros((4, 4, 3), np.uint8), np.eye(2), grid=plot.heatmaps.TokenGrid(2, 2, (2, 2)));",
+        "%config InlineBackend.figure_format = 'png'",
+        "fig = plot.tiles({'ramp': np.arange(6).reshape(2, 3)})\nfig.set_label('A \"ramp\".')\nfig",
+    ]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    NotebookClient(book, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    data = [output.data for cell in book.cells for output in cell.outputs]
+    ramp = "Ramp. map of 2 × 3 values from 0 to 5, the largest in row 1, column 2."
+    identity = "Map of 2 × 2 values from 0 to 1, the largest in row 0, column 0, over an image."
+    for each, alt in zip(data, [ramp, "By hand. loss from 3 to 2.", identity, 'A "ramp".'], strict=True):
+        png = base64.b64decode(each["image/png"])
+        (shown,) = images(each["text/html"])
+        assert shown["alt"] == each["text/plain"] == alt
+        assert base64.b64decode(shown["src"].removeprefix("data:image/png;base64,")) == png
+        assert Image.open(io.BytesIO(png)).width == int(shown["width"])
