@@ -55,7 +55,7 @@ def open_images(files=None) -> dict[str, Image.Image]:
     files = [files] if isinstance(files, (str, Path)) else list(files)
     images = {Path(file).name: load_image(file) for file in files}
     if not files or len(images) < len(files):
-        raise ValueError(f"IMAGES must be None or paths with different file names, got {[str(file) for file in files]}.")
+        raise ValueError(f"IMAGES must be None or paths with different file names, got {[*map(str, files)]}.")
     return images
 
 
