@@ -98,8 +98,8 @@ def executed(path: Path, **own) -> nbformat.NotebookNode:
 def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The notebook without live widgets, random identifiers and foreign metadata. RuntimeError if stderr was used.
 
-    A widget lives as long as its kernel, so its still image is kept. Figures are HTML alone, so that no image is in the
-    file twice. A cell's "alt" in its metadata replaces the alt text of its figure.
+    A widget lives as long as its kernel, so its still image is kept, as HTML and PNG. Figures are HTML alone, so that
+    none is in the file twice. A cell's "alt" in its metadata replaces the alt text of its figure.
     """
     book.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     book.nbformat, book.nbformat_minor = 4, 5
@@ -110,15 +110,18 @@ def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
         for output in cell.get("outputs", []):
             if output.get("name") == "stderr":
                 raise RuntimeError(f"Cell {number} writes to stderr: {output.text}")
+            live = output.get("data", {}).pop(LIVE, None)
             if "metadata" in output:
                 output.metadata = nbformat.from_dict({})
-                output.get("data", {}).pop(LIVE, None)
             if shown := FIGURE.fullmatch(output.get("data", {}).get("text/html", "")):
                 alt, width, file = cell.metadata.get("alt", output.data["text/plain"]), *shown.groups()
                 small = compact(file := base64.b64decode(file))
                 sides = [Image.open(io.BytesIO(each)).width for each in (small, file)]
                 html = image(small, alt, math.ceil(int(width) * sides[0] / sides[1]))
                 output.data = nbformat.from_dict({"text/html": html, "text/plain": alt})
+                if live:
+                    still = Image.open(io.BytesIO(small)).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+                    output.data["image/png"] = base64.b64encode(encoded(still)).decode()
     return book
 
 
