@@ -105,7 +105,7 @@ RUNS = {
     "explain_cost": ([], "explain-cost"),
     "explanations": (["--model", SMALL, "--data", "PARQUET", "--rows", "OUT/rows.csv"], "explanations"),
     "explorer": ([], "explorer"), "finetune": (["--model", results.SPECIMEN, "--data", "FOLDER"], "finetune-flowers5"),
-    "half_precision": (["--model", SMALL, "--data", "PARQUET"], "attribution-bf16"), "kills": ([], "kills"),
+    "kills": ([], "kills"),
     "lens": (["--data", "FOLDER"], "lens"), "page": ([], "page"), "peers": ([], "peers"), "planted": ([], "planted"),
     "pruning": (["--data", "FOLDER"], "pruning"),
     "registers": (["--data", "FOLDER"], "registers"), "sinks": (["--data", "FOLDER"], "sinks"),
