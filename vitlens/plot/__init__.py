@@ -19,6 +19,7 @@ PLACES = {
         "attention_distance", "attention_distances", "contributions", "insertion_deletion", "intervals", "lines",
         "randomized", "training",
     ),
+    "diagram": ("architecture",),
     "film": ("filled_in", "film_strip", "snapshot"),
     "heatmaps": ("attributions", "gallery", "mask", "overlay", "overlays", "tiles", "upsample"),
     "mosaics": ("all_heads", "filters", "heads", "patches", "position_similarity"),
