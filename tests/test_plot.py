@@ -689,7 +689,28 @@ def test_gallery_has_a_row_for_each_name(shared):
     assert sorted(bars) == ([["0", "120"], ["−2", "0", "2"]] if shared else [])
 
 
+def test_gallery_circles_patches():
+    patches = np.zeros((4, 2), dtype=bool)
+    patches[3, 1] = True
+    rows = {"image": [photo(80, 40)] * 2, "map": [np.eye(4)] * 2}
+    axes = plot.gallery(rows, circles={"image": [patches, ~patches]}).axes
+    assert [len(ax.patches) for ax in axes[:4]] == [1, 7, 0, 0]
+    assert tuple(axes[0].patches[0].center) == (29.5, 69.5) and axes[0].patches[0].radius == 15
+
+
 # Curves and intervals
+
+
+def test_lines_names_curves_at_their_ends():
+    table = pd.DataFrame({"a": [5.0, 4, np.nan], "b": [5.0, 4, 4], "c": 0.0, "d": 0.0, "e": 9.0, "high": [5.0, 8, 9]})
+    ax = plot.lines(table).axes[0]
+    labels, colors = {text.get_text(): text for text in ax.texts}, plot.style.SERIES
+    assert [labels[name].get_color() for name in table] == list(colors[:6])
+    high = (ax.transData + ax.transAxes.inverted()).transform((2, 9))[1]
+    assert max(text.xy for text in labels.values()) == (1, pytest.approx(high, abs=1e-6))
+    boxes = sorted((text.get_window_extent() for text in labels.values()), key=lambda box: box.y0)
+    assert all(low.y1 <= next.y0 + 2 for low, next in zip(boxes, boxes[1:], strict=False)), "no label on another"
+    assert boxes[0].y0 > ax.bbox.y0 - 8 and boxes[0].x0 > ax.bbox.x1
 
 
 def test_lines_draws_the_columns_of_a_table():
@@ -699,7 +720,7 @@ def test_lines_draws_the_columns_of_a_table():
         assert np.array_equal(line.get_xydata(), np.c_[CURVES.index, CURVES[column]])
     assert [line.get_linestyle() for line in ax.lines] == ["-", "-", ":", ":", "--"] and level.get_ydata()[0] == 7
     assert [one.get_color(), two.get_color()] == [again.get_color(), three.get_color()] == list(plot.style.SERIES[:2])
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["one", "two", "three"]
+    assert not ax.get_legend() and {text.get_text() for text in ax.texts} == {"one", "two", "three"}
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log") and list(ax.get_xticks()) == list(CURVES.index)
     shaded = plot.lines(CURVES, bands=(CURVES - 2, CURVES + 1)).axes[0].collections
     for band, color, column in zip(shaded, plot.style.SERIES, CURVES, strict=False):

@@ -7,6 +7,7 @@ import torch
 from capture_support import check_all
 from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import cosine_similarity
+from sklearn.preprocessing import normalize
 
 from vitlens import UnsupportedModelError, capture, tokens
 
@@ -125,14 +126,37 @@ def test_norms():
     assert tokens.norms(torch.tensor([[3.0, 4.0], [0.0, 2.0]])).tolist() == [5, 2]
 
 
-def test_colors_share_one_basis_and_sign_over_images():
+def test_colored_shares_one_basis_over_images():
     x = torch.randn(3, 12, 6, generator=torch.Generator().manual_seed(3)) * torch.tensor([4.0, 3, 2, 1, 1, 1])
     result = tokens.colored(x)
-    scores, variance = tokens.components(x.flatten(0, 1))
-    torch.testing.assert_close(result.colors, tokens.colors(scores).unflatten(0, (3, 12)))
-    assert torch.equal(result.variance, variance)
+    reference = PCA(3).fit(units := normalize(x.double().flatten(0, 1)))
+    scores = reference.transform(units)
+    low, high = np.percentile(scores, [2, 98], axis=0)
+    expected, colors = ((scores - low) / (high - low)).clip(0, 1), result.colors.flatten(0, 1).numpy()
+    for k in range(3):  # signs are arbitrary
+        assert min(abs(colors[:, k] - each).max() for each in (expected[:, k], 1 - expected[:, k])) < 1e-5
+    np.testing.assert_allclose(result.variance, reference.explained_variance_ratio_, rtol=1e-5)
     same = tokens.colored(x[[0, 0, 1]])
-    assert torch.equal(same.colors[0], same.colors[1]), "the same patch has the same color in any picture"
+    assert torch.equal(same.colors[0], same.colors[1]), "the same patch has the same color in any image"
+
+
+def test_colored_leaves_outliers_out_of_the_basis():
+    x = torch.randn(2, 30, 6, generator=torch.Generator().manual_seed(4)) * torch.tensor([4.0, 3, 2, 1, 1, 1])
+    outliers = torch.zeros(2, 30, dtype=torch.bool)
+    outliers[:, :5] = True
+    far = x.clone()
+    far[:, :5] = torch.tensor([0.0, 0, 0, 0, 0, 9])
+    for each in (x, far):
+        result = tokens.colored(each, outliers=outliers)
+        assert (result.colors[:, :5] == result.colors[0, 0, 0]).all()
+        torch.testing.assert_close(result.colors[:, 5:], tokens.colored(x[:, 5:]).colors)
+    assert not torch.allclose(tokens.colored(far).colors[:, 5:], tokens.colored(x).colors[:, 5:], atol=0.1)
+
+
+def test_colored_matches_order_and_signs_of_another_layer():
+    x = torch.randn(2, 30, 6, generator=torch.Generator().manual_seed(5)) * torch.tensor([4.0, 3, 2, 0.1, 0.1, 0.1])
+    other = (1 - tokens.colored(x).colors)[..., [2, 0, 1]]
+    torch.testing.assert_close(tokens.colored(x, like=other).colors, other)
 
 
 def test_correspondences_equal_scikit_learn():

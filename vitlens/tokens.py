@@ -4,6 +4,7 @@ Shapes: B batch, L layers, T tokens = R prefix + P patches, D width.
 """
 
 import contextlib
+import itertools
 import threading
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ __all__ = [
     "Colored", "Pairs", "colored", "colors", "components", "correspondences", "features", "norms", "similarity",
 ]  # fmt: skip
 __dir__ = __all__.copy
+
+GRAY = 0.7
+"""Red, green and blue of patches that `colored` leaves out."""
 
 
 def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -124,16 +128,28 @@ class Colored(NamedTuple):
     __repr__ = shapes
 
 
-def colored(tokens: Tensor) -> Colored:
+def colored(tokens: Tensor, *, outliers: Tensor | None = None, like: Tensor | None = None) -> Colored:
     """Colors of the patches of several images: three principal components in one basis (Oquab et al. 2024, DINOv2).
 
-    A color means the same in each image. tokens: (B, P, D), without prefix tokens.
+    A color means the same in each image. tokens: (B, P, D), without prefix tokens. They are scaled to length 1, and the
+    colors reach from the 2nd to the 98th percentile of each component. outliers: (B, P) True for patches that are left
+    out of the basis and drawn in gray. like: colors (B, P, 3) of another layer, whose order and signs are matched.
 
     >>> vitlens.tokens.colored(vitlens.tokens.features(model, images)[0][-1][:, attn.grid.prefix:])
     Colored(colors=(2, 196, 3), variance=(3))
     """
-    scores, variance = components(tokens.flatten(0, 1))
-    return Colored(colors(scores).unflatten(0, tokens.shape[:2]), variance)
+    units = F.normalize(float64(tokens), dim=-1)
+    kept = torch.ones(units.shape[:2], dtype=torch.bool) if outliers is None else ~outliers.cpu()
+    scores = units.new_zeros(*kept.shape, 3)
+    scores[kept], variance = (part.double() for part in components(units[kept]))
+    if like is not None:
+        related = torch.corrcoef(torch.cat([scores[kept], like[kept]], 1).mT)[:3, 3:].nan_to_num()
+        order = list(max(itertools.permutations(range(3)), key=lambda order: related[order, range(3)].abs().sum()))
+        scores = scores[..., order] * torch.where(related[order, range(3)] < 0, -1.0, 1.0)
+        variance = variance[order]
+    low, high = scores[kept].quantile(torch.tensor([0.02, 0.98], dtype=torch.double), 0)
+    colors = ((scores - low) / (high - low).clamp_min(1e-12)).clamp(0, 1)
+    return Colored(torch.where(kept[..., None], colors, GRAY).float(), variance.float())
 
 
 class Pairs(NamedTuple):

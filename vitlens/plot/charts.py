@@ -22,7 +22,7 @@ def lines(
     table, *, dotted=None, bands=None, level: float | None = None, log: str = "", palette=SERIES, marker: str = "o",
     xlabel: str = "", ylabel: str = "", ax: plt.Axes | None = None,
 ) -> plt.Figure | plt.Axes:  # fmt: skip
-    """A curve for each column of a table against its index.
+    """A curve for each column of a table against its index, with its name at its right end.
 
     table: a pandas DataFrame of numbers with a numeric index. dotted: another one, for dotted lines in the colors of
     the columns with the same names, or else the same positions. bands: two more, the lower and the upper ends of a
@@ -59,8 +59,25 @@ def lines(
             ax.xaxis.set_minor_locator(NullLocator())
         ax.set(xlabel=xlabel, ylabel=ylabel)
         rule(ax)
-        ax.legend(framealpha=0.9, edgecolor="0.85")
+        _name_curves(ax)
     return result
+
+
+def _name_curves(ax: plt.Axes) -> None:
+    """Write the label of each curve to the right of the axes, at the height of its last point, in its color."""
+    ax.figure.draw_without_rendering()  # sets the limits and the size of the axes
+    down, ends = ax.transData + ax.transAxes.inverted(), {}
+    for curve in ax.lines:
+        if not curve.get_label().startswith("_") and (known := np.isfinite(curve.get_ydata())).any():
+            ends[curve] = down.transform(curve.get_xydata()[known][-1])[1]
+    curves, room = sorted(ends, key=ends.get), 13 / 72 * ax.figure.dpi / ax.bbox.height
+    heights = [ends[curve] for curve in curves]
+    for k in range(len(curves) - 2, -1, -1):  # from the top: no label less than `room` below the next one
+        heights[k] = min(heights[k], heights[k + 1] - room)
+    for k, curve in enumerate(curves):  # from the bottom: none below the axes
+        heights[k] = max(heights[k], heights[k - 1] + room if k else 0)
+        look = {"xycoords": "axes fraction", "textcoords": "offset points", "color": curve.get_color(), "size": 9}
+        ax.annotate(curve.get_label(), (1, heights[k]), (5, 0), va="center", annotation_clip=False, **look)
 
 
 def intervals(

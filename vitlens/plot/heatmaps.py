@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Circle, Rectangle
 from matplotlib.patheffects import withStroke
 from PIL import Image
 
@@ -350,14 +350,14 @@ def attributions(
 
 def gallery(
     rows: Mapping[str, Sequence], *, titles: Sequence[str] = (), captions: Mapping[str, Sequence[str]] | None = None,
-    shared: bool = True,
+    circles: Mapping[str, Sequence] | None = None, shared: bool = True,
 ) -> plt.Figure:  # fmt: skip
     """Images or maps in a grid, a row for each name.
 
     rows: sequences of the same length of maps (h, w) or images (h, w, 3), by name. titles: above the columns. captions:
-    a short line below each item of a row, by name. shared: True for one color scale with a bar for all rows of maps,
-    from 0 to the largest value, and another for rows with negative values, ±max. False for a scale per map, without
-    bars.
+    a short line below each item of a row, by name. circles: (rows, cols) True for patches to circle in each item of a
+    row, by name. shared: True for one color scale with a bar for all rows of maps, from 0 to the largest value, and
+    another for rows with negative values, ±max. False for a scale per map, without bars.
 
     >>> rollouts = vitlens.attention.rollout(attn).numpy()
     >>> figure = vitlens.plot.gallery({"rollout": list(rollouts)}, titles=["cat", "rocket"])
@@ -380,6 +380,12 @@ def gallery(
             for ax, each, caption in zip(lines[name], row, captions.get(name, [""] * columns), strict=True):
                 ax.imshow(each, interpolation="nearest", **colors(each) if each.ndim == 2 else {})
                 write_below(ax, caption)
+            for ax, each, patches in zip(lines[name], row, (circles or {}).get(name, ()), strict=False):
+                patch = np.divide(each.shape[:2], np.shape(patches))
+                for center in (np.argwhere(patches) + 0.5) * patch - 0.5:
+                    ring = Circle(center[::-1], 0.75 * max(patch), fill=False, edgecolor="white", linewidth=1.3)
+                    ring.set_path_effects([withStroke(linewidth=3, foreground=INK)])
+                    ax.add_patch(ring)
         for ax, title in zip(axes[0], titles, strict=bool(titles)):
             name_above(ax, title)
         for names in filter(None, alike.values()):
