@@ -153,6 +153,14 @@ PAGES = {
     "contributions": lambda: plot.contributions({f"{k}.jpg: a class": RNG.normal(size=(6, 7)) for k in range(5)}),
     "heads": lambda: plot.heads(attention(6, 14, 20), image=photo(), grid=CUT, query=(13, 0)),
     "heads, many": lambda: plot.heads(attention(16, 14, 20)),
+    "heads, own scales": lambda: plot.heads(attention(12, 14, 20), image=photo(), grid=CUT, shared=False),
+    "all heads, image": lambda: plot.all_heads(
+        attention(36, 14, 20).reshape(12, 3, 14, 20), image=photo(), grid=CUT, framed=[(3, 1)]
+    ),
+    "positions, enlarged": lambda: plot.position_similarity(cosines(14, 20), enlarged=(13, 0)),
+    "filters, untrained": lambda: plot.filters(
+        RNG.normal(size=(28, 16, 16, 3)), np.full(28, 1 / 28), untrained=RNG.normal(size=(28, 16, 16, 3))
+    ),
     "patches": lambda: plot.patches(photo(), grid=CUT),
     "attributions": lambda: plot.attributions(
         photo(),
@@ -239,7 +247,19 @@ def test_filters_scales_each_tile_about_zero_in_reading_order():
         assert np.allclose(shown, 0.5 + 0.5 * component / (np.abs(component).max() or 1))
     xs, ys = np.transpose([text.xy for text in ax.texts])
     assert (np.diff(xs)[[0, 1, 2, 4, 5, 6]] > 6).all() and (ys[4:] > np.repeat(ys[:4], 2)[:5]).all()
-    assert ax.get_title() == "RGB embedding filters (first 9 principal components)"
+    assert ax.get_title("left") == "RGB embedding filters (first 9 principal components)"
+
+
+def test_filters_draws_untrained_ones_pale_in_the_last_line():
+    components, untrained = RNG.normal(size=(2, 5, 4, 6, 3))
+    ax = plot.filters(components, np.full(5, 0.2), cols=3, untrained=untrained, names={1: "stripes"}).axes[0]
+    *shares, words = [text.get_text() for text in ax.texts]
+    assert shares[:2] == ["20.0%", "stripes, 20.0%"] and len(shares) == 5 and "random weights" in words
+    x, y = ax.texts[-1].xy
+    for column, component in enumerate(untrained[:3]):
+        shown = tile(ax, ax.texts[column].xy[0], y - 2, 4, 6)
+        assert np.allclose(shown, 0.45 + 0.55 * (0.5 + 0.5 * component / np.abs(component).max()))
+    assert x == ax.texts[0].xy[0] - 3 and np.allclose(tile(ax, ax.texts[2].xy[0], ax.texts[3].xy[1] - 2, 4, 6), 1)
 
 
 @pytest.mark.parametrize(("rows", "cols", "every"), [(3, 5, 1), (14, 20, 2), (40, 12, 5)])
@@ -255,9 +275,22 @@ def test_position_similarity_places_tiles_by_row_and_column(rows, cols, every):
             np.testing.assert_allclose(tile(ax, x, y, rows, cols), expected[..., :3], atol=0.01)
     words = {1: "", 2: " (every 2nd)", 5: " (every 5th)"}[every]
     assert ax.get_xlabel() == f"Input patch column{words}" and ax.get_ylabel() == f"Input patch row{words}"
-    assert [t.get_text() for t in ax.get_xticklabels()] == [str(c + 1) for c in across]
-    assert [t.get_text() for t in ax.get_yticklabels()] == [str(r + 1) for r in down]
+    assert [t.get_text() for t in ax.get_xticklabels()] == [str(c) for c in across]
+    assert [t.get_text() for t in ax.get_yticklabels()] == [str(r) for r in down]
     assert ax.child_axes[0].get_ylim() == (-1, 1)
+
+
+@pytest.mark.parametrize(("rows", "cols", "enlarged", "shown"), [(3, 5, (2, 1), (2, 1)), (14, 20, (3, 17), (2, 16))])
+def test_position_similarity_enlarges_the_framed_tile(rows, cols, enlarged, shown):
+    values = cosines(rows, cols)
+    (ax,) = plot.position_similarity(values, enlarged=enlarged).axes
+    mosaic, large = ax.images
+    expected = mpl.colormaps["RdBu_r"]((values[shown] + 1) / 2)
+    np.testing.assert_allclose(large.get_array(), expected, atol=0.01)
+    x, y = ax.patches[0].get_center()
+    np.testing.assert_allclose(tile(ax, x, y, rows, cols), expected[..., :3], atol=0.01)
+    assert ax.texts[0].get_text() == f"Row {shown[0]}, column {shown[1]}"
+    assert large.get_extent()[0] > mosaic.get_extent()[1] and ax.get_xlim() == (0, large.get_extent()[1])
 
 
 def test_all_heads_places_heads_by_layer_and_head():
@@ -276,6 +309,24 @@ def test_all_heads_places_heads_by_layer_and_head():
         assert f"{100 * weight.max():.3g}" == ax.texts[3 * head + layer].get_text()
     assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "1", "2"]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["head 0", "head 1"]
+
+
+def test_all_heads_draws_maps_over_the_gray_image():
+    weights = np.zeros((2, 1, 14, 20))
+    weights[1, 0, 3, 17], weights[1, 0, 9, 2] = 0.4, 0.2
+    (ax,) = plot.all_heads(weights, image=photo(), grid=CUT, framed=[(1, 0)], query=(5, 4)).axes
+    xs, ys = ax.get_xticks(), ax.get_yticks()
+    frame, fine = ax.patches[0], ax.patches[0].get_width() / 20
+    assert frame.get_center() == pytest.approx((xs[1], ys[0])) and fine == frame.get_height() / 14 == round(fine)
+    without, marked = (tile(ax, x, ys[0], 14 * int(fine), 20 * int(fine)) for x in xs)
+    assert np.allclose(without[..., 0], without[..., 2]) and without.std() > 0.01, "a gray image"
+    for row, col, share in ((3, 17, 1.0), (9, 2, 0.5)):
+        place = tuple(slice(int(k * fine), int((k + 1) * fine)) for k in (row, col))
+        color, alpha = np.array(mpl.colormaps["inferno"](share)[:3]), 0.92 * share**0.6
+        assert np.allclose(marked[place], alpha * color + (1 - alpha) * without[place], atol=1e-6)
+    assert np.isclose(marked, without).all(-1).sum() == (14 * 20 - 2) * int(fine) ** 2
+    (left, _), _ = ax.collections[0].get_segments()[1]
+    assert left == pytest.approx(frame.get_x() + 4.5 * fine)
 
 
 def test_patches_cuts_and_numbers_in_reading_order():
@@ -585,8 +636,13 @@ def test_heads_draws_every_head_on_one_scale():
     weights = attention(12, 14, 20)
     figure = plot.heads(weights, image=photo(), query=(3, 17), grid=CUT)
     (ax,) = figure.axes
-    whole, *maps = ax.images
+    whole, *images = ax.images
+    grays, maps = images[::2], images[1::2]
     assert np.array_equal(whole.get_array(), photo()) and len(maps) == 12
+    for gray, image in zip(grays, maps, strict=True):
+        assert gray.get_extent() == image.get_extent() and gray.get_array().shape == (224, 320)
+        assert image.cmap(0.0)[3] == 0 and image.cmap(1.0)[3] == pytest.approx(0.92)
+        assert image.cmap(0.5)[3] == pytest.approx(0.92 * 0.5**0.6, abs=0.01)
     names = {text.get_text(): text.xy for text in ax.texts}
     frames = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
     for head, (image, frame) in enumerate(zip(maps, frames[1:], strict=True)):
@@ -601,6 +657,15 @@ def test_heads_draws_every_head_on_one_scale():
     assert patch == pytest.approx((17 * 16, 3 * 16)) and maps[-1].get_extent()[2] == pytest.approx(bottom * 224 / 230)
     assert "from patch (row 3, column 17)" in ax.get_title("left")
     assert ax.child_axes[0].get_ylim() == (0, weights.max())
+
+
+def test_heads_draws_named_maps_on_scales_of_their_own():
+    weights = attention(3, 4, 5)
+    (ax,) = plot.heads(weights, shared=False, names=["a", "b", "c"]).axes
+    assert [image.get_clim()[1] for image in ax.images] == [each.max() for each in weights] and not ax.child_axes
+    words = [text.get_text() for text in ax.texts]
+    assert words[::2] == ["a", "b", "c"]
+    assert words[1::2] == [f"largest {100 * each.max():.3g} %" for each in weights]
 
 
 # Maps in a line

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
+from matplotlib.patches import Rectangle
 from PIL import Image
 
 from vitlens.images import load_image
+from vitlens.plot import style
 from vitlens.plot.heatmaps import GRAY, checked_grid, covered, mark
 from vitlens.plot.style import INK, WIDTH, array, bare, beside, canvas, color_bar, colors, page, scale_bar, styled
 from vitlens.recorder.grid import TokenGrid
 
+GRAYS = -40, 330
+"""Levels of a gray image below a map that are black and white, so that the image has less contrast than the map."""
+OPAQUE, FAINT = 0.92, 0.6
+"""Opacity of the largest weight over a gray image, and the power of a weight's share of it. It shows faint weights."""
 
-def filters(components, explained_variance=None, *, cols: int = 7, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
+
+def filters(
+    components, explained_variance=None, *, cols: int = 7, untrained=None, names: Mapping[int, str] | None = None,
+    ax: plt.Axes | None = None,
+) -> plt.Figure | plt.Axes:  # fmt: skip
     """Principal components of the patch-embedding filters as tiles (paper, Fig. 7 left).
 
     components: (k, p, q, C), C = 3 (colors) or 1 (grays), or both results of `vitlens.filters.components`.
-    explained_variance: (k,) shares of the variance, written under the tiles. cols: tiles in a line.
+    explained_variance: (k,) shares of the variance, written under the tiles. cols: tiles in a line. untrained:
+    components of the same shape with random weights, of which a pale line is drawn at the foot. names: words by number
+    of a tile, below it before its share.
     Every tile is scaled separately, symmetrically about zero: v → ½ + ½·v / max|v|. So zero is middle gray in all
     tiles, and brightness cannot be compared between tiles.
 
@@ -29,31 +43,42 @@ def filters(components, explained_variance=None, *, cols: int = 7, ax: plt.Axes 
     tiles = array(components, 4, "Filters of shape (k, p, q, C)")
     count, p, q, channels = tiles.shape
     cols = min(cols, count)
-    width, lines = min(WIDTH, max(420, 110 * cols)), -(-count // cols)
+    painted = about_gray(tiles)
+    if untrained is not None:
+        blank = np.ones((-count % cols, p, q, 3))
+        pale = 0.45 + 0.55 * about_gray(array(untrained, 4, "Filters of shape (k, p, q, C)")[:cols])
+        painted = np.concatenate([painted, blank, pale])
+    width, lines = min(WIDTH, max(420, 110 * cols)), -(-len(painted) // cols)
     below = 0.12 if explained_variance is None else 0.12 + 18 * cols / width  # room below a tile, in its widths
     height = 70 + (width - 20) / cols * lines * (p / q + below) / 1.12
     with canvas(ax, width, height) as (ax, result):
-        xs, ys = mosaic(ax, about_gray(tiles), cols, (below * q, 0.12 * q))
+        xs, ys = mosaic(ax, painted, cols, (below * q, 0.12 * q))
         kind = "RGB embedding" if channels == 3 else "Embedding"
-        ax.set_title(f"{kind} filters (first {count} principal components)")
+        ax.set_title(f"{kind} filters (first {count} principal components)", loc="left")
         if explained_variance is not None:
             shares = array(explained_variance, 1, "Shares of the variance of shape (k,)")
             for k, share in enumerate(shares):
                 text = f"{share:.1%}" if share >= 0.01 else f"{share:.2%}"
+                text = f"{names[k]}, {text}" if names and k in names else text
                 _below(ax, xs[k % cols], ys[k // cols] + p / 2, text, size=7.5)
             words = f"Below each: its share of the filters’ variance, {shares.sum():.1%} together."
-            ax.set_xlabel(words, size=8.5)
+            ax.set_xlabel(words, size=8.5, loc="left")
+        if untrained is not None:
+            _below(ax, xs[0] - q / 2, ys[-1] + p / 2, "The first components of random weights", size=8.5, ha="left")
     return result
 
 
-def position_similarity(similarity, *, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
+def position_similarity(
+    similarity, *, enlarged: tuple[int, int] | None = None, ax: plt.Axes | None = None
+) -> plt.Figure | plt.Axes:  # fmt: skip
     """Cosine similarity of position embeddings, one tile per patch position (paper, Fig. 7 center and Fig. 10).
 
-    similarity: (rows, cols, rows, cols), as from `vitlens.positions.similarity`. Positions count from 1, as in the
-    paper. For large grids every n-th row and column of tiles is shown, at most 14 each way, with n in the labels of the
-    axes. Each tile is complete. Raises ValueError for other shapes and for values above 1.
+    similarity: (rows, cols, rows, cols), as from `vitlens.positions.similarity`. Positions count from 0. For large
+    grids every n-th row and column of tiles is shown, at most 14 each way, with n in the labels of the axes. Each tile
+    is complete. enlarged: (row, column) of a tile to frame and to draw large at the right, in place of the numbers of
+    the axes and the color bar. Raises ValueError for other shapes and for values above 1.
 
-    >>> figure = vitlens.plot.position_similarity(vitlens.positions.similarity(model))
+    >>> figure = vitlens.plot.position_similarity(vitlens.positions.similarity(model), enlarged=(4, 9))
     """
     values = array(similarity, 4, "Similarity of shape (rows, cols, rows, cols)")
     rows, cols = values.shape[:2]
@@ -66,15 +91,34 @@ def position_similarity(similarity, *, ax: plt.Axes | None = None) -> plt.Figure
     shape = (len(down) * rows) / (len(across) * cols)
     side = 620 if max(len(down) * rows, len(across) * cols) > 20 else 260
     width, height = side * min(1, 1 / shape), side * min(1, shape)
-    with canvas(ax, max(width, 240) + 140, max(height, 120) + 90) as (ax, result):
+    if enlarged is not None:
+        width, height = 0.9 * width, 0.9 * height
+    beyond = 140 if enlarged is None else 0.55 * width
+    with canvas(ax, max(width, 240) + beyond, max(height, 120) + (90 if enlarged is None else 65)) as (ax, result):
         xs, ys = mosaic(ax, tiles, len(across), (0.08 * rows, 0.08 * cols))
-        ordinal = {2: "2nd", 3: "3rd"}.get(across.step, f"{across.step}th")
-        every = "" if across.step == 1 else f" (every {ordinal})"
-        ax.set(xlabel=f"Input patch column{every}", ylabel=f"Input patch row{every}")
-        ax.set_xticks(xs, [col + 1 for col in across])
-        ax.set_yticks(ys, [row + 1 for row in down])
-        ax.set_title("Position embedding similarity")
-        scale_bar(scale, cax=beside(ax, min(width, 400)), label="Cosine similarity")
+        ax.set_title("Position embedding similarity", loc="left")
+        if enlarged is None:
+            ordinal = {2: "2nd", 3: "3rd"}.get(across.step, f"{across.step}th")
+            every = "" if across.step == 1 else f" (every {ordinal})"
+            ax.set(xlabel=f"Input patch column{every}", ylabel=f"Input patch row{every}")
+            ax.set_xticks(xs, across)
+            ax.set_yticks(ys, down)
+            scale_bar(scale, cax=beside(ax, min(width, 400)), label="Cosine similarity")
+            return result
+        TokenGrid(rows, cols, (1, 1)).index(*enlarged)
+        row = min(range(len(down)), key=lambda k: abs(down[k] - enlarged[0]))
+        col = min(range(len(across)), key=lambda k: abs(across[k] - enlarged[1]))
+        right, (bottom, top) = ax.get_xlim()[1], ax.get_ylim()
+        x, wide = 1.05 * right, 0.5 * right
+        y = (bottom + top - wide * rows / cols) / 2
+        image = scale.cmap(scale.norm(values[down[row], across[col]]))
+        ax.imshow(image, extent=(x, x + wide, y + wide * rows / cols, y), interpolation="nearest")
+        ax.set(xlim=(0, x + wide), ylim=(bottom, top))
+        ax.set_xlabel("Cosine similarity: 1 dark red, 0 white, −1 dark blue.", size=8.5, color=GRAY, loc="left")
+        ax.annotate(f"Row {down[row]}, column {across[col]}", (x, y), (0, 5), textcoords="offset points", size=9.5)
+        look = {"fill": False, "edgecolor": INK, "linewidth": 1.6, "clip_on": False}
+        ax.add_patch(Rectangle((xs[col] - cols / 2, ys[row] - rows / 2), cols, rows, **look))
+        ax.add_patch(Rectangle((x, y), wide, wide * rows / cols, **look))
     return result
 
 
@@ -93,15 +137,17 @@ def shown_positions(similarity: np.ndarray) -> tuple[range, range, np.ndarray, S
 
 def heads(
     weights, *, image=None, query: tuple[int, int] | None = None, grid: TokenGrid | None = None, title: str = "",
-    ax: plt.Axes | None = None,
+    names: Sequence[str] = (), shared: bool = True, ax: plt.Axes | None = None,
 ) -> plt.Figure | plt.Axes:  # fmt: skip
-    """The attention of all heads of a layer from one query, beside the image if it is given.
+    """The attention of all heads of a layer from one query, over the image in gray if it is given.
 
-    weights: (H, rows, cols), on one color scale from 0 to the largest weight of all heads. image: the model's input, as
-    for `overlay`. query: (row, column) of a patch from 0, drawn with a white frame, or None for a class token.
+    weights: (H, rows, cols). image: the model's input, as for `overlay`, drawn in color at the left. query: (row,
+    column) of a patch from 0, drawn with a white frame, or None for a class token. names: titles of the maps, by
+    default the numbers of the heads. shared: True for one color scale from 0 to the largest weight of all heads, False
+    for a scale per head, with its largest weight below.
 
     >>> weights = attn.grid.image_map(attn[5].weights(query=(3, 4))[0])
-    >>> figure = vitlens.plot.heads(weights, query=(3, 4))
+    >>> figure = vitlens.plot.heads(weights, query=(3, 4), shared=False)
     """
     values = array(weights, 3, "Attention of shape (heads, rows, cols)")
     if image is not None:
@@ -114,66 +160,94 @@ def heads(
     lines = 1 if count <= 4 else 2 if count <= 16 else -(-count // 8)
     cols, left = -(-count // lines), lines * (image is not None)  # the image takes as many columns as lines
     high, wide = covered(grid)
-    width = min(200, 790 / (cols + left) - 10, 640 / lines * wide / high)
+    room = (860 if not shared else 790) / (cols + left) - 10
+    width = min(240 - 40 * shared, room, 640 / lines * wide / high)
     pixel = wide / width  # of the page, in pixels of the input
-    across, down = wide + 10 * pixel, high + 24 * pixel
-    size = max(460, 100 + (width + 10) * (cols + left)), 100 + lines * (width * high / wide + 24)
+    across, down = wide + 10 * pixel, high + (24 if shared else 42) * pixel
+    size = max(460, (100 if shared else 20) + (width + 10) * (cols + left)), 82 + lines * down / pixel
     with canvas(ax, *size) as (ax, result):
         if left:
-            scale = (lines * down - 24 * pixel) / high  # as high as all lines together
+            scale = (lines * down - (down - high)) / high  # as high as all lines together
             shown_grid = grid.image[1] * scale, grid.image[0] * scale
             ax.imshow(load_image(image), extent=(0, shown_grid[0], shown_grid[1], 0))
             mark(ax, query, (grid.patch[0] * scale, grid.patch[1] * scale))
             _above(ax, wide * scale / 2, 0, "Input")
-        start = 0 if not left else (lines * down - 24 * pixel) * wide / high + 10 * pixel
+        start = 0 if not left else (lines * down - (down - high)) * wide / high + 10 * pixel
         for head, values_of_head in enumerate(values):
             x, y = start + head % cols * across, head // cols * down
-            look = {"interpolation": "nearest", **colors(values)}
+            look = {"interpolation": "nearest", **colors(values if shared else values_of_head)}
+            if left:
+                gray = load_image(image).convert("L").crop((0, 0, wide, high))
+                ax.imshow(gray, extent=(x, x + wide, y + high, y), cmap="gray", vmin=GRAYS[0], vmax=GRAYS[1])
+                look["cmap"] = style.translucent("inferno", look["vmin"], look["vmax"], OPAQUE, "value", FAINT)
             shown = ax.imshow(values_of_head, extent=(x, x + wide, y + high, y), **look)
             mark(ax, query, grid.patch, (x, y))
-            _above(ax, x + wide / 2, y, f"Head {head}")
-        right, bottom = start + cols * across - 10 * pixel, lines * down - 24 * pixel
-        ax.set(xlim=(0, right), ylim=(bottom, -20 * pixel), aspect="equal")
+            _above(ax, x + wide / 2, y, names[head] if names else f"Head {head}")
+            if not shared:
+                _below(ax, x + wide / 2, y + high, f"largest {100 * values_of_head.max():.3g} %", size=8.5)
+        right, bottom = start + cols * across - 10 * pixel, lines * down - (down - high)
+        ax.set(xlim=(0, right), ylim=(bottom + (0 if shared else 16 * pixel), -20 * pixel), aspect="equal")
         bare(ax)
         ax.set_title(title or f"Attention of each head{_source(query)}", loc="left")
-        ax.set_xlabel("Colors: attention weight, one scale for all heads.", loc="left", size=8.5, color=GRAY)
-        color_bar(shown, cax=beside(ax, right / pixel))
+        words = "one scale for all heads" if shared else "from 0 to the largest of each map"
+        ax.set_xlabel(f"Colors: attention weight, {words}.", loc="left", size=8.5, color=GRAY)
+        if shared:
+            color_bar(shown, cax=beside(ax, right / pixel))
     return result
 
 
-def all_heads(weights, *, query: tuple[int, int] | None = None, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
+def all_heads(
+    weights, *, image=None, query: tuple[int, int] | None = None, grid: TokenGrid | None = None,
+    framed: Sequence[tuple[int, int]] = (), ax: plt.Axes | None = None,
+) -> plt.Figure | plt.Axes:  # fmt: skip
     """The attention of every head of every layer from one query: a column for each layer, a row for each head.
 
     weights: (L, H, rows, cols). Every head has a color scale up to its largest weight, which is written below it.
-    query: (row, column) of the query patch from 0, marked by two ticks beside each map, or None for another token.
+    image: the model's input, as for `overlay`, drawn in gray below the maps. query: (row, column) of the query patch
+    from 0, marked by two ticks beside each map, or None for another token. framed: (layer, head) of maps to frame.
 
     >>> maps = [attn.grid.image_map(layer.weights(query=(3, 4))[0]) for layer in attn]
-    >>> figure = vitlens.plot.all_heads(torch.stack(maps), query=(3, 4))
+    >>> figure = vitlens.plot.all_heads(torch.stack(maps), query=(3, 4), framed=[(2, 0)])
     """
     values = array(weights, 4, "Attention of shape (layers, heads, rows, cols)")
     layers, heads, rows, cols = values.shape
     if query is not None:
         TokenGrid(rows, cols, (1, 1)).index(*query)
     width = max(8, min(92, 800 / layers - 8, (1100 / heads - 20) * cols / rows))  # pixels of a map
-    cell = width / cols
-    height = heads * (rows * cell + 20) + 130
     tiles = values.swapaxes(0, 1).reshape(-1, rows, cols)  # in reading order: head by head
-    with canvas(ax, max(680, layers * (width + 8) + 90), height) as (ax, result):
-        xs, ys = mosaic(ax, [colored(tile, **colors(tile))[0] for tile in tiles], layers, (20 / cell, 8 / cell))
+    cmap = None if image is None else "inferno"
+    painted, fine = [colored(tile, **colors(tile, cmap))[0] for tile in tiles], 1
+    if image is not None:
+        grid, fine = checked_grid((rows, cols), image, grid), max(1, round(2 * width / cols))
+        gray = load_image(image).convert("L").crop((0, 0, *covered(grid)[::-1])).resize((fine * cols, fine * rows))
+        gray = (np.asarray(gray, float)[..., None] - GRAYS[0]) / (GRAYS[1] - GRAYS[0])
         for k, tile in enumerate(tiles):
-            _below(ax, xs[k % layers], ys[k // layers] + rows / 2, f"{100 * tile.max():.3g}", size=7)
+            alpha = OPAQUE * (tile / (tile.max() or 1)).clip(0, 1) ** FAINT
+            alpha, over = (each.repeat(fine, 0).repeat(fine, 1) for each in (alpha[..., None], painted[k][..., :3]))
+            painted[k] = (1 - alpha) * gray + alpha * over
+    cell = width / cols / fine
+    height = heads * (rows * fine * cell + 20) + 130
+    with canvas(ax, max(680, layers * (width + 8) + 90), height) as (ax, result):
+        xs, ys = mosaic(ax, painted, layers, (20 / cell, 8 / cell))
+        for k, tile in enumerate(tiles):
+            place = xs[k % layers], ys[k // layers] + rows * fine / 2
+            _below(ax, *place, f"{100 * tile.max():.3g}", size=7)
         words = "Colors: attention weight, each from 0 to its own largest. Below each: its largest weight in percent."
         if query is not None:
-            x, y = np.meshgrid(xs - cols / 2, ys - rows / 2)
+            x, y = np.meshgrid(xs - cols * fine / 2, ys - rows * fine / 2)
             look = {"color": INK, "linewidth": 1.2, "clip_on": False}
-            ax.vlines((x + query[1] + 0.5).ravel(), y.ravel() - 5 / cell, y.ravel() - 1 / cell, **look)
-            ax.hlines((y + query[0] + 0.5).ravel(), x.ravel() - 5 / cell, x.ravel() - 1 / cell, **look)
+            ax.vlines((x + (query[1] + 0.5) * fine).ravel(), y.ravel() - 5 / cell, y.ravel() - 1 / cell, **look)
+            ax.hlines((y + (query[0] + 0.5) * fine).ravel(), x.ravel() - 5 / cell, x.ravel() - 1 / cell, **look)
             words += "\nTicks beside each: the row and the column of the patch that asks."
+        for layer, head in framed:
+            corner = xs[layer] - cols * fine / 2, ys[head] - rows * fine / 2
+            look = {"fill": False, "edgecolor": style.SERIES[3], "linewidth": 2, "clip_on": False}
+            ax.add_patch(Rectangle(corner, cols * fine, rows * fine, **look))
         ax.set_xticks(xs, range(layers))
         ax.set_yticks(ys, [f"head {k}" for k in range(heads)])
         ax.tick_params(labeltop=True, labelbottom=False, pad=6)
-        ax.set_title(f"Attention of each head (rows) of each layer (columns){_source(query)}")
-        ax.set_xlabel(words, size=8.5, color=GRAY)
+        ax.set_title(f"Attention of each head (rows) of each layer (columns){_source(query)}", loc="left")
+        ax.set_xlabel(words, size=8.5, color=GRAY, loc="left")
     return result
 
 
@@ -266,7 +340,7 @@ def _above(ax: plt.Axes, x: float, y: float, text: str) -> None:
     ax.annotate(text, (x, y), (0, 3), textcoords="offset points", ha="center", size=9.5).set_in_layout(False)
 
 
-def _below(ax: plt.Axes, x: float, y: float, text: str, size: float) -> None:
-    """Write a number below a tile, inside the mosaic."""
-    look = {"ha": "center", "va": "top", "size": size, "color": GRAY, "annotation_clip": False}
+def _below(ax: plt.Axes, x: float, y: float, text: str, size: float, ha: str = "center") -> None:
+    """Write words below a tile, inside the mosaic."""
+    look = {"ha": ha, "va": "top", "size": size, "color": GRAY, "annotation_clip": False}
     ax.annotate(text, (x, y), (0, -2), textcoords="offset points", **look).set_in_layout(False)

@@ -140,9 +140,11 @@ def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
             if alone:
                 *parts, distance = middle[0].subfigures(1, 3, width_ratios=[0.8, 1.1, 1.1])
             if ax := _panel(parts[0], "filters", each, room / (3 if alone else 1)):
-                filters(each.filters, cols=4 if alone else 7, ax=ax).set(title="", anchor="NW")
+                filters(each.filters, cols=4 if alone else 7, ax=ax).set(anchor="NW")
+                ax.set_title("", loc="left")
             if ax := _panel(parts[1], "positions", each, room / (3 if alone else 1)):
-                position_similarity(each.similarity, ax=ax).set(title="", anchor="N")
+                position_similarity(each.similarity, ax=ax).set(anchor="N")
+                ax.set_title("", loc="left")
                 ax.tick_params(labelsize=7)
                 ax.child_axes[0].set_ylabel("")
             axes = _panel(below, "rollout", each, room, lines, columns)

@@ -151,14 +151,17 @@ def scale_bar(shown, size: float = 8.5, **where):
     key.ax.tick_params(labelsize=size)
 
 
-def translucent(cmap: str, low: float, high: float, alpha: float, opacity: str) -> mpl.colors.Colormap:
+def translucent(
+    cmap: str, low: float, high: float, alpha: float, opacity: str, power: float = 1
+) -> mpl.colors.Colormap:
     """256 colors of Matplotlib's `cmap` for an overlay of values from low to high, with NaN in opaque gray.
 
     opacity "value": proportional to the distance from 0, or from the end nearest to 0 if 0 is not between low and high,
     with `alpha` at the farthest value, and at least `SIGNED` · `alpha` for low < 0 < high. "even": `alpha` everywhere.
+    power: exponent of the distance's share. Below 1, small values become more opaque.
     """
     away = np.abs(np.linspace(low, high, 256) - np.clip(0, low, high))
-    share = np.maximum(away / (away.max() or 1), SIGNED if low < 0 < high else 0)
+    share = np.maximum((away / (away.max() or 1)) ** power, SIGNED if low < 0 < high else 0)
     table = mpl.colormaps[cmap](np.arange(256))
     table[:, 3] = alpha * (share if opacity == "value" else 1)
     return mpl.colors.ListedColormap(table, cmap).with_extremes(bad=MISSING)
