@@ -157,10 +157,10 @@ def pictures(cells: list[nbformat.NotebookNode]) -> Iterator[bytes]:
 
 
 def opening(book: nbformat.NotebookNode) -> bytes:
-    """A PNG, 1,000 pixels wide at most, of the figure in the cell tagged "opening"."""
+    """A PNG, 900 pixels wide at most, of the figure in the cell tagged "opening"."""
     tagged = [cell for cell in book.cells if "opening" in cell.metadata.get("tags", [])]
     picture = Image.open(io.BytesIO(next(pictures(tagged)))).convert("RGB")
-    picture.thumbnail((1000, 1000), Image.Resampling.LANCZOS)
+    picture.thumbnail((900, 900), Image.Resampling.LANCZOS)
     return encoded(picture.quantize(256, Image.Quantize.MAXCOVERAGE))
 
 

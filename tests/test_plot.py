@@ -686,6 +686,13 @@ def test_tiles_have_separate_scales():
     assert plot.tiles({"large": large}, signed=True).axes[0].images[0].get_clim() == (-7, 7)
 
 
+def test_tiles_writes_values_of_labeled_matrices():
+    figure = plot.tiles({"A": np.array([[0.25, -1], [0, 1]]), "B": np.eye(2)}, labels=["cat", "sky"])
+    assert [[text.get_text() for text in ax.texts] for ax in figure.axes] == [["0.25", "−1", "0", "1"], [*"1001"]]
+    assert [[tick.get_text() for tick in ax.get_xticklabels()] for ax in figure.axes] == 2 * [["cat", "sky"]]
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["cat", "sky"]
+
+
 def test_overlays_draws_maps_over_one_image():
     maps = {"one": attention(1, 14, 20)[0], "two": RNG.normal(size=(14, 20)), "paint": RNG.uniform(size=(14, 20, 3))}
     figure = plot.overlays(photo(), maps, grid=CUT, query=(3, 17), limits={"two": (1, 9)}, smooth=False)
@@ -761,6 +768,19 @@ def test_gallery_circles_patches():
     axes = plot.gallery(rows, circles={"image": [patches, ~patches]}).axes
     assert [len(ax.patches) for ax in axes[:4]] == [1, 7, 0, 0]
     assert tuple(axes[0].patches[0].center) == (29.5, 69.5) and axes[0].patches[0].radius == 15
+
+
+def test_gallery_draws_maps_over_the_image_of_their_column():
+    images, maps = [photo(), 255 - photo()], [RNG.uniform(size=(14, 20)), RNG.normal(size=(14, 20))]
+    figure = plot.gallery({"photo": images, "map": maps}, over=images, grid=CUT, captions={"map": ["1", "2"]}, size=14)
+    for ax, image, values in zip(figure.axes[2:], images, maps, strict=True):
+        expected = plot.overlay(image, values, grid=CUT, colorbar=False)
+        for drawn, other in zip(ax.images, expected.images, strict=True):
+            assert np.array_equal(drawn.get_array(), other.get_array()) and drawn.get_clim() == other.get_clim()
+    plt.close("all")
+    assert [(text.get_text(), text.get_size()) for ax in figure.axes[2:] for text in ax.texts] == [("1", 14), ("2", 14)]
+    assert [ax.get_ylabel() for ax in figure.axes] == ["photo", "", "map", ""]
+    assert_tidy(figure)
 
 
 # Curves and intervals

@@ -244,11 +244,12 @@ def checked_grid(shape: tuple[int, int], image, grid: TokenGrid | None) -> Token
     return grid or TokenGrid(*shape, (height / shape[0], width / shape[1]), image=(height, width))
 
 
-def tiles(maps: Mapping[str, object], *, signed: bool = False) -> plt.Figure:
+def tiles(maps: Mapping[str, object], *, signed: bool = False, labels: Sequence[str] = ()) -> plt.Figure:
     """Maps in a line, each with its name above and its own color bar below.
 
     maps: (rows, cols) by name, at most six, of any shapes. Colors reach from 0 to the largest value, or from −max to
-    max if a map has negative values. signed: True for ±max in all maps. NaN is gray.
+    max if a map has negative values. signed: True for ±max in all maps. labels: names of the rows and columns of small
+    square matrices, whose values are then written into the cells, in place of the bars. NaN is gray.
 
     >>> figure = vitlens.plot.tiles({"rollout": vitlens.attention.rollout(attn)[0]})
     """
@@ -258,7 +259,15 @@ def tiles(maps: Mapping[str, object], *, signed: bool = False) -> plt.Figure:
         for ax, (name, each) in zip(axes, values.items(), strict=True):
             shown = ax.imshow(each, **colors(each, signed=signed or None), interpolation="nearest")
             name_above(ax, name)
-            scale_bar(shown, ax=ax, **BELOW)
+            for (row, col), value in np.ndenumerate(each) if labels else ():
+                ink = INK if np.mean(shown.to_rgba(value)[:3]) > 0.45 else "white"
+                ax.text(col, row, f"{value:.2g}".replace("-", "−"), ha="center", va="center", color=ink)
+            if labels:
+                ax.set_xticks(range(len(labels)), labels)
+                ax.set_yticks(range(len(labels)), labels if ax is axes[0] else [""] * len(labels))
+                ax.tick_params(length=0)
+            else:
+                scale_bar(shown, ax=ax, **BELOW)
     return figure
 
 
@@ -350,14 +359,17 @@ def attributions(
 
 def gallery(
     rows: Mapping[str, Sequence], *, titles: Sequence[str] = (), captions: Mapping[str, Sequence[str]] | None = None,
-    circles: Mapping[str, Sequence] | None = None, shared: bool = True,
+    circles: Mapping[str, Sequence] | None = None, shared: bool = True, over: Sequence | None = None,
+    grid: TokenGrid | None = None, size: float = 8.5,
 ) -> plt.Figure:  # fmt: skip
     """Images or maps in a grid, a row for each name.
 
     rows: sequences of the same length of maps (h, w) or images (h, w, 3), by name. titles: above the columns. captions:
     a short line below each item of a row, by name. circles: (rows, cols) True for patches to circle in each item of a
     row, by name. shared: True for one color scale with a bar for all rows of maps, from 0 to the largest value, and
-    another for rows with negative values, ±max. False for a scale per map, without bars.
+    another for rows with negative values, ±max. False for a scale per map, without bars. over: an image for each
+    column, the model's input, drawn in gray under the maps of its column, as in `overlay`, each map on its own scale.
+    grid: that of the maps. size: of the captions, in points.
 
     >>> rollouts = vitlens.attention.rollout(attn).numpy()
     >>> figure = vitlens.plot.gallery({"rollout": list(rollouts)}, titles=["cat", "rocket"])
@@ -366,20 +378,27 @@ def gallery(
     columns, captions = len(next(iter(images.values()))), captions or {}
     alike = {True: [], False: []}  # the rows of maps with negative values, and without
     for name, row in images.items():
-        if shared and row[0].ndim == 2:
+        if shared and over is None and row[0].ndim == 2:
             alike[any((each < 0).any() for each in row)].append(name)
     bars = 90 if any(alike.values()) else 0
     across = min(200, (WIDTH - bars) / columns)
     tall = sum(across * max(each.shape[0] / each.shape[1] for each in row) for row in images.values())
     with styled():
-        height = tall + 30 * bool(titles) + 18 * len(captions)
+        text = max((len(title.splitlines()) for title in titles), default=0)
+        height = tall + 16 * text + 14 * bool(text) + 2.1 * size * len(captions)
         figure, axes = frames(len(images), columns, across * columns + bars, height)
         lines = dict(zip(images, axes, strict=True))
         for name, row in images.items():
             lines[name][0].set_ylabel(name)
-            for ax, each, caption in zip(lines[name], row, captions.get(name, [""] * columns), strict=True):
-                ax.imshow(each, interpolation="nearest", **colors(each) if each.ndim == 2 else {})
-                write_below(ax, caption)
+            under, written = over if over is not None else [None] * columns, captions.get(name, [""] * columns)
+            for ax, each, image, caption in zip(lines[name], row, under, written, strict=True):
+                if image is not None and each.ndim == 2:
+                    overlay(image, each, grid=grid, ax=ax, colorbar=False)
+                    ax.set_axis_on()  # for the name of the row
+                    bare(ax)
+                else:
+                    ax.imshow(each, interpolation="nearest", **colors(each) if each.ndim == 2 else {})
+                write_below(ax, caption, size)
             for ax, each, patches in zip(lines[name], row, (circles or {}).get(name, ()), strict=False):
                 patch = np.divide(each.shape[:2], np.shape(patches))
                 for center in (np.argwhere(patches) + 0.5) * patch - 0.5:
@@ -416,10 +435,10 @@ def draw_input(ax: plt.Axes, picture, grid: TokenGrid, loc: str = "center") -> N
     name_above(ax, "Input", loc)
 
 
-def write_below(ax: plt.Axes, text: str) -> None:
+def write_below(ax: plt.Axes, text: str, size: float = 8.5) -> None:
     """Write lines of text below an image."""
     if text:
-        look = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top", "size": 8.5, "color": GRAY}
+        look = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top", "size": size, "color": GRAY}
         ax.annotate(text, (0, 0), (0, -4), **look, annotation_clip=False, parse_math=False)
 
 
