@@ -8,7 +8,7 @@ COLAB := .venv/colab
 COLABS := timm==1.0.28 ipywidgets==7.7.1 traitlets==5.7.1 anywidget==0.9.21 ipython==7.34.0
 SITE := import site; print(site.getsitepackages()[0])
 
-.PHONY: figures app live lab notebooks browser test test-colab test-slow test-all lint size english claims
+.PHONY: figures app live lab notebooks browser test test-colab test-slow test-all lint size english claims site links
 
 figures: $(READY)  ## the inspection figures of MODEL (IMAGES="a.jpg b.png" for your own photographs)
 	$(BIN)/vitlens inspect $(MODEL) $(IMAGES) --out figures
@@ -19,6 +19,12 @@ app: $(READY)  ## the explorer of MODEL as a page in the browser (IMAGES="a.jpg"
 live: $(READY)  ## site/live.html, a page with MODEL in it that takes photos (IMAGES="a.jpg" for its first ones)
 	mkdir -p site
 	$(BIN)/vitlens page $(MODEL) $(IMAGES) --live --out site/live.html
+
+site: live  ## the book and the documentation as a site in site/, for a browser without a network
+	$(BIN)/python docs/website.py build
+
+links: $(READY)  ## badges of the book and its REPOSITORY, from the addresses in pyproject.toml
+	$(BIN)/python docs/website.py links
 
 lab: $(READY)  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab --notebook-dir=notebooks
@@ -42,7 +48,7 @@ test-colab: $(COLAB)/.ready  ## the widgets and the opening of models with the v
 test-all: test test-slow test-colab
 
 lint: $(READY)
-	$(BIN)/ruff check vitlens tests experiments notebooks
+	$(BIN)/ruff check vitlens tests experiments notebooks docs
 
 size: $(READY)  ## lines, files, raise statements and tests
 	$(BIN)/python tests/size.py
@@ -55,7 +61,7 @@ english: $(READY)  ## riddles in docstrings, comments, errors, options, pages an
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable ".[notebooks,transformers,openclip,datasets,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[notebooks,transformers,openclip,datasets,site,dev]"
 	touch $@
 
 $(COLAB)/.ready: $(READY) Makefile

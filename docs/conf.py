@@ -1,0 +1,49 @@
+"""Configuration of Sphinx for the site, which `docs/website.py` builds."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import website
+
+project, author, copyright = "vitlens", "the authors of vitlens", "the authors of vitlens"
+html_title = "vitlens"
+root_doc = "index"
+extensions = ["myst_nb"]
+include_patterns = ["*.md", "data/*.md", "docs/*.md", "notebooks/[0-9A-Z]*"]
+nb_execution_mode = "off"  # notebooks are shown as they are committed
+nb_ipywidgets_js = {}  # still images stand for widgets
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath", "html_image"]
+myst_heading_anchors = 4
+suppress_warnings = ["myst.xref_missing", "mystnb.unknown_mime_type"]  # website.dead_links looks at what was written
+
+html_theme = "sphinx_book_theme"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
+html_favicon = "_static/favicon.svg"
+html_show_sphinx = False
+html_context = {"default_mode": "auto"}  # light or dark, as the browser prefers
+html_theme_options = {
+    "logo": {"image_light": "_static/favicon.svg", "image_dark": "_static/favicon.svg", "text": "vitlens"},
+    "home_page_in_toc": True,
+    "show_navbar_depth": 1,
+    "search_bar_text": "Search",
+    "extra_footer": "",
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+if repository := website.addresses()["repository"]:
+    html_theme_options |= {
+        "repository_url": repository,
+        "repository_branch": "main",
+        "path_to_docs": "",
+        "use_repository_button": True,
+        "launch_buttons": {"colab_url": "https://colab.research.google.com"},
+    }
+html_baseurl = website.addresses()["site"]
+
+mathjax_path = "mathjax/tex-svg.js"  # copied from npm, in place of a CDN
+mathjax3_config = {"options": {"enableMenu": False, "enableAssistiveMml": True}}

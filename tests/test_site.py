@@ -1,0 +1,171 @@
+"""The site that `docs/website.py` builds, in Chromium, and the addresses that it writes into the book."""
+
+import functools
+import http.server
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browser.fronts import MARKS, chromium
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+import website  # noqa: E402
+
+BOOK, COLAB = "https://example.github.io/vitlens", "https://colab.research.google.com/github/example/vitlens"
+LIMIT = 1_500_000  # bytes of the front page before the live page is opened
+
+
+def addressed(root: Path, repository: str, site: str) -> list[str]:
+    """Names of the files that changed when these addresses were written into the book below `root`."""
+    text = (root / "pyproject.toml").read_text()
+    for name, address in (("repository", repository), ("site", site)):
+        text = re.sub(rf'^{name} = "[^"]*"', f'{name} = "{address}"', text, flags=re.M)
+    (root / "pyproject.toml").write_text(text)
+    return sorted(path.name for path in website.write_links(root))
+
+
+def test_write_links_fills_in_and_removes_addresses(tmp_path):
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    names = ["00_one.ipynb", "A_two.ipynb"]
+    texts = {
+        "00_one.ipynb": '{"cells": [{"source": ["import os; REPOSITORY = \\"\\"  # the address"]}]}\n',
+        "A_two.ipynb": '{"cells": [{"source": "import os; REPOSITORY = \\"\\""}]}\n',
+        "README.md": "| [0](00_one.ipynb) | 1 |\n- [A](A_two.ipynb), not [0](00_one.ipynb)\n\nSee [0](00_one.ipynb)\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / "notebooks" / name).write_text(text)
+    readme = (tmp_path / "README.md").read_text()
+    assert addressed(tmp_path, "", "") == []
+    changed = addressed(tmp_path, "https://github.com/example/vitlens", BOOK)
+    assert changed == sorted([*names, "README.md", "README.md"]) and website.write_links(tmp_path) == []
+    for name in names:
+        written = (tmp_path / "notebooks" / name).read_text()
+        assert written == texts[name].replace('\\"\\"', '\\"https://github.com/example/vitlens\\"')
+    index = (tmp_path / "notebooks/README.md").read_text().splitlines()
+    badge = " [![Open in Colab](../docs/_static/colab.svg)](" + COLAB + "/blob/main/notebooks/{})"
+    assert index[0] == f"| [0](00_one.ipynb){badge.format('00_one.ipynb')} | 1 |"
+    assert index[1] == f"- [A](A_two.ipynb){badge.format('A_two.ipynb')}, not [0](00_one.ipynb)"
+    assert index[3] == "See [0](00_one.ipynb)"
+    assert f"]({BOOK})" in (tmp_path / "README.md").read_text().split("## ")[0]
+    addressed(tmp_path, "https://codeberg.org/example/vitlens", BOOK)
+    assert (tmp_path / "notebooks/README.md").read_text() == texts["README.md"]  # Colab opens GitHub only
+    addressed(tmp_path, "", "")
+    assert (tmp_path / "README.md").read_text() == readme
+    assert all((tmp_path / "notebooks" / name).read_text() == text for name, text in texts.items())
+    with pytest.raises(ValueError, match="https://… without a slash"):
+        addressed(tmp_path, "https://github.com/example/vitlens/", "")
+
+
+def test_addresses_are_written_into_the_book():
+    """`make links` was called after the last change of pyproject.toml and of the chapters."""
+    assert set(website.addresses()) == {"repository", "site"}
+    repository, site = website.addresses().values()
+    for path in website.chapters():
+        assert f'REPOSITORY = \\"{repository}\\"' in path.read_text(), path.name
+    assert bool(site) == ("![Read the book]" in (ROOT / "README.md").read_text())
+
+
+def test_site_has_every_page_of_docs():
+    assert {*website.DOCS} == {path.stem for path in (ROOT / "docs").glob("*.md")}
+
+
+def test_dead_links_names_each_dead_link(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "file.csv").touch()
+    alive = '<a href="../b.html#here">b</a> <a href="../file.csv">c</a> <a href="https://arxiv.org/abs/2010.11929">d</a>'
+    dead = ["../b.html#there", "b.html", "http://arxiv.org", "https://example.org/x", "../file.txt"]
+    links = " ".join(f'<a href="{address}">x</a>' for address in dead)
+    (tmp_path / "a/a.html").write_text(f'{alive} {links} <img src="data:image/png;base64,A"><div data-page="x.html#v">')
+    (tmp_path / "b.html").write_text('<h1 id="here">b</h1>')
+    assert website.dead_links(tmp_path) == [f"a/a.html: {address}" for address in [*dead, "x.html#v"]]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The address of the site, built without warnings of Sphinx and without dead links, and its folder."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, ROOT / "docs/website.py", "build", "--out", folder]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", folder
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def visit(site):
+    """Visit a page of the site: the page, and every address that it requested with the size of the answer."""
+    address, folder = site
+    with sync_playwright() as started:
+        browser = chromium(started)
+
+        def visit(name: str, scheme: str = "light", width: int = 1440):
+            page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+            page.set_default_timeout(60_000)
+            requests = {}
+            page.on("request", lambda request: requests.setdefault(request.url, 0))
+            page.goto(f"{address}/{name}", wait_until="networkidle")
+            for url in requests:
+                file = folder / url.removeprefix(address).partition("?")[0].lstrip("/")
+                requests[url] = file.stat().st_size if file.is_file() else 0
+            return page, requests
+
+        yield visit
+        browser.close()
+
+
+PAGES = ["index.html", "docs/models.html", *(f"notebooks/{path.stem}.html" for path in website.chapters()[3:4])]
+
+
+@MARKS
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_request_nothing_from_outside_and_are_accessible(site, visit, name):
+    for scheme in ("light", "dark"):
+        page, requests = visit(name, scheme)
+        outside = [url for url in requests if not url.startswith((site[0], "data:"))]
+        assert not outside, outside
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        found = Axe().run(page).response["violations"]
+        assert not [(each["id"], each["nodes"]) for each in found if each["impact"] in ("serious", "critical")]
+        page.close()
+    page, _ = visit(name, width=390)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.close()
+
+
+@MARKS
+@pytest.mark.slow
+def test_front_page_is_small_until_the_live_page_is_opened(site, visit):
+    page, requests = visit("index.html")
+    assert site[0] + "/live.html" not in requests
+    total = sum(requests.values())
+    assert 100_000 < total < LIMIT, f"{total:,} bytes"
+    page.locator(".live button").click()
+    live = page.frame_locator(".live iframe")
+    live.locator("img, canvas").first.wait_for()
+    page.close()
+
+
+@MARKS
+@pytest.mark.slow
+def test_search_finds_chapters_and_docs(visit):
+    page, _ = visit("search.html?q=registers")
+    page.locator("#search-results li").first.wait_for()
+    assert page.locator("#search-results li a[href*='docs/']").count() > 0
+    page.close()
