@@ -51,8 +51,8 @@ def source(cell: dict) -> str:
 def heading(path: Path) -> tuple[str, str, str]:
     """Title, opening picture and question of a chapter, from its first cell. Empty where it has none."""
     text = source(json.loads(path.read_text(encoding="utf-8"))["cells"][0])
-    parts = (r"^# (.+)$", r"!\[[^\]]*\]\(([^)]+)\)", r"\*\*(.+?)\*\*")
-    return tuple(found[1] if (found := re.search(part, text, re.M | re.S)) else "" for part in parts)
+    parts = (r"^# (.+)$", r"!\[[^\]]*\]\(([^)]+)\)", r"\*\*([^*]+)\*\*")
+    return tuple(found[1].replace("\n", " ") if (found := re.search(part, text, re.M)) else "" for part in parts)
 
 
 # The pages, as Sphinx reads them.
