@@ -156,25 +156,32 @@ def pictures(cells: list[nbformat.NotebookNode]) -> Iterator[bytes]:
             yield base64.b64decode(shown[2])
 
 
-def opening(book: nbformat.NotebookNode) -> bytes:
-    """A PNG, 900 pixels wide at most, of the figure in the cell tagged "opening"."""
+def opening(book: nbformat.NotebookNode) -> tuple[str, bytes]:
+    """Kind and file of the picture of a chapter: the drawing or figure in the cell tagged "opening"."""
     tagged = [cell for cell in book.cells if "opening" in cell.metadata.get("tags", [])]
+    for output in (output for cell in tagged for output in cell.outputs):
+        if drawing := output.get("data", {}).get("image/svg+xml"):
+            return "svg", drawing.encode()
     picture = Image.open(io.BytesIO(next(pictures(tagged)))).convert("RGB")
-    picture.thumbnail((900, 900), Image.Resampling.LANCZOS)
-    return encoded(picture.quantize(256, Image.Quantize.MAXCOVERAGE))
+    picture.thumbnail((1200, 1200), Image.Resampling.LANCZOS)
+    picture.save(file := io.BytesIO(), "WEBP", quality=80, method=6)
+    return "webp", file.getvalue()
 
 
 def write(paths: list[Path], check: bool) -> int:
     """Run notebooks and write them and their pictures, or with `check` only print which would differ."""
     different = 0
     for path in paths:
-        text = nbformat.writes(book := executed(path)) + "\n"
+        kind, picture = opening(book := executed(path))
+        name = f"pictures/{path.stem}.{kind}"
+        book.cells[0].source = re.sub(rf"pictures/{path.stem}\.\w+", name, book.cells[0].source)
+        text = nbformat.writes(book) + "\n"
         same = text == path.read_text(encoding="utf-8")
         different += not same
         print(f"{path.name}: {'unchanged' if same else 'DIFFERENT' if check else 'written'}, {len(text) // 1000} kB")
         if not check:
             path.write_text(text, encoding="utf-8")
-            (FOLDER / "pictures" / f"{path.stem}.png").write_bytes(opening(book))
+            (FOLDER / name).write_bytes(picture)
     return int(check and different > 0)
 
 
