@@ -52,8 +52,9 @@ FORWARDS = """async (count) => {
     const { worker: script, network, weights, wasm, photos } = document.querySelector("#page").source.page;
     const worker = new Worker(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
     const ask = (task, given) => new Promise((done) => {
-        worker.onmessage = ({ data }) => done(data.result);
-        worker.postMessage({ number: 1, task, ...given });
+        const { port1, port2 } = new MessageChannel();
+        port1.onmessage = ({ data }) => done(data.result);
+        worker.postMessage({ ...given, task, port: port2 }, [port2]);
     });
     const copy = ({ buffer, byteOffset, byteLength }) => buffer.slice(byteOffset, byteOffset + byteLength), times = [];
     await ask("open", { about: network, weights: copy(weights), wasm: copy(wasm) });

@@ -458,7 +458,7 @@ def page(
     ] = False,
     out: Annotated[Path, Option(**_FILE, help="HTML file.")] = Path("page.html"),
     scores: Annotated[
-        bool, Option("--scores", help="Score the maps of five classes by insertion and deletion, which takes minutes.")
+        bool, Option("--scores", help="Score the maps of five classes, not of the likeliest alone. Takes minutes.")
     ] = False,
     checkpoint: Checkpoint = None,
     device: Device = "cpu",

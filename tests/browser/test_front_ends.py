@@ -170,10 +170,10 @@ def test_explorer_click_keys_and_sliders(page, model):
         page.keyboard.press(key)
     assert page.locator(".vitlens").count() == widgets
     explorer.shows(shown(1, 1, (3, 4)))
-    row, smooth = (explorer.root.get_by_label(name, exact=True) for name in ("Row", "Interpolate"))
+    smooth = explorer.root.get_by_label("Interpolate", exact=True)
     for group in ("Appearance", "More"):
         explorer.root.locator(f"[data-fold={group}] > summary").click()
-    explorer.act(lambda: row.fill("6") or page.keyboard.press("Enter"))
+    explorer.slide("row", 6)
     explorer.act(smooth.click)
     explorer.slide("strength", 0.3)
     explorer.shows(shown(1, 1, (6, 4), strength=0.3, smooth=False))

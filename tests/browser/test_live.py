@@ -31,7 +31,7 @@ MODELS = {
     "others": ("vit_tiny_patch16_224", {"depth": 2, "reg_tokens": 2, "no_embed_class": True, "pre_norm": True,
                                         "init_values": 0.5, "global_pool": "avg", "fc_norm": False}),
 }  # fmt: skip
-METHODS = ("relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad", "direct")
+METHODS = ("relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad", "balanced_gradients")
 HARNESS = """<script type="text/plain" id="worker">{script}</script><script>
 const worker = new Worker(URL.createObjectURL(new Blob([document.getElementById("worker").textContent])));
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
@@ -49,9 +49,10 @@ const plain = (value) => {{
 window.ask = (task, given) => new Promise((done) => {{
   for (const name of ["weights", "wasm", "bytes"]) if (name in given) given[name] = bytes(given[name]);
   if ("input" in given) given.input = new Float32Array(bytes(given.input));
-  worker.onmessage = ({{ data }}) => done(plain(data));
+  const {{ port1, port2 }} = new MessageChannel();
+  port1.onmessage = ({{ data }}) => done(plain(data));
   worker.onerror = ({{ message }}) => done({{ error: message }});
-  worker.postMessage({{ number: 1, task, ...given }});
+  worker.postMessage({{ task, ...given, port: port2 }}, [port2]);
 }});</script>"""
 
 
@@ -172,7 +173,7 @@ def test_heads_off_equal_intervene(page, way):
     with vitlens.intervene(model, heads={head: "zero" if way == "zero" else means[head] for head in off}):
         with torch.no_grad():
             logits = model(batch)
-        methods = METHODS if way == "zero" else METHODS[:-1]  # contributions of replaced heads do not add up
+        methods = METHODS if way == "zero" else METHODS[:-1]  # parts of replaced heads do not add up
         exact = {method: attribution.METHODS[method](model, batch, 4)[0] for method in methods}
     given = {"key": way, "input": batch, "off": off, "mean": way == "mean"}
     near(page.ask("forward", **given)["logits"], logits, "logits")

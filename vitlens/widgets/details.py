@@ -16,6 +16,7 @@ from vitlens.recorder.supported import family
 from vitlens.widgets.page import unchecked
 from vitlens.widgets.photographs import READOUT, Forward
 from vitlens.widgets.views import MAX, MEAN, by_layer, query_row
+from vitlens.widgets.words import number, say
 
 AFTER_ATTENTION = r"norm2|ln_2|layer_norm2|layernorm_after"
 """Pattern of names: the norms of a pre-norm block whose input is the residual stream between attention and MLP."""
@@ -60,7 +61,8 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
     first layer, `position` (D) or None, `lengths` (L + 1) of the token before and after each layer, `added` (L, 2)
     lengths of what attention and MLP add, or (L, 1) of the whole change. `heads` (H, P): weights of the patch in the
     layer, `depth` (L, P): in each layer, the mean over heads. `lens`: (class, probability) of the read-out after each
-    layer, empty without a classifier. `plain`: the outputs are values instead of probabilities.
+    layer, empty without a classifier. `plain`: the outputs are values instead of probabilities. `sentences`: one for
+    each step.
     """
     grid, position = forward.grid, forward.grid.index(row, col)
     stream, between = _stream(forward, position)
@@ -75,7 +77,7 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
     readable = forward.classes and not any(layer == "pool" for layer, _ in forward.off)
     with evaluating(forward.model):
         lens = by_layer(forward, READOUT, unchecked) if readable else []
-    return {
+    about = {
         **_tokens(forward), "layer": layer, "row": row, "col": col, "pixels": pixels.tolist(),
         "value": value(forward, layer, head, (row, col), None), "channels": forward.batch.shape[1],
         "token": rounded(stream[0], 4), "table": table is not None,
@@ -86,6 +88,39 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
         "heads": rounded(weights[layer], 3), "depth": rounded(torch.stack([each.mean(0) for each in weights]), 3),
         "lens": [[forward.label(target), share] for share, target in lens], "plain": forward.outputs == "value",
     }  # fmt: skip
+    return about | {"sentences": _sentences(**about)}
+
+
+def _sentences(
+    image, patch, rows, cols, channels, pixels, token, table, prefix, layer, value, heads, lengths, added, lens, plain,
+    **_,
+) -> list[str]:  # fmt: skip
+    """A sentence for each step of the tour, from its numbers."""
+    count, key = f"{channels} number{'s' * (channels > 1)}", value["key"] - len(prefix)
+    middle = pixels[len(pixels) // 2][len(pixels[0]) // 2][:channels]
+    some = ["", f" with the {prefix[0]}" if prefix else "", f" with {len(prefix)} prefix tokens"]
+    logit, tops = number(value["logits"][value["key"]]), [max(weights) for weights in heads]
+    reach = ", ".join(map(number, tops)) if len(tops) <= 4 else f"{number(min(tops))} to {number(max(tops))}"
+    steps = dict(zip(("first", "second"), map(number, added[layer]), strict=False)) | {"before": number(lengths[layer])}
+    score = number if plain else lambda share: f"{100 * share:.1f}%"
+    answer = say("tour no answer")
+    if lens:
+        (first, before), (last, after) = lens[0], lens[-1]
+        answer = say("tour answer", first=first, before=score(before), last=last, after=score(after))
+    return [
+        say("tour pixels", height=image[0], width=image[1], numbers=count, middle=", ".join(map(str, middle))),
+        say("tour patches", rows=rows, cols=cols, count=rows * cols, height=patch[0], width=patch[1],
+            numbers=patch[0] * patch[1] * channels),
+        say("tour tokens", width=len(token), table="a" if table else "no", count=len(value["logits"]),
+            extra=some[min(len(prefix), 2)]),
+        say("tour product", layer=layer, head=value["head"], row=key // cols, column=key % cols, width=len(value["q"]),
+            logit=logit),
+        say("tour softmax", count=len(value["logits"]), logit=logit, weight=number(value["weight"])),
+        say("tour heads", count=len(heads), reach=reach),
+        say("tour stream", layer=layer, added=say("tour parts" if len(steps) == 3 else "tour layer", **steps),
+            after=number(lengths[layer + 1])),
+        say("tour depth", answer=answer),
+    ]  # fmt: skip
 
 
 def _tokens(forward: Forward) -> dict:

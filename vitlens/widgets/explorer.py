@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import re
@@ -87,6 +88,8 @@ class Explorer(Pictured):
     plain = Pictured.plain | {"layer", "hover", "sinks"}
     write_page: Callable | None = None
     """`in_page.write_page`, where the page can be saved as a file, as in the app."""
+    saving: Job | None = None
+    """The page that is being saved."""
 
     def __init__(self, model: nn.Module, image=None, *, size: tuple[int, int] | None = None, guided: bool = False):
         layers = len(attention_modules(unwrap(model)))  # raises for models without maps
@@ -104,7 +107,9 @@ class Explorer(Pictured):
             explaining = [name for name, view in possible(self.forward).items() if view.attributes]
             self.change(view=self.state["view"] if self.row.explains else explaining[0], target=content["why"])
         elif content.get("press") == "page" and self.write_page:
-            self.files.append((content.get("number", 0), self._page()))
+            forward, number = self.forward, content.get("number", 0)
+            forwards = curve_forwards(forward, ORDERS) + curve_forwards(forward, len(METHODS))
+            self.saving = Job(("page", number), self._page(), "Page", forwards)
         elif content.get("press") == "save":
             if isinstance(shown := self.view(), Job):
                 raise ValueError("This map is still being computed. Save it after it is shown.")
@@ -172,6 +177,8 @@ class Explorer(Pictured):
                     job = partial(curves, forward, choice, torch.from_numpy(found.values)[None])
                     key, forwards = ("score", forward.key, name, choice), curve_forwards(forward, 1)
                     jobs.append(Job(key, job, f"Score of {views()[name].entry}", forwards))
+        if self.saving and self.saving.key not in self.results:
+            return self.saving
         canceled = self._canceled and self.row.attributes
         return next((job for job in jobs if not canceled and job.key not in self.results), None)
 
@@ -224,7 +231,7 @@ class Explorer(Pictured):
     @property
     def _canceled(self) -> bool:
         """True if the user canceled a map or a score in the background: the others are not computed either."""
-        return any(result is CANCELED for result in self.results.values())
+        return any(result is CANCELED for key, result in self.results.items() if key[0] != "page")
 
     @property
     def _quick(self) -> dict[str, View]:
@@ -367,8 +374,8 @@ class Explorer(Pictured):
         """Bars of the most probable classes, with their probabilities before heads were switched off."""
         target = self.choice.target
         bars = [
-            {"number": k, "name": forward.label(k), "share": forward.share(k), "now": k == target,
-             "plain": forward.outputs == "value"}
+            {"number": k, "name": forward.label(k), "full": forward.full(k), "share": forward.share(k),
+             "now": k == target, "plain": forward.outputs == "value"}
             for k in dict.fromkeys([*forward.likeliest[:BARS], *whole.likeliest[:1]])
         ]  # fmt: skip
         return [bar | {"before": whole.share(bar["number"])} for bar in bars] if forward.off else bars
@@ -457,11 +464,23 @@ class Explorer(Pictured):
         """Beginning of the names of saved files."""
         return "vitlens-" + re.sub(r"\W+", "-", PurePath(self.state["photograph"]).stem).strip("-")
 
-    def _page(self) -> dict[str, bytes]:
-        """The photograph and its maps as a page that opens without Python, by its file name."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = self.write_page(self, [self.state["photograph"]], Path(folder, f"{self._stem}.html"))
-            return {path.name: path.read_bytes()}
+    def _page(self) -> Callable[[Check], dict[str, bytes]]:
+        """Function for the long lane that writes the photograph and its maps as a page, by its file name."""
+        page, name = copy.copy(self), f"{self._stem}.html"
+        page.results, page._forwards = {}, self._forwards.copy()  # the quick lane goes on with its own
+
+        def write(check: Check) -> dict[str, bytes]:
+            with tempfile.TemporaryDirectory() as folder:
+                path = self.write_page(page, [page.state["photograph"]], Path(folder, name), check=check)
+                return {path.name: path.read_bytes()}
+
+        return write
+
+    def _finish(self, key, value):
+        if key[0] == "page" and not isinstance(value, Exception):
+            self.files.append((key[1], value))
+            value = None
+        super()._finish(key, value)
 
     def _saved(self, shown: Map) -> dict[str, bytes]:
         """A zip file by its name, with the figure and its score, all numbers, and the settings."""

@@ -30,8 +30,8 @@ def unchecked(*_) -> None:
 
 @dataclass(frozen=True)
 class Control:
-    """A control. kind: "select", "range" (over its options, or from 0 to high), "check", "number", "text", "questions"
-    (a menu in two rows) or "switches", whose value is the tuple of switched-off options. groups: (name, length) of
+    """A control. kind: "select", "range" (over its options, or from 0 to high), "check", "text", "questions" (a
+    menu in two rows) or "switches", whose value is the tuple of switched-off options. groups: (name, length) of
     groups of options, for "questions" with a line. place: name of the closed group of controls or of a panel above it,
     "top" for above the panels, "heads" for under the mosaic, or "" for the form."""
 

@@ -8,7 +8,7 @@ import hashlib
 import io
 import itertools
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -95,6 +95,7 @@ class Forward:
         self.classes = logits.shape[-1] if classed else 0
         self.logits = logits[0].float().cpu()
         self.names, self._shares = label_names(model, logits.shape[-1]), scores(model, self.logits)
+        self.labels = short(tuple(self.names or ()))
         self.likeliest = self._shares.topk(min(LIKELIEST, self.classes)).indices.tolist() if classed else []
         self.prefix, self.name, self.outputs = family(model).prefix, title(model), output_kind(model)
         self.written: dict[tuple, tuple] = {}  # contributions by (target, contrast)
@@ -104,7 +105,11 @@ class Forward:
         return intervene(self.model, heads=self.off) if self.off else contextlib.nullcontext()
 
     def label(self, number: int) -> str:
-        """Name of a class, or its number."""
+        """Short name of a class, or its number."""
+        return self.labels[number] if self.labels else str(number)
+
+    def full(self, number: int) -> str:
+        """Name of a class with all synonyms, or its number."""
         return self.names[number] if self.names else str(number)
 
     def share(self, number: int) -> float:
@@ -138,6 +143,14 @@ class Forward:
         if read[-1] < grid.prefix:
             return " and ".join(self.prefix[i] for i in read)
         return "the mean of the patches" if read[0] >= grid.prefix else "the mean of all tokens"
+
+
+@functools.lru_cache(4)
+def short(names: tuple[str, ...]) -> list[str]:
+    """The first synonym of each name, such as "tabby" of "tabby, tabby cat", unless another name has it, too."""
+    synonyms = Counter(part for name in names for part in {each.strip() for each in name.split(",")})
+    first = [name.split(",")[0].strip() for name in names]
+    return [begin if synonyms[begin] == 1 else name for begin, name in zip(first, names, strict=True)]
 
 
 def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None:
@@ -290,8 +303,8 @@ class Pictured(Page):
         more = {"hidden": hidden, "place": MORE}
         return [
             Control("query", "Query", "select", state["query"], (*queries, ("patch", PATCH)), **more),
-            Control("row", "Row", "number", state["row"], high=grid.rows - 1, **more),
-            Control("column", "Column", "number", state["column"], high=grid.cols - 1, **more),
+            Control("row", "Row", "range", state["row"], high=grid.rows - 1, **more),
+            Control("column", "Column", "range", state["column"], high=grid.cols - 1, **more),
         ]
 
     def tiles(self, forward: Forward, shares: Sequence[float] = ()) -> tuple[dict, ...]:

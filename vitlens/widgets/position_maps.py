@@ -58,8 +58,8 @@ class PositionMaps(Page):
     def controls(self):
         rows, cols = self.similarity.shape[:2]
         return [
-            Control("row", "Row", "number", self.state["row"], high=rows - 1),
-            Control("column", "Column", "number", self.state["column"], high=cols - 1),
+            Control("row", "Row", "range", self.state["row"], high=rows - 1),
+            Control("column", "Column", "range", self.state["column"], high=cols - 1),
             Control("stretch", "Start the color scale at the minimum", "check", self.state["stretch"]),
             Control("smooth", "Interpolate", "check", self.state["smooth"]),
         ]

@@ -99,7 +99,7 @@ WORDS = {
     "max row": "max",
     "trust": "How much to trust this map",
     "scoring": "Scoring: covering and revealing patches …",
-    "unscored": "This page has no scores. `vitlens page --scores` computes them.",
+    "unscored": "This page has the scores of the likeliest class only. `vitlens page --scores` computes the others.",
     "live unscored": "A live page has no scores. `vitlens explain --scores` computes them.",
     "too long": "Scoring would take about {minutes} minutes here. Use `vitlens explain`.",
     "score": "Patches are covered {baseline}. Areas: deletion {deletion} (lower is better), insertion {insertion} "
@@ -125,6 +125,26 @@ WORDS = {
     "count of heads": "{count} heads",
     "layer": "layer {layer}",
     "the pool": "the pool",
+    # steps of the tour
+    "tour pixels": "The model sees {height} × {width} pixels of {numbers} each: {middle} in the middle of the patch.",
+    "tour patches": "The photo is cut into {rows} × {cols} = {count} patches of {height} × {width} pixels, {numbers} "
+    "numbers each.",
+    "tour tokens": "The model turns each patch into a token of {width} numbers and adds {table} vector for its place; "
+    "there are {count} tokens{extra}.",
+    "tour product": "In layer {layer}, head {head}, the patch has a query and row {row}, column {column} a key: the "
+    "{width} products of their numbers, summed and scaled, give {logit}.",
+    "tour softmax": "Softmax turns the {count} results of this query into weights that sum to 1: {logit} becomes "
+    "{weight}.",
+    "tour heads": "Each of the {count} heads mixes the values of all tokens by its own weights; the largest on a "
+    "patch: {reach}.",
+    "tour stream": "In layer {layer}, {added}; its length is then {after}.",
+    "tour parts": "attention adds a vector of length {first} to the token of length {before}, and the MLP one of "
+    "length {second}",
+    "tour layer": "the token of length {before} changes by a vector of length {first}",
+    "tour depth": "Layer by layer the patch looks elsewhere, and {answer}.",
+    "tour answer": "the head, reading after each layer, goes from “{first}” ({before}) to “{last}” ({after}), the "
+    "model's answer",
+    "tour no answer": "as the model has no classes, its tokens are the result",
     # pages without Python
     "page": "A saved page. Other photos and classes, slower methods, and turning heads off need vitlens app.",
     "live": "The model runs in this page. Photos stay on this machine: the page cannot send anything. Slower methods "
@@ -135,10 +155,11 @@ WORDS = {
     "over white": "Transparent areas of “{name}” were filled with white. ",
     "other levels": "“{name}” is no PNG of 8 bits or baseline JPEG without a color profile, so its levels may differ "
     "from those in Python. ",
-    "not additive": "Contributions add up only if heads are on or replaced with zero. Replace with zero, or turn "
+    "not additive": "Parts add up to the logit only if heads are on or replaced with zero. Replace with zero, or turn "
     "the heads on.",
     "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",
     "no such value": "{name} has no value {value}.",
+    "no class": "No class is named “{name}”. Give whole words of a name, or a number.",
 }  # fmt: skip
 """Sentences by name."""
 

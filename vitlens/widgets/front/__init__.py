@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SCRIPTS = ("elements", "controls", "pictures", "charts", "source", "address", "details", "tour", "page")
+SCRIPTS = ("values", "elements", "controls", "pictures", "charts", "source", "address", "details", "tour", "page")
 """Names of the scripts in the order in which they are joined. They share one scope."""
 
 
@@ -17,7 +17,7 @@ def joined(folder: Path = HERE, names: Sequence[str] = SCRIPTS) -> str:
 
 def script() -> str:
     """The scripts as one JavaScript module, whose default export has anywidget's `render`."""
-    return joined() + "\nexport default { render, unpacked };\n"
+    return joined() + "\nexport default { render, Source, unpacked };\n"
 
 
 def style() -> str:

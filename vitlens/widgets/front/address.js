@@ -6,20 +6,16 @@ const RARE = ["way", "target", "against"]; // in the address only where they dif
 // first: the values of the first frame. uploads: names of photos that are not in the address.
 function addressOf(frame, first, uploads) {
   const values = valuesOf(frame);
-  const used = frame.controls.filter(({ hidden, disabled }) => !hidden && !disabled).map(({ name }) => name);
-  const parts = [];
-  const plain = (text) => encodeURIComponent(text).replaceAll("%2C", ",").replaceAll("%3A", ":");
-  const add = (name, text) => parts.push(`${name}=${plain(text)}`);
-  for (const name of ["view", "layer", "head"]) if (used.includes(name)) add(name, values[name]);
-  if (used.includes("query")) {
-    if (values.query === "patch") add("patch", `${values.row},${values.column}`);
-    else add("query", values.query);
-  }
-  if (values.off?.length) add("off", values.off.map((place) => place.join(".")).join(","));
-  for (const name of RARE)
-    if (used.includes(name) && !same(values[name], first[name])) add(name, [values[name]].flat().join(":"));
-  if (values.photograph !== first.photograph && !uploads.has(values.photograph)) add("sample", values.photograph);
-  return `#${parts.join("&")}`;
+  const { query, row, column, off = [], photograph } = values;
+  const used = (name) => frame.controls.some((each) => each.name === name && !each.hidden && !each.disabled);
+  const given = {};
+  for (const name of ["view", "layer", "head"].filter(used)) given[name] = values[name];
+  if (used("query")) Object.assign(given, query === "patch" ? { patch: [row, column] } : { query });
+  if (off.length) given.off = off.map((place) => place.join("."));
+  for (const name of RARE.filter(used))
+    if (!same(values[name], first[name])) given[name] = [values[name]].flat().join(":");
+  if (photograph !== first.photograph && !uploads.has(photograph)) given.sample = photograph;
+  return `#${new URLSearchParams(given)}`.replaceAll("%2C", ",").replaceAll("%3A", ":").replaceAll("+", "%20");
 }
 
 // The values that an address sets, in an order that Page.change takes.

@@ -8,18 +8,6 @@ const MAPPED = Uint8Array.from({ length: 1024 }, (_, i) => {
   return VIRIDIS[at][part] + (VIRIDIS[at + 1][part] - VIRIDIS[at][part]) * (4 * share - at);
 }); // colors whose opacity grows with the value
 
-const sumOf = (values) => values.reduce((sum, value) => sum + value, 0);
-const largestOf = (values) => values.reduce((most, value) => Math.max(most, value), -Infinity);
-const smallestOf = (values) => values.reduce((least, value) => Math.min(least, value), Infinity);
-const finite = (logits) => logits.map((value) => value ?? -Infinity); // null is a hidden token
-
-function softmax(logits) {
-  const most = largestOf(finite(logits));
-  const raised = finite(logits).map((value) => Math.exp(value - most));
-  const sum = sumOf(raised);
-  return raised.map((value) => value / sum);
-}
-
 // [row, col] of a token, or null for a prefix token.
 function patchAt({ prefix, cols }, at) {
   const patch = at - prefix.length;
@@ -42,20 +30,15 @@ function strip(name, values) {
     image.data.set([...color.map((part) => 255 + ((part - 255) * Math.abs(value)) / most), 255], 4 * i);
   });
   const canvas = canvasOf(image, label, { class: "strip", style: `--rows: ${height}` });
-  canvas.addEventListener("pointermove", ({ offsetX, offsetY }) => {
-    const row = Math.floor((offsetY / canvas.clientHeight) * height);
-    const at = row * width + Math.floor((offsetX / canvas.clientWidth) * width);
+  canvas.addEventListener("pointermove", (event) => {
+    const [row, col] = cellUnder(event, canvas, [1 / height, 1 / width]);
+    const at = row * width + col;
     canvas.title = at in values ? `${name}, number ${at}: ${shown(values[at])}` : "";
   });
   return make("div", { class: "vector" }, make("span", {}, name), canvas, make("span", { class: "range" }, range));
 }
 
-function canvasOf(image, label, more = {}) {
-  const { width, height } = image;
-  const canvas = make("canvas", { width, height, role: "img", "aria-label": label, ...more });
-  canvas.getContext("2d").putImageData(image, 0, 0);
-  return canvas;
-}
+const canvasOf = (image, label, more) => put(make("canvas", { role: "img", "aria-label": label, ...more }), image);
 
 // Weights of the patches over the photo, with frames around the patches in `marks`: {name: [row, col]}. pick: called
 // with the patch of a click, or of an arrow key from marks.key.
@@ -64,17 +47,12 @@ function mapOf(base, { rows, cols, patch, image }, values, marks, label, pick = 
   const scale = { low: 0, high: largestOf(values), colors: MAPPED };
   const panel = { rows, cols, cell: [height, width], strength: 1, scale, values: Float32Array.from(values) };
   const svg = make("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" });
-  for (const [name, place] of Object.entries(marks).filter(([, place]) => place)) {
-    const at = { x: place[1] * width, y: place[0] * height, width, height };
-    svg.append(make("rect", { class: "rim", ...at }), make("rect", { class: `frame ${name}`, ...at }));
-  }
+  for (const [name, place] of Object.entries(marks).filter(([, place]) => place))
+    svg.append(...framed({ x: place[1] * width, y: place[0] * height, width, height }, name));
   const canvas = canvasOf(values.length ? painted(base, panel) : base, label);
   if (!pick) return make("div", { class: "picture small" }, canvas, svg);
   const go = (row, col) => row >= 0 && row < rows && col >= 0 && col < cols && pick([row, col]);
-  const onclick = ({ clientX, clientY }) => {
-    const box = canvas.getBoundingClientRect();
-    go(Math.floor((clientY - box.top) / box.height / height), Math.floor((clientX - box.left) / box.width / width));
-  };
+  const onclick = (event) => go(...cellUnder(event, canvas, panel.cell));
   const onkeydown = (event) => {
     const step = ARROWS[event.key];
     if (!step || !marks.key) return;
@@ -128,12 +106,11 @@ function openedValue(answer, base, open, close) {
   if (largest) notes.push(` Of ${heads.length} heads, head ${head} has the largest weight here.`);
   if (averaged > 1) notes.push(` Of the ${averaged} queries that the read-out averages, this one adds most.`);
   const title = `${shown(answer.weight)}: how much ${tokenName(answer, query)} attends to ${tokenName(answer, key)}`;
-  const closer = { type: "button", class: "button small", "aria-label": "Close", onclick: close };
   const marks = { frame: patchAt(answer, query), key: patchAt(answer, key) };
   const patches = softmax(answer.logits).slice(answer.prefix.length);
   const map = mapOf(base, answer, patches, marks, `Layer ${layer}, head ${head}.`, (place) => open({ key: place }));
   return [
-    make("header", {}, make("h3", {}, title), make("button", closer, "×")),
+    make("header", {}, make("h3", {}, title), small("×", close, { "aria-label": "Close" })),
     make("p", { class: "note" }, ...notes), ...products(answer),
     make("div", { class: "scene" }, weighing(answer), map),
     make("p", { class: "note" }, "White: the query. Orange: the key. Click a patch to open its weight."),

@@ -10,23 +10,62 @@
 const ALONE = document.documentElement.classList.contains("vitlens-page");
 const PART = 2 ** 19; // bytes of a file in one message, below the limits of all front ends
 const PACE = 40; // milliseconds between two messages of a drag
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }; // by row and column
+const SVG = ["svg", "path", "rect", "line", "text", "title", "g", "polyline"];
 let number = Date.now(); // message counter, unique over all widgets of the page and later visits
 
 function make(tag, attributes = {}, ...children) {
-  const svg = ["svg", "path", "rect", "circle", "line", "text", "g", "polyline"].includes(tag);
-  const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  const space = SVG.includes(tag) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
+  const node = document.createElementNS(space, tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
   }
   // Keep notebooks from intercepting keys of the focused element.
-  if (attributes.tabindex === 0 || ["input", "select", "button"].includes(tag)) node.dataset.lmSuppressShortcuts = "true";
+  if (attributes.tabindex === 0 || ["input", "select", "button"].includes(tag))
+    node.dataset.lmSuppressShortcuts = "true";
   if (tag === "h3") node.ariaLevel = 2; // below the h1 of a page or notebook
   node.append(...children);
   return node;
 }
 
-const bytesOf = (view) => new Uint8Array(view.buffer, view.byteOffset, view.byteLength);
-const floatsOf = (view) => new Float32Array(bytesOf(view).slice().buffer);
-const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
-const shown = (value) => (Math.abs(value) >= 1e-3 || value === 0 ? Number(value.toPrecision(3)) : value.toExponential(1));
+const button = (text, onclick, more) => make("button", { type: "button", class: "button", onclick, ...more }, text);
+const small = (text, onclick, more) => button(text, onclick, { class: "button small", ...more });
+const press = (node, pressed) => node.setAttribute("aria-pressed", String(Boolean(pressed)));
+
+// Draws an image on a canvas of its size.
+function put(canvas, image) {
+  if (canvas.width !== image.width || canvas.height !== image.height)
+    [canvas.width, canvas.height] = [image.width, image.height];
+  canvas.getContext("2d", { willReadFrequently: true }).putImageData(image, 0, 0);
+  return canvas;
+}
+
+// [row, column] under the pointer, of cells [height, width] as shares of a node.
+function cellUnder({ clientX, clientY }, node, [height, width]) {
+  const box = node.getBoundingClientRect();
+  return [(clientY - box.top) / box.height / height, (clientX - box.left) / box.width / width].map(Math.floor);
+}
+
+// A frame of white, or of the color of its name, on black around a rectangle.
+const framed = (place, name = "") =>
+  ["rim", `frame ${name}`].map((kind) => make("rect", { class: kind, ...place }));
+
+// Replaces what a node shows only if it changed, so that clicks and focus are kept.
+function renew(node, described, fresh) {
+  node.hidden = !described;
+  if (same(node.told, described)) return;
+  node.told = described;
+  const stops = () => [...node.querySelectorAll("button, [tabindex]")];
+  const held = stops().indexOf(document.activeElement);
+  node.replaceChildren(...(described ? fresh(described) : []));
+  stops()[held]?.focus();
+}
+
+// A file to download. Browsers ask before a second one, so what is saved together is one file.
+function save(name, bytes) {
+  const address = URL.createObjectURL(new Blob([bytes]));
+  make("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60000);
+}

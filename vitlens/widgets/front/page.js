@@ -1,49 +1,46 @@
 const SLOW = 1000; // milliseconds until a page shows progress, and dims a map that is no longer the chosen one
 const forwards = (count) => `${count.toLocaleString("en")} forward${count === 1 ? "" : "s"}`;
 const lasting = (seconds) => (seconds < 90 ? `${Math.ceil(seconds)} s` : `${Math.round(seconds / 60)} minutes`);
+const megabytes = (bytes) => (bytes / 2 ** 20).toFixed(1);
 
 function render({ model, el }) {
+  const part = (kind, ...nodes) => make("div", { class: kind }, ...nodes);
+  const chart = (kind, more) => make("section", { class: `dots ${kind}`, ...more });
   const alert = make("p", { class: "alert", role: "alert" });
-  const hush = () => {
+  const close = small("Close", () => {
     [complaint, hushed] = ["", model.get("frame").answers];
     warn();
-  };
-  const close = make("button", { type: "button", class: "button small", onclick: hush }, "Close");
+  });
   const amount = make("span", { "aria-hidden": "true" });
   const meter = make("progress", { "aria-label": "Progress" });
-  const stopper = make("button", { type: "button", class: "button small", onclick: () => cancel() }, "Cancel");
-  const progress = make("div", { class: "notice progress", hidden: true }, amount, meter, stopper);
-  const warning = make("div", { class: "notice" }, alert, close);
+  const stopper = small("Cancel", () => (coming ? complain("") : send({ cancel: true })));
+  const progress = part("notice progress", amount, meter, stopper);
+  const warning = part("notice", alert, close);
   const heading = make(ALONE ? "h1" : "p", { class: "heading" });
   const busy = make("span", { class: "busy", role: "status" });
-  const tools = make("div", { class: "tools" });
-  const panels = make("div", { class: "panels" });
+  const [tools, panels, top, folds] = ["tools", "panels", "top", "folds"].map((kind) => part(kind));
   const named = ALONE && "Controls"; // forms with a name are landmarks, which a page has once
-  const controls = make("form", { class: "controls", "aria-label": named, onsubmit: (event) => event.preventDefault() });
+  const onsubmit = (event) => event.preventDefault();
+  const controls = make("form", { class: "controls", "aria-label": named, onsubmit });
   const about = make("p", { class: "note about", "aria-live": "polite" });
   const list = make("ol", { class: "bars", "aria-label": "Most likely classes" });
-  const trust = make("section", { class: "dots score", "aria-live": "polite" });
+  const [written, said, trust] = [chart("parts"), chart("lens"), chart("score", { "aria-live": "polite" })];
   const mosaic = mosaicOf((content) => drag(content));
   const heads = make("section", { class: "heads" }, mosaic.node);
   const six = sixOf((content) => send(content));
-  const written = make("section", { class: "dots parts" });
-  const said = make("section", { class: "dots lens" });
-  const top = make("div", { class: "top" });
-  const folds = make("div", { class: "folds" });
-  const choices = make("div", { class: "choices" }, list, controls, folds, about);
-  const charts = make("div", { class: "charts" }, heads, six.node, written, said, trust);
-  const side = make("div", { class: "side" }, choices, charts);
-  const body = make("div", { class: "body" }, panels, side);
-  const notices = make("div", { class: "notices" }, warning, progress);
-  const root = make("div", { class: "vitlens" }, make("div", { class: "header" }, heading, tools), notices, top, body);
-  const made = { panels: new Map(), places: new Map() };
+  const charts = part("charts", heads, six.node, written, said, trust);
+  const side = part("side", part("choices", list, controls, folds, about), charts);
+  const body = part("body", panels, side);
+  const root = part("vitlens", part("header", heading, tools), part("notices", warning, progress), top, body);
+  const made = new Map(); // panels by name
+  const places = new Map(); // of controls
   const uploads = new Set(); // names of the photos that were uploaded
   let sent = 0;
   let since = 0; // time of the first message without an answer
   let saving = 0;
   let turns = 0;
   let coming = null; // current upload
-  let long = null; // progress of a map or score
+  let long = null; // progress of a map, score or page
   let complaint = ""; // message of this page, such as of a file that was not sent
   let hushed; // number of the answer whose message was closed
   let gone = ""; // the alert while there is no kernel
@@ -77,13 +74,11 @@ function render({ model, el }) {
     if (paced) return (next = content);
     send(content);
     paced = setTimeout(() => {
-      paced = null;
       const last = next;
-      next = null;
+      paced = next = null;
       if (last) drag(last);
     }, PACE);
   };
-  const megabytes = (bytes) => (bytes / 2 ** 20).toFixed(1);
   // Text and share of what takes long, or undefined.
   const running = () => {
     const taken = waiting() ? performance.now() - since : 0;
@@ -97,15 +92,14 @@ function render({ model, el }) {
     return [`${what}: ${count}${left ? `, about ${lasting(left)} left` : ""}`, of && done / of];
   };
   const status = () => {
-    const shown = running();
+    const [text, share] = running() || [];
     busy.textContent = !gone && (waiting() || coming || long) ? "Computing …" : "";
-    progress.hidden = !shown;
+    progress.hidden = !text;
     root.classList.toggle("stale", waiting() && performance.now() - since >= SLOW);
     clearTimeout(timer);
     if (waiting() && !gone) timer = setTimeout(status, SLOW);
-    if (!shown) return;
-    amount.textContent = shown[0];
-    if (shown[1]) meter.value = shown[1];
+    amount.textContent = text;
+    if (share) meter.value = share;
     else meter.removeAttribute("value");
   };
   const complain = (problem) => {
@@ -114,22 +108,16 @@ function render({ model, el }) {
     status();
     warn();
   };
-  const cancel = () => {
-    if (coming) complain("");
-    else send({ cancel: true });
-  };
   // Sends the file in parts, each after Python confirmed the last. A new file replaces it.
-  const upload = async (file) => {
-    const mine = (coming = { id: (number += 1), file, received: 0, size: file.size });
+  const upload = (file) => {
+    coming = { id: (number += 1), file, received: 0, size: file.size };
     const most = model.get("frame").uploads;
-    if (file.size > most) {
-      const limit = `is larger than ${most / 2 ** 20} MB, the upload limit. Make it smaller`;
-      return complain(`${file.name} (${megabytes(file.size)} MB) ${limit}.`);
-    }
+    const limit = `is larger than ${most / 2 ** 20} MB, the upload limit. Make it smaller`;
+    if (file.size > most) return complain(`${file.name} (${megabytes(file.size)} MB) ${limit}.`);
     complaint = "";
     warn();
     uploads.add(file.name);
-    sendPart(mine);
+    sendPart(coming);
   };
   // Photos that were dropped, pasted or chosen: the first one is uploaded.
   const take = ({ files }, missing) => {
@@ -146,10 +134,10 @@ function render({ model, el }) {
     const data = await file.slice(received, received + PART).arrayBuffer().catch((error) => error);
     if (coming !== mine) return;
     if (data instanceof Error) return complain(`${file.name} could not be read by this browser (${data.message}).`);
-    const part = { upload: file.name, file: id, at: received, of: size };
-    if (received + PART < size) return model.send(part, undefined, [data]);
+    const content = { upload: file.name, file: id, at: received, of: size };
+    if (received + PART < size) return model.send(content, undefined, [data]);
     const kept = complaint;
-    send(part, [data]);
+    send(content, [data]);
     complaint = kept;
   };
   const confirmed = ({ file, received, problem }) => {
@@ -169,86 +157,71 @@ function render({ model, el }) {
     file.value = "";
   } });
   const uploader = make("label", { class: "button" }, "Upload", make("span", {}, ", drop, or paste"), " a photo", file);
-  const press = (name) => {
+  const saved = (name) => () => {
     send({ press: name });
     saving = sent;
   };
-  const saver = make("button", { type: "button", class: "button", onclick: () => press("save") }, "Save");
-  const pager = make("button", { type: "button", class: "button", onclick: () => press("page") }, "Save page");
-  pager.title = "One file that opens in a browser, without Python";
-  const guided = guide({ model, root, send, waiting, panels: made.panels });
+  const saver = button("Save", saved("save"));
+  const pager = button("Save page", saved("page"), { title: "One file that opens in a browser, without Python" });
+  const guided = guide({ model, root, send, waiting, panels: made });
   tools.append(uploader, saver, pager, guided.buttons[0], busy);
   mosaic.actions.append(guided.buttons[1]);
   root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
   const place = ALONE ? document : root;
+  const takes = (event) => {
+    if (!model.get("frame").uploads || gone) return false;
+    event.preventDefault();
+    if (event.type !== "dragover") event.stopPropagation();
+    return true;
+  };
   const handlers = {
     dragover(event) {
-      if (!model.get("frame").uploads || gone) return;
-      event.preventDefault();
-      root.classList.toggle("dropping", event.dataTransfer.types.includes("Files"));
+      if (takes(event)) root.classList.toggle("dropping", event.dataTransfer.types.includes("Files"));
     },
     dragleave: ({ relatedTarget }) => root.classList.toggle("dropping", relatedTarget && place.contains(relatedTarget)),
     drop(event) {
       root.classList.remove("dropping");
-      if (!model.get("frame").uploads || gone) return;
-      event.preventDefault();
-      event.stopPropagation();
-      take(event.dataTransfer, "A link or a text was dropped. Drop the file of a photo.");
+      if (takes(event)) take(event.dataTransfer, "A link or a text was dropped. Drop the file of a photo.");
     },
     paste(event) {
       const typed = event.target.matches?.("input, select, textarea") && !event.clipboardData.files.length;
-      if (!model.get("frame").uploads || gone || typed) return;
-      event.preventDefault();
-      event.stopPropagation();
-      take(event.clipboardData, "The clipboard has no photo. Copy one, and paste it again.");
+      const missing = "The clipboard has no photo. Copy one, and paste it again.";
+      if (!typed && takes(event)) take(event.clipboardData, missing);
     },
   };
   for (const [event, handler] of Object.entries(handlers)) place.addEventListener(event, handler);
 
+  // The nodes of described parts in their order, made anew where they do not stay, with the focus.
   const keep = (known, parent, described, fresh, stays) => {
-    const names = described.map((each) => each.name);
-    for (const each of described)
-      if (!known.has(each.name) || !stays(known.get(each.name), each)) {
-        const next = fresh(each);
-        if (known.has(each.name)) {
-          const old = known.get(each.name).node;
-          const held = old.matches(":focus-within");
-          old.replaceWith(next.node);
-          if (held) next.node.querySelector("input, select")?.focus();
-        }
-        known.set(each.name, next);
-      }
+    for (const each of described) {
+      const old = known.get(each.name);
+      if (old && stays(old.described, each)) continue;
+      const next = { ...fresh(each), described: each };
+      known.set(each.name, next);
+      if (!old) continue;
+      const held = old.node.matches(":focus-within");
+      old.node.replaceWith(next.node);
+      if (held) next.node.querySelector("input, select")?.focus();
+    }
+    const names = described.map(({ name }) => name);
     for (const name of [...known.keys()].filter((name) => !names.includes(name))) {
       known.get(name).node.remove();
       known.delete(name);
     }
     const nodes = names.map((name) => known.get(name).node);
-    if (nodes.length !== parent.children.length || nodes.some((node, i) => parent.children[i] !== node))
-      parent.replaceChildren(...nodes);
-  };
-
-  // Replaces a part only if it changed, so that clicks and focus are kept.
-  const renew = (node, described, fresh) => {
-    node.hidden = !described;
-    if (same(node.told, described)) return;
-    node.told = described;
-    const stops = () => [...node.querySelectorAll("button, [tabindex]")];
-    const held = stops().indexOf(document.activeElement);
-    node.replaceChildren(...(described ? fresh(described) : []));
-    stops()[held]?.focus();
+    if (!nodes.every((node, i) => parent.children[i] === node)) parent.replaceChildren(...nodes);
   };
 
   const draw = async () => {
     const turn = (turns += 1);
-    const frame = model.get("frame");
-    const pictures = model.get("pictures");
-    const fixed = (old, next) => same(old.fixed, { ...next, value: null });
-    keep(made.panels, panels, frame.panels, (each) => panelOf(each.name, (content) => drag(content)), () => true);
-    for (const place of new Set([...made.places.keys(), ...frame.controls.map((each) => each.place)])) {
-      if (!made.places.has(place)) made.places.set(place, placeOf(place, { controls, top, folds, heads, panels: made.panels }));
-      const { known, parent, show } = made.places.get(place);
-      const here = frame.controls.filter((each) => each.place === place && each.kind !== "switches");
-      keep(known, parent, here, (each) => control(each, each.kind === "range" ? drag : send), fixed);
+    const [frame, pictures] = [model.get("frame"), model.get("pictures")];
+    const stays = (old, next) => same({ ...old, value: null }, { ...next, value: null });
+    keep(made, panels, frame.panels, ({ name }) => panelOf(name, (content) => drag(content)), () => true);
+    for (const name of new Set([...places.keys(), ...frame.controls.map((each) => each.place)])) {
+      if (!places.has(name)) places.set(name, placeOf(name, { controls, top, folds, heads, panels: made }));
+      const { known, parent, show } = places.get(name);
+      const here = frame.controls.filter((each) => each.place === name && each.kind !== "switches");
+      keep(known, parent, here, (each) => control(each, each.kind === "range" ? drag : send), stays);
       // While an answer is outstanding, keep the controls as the user set them.
       if (!waiting()) for (const each of here) known.get(each.name).update(each.value, frame.message);
       show(here.some(({ hidden }) => !hidden));
@@ -256,16 +229,16 @@ function render({ model, el }) {
     body.classList.toggle("several", frame.panels.length > 1);
     if (!waiting()) aim.at = null;
     renew(list, frame.bars?.length ? frame.bars : null, (each) => bars(each, send));
-    renew(written, frame.parts || null, (each) => contributions(each, send, aim));
-    renew(said, frame.lens || null, (each) => classes(each, send));
-    renew(trust, frame.score || null, curves);
-    mosaic.update(frame.mosaic || null, waiting);
-    six.update(frame.six || null, pictures);
+    renew(written, frame.parts, (each) => contributions(each, send, aim));
+    renew(said, frame.lens, (each) => classes(each, send));
+    renew(trust, frame.score, curves);
+    mosaic.update(frame.mosaic, waiting);
+    six.update(frame.six, pictures);
     uploader.hidden = !frame.uploads;
     uploader.title = frame.uploads ? `Up to ${frame.uploads / 2 ** 20} MB, uploaded unchanged` : "";
     saver.hidden = !frame.saves;
     pager.hidden = !frame.pages;
-    await Promise.all(frame.panels.map((each) => made.panels.get(each.name).update(each, pictures, waiting)));
+    await Promise.all(frame.panels.map((each) => made.get(each.name).update(each, pictures, waiting)));
     if (turn !== turns) return; // a later frame was faster
     warn();
     if (!waiting()) status();
@@ -291,6 +264,8 @@ function render({ model, el }) {
   model.on("change:frame", draw);
   model.on("msg:custom", custom);
   el.append(root);
+  warn();
+  status();
   const address = ALONE ? addressed(model, uploads, send, complain) : null;
   draw();
   return () => {

@@ -1,20 +1,26 @@
-const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }; // steps by row and column
 const decoded = new WeakMap();
 
+// Levels of an image in a size, by default its own.
+function levelsOf(image, width = image.width, height = image.height) {
+  const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+  context.drawImage(image, 0, 0, width, height);
+  return context.getImageData(0, 0, width, height);
+}
+
+// {whole, small: of at most 180 pixels a side} levels of a photo.
 async function pixelsOf(view) {
   if (!decoded.has(view)) {
     const plain = { colorSpaceConversion: "none", premultiplyAlpha: "none" };
-    const bitmap = await createImageBitmap(new Blob([bytesOf(view)], { type: "image/png" }), plain);
-    const canvas = make("canvas", { width: bitmap.width, height: bitmap.height });
-    const context = canvas.getContext("2d", { willReadFrequently: true });
-    context.drawImage(bitmap, 0, 0);
-    decoded.set(view, context.getImageData(0, 0, bitmap.width, bitmap.height));
+    const image = await createImageBitmap(new Blob([bytesOf(view)], { type: "image/png" }), plain);
+    const scale = 180 / Math.max(image.width, image.height);
+    const reduced = [image.width, image.height].map((side) => Math.round(side * scale));
+    decoded.set(view, { whole: levelsOf(image), small: levelsOf(image, ...reduced) });
   }
   return decoded.get(view);
 }
 
-// For each of `length` pixels over `count` cells: the offsets of the two neighboring cells, `size` apart, and the weight
-// of the second.
+// For each of `length` pixels over `count` cells: the offsets of the two neighboring cells, `size` apart, and the
+// weight of the second.
 function between(length, count, size, smooth) {
   const [first, next, weight] = [new Int32Array(length), new Int32Array(length), new Float64Array(length)];
   for (let pixel = 0; pixel < length; pixel += 1) {
@@ -93,50 +99,47 @@ function panelOf(name, send) {
   const picture = make("div", { class: "picture", tabindex: 0, role: "application" }, canvas, marks);
   const under = make("p", { class: "under", "aria-live": "off" });
   const tokens = make("div", { class: "tokens", role: "group", "aria-label": "Look from a token outside the photo" });
-  const gradient = make("canvas", { width: 256, height: 1 });
-  const ends = [make("span"), make("span")];
-  const unit = make("span", { class: "unit" });
-  const legend = make("div", { class: "legend", "aria-hidden": "true" }, ends[0], gradient, ends[1], unit);
+  const beneath = make("div", { class: "beneath" }, under, tokens);
+  const gradient = make("canvas");
+  const [least, most, unit] = [make("span"), make("span"), make("span", { class: "unit" })];
+  const legend = make("div", { class: "legend", "aria-hidden": "true" }, least, gradient, most, unit);
   const words = make("figcaption", { "aria-live": "polite" });
-  const node = make("figure", { class: "panel", "data-panel": name }, title, picture, make("div", { class: "beneath" }, under, tokens), legend, words);
+  const node = make("figure", { class: "panel", "data-panel": name }, title, picture, beneath, legend, words);
   let panel, values, hovered, asked, base;
   let looking = null; // map from the patch under the pointer
   let pressed = false; // pointer is down on this image
   let aim = null; // picked cell without an answer yet
   let wanted = 0;
 
+  const inside = (place) => place?.every((at, i) => at >= 0 && at < [panel.rows, panel.cols][i]);
   const cell = (event) => {
-    if (!panel) return null;
-    const box = canvas.getBoundingClientRect();
-    const row = Math.floor((event.clientY - box.top) / box.height / panel.cell[0]);
-    const col = Math.floor((event.clientX - box.left) / box.width / panel.cell[1]);
-    return row >= 0 && row < panel.rows && col >= 0 && col < panel.cols ? [row, col] : null;
+    const place = panel && cellUnder(event, canvas, panel.cell);
+    return inside(place) ? place : null;
   };
   const tell = () => {
     const place = panel && (hovered || panel.selected);
     if (!place) return (under.textContent = "\u00a0");
     if (looking) return (under.textContent = `From row ${looking.selected.join(", column ")}. Click to stay here.`);
-    const [row, col] = place;
     const channels = values.length / (panel.rows * panel.cols);
-    const found = Array.from({ length: channels }, (_, k) => shown(values[(row * panel.cols + col) * channels + k]));
-    under.textContent = `${panel.axes[0]} ${row}, ${panel.axes[1]} ${col}` + (channels ? `: ${found.join(", ")}${panel.unit ? ` ${panel.unit}` : ""}` : "");
+    const at = (place[0] * panel.cols + place[1]) * channels;
+    const found = [...values.subarray(at, at + channels)].map(shown).join(", ");
+    const where = panel.axes.map((axis, i) => `${axis} ${place[i]}`).join(", ");
+    under.textContent = channels ? `${where}: ${found} ${panel.unit}`.trim() : where;
   };
   const tileOf = ({ query, name, share, now }) => {
     const title = `Look from ${name.replace(/^(?!the )/, "the ")}`;
-    const tile = { type: "button", class: "token", title, "aria-pressed": String(now), onclick: () => send({ set: { query } }) };
-    return make("button", tile, name, make("b", {}, share));
+    const tile = button(name, () => send({ set: { query } }), { class: "token", title });
+    tile.append(make("b", {}, share));
+    press(tile, now);
+    return tile;
   };
   const mark = () => {
     const [height, width] = panel.cell;
     const { selected } = looking || panel;
-    marks.replaceChildren();
-    if (panel.lines) marks.append(gridLines(panel.rows, panel.cols, panel.cell));
-    for (const [row, col] of panel.sinks || []) marks.append(make("rect", { class: "sink", x: col * width, y: row * height, width, height }));
-    if (selected) {
-      const [row, col] = selected;
-      const place = { x: col * width, y: row * height, width, height };
-      marks.append(make("rect", { class: "rim", ...place }), make("rect", { class: "frame", ...place }));
-    }
+    const boxOf = ([row, col]) => ({ x: col * width, y: row * height, width, height });
+    const sinks = panel.sinks.map((place) => make("rect", { class: "sink", ...boxOf(place) }));
+    const lines = panel.lines ? [gridLines(panel.rows, panel.cols, panel.cell)] : [];
+    marks.replaceChildren(...lines, ...sinks, ...(selected ? framed(boxOf(selected)) : []));
   };
   const pick = (place) => {
     if (!place || !panel.picks || same(place, asked)) return;
@@ -146,39 +149,38 @@ function panelOf(name, send) {
     tell();
     send({ pick: name, row: place[0], col: place[1] });
   };
+  const hover = (place) => {
+    hovered = place;
+    tell();
+  };
   picture.addEventListener("pointerdown", (event) => {
     asked = null;
     pressed = event.button === 0;
     if (pressed) pick(cell(event));
   });
   picture.addEventListener("pointermove", (event) => {
-    hovered = cell(event);
     pressed = pressed && event.buttons === 1;
-    if (pressed) pick(hovered);
-    tell();
+    if (pressed) pick(cell(event));
+    hover(cell(event));
   });
-  picture.addEventListener("pointerleave", () => {
-    hovered = null;
-    tell();
-  });
+  picture.addEventListener("pointerleave", () => hover(null));
   picture.addEventListener("keydown", (event) => {
     const step = ARROWS[event.key];
-    if (!step || !panel || !panel.picks) return;
+    if (!step || !panel?.picks) return;
     event.preventDefault();
     asked = hovered = null;
-    const [row, col] = panel.selected || [Math.floor(panel.rows / 2), Math.floor(panel.cols / 2)];
-    const moved = panel.selected ? [row + step[0], col + step[1]] : [row, col];
-    pick([Math.min(Math.max(moved[0], 0), panel.rows - 1), Math.min(Math.max(moved[1], 0), panel.cols - 1)]);
+    const ends = [panel.rows - 1, panel.cols - 1];
+    const moved = panel.selected?.map((at, i) => Math.min(Math.max(at + step[i], 0), ends[i]));
+    pick(moved || ends.map((end) => Math.ceil(end / 2)));
   });
 
-  const paint = ({ ends: texts, scale, ...next }) => {
-    canvas.getContext("2d", { willReadFrequently: true }).putImageData(painted(base, { scale, ...next }), 0, 0);
-    legend.hidden = !texts;
-    if (texts) {
-      const strip = new ImageData(new Uint8ClampedArray(bytesOf(scale.colors)), 256, 1);
-      gradient.getContext("2d").putImageData(strip, 0, 0);
-      texts.forEach((text, i) => (ends[i].textContent = text));
-      unit.textContent = next.legend || next.unit || "";
+  const paint = ({ ends, scale, ...next }) => {
+    put(canvas, painted(base, { scale, ...next }));
+    legend.hidden = !ends;
+    if (ends) {
+      put(gradient, new ImageData(new Uint8ClampedArray(bytesOf(scale.colors)), 256, 1));
+      [least.textContent, most.textContent] = ends;
+      unit.textContent = next.legend || next.unit;
     }
     mark();
     tell();
@@ -192,16 +194,13 @@ function panelOf(name, send) {
 
   const update = async (next, pictures, waiting) => {
     const turn = (wanted += 1);
-    const decoded = await pixelsOf(pictures[next.picture]);
+    const { whole } = await pixelsOf(pictures[next.picture]);
     if (turn !== wanted) return;
-    [base, looking] = [decoded, null];
-    const inside = (place) => place && place[0] < next.rows && place[1] < next.cols;
+    [panel, base, looking, asked] = [next, whole, null, null];
     if (!waiting() || !inside(aim)) aim = null;
     if (!inside(hovered)) hovered = null; // the pointer may be outside the new grid
-    panel = aim ? { ...next, selected: aim } : next; // keep a later pick than the answered one
-    asked = null;
+    if (aim) panel = { ...next, selected: aim }; // keep a later pick than the answered one
     values = floatsOf(panel.values);
-    [canvas.width, canvas.height] = [base.width, base.height];
     node.style.setProperty("--shape", base.width / base.height);
     node.classList.toggle("wide", base.width > 1.8 * base.height);
     title.textContent = panel.title;
@@ -211,31 +210,10 @@ function panelOf(name, send) {
     picture.setAttribute("aria-label", `${panel.title}. ${how}`);
     picture.title = how;
     picture.classList.toggle("picks", Boolean(panel.picks));
-    if (!same(tokens.told, panel.tokens)) {
-      const held = [...tokens.children].indexOf(document.activeElement);
-      tokens.told = panel.tokens;
-      tokens.replaceChildren(...panel.tokens.map(tileOf));
-      tokens.children[held]?.focus();
-    }
+    renew(tokens, panel.tokens, (tiles) => tiles.map(tileOf));
     paint(panel);
   };
   return { node, update, peek, cell: () => hovered, panel: () => panel };
-}
-
-const reduced = new WeakMap();
-
-// A smaller copy of a photo, for small maps over it.
-async function smallOf(view, side) {
-  if (!reduced.has(view)) {
-    const base = await pixelsOf(view);
-    const scale = side / Math.max(base.width, base.height);
-    const [from, to] = [[base.width, base.height], [base.width * scale, base.height * scale]].map(([width, height]) => make("canvas", { width: Math.round(width), height: Math.round(height) }));
-    from.getContext("2d").putImageData(new ImageData(base.data, base.width, base.height), 0, 0);
-    const context = to.getContext("2d", { willReadFrequently: true });
-    context.drawImage(from, 0, 0, to.width, to.height);
-    reduced.set(view, context.getImageData(0, 0, to.width, to.height));
-  }
-  return reduced.get(view);
 }
 
 // Small maps side by side, each with its score. A click enlarges one.
@@ -243,27 +221,28 @@ function sixOf(send) {
   const title = make("h3");
   const list = make("div", { class: "maps" });
   const node = make("section", { class: "six" }, title, list);
+  const fresh = () => {
+    const parts = [make("canvas", { "aria-hidden": "true" }), make("span", { class: "name" }), make("b")];
+    return make("button", { type: "button", class: "map" }, ...parts);
+  };
   const update = async (described, pictures) => {
     node.hidden = !described;
     if (!described) return;
-    const base = await smallOf(pictures[described.picture], 180);
+    const { small: base } = await pixelsOf(pictures[described.picture]);
+    const { tiles } = described;
     title.textContent = described.title;
-    while (list.children.length < described.tiles.length) {
-      const [canvas, name, words] = [make("canvas", { "aria-hidden": "true" }), make("span", { class: "name" }), make("b")];
-      list.append(Object.assign(make("button", { type: "button", class: "map" }, canvas, name, words), { canvas, name_: name, words }));
-    }
-    while (list.children.length > described.tiles.length) list.lastChild.remove();
-    described.tiles.forEach((tile, k) => {
-      const button = list.children[k];
-      [button.canvas.width, button.canvas.height] = [base.width, base.height];
-      const panel = tile.values ? tile : { ...tile, strength: 0 };
-      button.canvas.getContext("2d").putImageData(painted(base, panel), 0, 0);
-      button.name_.textContent = tile.title;
-      button.words.textContent = tile.failed ? "–" : tile.words || "…";
-      button.title = tile.failed || tile.title;
-      button.classList.toggle("coming", !tile.values);
-      button.setAttribute("aria-pressed", String(tile.now));
-      button.onclick = () => send({ set: { view: tile.view } });
+    while (list.children.length < tiles.length) list.append(fresh());
+    while (list.children.length > tiles.length) list.lastChild.remove();
+    tiles.forEach((tile, k) => {
+      const node = list.children[k];
+      const [canvas, name, words] = node.children;
+      put(canvas, painted(base, tile.values ? tile : { ...tile, strength: 0 }));
+      name.textContent = tile.title;
+      words.textContent = tile.failed ? "–" : tile.words || "…";
+      node.title = tile.failed || tile.title;
+      node.classList.toggle("coming", !tile.values);
+      press(node, tile.now);
+      node.onclick = () => send({ set: { view: tile.view } });
     });
   };
   return { node, update };

@@ -6,92 +6,53 @@ const LAYER = 600; // milliseconds that a layer is shown
 
 // Steps of the tour: title, sentence, and nodes of the picture. about: the answer to {ask: "tour"}.
 function stepsOf(about, base) {
-  const { rows, cols, patch, image, row, col, layer, pixels, channels, token, prefix, lens, value } = about;
+  const { rows, cols, patch, image, row, col, pixels, token, position, prefix, sentences, value } = about;
   const here = { frame: [row, col] };
   const pair = { ...here, key: patchAt(value, value.key) };
-  const middle = pixels[Math.floor(pixels.length / 2)][Math.floor(pixels[0].length / 2)].slice(0, channels);
   const photo = (marks, label) => mapOf(base, about, [], marks, label);
-  const near = new ImageData(pixels[0].length, pixels.length);
-  pixels.flat().forEach((pixel, i) => near.data.set([...pixel, 255], 4 * i));
+  const near = Uint8ClampedArray.from(pixels.flat().flatMap((pixel) => [...pixel, 255]));
+  const enlarged = canvasOf(new ImageData(near, pixels[0].length), "The pixels of the patch", { class: "pixels" });
   const cut = () => {
     const node = photo(here, "The photo, cut into patches");
     node.lastChild.prepend(gridLines(rows, cols, [patch[0] / image[0], patch[1] / image[1]]));
     return [node];
   };
-  const extra = ["", ` with the ${prefix[0]}`][prefix.length] ?? ` with ${prefix.length} prefix tokens`;
-  const [logit, weights] = [shown(value.logits[value.key]), softmax(value.logits)];
-  const patches = weights.slice(prefix.length);
-  const [before, after] = about.lengths.slice(layer, layer + 2).map(shown);
-  const [first, second] = about.added[layer].map(shown);
-  const adds = second
-    ? `attention adds a vector of length ${first} to the token of length ${before}, and the MLP one of length ${second}`
-    : `the token of length ${before} changes by a vector of length ${first}`;
-  const tops = about.heads.map(largestOf);
-  const range = () => `${shown(smallestOf(tops))} to ${shown(largestOf(tops))}`;
-  const reach = tops.length > 4 ? range() : tops.map(shown).join(", ");
-  const said = ([name, share]) => `“${name.split(",")[0]}” (${about.plain ? shown(share) : inPercent(share)})`;
-  const [start, end] = [lens.map(said)[0], lens.map(said).at(-1)];
-  const answer = `the head, reading after each layer, goes from ${start} to ${end}, the model's answer`;
-  const none = "as the model has no classes, its tokens are the result";
+  const patches = softmax(value.logits).slice(prefix.length);
+  const vectors = () => [strip("token", token), position ? strip("position", position) : ""];
   const ofHead = (values, head) =>
     make("figure", {}, mapOf(base, about, values, here, `Head ${head}`), make("figcaption", {}, `head ${head}`));
-  const vectors = () => {
-    const named = { token, position: about.position };
-    return make("div", {}, ...Object.entries(named).map(([name, values]) => (values ? strip(name, values) : "")));
+  const steps = {
+    "Pixels": () => [photo(here, "The model's input"), enlarged],
+    "Patches": cut,
+    "Tokens and positions": () => [photo(here, "The framed patch"), make("div", {}, ...vectors())],
+    "A query meets a key": () => [photo(pair, "The two patches"), make("div", {}, ...products(value))],
+    "Softmax": () => [mapOf(base, about, patches, pair, "Weights of the patches"), weighing(value)],
+    "Values, heads side by side": () => [make("div", { class: "row" }, ...about.heads.map(ofHead))],
+    "Residual stream and MLP": () => [streamChart(about)],
+    "Through the layers": () => depthOf(about, base, here),
   };
-  const each = `${channels} number${channels > 1 ? "s" : ""} each`;
-  return [
-    ["Pixels",
-      `The model sees ${image.join(" × ")} pixels of ${each}: ${middle.join(", ")} in the middle of the patch.`,
-      () => [photo(here, "The model's input"), canvasOf(near, "The pixels of the patch", { class: "pixels" })]],
-    ["Patches",
-      `The photo is cut into ${rows} × ${cols} = ${rows * cols} patches of ${patch.join(" × ")} pixels, ` +
-      `${patch[0] * patch[1] * channels} numbers each.`, cut],
-    ["Tokens and positions",
-      `The model turns each patch into a token of ${token.length} numbers and adds ${about.table ? "a" : "no"} ` +
-      `vector for its place; there are ${weights.length} tokens${extra}.`, () => [photo(here, "The framed patch"), vectors()]],
-    ["A query meets a key",
-      `In layer ${layer}, head ${value.head}, the patch has a query and ${tokenName(value, value.key)} a key: the ` +
-      `${value.q.length} products of their numbers, summed and scaled, give ${logit}.`,
-      () => [photo(pair, "The two patches"), make("div", {}, ...products(value))]],
-    ["Softmax",
-      `Softmax turns the ${weights.length} results of this query into weights that sum to 1: ${logit} becomes ` +
-      `${shown(value.weight)}.`, () => [mapOf(base, about, patches, pair, "Weights of the patches"), weighing(value)]],
-    ["Values, heads side by side",
-      `Each of the ${tops.length} heads mixes the values of all tokens by its own weights; the largest on a patch: ` +
-      `${reach}.`, () => [make("div", { class: "row" }, ...about.heads.map(ofHead))]],
-    ["Residual stream and MLP", `In layer ${layer}, ${adds}; its length is then ${after}.`, () => [streamChart(about)]],
-    ["Through the layers", `Layer by layer the patch looks elsewhere, and ${lens.length ? answer : none}.`,
-      () => depthOf(about, base, here)],
-  ];
+  return Object.entries(steps).map(([title, draw], k) => [title, sentences[k], draw]);
 }
 
 // Lengths of a token after each layer as a line, and of the additions of each layer as bars.
 function streamChart({ lengths, added }) {
-  const [height, left, bottom] = [190, 30, 34];
-  const most = 1.08 * largestOf([...lengths, ...added.flat()]);
-  const x = (k) => left + ((k + 0.5) / added.length) * (WIDTH - left - 6);
-  const y = (value) => (1 - value / most) * (height - bottom - 8) + 8;
-  const wide = ((WIDTH - left - 6) / added.length) * 0.3;
   const label = `Length of the token after each layer: ${lengths.slice(1).map(shown).join(", ")}`;
-  const plot = make("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label });
-  plot.append(...rules(most, 0, y, left));
+  const { plot, x, y, tick } = chartOf(label, [...lengths, ...added.flat()], "layer");
+  const [middle, wide] = [(k) => (k + 0.5) / added.length, 0.3 / added.length];
   const kinds = added[0].length === 2 ? [["attention", "head"], ["the MLP", "mlp"]] : [["the layer", "head"]];
-  const text = (x, y, words) => plot.append(make("text", { x, y, "text-anchor": "middle" }, words));
   added.forEach((parts, k) => {
     parts.forEach((value, i) => {
-      const box = { x: x(k) + (i - parts.length / 2) * wide, width: 0.9 * wide, y: y(value), height: y(0) - y(value) };
+      const from = middle(k) + (i - parts.length / 2) * wide;
+      const box = { x: x(from), width: 0.9 * (x(wide) - x(0)), y: y(value), height: y(0) - y(value) };
       const title = make("title", {}, `layer ${k}, ${kinds[i][0]}: ${shown(value)}`);
       plot.append(make("rect", { class: `part ${kinds[i][1]}`, ...box }, title));
     });
-    if (k % Math.ceil(added.length / 12) === 0) text(x(k), height - 19, k);
+    if (k % Math.ceil(added.length / 12) === 0) tick(middle(k), k);
   });
-  text((WIDTH + left) / 2, height - 4, "layer");
-  const points = lengths.slice(1).map((value, k) => `${x(k)},${y(value)}`);
-  plot.append(make("polyline", { class: "curve", points: points.join(" ") }));
-  const keys = [["token", ""], ...kinds.map(([name, kind]) => [`added by ${name}`, `part ${kind}`])];
-  const spans = keys.map(([name, kind]) => make("span", { class: `key ${kind}` }, name));
-  return make("div", { class: "dots" }, plot, make("p", { class: "keys" }, ...spans));
+  const points = lengths.slice(1).map((value, k) => `${x(middle(k))},${y(value)}`).join(" ");
+  plot.append(make("polyline", { class: "curve", points }));
+  const keys = kinds.map(([name, kind]) => [`added by ${name}`, `part ${kind}`]);
+  return make("div", { class: "dots" }, plot, keysOf([["token", ""], ...keys]));
 }
 
 // The patch's map in each layer, beside the class after each layer. Plays once, unless motion is reduced.
@@ -99,7 +60,7 @@ function depthOf(about, base, marks) {
   const { depth, lens, plain } = about;
   const [map, list] = [make("div"), make("div", { class: "depth" })];
   const rows = depth.map((values, layer) => ({ layer, name: "", share: largestOf(values), plain: true }));
-  lens.forEach(([name, share], k) => Object.assign(rows[k], { name: name.split(",")[0], share, plain }));
+  lens.forEach(([name, share], k) => Object.assign(rows[k], { name, share, plain }));
   const note = lens.length ? "" : "The largest weight on a patch in each layer.";
   let timer;
   const show = (at, plays) => {
@@ -123,7 +84,6 @@ function guide({ model, root, send, waiting, panels }) {
   const controlled = (name) => model.get("frame").controls.find((each) => each.name === name);
   const map = () => panels.get("picture");
   const over = ({ target }) => map()?.node.querySelector(".picture").contains(target);
-  const button = (text, onclick, more) => make("button", { type: "button", class: "button", onclick, ...more }, text);
 
   // The map follows the pointer.
   let [target, asked, seen, last, pinned] = [null, null, null, 0, null]; // patches, and the time of the last question
@@ -150,7 +110,7 @@ function guide({ model, root, send, waiting, panels }) {
 
   // The value under the picture: of the patch that was last under the pointer, or of the one with the largest weight.
   let key = null;
-  const how = button("", () => openValue({ key: chosen() }), { class: "button small how" });
+  const how = small("", () => openValue({ key: chosen() }), { class: "button small how" });
   const detail = make("section", { class: "detail", "aria-label": "How this weight comes about", hidden: true });
   const chosen = () => {
     const { cols, values } = map().panel();
@@ -184,8 +144,7 @@ function guide({ model, root, send, waiting, panels }) {
   };
 
   // The tour.
-  let steps = [];
-  let step = 0;
+  let [steps, step] = [[], 0];
   const dialog = make("dialog", { class: "tour", "aria-label": "Tour", onkeydown: (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (by) go(step + by);
@@ -200,8 +159,7 @@ function guide({ model, root, send, waiting, panels }) {
     });
     const end = inline ? button("Start again", () => go(0)) : button("Close", () => dialog.close());
     const next = step === steps.length - 1 ? end : button("Next", () => go(step + 1));
-    const small = { class: "button small", "aria-label": "Close the tour", hidden: inline };
-    const closer = button("×", () => dialog.close(), small);
+    const closer = small("×", () => dialog.close(), { "aria-label": "Close the tour", hidden: inline });
     const label = make("span", { class: "note" }, `Step ${step + 1} of ${steps.length}`);
     const held = !inline || dialog.contains(document.activeElement);
     dialog.replaceChildren(
@@ -219,14 +177,11 @@ function guide({ model, root, send, waiting, panels }) {
     clearTimeout(timer);
     player.textContent = now ? "⏸ Pause" : "▶ Play layers";
   };
-  const layers = () => {
+  const forward = () => {
     const { value, high, options } = controlled("layer");
     const all = options.length ? options.map(([, layer]) => layer) : [...Array(high + 1).keys()];
-    return all.slice(all.indexOf(value) + 1).concat(playing ? [] : all[0]); // from the last, the first follows
-  };
-  const forward = () => {
-    const [layer] = layers();
-    if (layer === undefined || player.hidden) return play(false);
+    const layer = all[all.indexOf(value) + 1] ?? (playing ? null : all[0]); // from the last, the first follows
+    if (layer === null || player.hidden) return play(false);
     send({ set: { layer } });
   };
   const toggle = () => {
@@ -242,7 +197,7 @@ function guide({ model, root, send, waiting, panels }) {
   };
 
   const tour = button("Tour", () => ask("tour"));
-  const keys = document.documentElement.classList.contains("vitlens-page") ? document : root;
+  const keys = ALONE ? document : root;
   keys.addEventListener("keydown", space, true);
   root.addEventListener("pointermove", onpointermove);
   root.addEventListener("pointerleave", () => leave());
@@ -275,7 +230,7 @@ function guide({ model, root, send, waiting, panels }) {
         if (target && !answer.problem) map().peek({ ...answer, values, scale: { ...answer.scale, colors } });
         return look();
       }
-      const base = await pixelsOf(model.get("pictures").picture);
+      const { whole: base } = await pixelsOf(model.get("pictures").picture);
       if (asking !== numbers[kind] || answer.problem || (kind === "value" && detail.hidden)) return;
       if (kind === "value") {
         const held = detail.querySelector(".picture:focus");

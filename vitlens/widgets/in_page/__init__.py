@@ -30,7 +30,7 @@ from vitlens.recorder.supported import UnsupportedModelError, family
 from vitlens.stream import read_each
 from vitlens.widgets import front
 from vitlens.widgets.explorer import BARS, LOOKING, PREDICTED, Explorer
-from vitlens.widgets.page import MAPS, Control, unchecked
+from vitlens.widgets.page import MAPS, Check, Control, unchecked
 from vitlens.widgets.photographs import READOUT, Forward, Photograph, digest
 from vitlens.widgets.views import (
     EVEN,
@@ -85,10 +85,11 @@ def save_page(
     True
 
     images: an argument of `load_image`, several by name, or None for a sample photograph. size: (height, width) of the
-    input in pixels, for models that take several. scores: score the maps of these classes by insertion and deletion, in
-    about 2,000 forwards for an image. progress: called with the name of each step. Raises UnsupportedModelError for
-    models that `capture` refuses and for attention with a bias for each pair of tokens, ValueError if the file would
-    exceed 30 MB, and ImageError for unreadable images.
+    input in pixels, for models that take several. scores: score the maps of all these classes by insertion and
+    deletion, in about 2,000 forwards for an image. By default, those of the likeliest class, in about 400. progress:
+    called with the name of each step. Raises UnsupportedModelError for models that `capture` refuses and for attention
+    with a bias for each pair of tokens, ValueError if the file would exceed 30 MB, and ImageError for unreadable
+    images.
     """
     if images is not None and not isinstance(images, Mapping):
         images = {Path(getattr(images, "filename", "") or "photo").name: images}
@@ -111,13 +112,14 @@ def explorer_of(
 
 def write_page(
     page: Explorer, names: Sequence[str], path: str | os.PathLike, scores: bool = False,
-    progress: Callable[[str], None] = lambda step: None,
+    progress: Callable[[str], None] = lambda step: None, check: Check = unchecked,
 ) -> Path:  # fmt: skip
-    """Write some photographs of an explorer's page in its current state, as `save_page` does."""
+    """Write some photographs of an explorer's page in its current state, as `save_page` does. check: called before
+    forwards."""
     writable((path := Path(path)).parent, "The folder of the page")
     before = page.state
     try:
-        content = _content(page, names, scores, progress)
+        content = _content(page, names, scores, progress, check)
     finally:
         page.state = before
     path.write_text(document(content, names, front.joined(HERE, SCRIPTS)), encoding="utf-8", newline="\n")
@@ -147,12 +149,14 @@ def document(content: dict, names: Sequence[str], script: str, more: str = "") -
     )  # fmt: skip
 
 
-def _content(page: Explorer, names: Sequence[str], scores: bool, progress: Callable[[str], None]) -> dict:
+def _content(
+    page: Explorer, names: Sequence[str], scores: bool, progress: Callable[[str], None], check: Check
+) -> dict:  # fmt: skip
     """Everything in a page: the records of its photographs, and the words, views and controls of the explorer."""
     records = []
     for name in names:
         page.state = page.state | {"photograph": name}
-        records.append(_record(name, page.forward, page.photograph.note, scores, progress))
+        records.append(_record(name, page.forward, page.photograph.note, scores, progress, check))
         records[-1]["tour"] = page.look_up({"ask": "tour"}, unchecked)[0]
     left, first = _fit(records), records[0]
     views = {name: view for name, view in possible(page.forward).items() if not (view.attributes and name not in
@@ -161,7 +165,8 @@ def _content(page: Explorer, names: Sequence[str], scores: bool, progress: Calla
     numbers |= {k for record in records for lens in record["lens"] if lens for k in lens["classes"]}
     about = say("page") + (say("left out", layers=", ".join(map(str, left))) if left else "")
     return described(page, names, views, left) | {
-        "records": records, "labels": {k: page.forward.label(k) for k in sorted(numbers)}, "about": about,
+        "records": records, "about": about, "labels": {k: page.forward.label(k) for k in sorted(numbers)},
+        "names": {k: page.forward.full(k) for k in sorted(numbers)},
     }  # fmt: skip
 
 
@@ -178,7 +183,7 @@ def described(
     start = {c["name"]: state[c["name"]] for listed in controls.values() for c in listed}
     start["view"] = start["view"] if start["view"] in views else next(iter(views))
     start["layer"] = min({*range(len(first.attn))} - {*left}, key=lambda layer: abs(layer - start["layer"]))
-    fields = ("title", "group", "entry", "query", "head", "layered", "explains")
+    fields = ("title", "group", "entry", "query", "head", "layered", "explains", "contrasts")
     return {
         "words": WORDS, "controls": controls, "state": start, "tables": tables(),
         "views": {name: {field: getattr(view, field) for field in fields} for name, view in views.items()},
@@ -236,7 +241,9 @@ def _fitted(control: Control, names: Sequence[str], views: Mapping[str, View], l
     return control
 
 
-def _record(name: str, forward: Forward, note: str, scores: bool, progress: Callable[[str], None]) -> dict:
+def _record(
+    name: str, forward: Forward, note: str, scores: bool, progress: Callable[[str], None], check: Check
+) -> dict:  # fmt: skip
     """The forward of a photograph for the scripts."""
     views, targets = possible(forward), forward.likeliest[:BARS]
     progress(f"{name}: attention")
@@ -253,7 +260,7 @@ def _record(name: str, forward: Forward, note: str, scores: bool, progress: Call
     for target in targets if "contributions" in views else ():
         progress(f"{name}: contributions to “{forward.label(target)}”")
         try:
-            made = views["contributions"].make(forward, Choice(target=target, head=EVERY), unchecked)
+            made = views["contributions"].make(forward, Choice(target=target, head=EVERY), check)
         except (UnsupportedModelError, ValueError):  # the view is left out
             break
         parts, logit = made.beside["parts"], float(made.arrays["logits"])
@@ -261,7 +268,8 @@ def _record(name: str, forward: Forward, note: str, scores: bool, progress: Call
         record["contributions"][target] = parts | {"written": written, "logit": logit}
     explaining = {name: view for name, view in views.items() if view.attributes and not view.slow}
     for target in targets:
-        _explain(forward, target, explaining, record["maps"], scores, lambda step: progress(f"{name}: {step}"))
+        scored = scores or target == targets[0]
+        _explain(forward, target, explaining, record["maps"], scored, lambda step: progress(f"{name}: {step}"), check)
     return record
 
 
@@ -309,20 +317,21 @@ def _lens(forward: Forward, tokens: Tensor, targets: Sequence[int]) -> dict:
 
 
 def _explain(
-    forward: Forward, target: int, views: Mapping[str, View], maps: dict, scores: bool, progress: Callable[[str], None]
-) -> None:
+    forward: Forward, target: int, views: Mapping[str, View], maps: dict, scores: bool,
+    progress: Callable[[str], None], check: Check,
+) -> None:  # fmt: skip
     """Add the maps of a class to `maps[view][class]`, with their scores. Views that fail are left out."""
     choice, made, own, random = Choice(target=target), {}, None, say("unscored")
     for name, view in views.items():
         progress(f"{view.entry} for “{forward.label(target)}”")
         with contextlib.suppress(UnsupportedModelError, ValueError):
-            made[name] = view.make(forward, choice, unchecked)
+            made[name] = view.make(forward, choice, check)
     if scores:
         progress(f"scores for “{forward.label(target)}”")
-        random = curves(forward, choice, None, unchecked)
+        random = curves(forward, choice, None, check)
         if not isinstance(random, str):
             stacked = torch.from_numpy(np.stack([each.values for each in made.values()]))
-            own = curves(forward, choice, stacked, unchecked)
+            own = curves(forward, choice, stacked, check)
     for k, (name, each) in enumerate(made.items()):
         scored = {"words": random} if own is None else score(forward, choice, own[:, k : k + 1], random)
         maps.setdefault(name, {})[target] = {

@@ -8,18 +8,19 @@ function valueOf(record, { layer, head, query, key }) {
   const width = q.length / heads / row.length;
   const position = (place) => (Array.isArray(place) ? prefix.length + place[0] * cols + place[1] : place);
   const largest = typeof head !== "number";
-  const fused = fuse(weights, largest ? "mean" : head).map((weight, t) => (t < prefix.length || row[t] === 1 ? -1 : weight));
-  const to = key ? position(key) : key ?? fused.indexOf(largestOf(fused));
+  const others = fuse(weights, largest ? "mean" : head).map((weight, t) => (row[t] === 1 ? -1 : weight));
+  const to = position(key) ?? others.fill(-1, 0, prefix.length).indexOf(largestOf(others));
   const opened = largest ? weights.reduce((best, values, h) => (values[to] > weights[best][to] ? h : best), 0) : head;
-  const shares = row.map((share, t) => share && share * attend(record, layer, opened, t, new Float64Array(row.length))[to]);
+  const weightOf = (t) => attend(record, layer, opened, t, new Float64Array(row.length))[to];
+  const shares = row.map((share, t) => share && share * weightOf(t));
   const from = shares.indexOf(largestOf(shares));
-  const vector = (values, at) => [...values.subarray((opened * row.length + at) * width, (opened * row.length + at + 1) * width)];
+  const vector = (values, at) => [...values.subarray((opened * row.length + at) * width).subarray(0, width)];
   const whole = (at) => vector(k, at).map((value, i) => value + (mean ? mean[opened * width + i] : 0));
   const one = vector(q, from);
   const logits = Array.from(row, (_, at) => sumOf(whole(at).map((value, i) => value * one[i])));
   return {
-    prefix, rows, cols, patch, image, layer, head: opened, largest, averaged: row.filter(Boolean).length, query: from, key: to,
-    heads: weights.map((values) => values[to]), q: one.map((value) => value / scale), k: whole(to), scale, mask: 0, logits,
-    weight: softmax(logits)[to],
+    prefix, rows, cols, patch, image, layer, head: opened, largest, averaged: row.filter(Boolean).length, query: from,
+    key: to, heads: weights.map((values) => values[to]), q: one.map((value) => value / scale), k: whole(to), scale,
+    mask: 0, logits, weight: softmax(logits)[to],
   };
 }

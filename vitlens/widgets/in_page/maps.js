@@ -22,7 +22,6 @@ function fuse(maps, head) {
   });
 }
 
-const leastOf = (values) => -largestOf(values.map((value) => -value));
 const patchesOf = (record, values) => Float32Array.from(values.slice(record.grid.prefix.length));
 const prefixOf = (record, values) => sumOf(values.slice(0, record.grid.prefix.length));
 const headWords = (head) => (typeof head === "number" ? say("head", { head }) : say(head));
@@ -33,12 +32,6 @@ const prefixWords = ({ grid: { prefix } }) =>
 
 const restWords = (name, record, share) =>
   say(name, { share: percent(share), rest: percent(1 - share), prefix: prefixWords(record) });
-
-// Scores of the logits, as `models.scores`.
-function sharesOf(logits, outputs) {
-  if (outputs === "classes" && logits.length > 1) return softmax([...logits]);
-  return outputs === "independent" ? Array.from(logits, (logit) => 1 / (1 + Math.exp(-logit))) : [...logits];
-}
 
 const MAPS = {
   attention(record, { layer, head, query }) {
@@ -103,8 +96,8 @@ const MAPS = {
     const lens = { title: say("lens title", { who }), layer, rows, note: say("lens note") };
     return { values: record.lens[layer].of[target], words, unit: quantity, beside: { lens } };
   },
-  contributions(record, { layer, head, target }) {
-    const { written, logit, ...chart } = record.contributions[target];
+  contributions(record, { layer, head, target, against }) {
+    const { written, logit, ...chart } = record.contributions[pairOf(target, against)];
     const tokens = tokenCount(record.grid);
     const chosen = { every: [0, written.length], sum: [layer * record.heads, (layer + 1) * record.heads] }[head];
     const [from, to] = chosen || [layer * record.heads + head, layer * record.heads + head + 1];
@@ -113,8 +106,9 @@ const MAPS = {
     const whose = { every: "all layers", sum: "all heads" }[head] || "one head";
     const signed = (value) => (value >= 0 ? "+" : "") + number(value);
     const name = record.label(target);
+    const minus = against === null ? "" : say("minus", { name: record.label(against) });
     const patches = signed(sumOf(patchesOf(record, sums)));
-    let words = say("contributions", { whose: say(whose, { layer, head }), name, minus: "", patches });
+    let words = say("contributions", { whose: say(whose, { layer, head }), name, minus, patches });
     if (record.grid.prefix.length)
       words += say("contributions prefix", { share: signed(prefixOf(record, sums)), prefix: prefixWords(record) });
     words += say("contributions logit", { logit: number(logit) });
@@ -124,7 +118,7 @@ const MAPS = {
 };
 
 // A map of an attribution method, as Python or a forward in this page computed it.
-const explained = (record, { target }, view) => record.maps[view][target];
+const explained = (record, { target, against }, view) => record.maps[view][pairOf(target, against)];
 
 // (256) RGBA colors of a scale from low to high, with an opacity for each value.
 function colorsOf({ low, high }, map, strength, opacity) {
@@ -138,7 +132,7 @@ function colorsOf({ low, high }, map, strength, opacity) {
 
 // The color scale of a map, as `scale_of` and `Scale.table` in page.py.
 function scaleOf(values, limit, { colors, stretch, strength, opacity }, { maps, plain, signed, least }) {
-  const [lowest, most] = [leastOf(values), largestOf(values)];
+  const [lowest, most] = [smallestOf(values), largestOf(values)];
   const both = !stretch && (limit !== undefined || lowest < 0);
   const high = stretch ? most : limit ?? (Math.max(-lowest, most) || 1);
   const low = stretch ? lowest : both ? -high : 0;
@@ -203,14 +197,15 @@ function panelOfMap(record, view, choice, map, state, tables) {
   let legend = limit && !state.stretch ? say("similarity scale", { unit }) : unit;
   const sinks = tables.looking.includes(state.view) ? sinksOf(record, choice.layer, tables) : [];
   const hides = Boolean(sinks.length && state.sinks && !state.stretch);
-  if (scale) words += say("range", { low: number(leastOf(values)), high: number(largestOf(values)) });
+  if (scale) words += say("range", { low: number(smallestOf(values)), high: number(largestOf(values)) });
   words += say("input", { height: image[0], width: image[1] });
   [["bottom", rows], ["right", cols]].forEach(([side, count], i) => {
     const over = image[i] - count * patch[i];
     if (over > 0) words += say("cut", { pixels: over, where: say(side) });
     if (over < 0) words += say("padded", { pixels: -over, where: say(side) });
   });
-  if (sinks.length) words += say("sinks", { count: sinks.length, times: number(tables.sink), even: number(tables.even) });
+  const [times, even] = [tables.sink, tables.even].map(number);
+  if (sinks.length) words += say("sinks", { count: sinks.length, times, even });
   if (hides) {
     const others = Float32Array.from(values);
     for (const [row, col] of sinks) others[row * cols + col] = 0;

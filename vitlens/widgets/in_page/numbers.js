@@ -37,3 +37,9 @@ function floats({ type, data, factor = 1 }) {
   for (let i = 0; i < values.length; i += 1) values[i] = factor * halves[stored[i]]; // faster than Float32Array.from
   return values;
 }
+
+// Scores of the logits, as `models.scores`.
+function sharesOf(logits, outputs) {
+  if (outputs === "classes" && logits.length > 1) return softmax([...logits]);
+  return outputs === "independent" ? Array.from(logits, (logit) => 1 / (1 + Math.exp(-logit))) : [...logits];
+}

@@ -1,25 +1,22 @@
 // Opens the page of a file that in_page wrote, in the element #page.
 
-// The record of a photo, whose arrays become Float32Array when they are needed.
-function recordOf(stored, labels) {
-  const lazily = (object, names) => {
-    const target = Array.isArray(object) ? [] : { ...object };
-    names.forEach((name) => {
-      let made;
-      Object.defineProperty(target, name, { get: () => (made ||= floats(object[name])) });
-    });
-    return target;
-  };
-  const each = (values, change) => Object.fromEntries(Object.entries(values).map(([key, it]) => [key, change(it)]));
-  return {
-    ...stored, tokens: lazily(stored.tokens, stored.tokens.keys()),
-    layers: stored.layers.map((layer) => (layer ? lazily(layer, ["q", "k"]) : undefined)),
-    grid: { ...stored.grid, readout: stored.grid.readout && floats(stored.grid.readout) },
-    shares: sharesOf(floats(stored.logits), stored.outputs), label: (k) => labels[k] ?? String(k),
-    lens: stored.lens.map((lens) => lens && { ...lens, shares: floats(lens.shares), of: each(lens.of, floats) }),
-    contributions: each(stored.contributions, (parts) => ({ ...parts, written: floats(parts.written) })),
-    maps: each(stored.maps, (classes) => each(classes, (map) => ({ ...map, values: floats(map.values) }))),
-  };
+// A value of the file, whose stored arrays become Float32Array when they are needed.
+function revived(value) {
+  if (!value || typeof value !== "object" || value instanceof DataView) return value;
+  if (value.data instanceof DataView) return floats(value);
+  if (Array.isArray(value) && typeof value[0] !== "object") return value;
+  const made = Array.isArray(value) ? [] : {};
+  for (const [name, item] of Object.entries(value)) {
+    let found;
+    const get = () => (found ??= revived(item));
+    Object.defineProperty(made, name, { get, set: (next) => (found = next), enumerable: true });
+  }
+  return made;
+}
+
+// Functions of a class's number: its short name, and its whole one.
+function namesOf({ labels, names }) {
+  return { label: (k) => labels?.[k] ?? String(k), full: (k) => names?.[k] ?? String(k) };
 }
 
 async function opened(id) {
@@ -31,8 +28,12 @@ async function opened(id) {
 }
 
 // A live page makes its records from the weights that it holds (live/page.js).
-opened("data").then(async (stored) => {
-  const records = () => new Map(stored.records.map((record) => [record.name, recordOf(record, stored.labels)]));
+opened("data").then(async (file) => {
+  const stored = revived(file);
+  const recordOf = (record) => ({
+    ...record, shares: sharesOf(record.logits, record.outputs), contributions: record.contributions, ...namesOf(stored),
+  });
+  const records = () => new Map(stored.records.map((record) => [record.name, recordOf(record)]));
   const source = new PageSource(stored.weights ? await live(stored) : { ...stored, records: records() });
   const page = document.getElementById("page");
   page.replaceChildren();

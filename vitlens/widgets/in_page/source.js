@@ -1,21 +1,19 @@
-// A source for the front end that answers in the page, from records, in place of Python: get, on, off, send. It keeps
-// the state, checks values by the controls, and makes the frame, as explorer.py does. `page` is as in docs/front-end.md.
+// A source for the front end that answers in the page, from records, in place of Python. It keeps the state, checks
+// values by the controls, and makes the frame, as explorer.py does. `page` is as in docs/front-end.md.
 
-const BARS = 5;
+const [BARS, TYPED] = [5, 10];
+const pairOf = (target, against) => (against === null ? String(target) : `${target}-${against}`); // in maps of classes
 
-class PageSource {
+class PageSource extends Source {
   static formats = { number, percent };
   near = true; // answers cost no message
-  handlers = {};
-  traits = {};
-  get = (name) => this.traits[name];
-  on = (event, handler) => (this.handlers[event] ||= new Set()).add(handler);
-  off = (event, handler) => this.handlers[event]?.delete(handler);
-  emit = (event, ...values) => [...(this.handlers[event] || [])].forEach((handler) => handler(...values));
+  answers = 0;
+  turn = Promise.resolve();
 
   constructor(page) {
+    super();
     WORDS = page.words;
-    Object.assign(this, { page, state: page.state, answers: 0, turn: Promise.resolve() });
+    Object.assign(this, { page, state: { typed: [], against: "none", ...page.state } });
     this.draw("");
   }
 
@@ -25,14 +23,16 @@ class PageSource {
   }
 
   async answer(content, buffers) {
-    const before = this.state;
+    const { state, record } = this;
     this.answers = Math.max(this.answers, content.number || 0);
     try {
       this.take(content);
-      if (this.page.prepare) await this.page.prepare(this, content, buffers);
+      await this.page.prepare?.(this, content, buffers);
+      if (content.press === "save") await this.save(content.number);
       this.draw("");
     } catch (error) {
-      this.state = before;
+      this.state = state;
+      this.page.records.set(state.photograph, record); // that of another state may have replaced it
       this.draw(error.message);
     }
   }
@@ -60,14 +60,18 @@ class PageSource {
   }
 
   take(content) {
+    const view = this.view.explains ? this.state.view : this.methods[0];
     if ("pick" in content) this.change({ row: content.row, column: content.col });
-    else if ("why" in content)
-      this.change({ view: this.view.explains ? this.state.view : this.methods[0], target: content.why });
+    else if ("why" in content) this.change({ view, target: content.why });
     else this.change(content.set || {});
   }
 
   change(values) {
     if (("row" in values || "column" in values) && !("query" in values)) values = { ...values, query: "patch" };
+    if (values.another?.trim()) values = { ...values, target: this.classOf(values.another.trim()) };
+    else if ("target" in values && "another" in this.state) values = { another: "", ...values };
+    const fresh = [values.target, values.against].filter((k) => k in this.record.shares && !this.classes.includes(k));
+    if (this.page.prepare) this.state = { ...this.state, typed: [...fresh, ...this.state.typed].slice(0, TYPED) };
     for (const [name, value] of Object.entries(values)) {
       const control = this.controls().find((each) => each.name === name);
       if (!control || !fits(control, value))
@@ -76,12 +80,33 @@ class PageSource {
     }
     const { rows, cols } = this.record.grid;
     const [row, column] = [Math.min(this.state.row, rows - 1), Math.min(this.state.column, cols - 1)];
-    const target = this.record.likeliest.includes(this.state.target) ? this.state.target : "predicted";
-    this.state = { ...this.state, row, column, target };
+    const lost = this.record.likeliest.length && !this.classes.includes(this.state.target);
+    this.state = { ...this.state, row, column, ...(lost && { target: "predicted" }) };
+    if (this.state.against === this.target) this.state = { ...this.state, against: "none" };
+  }
+
+  // The class with a number or name, or the likeliest whose name has these whole words.
+  classOf(text) {
+    const { shares, label, full } = this.record;
+    const wordsOf = (name) => name.toLowerCase().match(/[\p{L}\p{N}_]+/gu) || [];
+    const every = [...shares.keys()];
+    const namesOf = (k) => [label(k), full(k), String(k)];
+    const equal = every.filter((k) => namesOf(k).some((name) => same(wordsOf(name), wordsOf(text))));
+    const part = every.filter((k) => wordsOf(text).every((word) => wordsOf(full(k)).includes(word)));
+    const [best] = (equal.length ? equal : part).sort((a, b) => shares[b] - shares[a]);
+    if (best === undefined || !wordsOf(text).length) throw Error(say("no class", { name: text }));
+    return best;
   }
 
   get record() {
     return this.page.records.get(this.state.photograph);
+  }
+
+  // Classes of the menus.
+  get classes() {
+    const { record: { likeliest, shares }, state: { typed, target, against } } = this;
+    const more = this.page.prepare ? [...typed, target, against].filter((k) => k in shares) : [];
+    return [...new Set([...likeliest, ...more])];
   }
 
   // Names of the views of a class by an attribution method.
@@ -105,10 +130,14 @@ class PageSource {
     return query === "patch" ? [row, column] : query;
   }
 
+  get target() {
+    return this.state.target === "predicted" ? this.record.likeliest[0] : this.state.target;
+  }
+
   get choice() {
-    const { state, record, view, head, query } = this;
-    const target = state.target === "predicted" ? record.likeliest[0] : state.target;
-    return { layer: state.layer, head, query: view.query ? query : "readout", target };
+    const { state, view, head, query, target } = this;
+    const against = view.contrasts && state.against !== "none" ? state.against : null;
+    return { layer: state.layer, head, query: view.query ? query : "readout", target, against };
   }
 
   map(choice) {
@@ -121,14 +150,15 @@ class PageSource {
 
   // The controls of the view as Python described them, with the values of this state and the classes of this photo.
   controls() {
-    const { state, record, head } = this;
-    const score = (k) => scoreWords(record, record.shares[k]);
-    const named = record.likeliest.map((k) => [say("named", { name: record.label(k), score: score(k) }), k]);
-    const options = [[say("predicted"), "predicted"], ...named];
+    const { state, record, head, classes, target } = this;
+    const named = (k) => [say("named", { name: record.label(k), score: scoreWords(record, record.shares[k]) }), k];
+    const options = [[say("predicted"), "predicted"], ...classes.map(named)];
+    const others = classes.filter((k) => k !== target).map(named);
     const changed = {
       head: { value: head },
       layer: { disabled: this.view.head === "added" && head === "every" },
       target: { options, groups: [[say("a class"), options.length]] },
+      against: { options: [[say("nothing"), "none"], ...others] },
     };
     return this.page.controls[state.view].map((each) => ({ ...each, value: state[each.name], ...changed[each.name] }));
   }
@@ -136,29 +166,56 @@ class PageSource {
   draw(message) {
     const { page, record, choice } = this;
     const map = this.map(choice);
-    if (this.pictured !== record.picture)
-      this.traits.pictures = { picture: (this.pictured = record.picture) };
-    const { score = null, beside = {} } = map;
+    this.traits.pictures = { picture: record.picture };
     this.traits.frame = {
-      panels: [this.panel(choice, map)], controls: this.controls(), model: page.model,
-      bars: this.bars(choice), mosaic: this.mosaic(choice), six: this.six(choice), score, parts: null,
-      lens: null, ...beside,
-      about: [record.about, page.about].filter(Boolean).join(" "), uploads: page.uploads || 0, saves: false,
-      answers: this.answers, message, asks: this.asks, tour: false,
+      panels: [this.panel(choice, map)], controls: this.controls(), model: page.model, bars: this.bars(choice),
+      mosaic: this.mosaic(choice), six: this.six(choice), score: map.score || null, parts: null, lens: null,
+      ...map.beside, about: [record.about, page.about].filter(Boolean).join(" "), uploads: page.uploads || 0,
+      saves: true, answers: this.answers, message, asks: this.asks, tour: false,
     };
-    this.emit("change:pictures");
     this.emit("change:frame");
+  }
+
+  // Sends the picture, the model's input, the numbers and the settings as one zip file.
+  async save(asked) {
+    const { page, state, record, traits: { pictures: { picture } } } = this;
+    const panel = this.panel(this.choice);
+    const { values, sinks, selected, words, rows, cell } = panel;
+    const canvas = put(new OffscreenCanvas(1, 1), painted((await pixelsOf(picture)).whole, panel));
+    const context = canvas.getContext("2d");
+    const frame = ([row, col], strokeStyle, lineWidth, dash = []) => {
+      const [height, width] = [cell[0] * canvas.height, cell[1] * canvas.width];
+      Object.assign(context, { strokeStyle, lineWidth }).setLineDash(dash);
+      context.strokeRect(col * width, row * height, width, height);
+    };
+    for (const place of sinks) frame(place, "white", 1.2, [3, 2]);
+    if (selected) [["black", 5], ["white", 2.5]].forEach((style) => frame(selected, ...style));
+    const visible = this.controls().filter(({ hidden, disabled, kind }) => !hidden && !disabled && kind !== "text");
+    const about = {
+      model: page.model, weights: page.hash, vitlens: page.versions, words, score: this.traits.frame.score,
+      ...Object.fromEntries(visible.map(({ name, value }) => [name, value])),
+    };
+    const [numbers, channels] = [floatsOf(values), values.byteLength / 4 / rows];
+    const line = (_, row) => numbers.subarray(row * channels, (row + 1) * channels).join();
+    const photo = state.photograph.replace(/\.\w+$/, "").replace(/[^\p{L}\p{N}_]+/gu, "-").replace(/^-|-$/g, "");
+    const name = `vitlens-${photo}-${state.view}${this.view.layered ? `-layer${state.layer}` : ""}`;
+    const file = await zipped({
+      [`${name}.png`]: new Uint8Array(await (await canvas.convertToBlob()).arrayBuffer()),
+      [`${name}-input.png`]: bytesOf(record.picture), [`${name}.csv`]: Array.from({ length: rows }, line).join("\n"),
+      [`${name}.json`]: JSON.stringify(about, null, 2),
+    });
+    this.emit("msg:custom", { download: [`${name}.zip`], asked }, [file]);
   }
 
   // The likeliest classes, with their probabilities before heads were switched off in record.whole.
   bars({ target }) {
-    const { record } = this;
-    const { whole } = record;
-    const shown = new Set([...record.likeliest.slice(0, BARS), ...(whole ? whole.likeliest.slice(0, 1) : [])]);
+    const { record, view } = this;
+    const { whole, likeliest, label, full, shares } = record;
+    const shown = new Set([...likeliest.slice(0, BARS), ...(whole ? whole.likeliest.slice(0, 1) : [])]);
     return [...shown].map((k) => {
+      const [now, plain] = [view.explains && k === target, record.outputs === "value"];
       const before = whole && { before: whole.shares[k] };
-      const [now, plain] = [this.view.explains && k === target, record.outputs === "value"];
-      return { number: k, name: record.label(k), share: record.shares[k], now, plain, ...before };
+      return { number: k, name: label(k), full: full(k), share: shares[k], now, plain, ...before };
     });
   }
 
@@ -168,7 +225,7 @@ class PageSource {
     if (!view.explains || view.layered) return null;
     const tiles = this.methods.slice(0, 6).map((name) => {
       const tile = { view: name, title: views[name].entry.split(" (")[0], now: name === state.view, words: "" };
-      const map = record.maps[name]?.[choice.target];
+      const map = record.maps[name]?.[pairOf(choice.target, choice.against)];
       if (!map) return tile;
       const panel = panelOfMap(record, view, choice, map, state, tables);
       const { rows, cols, cell, values, scale, strength, smooth } = panel;
@@ -218,5 +275,25 @@ function fits({ kind, options, high, step }, value) {
   if (kind === "switches") return value.every((each) => options.some(([, choice]) => same(choice, each)));
   if (options.length) return options.some(([, choice]) => same(choice, value));
   if (kind === "check") return typeof value === "boolean";
+  if (kind === "text") return typeof value === "string";
   return typeof value === "number" && value >= 0 && value <= high && (step !== 1 || Number.isInteger(value));
+}
+
+// A zip file of {name: bytes or text}. gzip writes the deflated bytes behind 10 others, and then their checksum.
+async function zipped(files) {
+  const [entries, directory] = [[], []];
+  for (const [name, data] of Object.entries(files)) {
+    const [content, label] = [new Blob([data]), new TextEncoder().encode(name)];
+    const gzip = content.stream().pipeThrough(new CompressionStream("gzip"));
+    const packed = new Uint8Array(await new Response(gzip).arrayBuffer());
+    const sizes = [packed.slice(-8, -4), Uint32Array.of(packed.length - 18, content.size)];
+    const common = [Uint16Array.of(20, 2048, 8, 0, 33), ...sizes, Uint16Array.of(label.length, 0)];
+    const at = new Blob(entries).size;
+    entries.push(Uint32Array.of(0x04034b50), ...common, label, packed.slice(10, -8));
+    directory.push(Uint32Array.of(0x02014b50), Uint16Array.of(20), ...common, new Uint16Array(3));
+    directory.push(Uint32Array.of(0, at), label);
+  }
+  const [count, at, size] = [Object.keys(files).length, new Blob(entries).size, new Blob(directory).size];
+  const end = [Uint32Array.of(0x06054b50), Uint16Array.of(0, 0, count, count), Uint32Array.of(size, at)];
+  return new DataView(await new Blob([...entries, ...directory, ...end, new Uint16Array(1)]).arrayBuffer());
 }

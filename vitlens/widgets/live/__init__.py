@@ -31,7 +31,7 @@ PARTS = {
     "Conv2d", "GELU", "Dropout", "DropPath", "PatchDropout", "Identity",
 }  # fmt: skip
 """Classes of the parts that the scripts run."""
-METHODS = {"relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad", "direct"}
+METHODS = {"relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad", "balanced_gradients"}
 """Attribution methods of `gradients.js`."""
 LARGEST = 32_000_000
 """Largest number of parameters. ViT-S/16 has 22 million with 1,000 classes and 30 million with 21,843."""
@@ -39,7 +39,7 @@ LARGEST = 32_000_000
 
 def script() -> str:
     """The worker's scripts as one classic script, because module workers do not start in a page opened from disk."""
-    return front.joined(HERE, ["../in_page/numbers", *SCRIPTS])
+    return front.joined(HERE, ["../front/values", "../in_page/numbers", *SCRIPTS])
 
 
 def save_live_page(
@@ -58,7 +58,7 @@ def save_live_page(
     from vitlens.widgets.views import possible
 
     model = unwrap(model)
-    written(model)  # raises before the work
+    _config(model)  # raises before the work
     page = in_page.explorer_of(model, images, samples=6)
     photographs = page.photographs
     progress("mean outputs of heads")
@@ -72,10 +72,10 @@ def save_live_page(
     views = {name: view for name, view in possible(page.forward).items() if not view.attributes or name in METHODS}
     grid, forward = in_page.grid_of(page.forward), page.forward
     base = {"grid": grid, "heads": forward.heads, "gated": forward.gated, "outputs": forward.outputs}
-    content = in_page.described(page, [*photographs], views, absent={"whole", "another", "against"}) | {
+    content = in_page.described(page, [*photographs], views, absent={"whole"}) | {
         "about": say("live"), "base": base, "network": network, "weights": weights, "photos": photos,
-        "labels": forward.names, "worker": script(), "wasm": (HERE / "kernels.wasm").read_bytes(),
-        "uploads": lanes.LARGEST,
+        "labels": forward.labels, "names": forward.names, "uploads": lanes.LARGEST, "worker": script(),
+        "wasm": (HERE / "kernels.wasm").read_bytes(),
     }  # fmt: skip
     scripts = front.joined(in_page.HERE, in_page.SCRIPTS[:-1]), front.joined(HERE, ["page"])
     opening = front.joined(in_page.HERE, in_page.SCRIPTS[-1:])
@@ -91,9 +91,7 @@ def written(model: nn.Module, means: Mapping[tuple[int, int], Tensor] | None = N
     replaces a head that is switched off. Raises UnsupportedModelError for models that the scripts cannot run exactly.
     """
     model = unwrap(model)
-    config = data_config(model, built_size(model))
-    if reason := _problem(model, config):
-        raise _refused(model, reason)
+    config = _config(model)
     grid, attention = family(model).grid(config["input_size"][1:]), model.blocks[0].attn
     state = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
     tensors = dict(_tensors(model, state))
@@ -126,10 +124,11 @@ def _refused(model: nn.Module, reason: str) -> UnsupportedModelError:
     )
 
 
-def _problem(model: nn.Module, config: dict) -> str:
-    """Reason why the scripts cannot run a model, or ""."""
+def _config(model: nn.Module) -> dict:
+    """The preprocessing of a model. Raises UnsupportedModelError for models that the scripts cannot run."""
     if qualified_name(model) != "timm.models.vision_transformer.VisionTransformer":
-        return "it is not timm's plain VisionTransformer"
+        raise _refused(model, "it is not timm's plain VisionTransformer")
+    config = data_config(model, built_size(model))
     kinds = {type(part) for part in model.modules()}
     other = {kind.__qualname__ for kind in kinds
              if kind.__module__.split(".")[0] not in ("timm", "torch") or kind.__qualname__ not in PARTS}  # fmt: skip
@@ -150,7 +149,10 @@ def _problem(model: nn.Module, config: dict) -> str:
         (taken not in [(3, width, "center", name) for name in ("bilinear", "bicubic")],
          "it does not take the square middle of a photo, resized bilinearly or bicubically"),
     )  # fmt: skip
-    return next((reason for wrong, reason in rows if wrong), "")
+    for wrong, reason in rows:
+        if wrong:
+            raise _refused(model, reason)
+    return config
 
 
 def _tensors(model: nn.Module, state: dict[str, Tensor]):

@@ -1,4 +1,4 @@
-// The backward of the last forward: the maps of a class that `vitlens.attribution` makes from one backward.
+// The backward of the last forward: the maps of a class that `vitlens.attribution` makes from it.
 
 // Adds to `sum` the gradient at x (rows, D), given the gradient of the layer norm of x. `fixed` takes its deviation as
 // a constant, so that the norm is linear.
@@ -30,7 +30,7 @@ function linearBackward(vit, gradient, name, c) {
 }
 
 // The gradient (T, D) of the logit of a class, or of its difference to another, at tokens x that are read by the head.
-function readBackward(vit, x, target, against, fixed = false) {
+function readBackward(vit, x, { target, against }, fixed = false) {
   const { width: D, readout, held, weights } = vit, head = weights["head.weight"].values();
   let gradient = head.slice(target * D, (target + 1) * D);
   if (against !== null) gradient = gradient.map((value, i) => value - head[against * D + i]);
@@ -46,37 +46,39 @@ function readBackward(vit, x, target, against, fixed = false) {
   return sum;
 }
 
-// From the gradient `g` at the tokens after a layer to those before its MLP, in place.
-function throughMlp(vit, layer) {
-  const { tokens: T, hidden: F, kernels, kept, held: { g, y, wide, spare } } = vit;
-  spare.set(kept.hidden[layer]);
+// From the gradient `g` at the tokens after a layer to those before its MLP, in place. `fixed` takes Φ(x) in GELU's
+// x·Φ(x) as a constant, too.
+function throughMlp(vit, layer, fixed = false) {
+  const { tokens: T, hidden: F, kernels, kept, held: { g, y, wide, spare } } = vit, inputs = kept.hidden[layer];
+  spare.set(inputs);
   linearBackward(vit, g, `${layer}.fc2`, wide);
-  kernels.gelu_slope(wide.byteOffset, spare.byteOffset, T * F);
+  if (fixed) {
+    kernels.gelu(spare.byteOffset, T * F);
+    for (let i = 0; i < T * F; i += 1) wide[i] *= inputs[i] ? spare[i] / inputs[i] : 0.5;
+  } else kernels.gelu_slope(wide.byteOffset, spare.byteOffset, T * F);
   linearBackward(vit, wide, `${layer}.fc1`, y);
-  normBackward(vit, kept.middles[layer], y, `${layer}.norm2`, g);
+  normBackward(vit, kept.middles[layer], y, `${layer}.norm2`, g, { fixed });
 }
 
-// From the gradient `g` at the tokens after a layer's attention to `o`, that of the outputs of its heads. Leaves the
-// layer's queries, keys and values in `spare`.
-function toHeads(vit, layer) {
-  const { width: D, tokens: T, K, kept, held: { g, o, spare } } = vit;
+// From the gradient `g` at the tokens after a layer's attention to `o`, that of the outputs of its heads. Calls
+// each(head, A, ∇A) with (T, N), ∇A being the gradient of a head's output times its values. `spare` holds the layer's
+// queries, keys and values.
+function throughHeads(vit, layer, each) {
+  const { width: D, tokens: T, heads: H, K, N, kept, held: { g, o, spare, small, slopes } } = vit;
   linearBackward(vit, g, `${layer}.proj`, o);
-  for (const [, head] of kept.off.filter(([at]) => at === layer)) { // what they compute reaches nothing
-    for (let t = 0; t < T; t += 1) o.fill(0, t * D + head * K, t * D + (head + 1) * K);
-  }
+  vit.replace(o, layer, false); // what heads that are off compute reaches nothing
   spare.set(kept.qkv[layer]);
+  for (let head = 0; head < H; head += 1) {
+    const attention = vit.attention(spare, head);
+    pack(spare, 2 * D + head * K, 1, 3 * D, K, T, small);
+    vit.multiply(o, small, slopes, { rows: T, cols: N, depth: K, aCols: D, from: head * K });
+    each(head, attention, slopes);
+  }
 }
 
-// ∇A (T, N) of a head, in `slopes`: the gradient of its output times its values.
-function weightsGradient(vit, head) {
-  const { width: D, tokens: T, K, N, held: { spare, o, small, slopes } } = vit;
-  pack(spare, 2 * D + head * K, 1, 3 * D, K, T, small);
-  vit.multiply(o, small, slopes, { rows: T, cols: N, depth: K, aCols: D, from: head * K });
-  return slopes;
-}
-
-// From A and ∇A of a head to the gradients of its queries, keys and values, in their columns of `wide`.
-function headBackward(vit, head, attention, slopes) {
+// From A and ∇A of a head to the gradients of its queries, keys and values, in their columns of `wide`. `fixed` takes A
+// as a constant.
+function headBackward(vit, head, attention, slopes, fixed = false) {
   const { width: D, tokens: T, K, N, scale, held: { spare, o, small, turned, wide } } = vit;
   const sizes = { rows: T, cols: K, depth: T, aCols: N, cCols: 3 * D };
   const turn = (matrix) => {
@@ -88,7 +90,7 @@ function headBackward(vit, head, attention, slopes) {
   for (let start = 0; start < T * N; start += N) { // of the softmax: A ⊙ (∇A − the row's sum of A ⊙ ∇A)
     let sum = 0;
     for (let i = start; i < start + T; i += 1) sum += attention[i] * slopes[i];
-    for (let i = start; i < start + T; i += 1) slopes[i] = attention[i] * (slopes[i] - sum);
+    for (let i = start; i < start + T; i += 1) slopes[i] = fixed ? 0 : attention[i] * (slopes[i] - sum);
   }
   pack(spare, D + head * K, 3 * D, 1, T, K, small, scale);
   vit.multiply(slopes, small, wide, { ...sizes, to: head * K });
@@ -97,99 +99,98 @@ function headBackward(vit, head, attention, slopes) {
   vit.multiply(turned, small, wide, { ...sizes, to: D + head * K });
 }
 
-// Calls each(layer, {mean, positive}) from the last layer to the first: the mean over heads of A ⊙ ∇A, and of its
-// positive part, both (T, T). Returns the gradient (T, D) at the output of the last layer's first norm.
-function backward(vit, target, against, each) {
-  const { width: D, tokens: T, heads: H, N, layers: L, kept, held: { g, y, wide, spare } } = vit;
-  let atNorm;
-  g.set(readBackward(vit, kept.begins[L], target, against));
+// The gradient of a logit at the tokens before each layer, in `g`. Calls each(layer, {mean, positive, atNorm}) from the
+// last layer to the first: the mean over heads of A ⊙ ∇A, and of its positive part, both (T, T), and the gradient at
+// the output of the first norm.
+function backward(vit, of, each, fixed = false) {
+  const { tokens: T, heads: H, N, layers: L, kept, held: { g, y, wide } } = vit;
+  g.set(readBackward(vit, kept.begins[L], of, fixed));
   for (let layer = L - 1; layer >= 0; layer -= 1) {
     const mean = new Float32Array(T * T), positive = new Float32Array(T * T);
-    throughMlp(vit, layer);
-    toHeads(vit, layer);
-    for (let head = 0; head < H; head += 1) {
-      const attention = vit.attention(spare, head), slopes = weightsGradient(vit, head);
+    throughMlp(vit, layer, fixed);
+    throughHeads(vit, layer, (head, attention, slopes) => {
       for (let i = 0; i < T * T; i += 1) {
         const at = Math.floor(i / T) * N + (i % T), product = attention[at] * slopes[at];
         mean[i] += product / H;
         positive[i] += Math.max(0, product) / H;
       }
-      headBackward(vit, head, attention, slopes);
-    }
-    each(layer, { mean, positive });
+      headBackward(vit, head, attention, slopes, fixed);
+    });
     linearBackward(vit, wide, `${layer}.qkv`, y);
-    atNorm ||= y.slice(0, T * D);
-    normBackward(vit, kept.begins[layer], y, `${layer}.norm1`, g);
+    normBackward(vit, kept.begins[layer], y, `${layer}.norm1`, g, { fixed });
+    each(layer, { mean, positive, atNorm: y });
   }
-  return atNorm;
+}
+
+// The product of a row (T) with a matrix (T, T).
+function times(row, matrix) {
+  const product = new Float64Array(row.length);
+  row.forEach((weight, q) => {
+    for (let k = 0; weight && k < row.length; k += 1) product[k] += weight * matrix[q * row.length + k];
+  });
+  return product;
 }
 
 // Maps (P) of a class, or of its difference to another, by method: those of `vitlens.attribution` of these names.
-function why(vit, target, against = null) {
-  const { width: D, tokens: T, prefix: R, heads: H, layers: L, readout, kept, held: { g, spare } } = vit;
-  const read = Float64Array.from(readout), still = read.slice(), relevance = new Float64Array(T);
-  let passed = new Float64Array(T), first; // gradient rollout: what has passed an attention, besides what stood `still`
-  const gradient = backward(vit, target, against, (layer, { mean, positive }) => {
-    const pulled = new Float64Array(T), next = new Float64Array(T);
-    for (let q = 0; q < T; q += 1) {
-      const weight = read[q] + relevance[q];
-      let total = 1;
-      for (let k = q * T; k < q * T + T; k += 1) total += Math.max(0, mean[k]);
-      const share = (still[q] + passed[q]) / total;
-      for (let k = 0; k < T && (weight || share); k += 1) {
-        pulled[k] += weight * positive[q * T + k];
-        next[k] += share * Math.max(0, mean[q * T + k]);
-      }
-      next[q] += passed[q] / total;
-      still[q] /= total;
+function why(vit, of) {
+  const { width: D, tokens: T, prefix: R, heads: H, layers: L, N, readout, kept, held: { g } } = vit;
+  const added = (row, more) => row.map((value, k) => value + more[k]);
+  const [channels, cam] = [new Float64Array(D), new Float64Array(T)];
+  let relevance = Float64Array.from(readout), passed = relevance, still = relevance, first;
+  backward(vit, of, (layer, { mean, positive, atNorm }) => {
+    if (layer === L - 1) {
+      const input = new Float32Array(T * D);
+      vit.norm(kept.begins[layer], input, `${layer}.norm1`);
+      for (let i = R * D; i < T * D; i += 1) channels[i % D] += atNorm[i] / (T - R);
+      for (let i = R * D; i < T * D; i += 1) cam[Math.floor(i / D)] += channels[i % D] * input[i];
     }
-    for (let k = 0; k < T; k += 1) relevance[k] += pulled[k];
+    const pulled = times(relevance, positive), gradients = mean.map((value) => Math.max(0, value));
+    const totals = readout.map((_, q) => 1 + sumOf(gradients.subarray(q * T, q * T + T)));
     first ||= pulled;
-    passed = next;
+    relevance = added(relevance, pulled);
+    passed = passed.map((value, q) => value / totals[q]);
+    passed = added(passed, times(passed, gradients));
+    still = still.map((value, q) => value / totals[q]); // what has not passed an attention
   });
-
-  const input = new Float32Array(T * D), channels = new Float64Array(D), cam = new Float64Array(T);
-  vit.norm(kept.begins[L - 1], input, `${L - 1}.norm1`);
-  for (let i = R * D; i < T * D; i += 1) channels[i % D] += gradient[i] / (T - R);
-  for (let i = R * D; i < T * D; i += 1) cam[Math.floor(i / D)] += channels[i % D] * input[i];
-
+  const balanced = new Float64Array(T);
+  backward(vit, of, (layer) => {
+    for (let i = 0; i < T * D; i += 1) balanced[Math.floor(i / D)] += g[i] * kept.begins[layer][i];
+  }, true);
   const legrad = new Float64Array(T); // every layer's tokens, read as if it were the last
   for (let layer = 0; layer < L; layer += 1) {
-    g.set(readBackward(vit, kept.begins[layer + 1], target, against));
+    g.set(readBackward(vit, kept.begins[layer + 1], of));
     throughMlp(vit, layer);
-    toHeads(vit, layer);
-    for (let head = 0; head < H; head += 1) {
-      const slopes = weightsGradient(vit, head);
-      for (let q = 0; q < T; q += 1) {
-        for (let k = 0; k < T; k += 1) legrad[k] += Math.max(0, slopes[q * vit.N + k]) / (T * H * L);
+    throughHeads(vit, layer, (head, attention, slopes) => {
+      for (let q = 0; q < T * N; q += N) {
+        for (let k = 0; k < T; k += 1) legrad[k] += Math.max(0, slopes[q + k]) / (T * H * L);
       }
-    }
+    });
   }
-  const grad_cam = cam.map((value) => Math.max(0, value)), direct = new Float64Array(T);
-  contributions(vit, target, against).written.forEach((value, i) => (direct[i % T] += value));
-  const maps = { relevance, gradient_rollout: passed, attention_gradient: first, grad_cam, legrad, direct };
+  const minus = (row, less) => row.map((value, k) => value - less[k]);
+  const grad_cam = cam.map((value) => Math.max(0, value));
+  const maps = {
+    relevance: minus(relevance, readout), gradient_rollout: minus(passed, still), attention_gradient: first, grad_cam,
+    legrad, balanced_gradients: balanced,
+  };
   return Object.fromEntries(Object.entries(maps).map(([name, map]) => [name, Float32Array.from(map.subarray(R))]));
 }
 
 // What each part of the model adds to the logit of a class, as `vitlens.stream.apart`: {logit, embedding, heads (L, H),
 // mlps (L), biases, written (L·H·T): what heads take from each token}.
-function contributions(vit, target, against = null) {
-  const { tokens: T, heads: H, layers: L, N, kept, held: { g, spare } } = vit;
-  const logits = vit.read(kept.begins[L]), logit = logits[target] - (against === null ? 0 : logits[against]);
-  const along = (from, less) => g.subarray(0, from.length).reduce((sum, v, i) => sum + v * (from[i] - less[i]), 0);
-  g.set(readBackward(vit, kept.begins[L], target, against, true));
+function contributions(vit, of) {
+  const { tokens: T, heads: H, layers: L, N, kept, held: { g } } = vit, logits = vit.read(kept.begins[L]);
+  const logit = logits[of.target] - (of.against === null ? 0 : logits[of.against]);
+  const along = (to, from) => g.subarray(0, to.length).reduce((sum, value, i) => sum + value * (to[i] - from[i]), 0);
+  g.set(readBackward(vit, kept.begins[L], of, true));
   const embedding = along(kept.begins[0], new Float32Array(kept.begins[0].length));
   const mlps = kept.middles.map((middle, layer) => along(kept.begins[layer + 1], middle));
   const written = new Float32Array(L * H * T), heads = mlps.map(() => []);
   for (let layer = 0; layer < L; layer += 1) {
-    toHeads(vit, layer);
-    for (let head = 0; head < H; head += 1) {
-      const attention = vit.attention(spare, head), slopes = weightsGradient(vit, head), at = (layer * H + head) * T;
-      for (let q = 0; q < T * N; q += N) {
-        for (let k = 0; k < T; k += 1) written[at + k] += attention[q + k] * slopes[q + k];
-      }
-      heads[layer].push(written.subarray(at, at + T).reduce((sum, value) => sum + value, 0));
-    }
+    throughHeads(vit, layer, (head, attention, slopes) => {
+      const own = written.subarray((layer * H + head) * T, (layer * H + head + 1) * T);
+      for (let q = 0; q < T * N; q += N) for (let k = 0; k < T; k += 1) own[k] += attention[q + k] * slopes[q + k];
+      heads[layer].push(sumOf(own));
+    });
   }
   const biases = [...heads.flat(), ...mlps].reduce((rest, part) => rest - part, logit - embedding);
   return { logit, embedding, heads, mlps, biases, written };
@@ -198,15 +199,15 @@ function contributions(vit, target, against = null) {
 // The raw lens after a layer, as `vitlens.stream.lens`: the likeliest class of the read-out and of each token alone,
 // its share, and the shares that each patch gives some classes: {classes (1 + T), shares (1 + T), of: {class: (P)}}.
 function lens(vit, layer, targets) {
-  const { tokens: T, prefix: R, classes: C, kept, held, held: { y, wide } } = vit, cols = up(C, 8);
+  const { tokens: T, prefix: R, classes: C, outputs, kept, held, held: { y, wide } } = vit, cols = up(C, 8);
   const tokens = kept.begins[layer + 1], whole = vit.read(tokens);
   const name = ["norm", "fc_norm"].find((each) => held[`${each}.weight`]);
   if (name) vit.norm(tokens, wide, name);
   else wide.set(tokens);
   vit.linear(wide, "head", y);
   const each = Array.from({ length: T }, (_, t) => y.slice(t * cols, t * cols + C));
-  const rows = [whole, ...each].map((row) => vit.shares(row));
-  const classes = rows.map((row) => row.indexOf(Math.max(...row))), patches = rows.slice(1 + R);
+  const rows = [whole, ...each].map((row) => sharesOf(row, outputs));
+  const classes = rows.map((row) => row.indexOf(largestOf(row))), patches = rows.slice(1 + R);
   const of = Object.fromEntries(targets.map((target) => [target, Float32Array.from(patches, (row) => row[target])]));
   return { classes, shares: Float32Array.from(rows, (row, t) => row[classes[t]]), of };
 }

@@ -3,42 +3,33 @@
 
 const LIKELIEST = 10;
 
-// The worker: ask(task, given) resolves to its answer.
-class Model {
-  constructor(script) {
-    this.worker = new Worker(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
-    this.asked = new Map();
-    this.worker.onmessage = ({ data: { number, result, error } }) => {
-      const { done, fail } = this.asked.get(number);
-      this.asked.delete(number);
-      if (error === undefined) done(result);
-      else fail(Error(error));
-    };
-    this.worker.onerror = ({ message }) => this.asked.forEach(({ fail }) => fail(Error(message)));
-  }
-
-  ask(task, given) {
-    return new Promise((done, fail) => {
-      const number = (this.count = (this.count || 0) + 1);
-      this.asked.set(number, { done, fail });
-      this.worker.postMessage({ number, task, ...given });
-    });
-  }
+// Starts the worker. Returns ask(task, given), which resolves to its answer.
+function worker(script) {
+  const thread = new Worker(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
+  return (task, given) => new Promise((done, fail) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = ({ data: { result, error } }) => (error === undefined ? done(result) : fail(Error(error)));
+    thread.postMessage({ ...given, task, port: port2 }, [port2]);
+  });
 }
 
 class Live {
-  constructor(stored, model) {
-    Object.assign(this, { stored, model, photos: new Map(), parts: [] });
+  photos = new Map();
+  parts = []; // of the file that is being uploaded
+  read = 0; // number of photos that were read
+
+  constructor(stored, ask) {
+    Object.assign(this, { stored, ask });
   }
 
   // Reads a file. `ready` files are model inputs of the page's own photos, which are only normalized.
   async add(name, bytes, { about = "", tour = null, ready = false } = {}) {
-    const photo = await this.model.ask("photo", { bytes, ready }).catch(() => {
+    const photo = await this.ask("photo", { bytes, ready }).catch(() => {
       throw Error(say("no image", { name }));
     });
     if (photo.clear) about += say("over white", { name });
     if (!photo.exact) about += say("other levels", { name });
-    Object.assign(photo, { about, tour, number: (this.read = (this.read || 0) + 1) });
+    Object.assign(photo, { about, tour, number: (this.read += 1) });
     this.photos.delete(name);
     this.photos = new Map(ready ? [...this.photos, [name, photo]] : [[name, photo], ...this.photos]);
     for (const controls of Object.values(this.stored.controls))
@@ -55,13 +46,13 @@ class Live {
     const { stored, photos } = this, { input, picture, about, tour } = photos.get(name);
     const key = this.key(name, { off, way }), given = { key, input, off, mean: way === "mean" };
     const whole = off.length ? (photos.get(name).whole ||= await this.record(name, { off: [] })) : null;
-    const { logits, layers, tokens } = await this.model.ask("forward", given);
+    const { logits, layers, tokens } = await this.ask("forward", given);
     const shares = sharesOf(logits, stored.base.outputs);
     const likeliest = [...shares.keys()].sort((a, b) => shares[b] - shares[a]).slice(0, LIKELIEST);
     return {
-      ...stored.base, key, given, picture, about, layers, tokens, shares, likeliest, whole, maps: {}, contributions: {},
-      lens: [], tour: off.length ? null : tour, note: off.length ? offWords(off, way) : "",
-      label: (k) => stored.labels?.[k] ?? String(k),
+      ...stored.base, key, given, picture, about, layers, tokens, logits, shares, likeliest, whole, maps: {},
+      contributions: {}, lens: [], tour: off.length ? null : tour, note: off.length ? offWords(off, way) : "",
+      ...namesOf(stored),
     };
   }
 
@@ -76,7 +67,7 @@ class Live {
       records.set(name, await this.record(name, state));
       source.change({});
     }
-    await this.explain(source.record, state.view, source.view, source.choice.target);
+    await this.explain(source.record, state.view, source.view, source.choice);
   }
 
   // Collects the parts of a file, and reads it after the last. Returns whether it was the last.
@@ -100,25 +91,27 @@ class Live {
     source.emit("change:frame");
   }
 
-  async explain(record, name, view, target) {
-    const { model } = this, given = { ...record.given, target, against: null };
-    const replaced = given.mean && given.off.length;
-    if (["contributions", "direct"].includes(name) && replaced) throw Error(say("not additive"));
-    if (name === "lens" && !record.lens.length) {
-      const targets = [...new Set([...record.likeliest, ...(record.whole?.likeliest || [])])];
-      record.lens = await model.ask("lens", { ...record.given, targets });
-    } else if (name === "contributions" && !record.contributions[target]) {
-      const { embedding, biases, ...made } = await model.ask("contributions", given);
+  async explain(record, name, view, { target, against }) {
+    const given = { ...record.given, target, against }, key = pairOf(target, against);
+    const replaced = given.mean && given.off.length; // by vectors that no head has written
+    if (replaced && ["contributions", "balanced_gradients"].includes(name)) throw Error(say("not additive"));
+    if (name === "lens" && !record.lens[0]?.of[target]) {
+      const targets = [...new Set([...record.likeliest, ...(record.whole?.likeliest || []), target])];
+      record.lens = await this.ask("lens", { ...record.given, targets });
+    } else if (name === "contributions" && !record.contributions[key]) {
+      const { embedding, biases, ...made } = await this.ask("contributions", given);
       const note = say("parts note", { logit: number(made.logit) });
       const others = [[say("embedding"), embedding], [say("biases"), biases]];
-      record.contributions[target] = { ...made, title: say("parts"), others, note };
-    } else if (view.explains && !view.layered && !record.maps[name]?.[target]) {
-      const named = say("class", { name: record.label(target), score: scoreWords(record, record.shares[target]) });
+      const title = say(against === null ? "parts" : "parts difference");
+      record.contributions[key] = { ...made, title, others, note };
+    } else if (view.explains && !view.layered && !record.maps[name]?.[key]) {
+      const named = (k) => say("class", { name: record.label(k), score: scoreWords(record, record.shares[k]) });
+      const rather = against === null ? "" : say("rather than", { target: named(against) });
       const score = { title: say("trust"), words: say("live unscored") };
-      for (const [method, values] of Object.entries(await model.ask("why", given))) {
-        if (method === "direct" && replaced) continue;
-        const words = say("for", { method: this.stored.views[method]?.entry, target: named });
-        (record.maps[method] ||= {})[target] = { values, words, score };
+      for (const [method, values] of Object.entries(await this.ask("why", given))) {
+        if (method === "balanced_gradients" && replaced) continue;
+        const words = say("for", { method: this.stored.views[method]?.entry, target: named(target) }) + rather;
+        (record.maps[method] ||= {})[key] = { values, words, score };
       }
     }
   }
@@ -134,10 +127,9 @@ function offWords(off, way) {
 // The page of PageSource, after the forward of its first photo.
 async function live(stored) {
   WORDS = stored.words;
-  const model = new Model(stored.worker), photos = new Live(stored, model);
+  const ask = worker(stored.worker), photos = new Live(stored, ask);
   const copy = (part) => bytesOf(part).slice().buffer;
-  await model.ask("open", { about: stored.network, weights: copy(stored.weights), wasm: copy(stored.wasm) });
-  stored.base.grid.readout = floats(stored.base.grid.readout);
+  await ask("open", { about: stored.network, weights: copy(stored.weights), wasm: copy(stored.wasm) });
   stored.records = new Map();
   for (const { name, png, ...more } of stored.photos) await photos.add(name, copy(png), { ...more, ready: true });
   const first = stored.photos[0].name;

@@ -4,8 +4,6 @@
 // WebAssembly shares have rows in multiples of 4 and columns in multiples of 8; what is beyond T is never read.
 
 const up = (count, to) => Math.ceil(count / to) * to;
-const bytesOf = (bytes) => bytes; // for numbers.js, because elements.js needs a document
-const floatsOf = (bytes) => new Float32Array(bytes.slice().buffer);
 
 // Tensors by name: {shape, values()}, float32 from the bytes that `vitlens.widgets.live.written` wrote.
 function tensorsOf(list, bytes) {
@@ -135,15 +133,6 @@ class Vit {
     return y.slice(0, this.classes);
   }
 
-  // The scores of logits, as `vitlens.models.scores`.
-  shares(logits) {
-    if (this.outputs === "value") return logits;
-    if (this.outputs === "independent" || logits.length === 1) return logits.map((logit) => 1 / (1 + Math.exp(-logit)));
-    const most = Math.max(...logits), powers = logits.map((logit) => Math.exp(logit - most));
-    const sum = powers.reduce((total, power) => total + power, 0);
-    return powers.map((power) => power / sum);
-  }
-
   // Runs the model. `off` lists the [layer, head] that give zero, or their mean over other photos if `mean`. Returns
   // {layers: [{q, k, v: (H, T, K), scale}], tokens: [(T, D) after each layer], logits} with scaled q, and keeps it.
   forward(input, off = [], mean = false) {
@@ -165,13 +154,7 @@ class Vit {
         pack(wide, 2 * D + head * K, 3 * D, 1, T, K, small);
         this.multiply(attention, small, o, { rows: T, cols: K, depth: T, aCols: N, cCols: D, to: head * K });
       }
-      for (const [, head] of off.filter(([at]) => at === layer)) {
-        for (let t = 0; t < T; t += 1) {
-          const from = (layer * T + t) * D + head * K, to = t * D + head * K;
-          if (mean) o.set(held.means.subarray(from, from + K), to);
-          else o.fill(0, to, to + K);
-        }
-      }
+      this.replace(o, layer, mean);
       this.linear(o, `${layer}.proj`, y);
       kept.middles.push(add(y));
       this.norm(x, y, `${layer}.norm2`);
@@ -185,6 +168,17 @@ class Vit {
     }
     record.logits = this.read(x);
     return record;
+  }
+
+  // Sets the outputs (T, D) of the heads of a layer that are off to zero, or to their means.
+  replace(o, layer, mean) {
+    const { width: D, tokens: T, K, held: { means }, kept: { off } } = this;
+    for (const [, head] of off.filter(([at]) => at === layer)) {
+      for (let to = head * K; to < T * D; to += D) {
+        if (mean) o.set(means.subarray(layer * T * D + to, layer * T * D + to + K), to);
+        else o.fill(0, to, to + K);
+      }
+    }
   }
 
   // {q · scale, k, v}, each (H, T, K), from the (T, 3·D) of a layer.

@@ -1,4 +1,4 @@
-// The thread in which the model runs. Answers {number, task, ...given} with {number, result} or {number, error}.
+// The thread in which the model runs. Answers {task, port, …given} on its port with {result} or {error}.
 
 let vit = null;
 let ran = ""; // the key of the latest forward: its photo and switched-off heads
@@ -23,16 +23,16 @@ const TASKS = {
     ran = key;
     return vit.forward(input, off, mean);
   },
-  why: after(({ target, against }) => why(vit, target, against)),
-  contributions: after(({ target, against }) => contributions(vit, target, against)),
+  why: after((given) => why(vit, given)),
+  contributions: after((given) => contributions(vit, given)),
   lens: after(({ targets }) => Array.from({ length: vit.layers }, (_, layer) => lens(vit, layer, targets))),
 };
 
-addEventListener("message", async ({ data: { number, task, ...given } }) => {
+addEventListener("message", async ({ data: { task, port, ...given } }) => {
   try {
-    postMessage({ number, result: await TASKS[task](given) });
+    port.postMessage({ result: await TASKS[task](given) });
   } catch (error) {
     ran = "";
-    postMessage({ number, error: error.message });
+    port.postMessage({ error: error.message });
   }
 });
