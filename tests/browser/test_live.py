@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import random
+import zipfile
 
 import numpy as np
 import pytest
@@ -12,14 +13,15 @@ import torch
 from PIL import Image
 
 import vitlens
-from browser.fronts import MARKS
+from browser.fronts import MARKS, faults
 from browser.test_page import FRAME, NAME, Reference, assert_alike, control, floats, opened, plain, settings
 from vitlens import attention, attribution, stream
 from vitlens.models import preprocess
 from vitlens.recorder.record import capture
 from vitlens.tokens import features
 from vitlens.widgets import live
-from vitlens.widgets.photographs import Photograph
+from vitlens.widgets.photographs import Photograph, digest
+from vitlens.widgets.words import percent
 
 pytestmark = MARKS
 SIZE = 64
@@ -226,7 +228,7 @@ def test_pictures_equal_those_of_python(page):
     assert np.array_equal(got, expected)
 
 
-LIVE = {"view", "layer", "head", "query", "row", "column", "off", "way"}
+LIVE = {"view", "layer", "head", "query", "row", "column", "off", "way", "target", "against"}
 
 
 @pytest.mark.parametrize("pooling", ["token", "avg"])
@@ -257,6 +259,10 @@ def test_live_page_equals_explorer(vit, browser, tmp_path, pooling):
         for name in ("title", "words", "selected", "unit", "ends"):
             assert got[name] == plain(wanted[name]), (values, name)
         assert_alike(frame["bars"], plain(expected["bars"]))
+        for name in ("target", "against"):
+            menus = [control(each, name) for each in (frame, expected)]
+            assert len({tuple(value for _, value in menu["options"]) for menu in menus}) == 1, name
+            assert menus[0]["value"] == menus[1]["value"] and menus[0]["hidden"] == menus[1]["hidden"]
         near(floats(got["values"]), torch.from_numpy(np.frombuffer(wanted["values"], "<f4").copy()), str(values))
         drawn = frame
     assert frame["about"].startswith("The model runs in this page.") and "rocket.jpg" in shown.content()
@@ -264,6 +270,61 @@ def test_live_page_equals_explorer(vit, browser, tmp_path, pooling):
     shown.set_input_files("input[type=file]", tmp_path / "wrong.jpg")
     shown.get_by_role("alert").filter(has_text="Export it as JPEG or PNG").wait_for()
     assert errors == [] and not [address for address in requests if not address.startswith(("file:", "blob:"))]
+    shown.close()
+
+
+def test_live_page_explains_typed_classes_and_saves(vit, browser, tmp_path):
+    """A typed class against another one, and the zip file of its map."""
+    model = vit(num_classes=5)
+    model.label_names = ["tabby, tabby cat", "tiger cat", "otter", "sea otter, sea cat", "cat bird"]
+    live.save_live_page(model, {NAME: vitlens.samples()[NAME]}, path := tmp_path / "page.html")
+    shown, _, errors = opened(browser, path)
+    batch = preprocess(model, vitlens.samples()[NAME], size=(SIZE, SIZE))
+    shares, figcaption = model(batch)[0].softmax(-1), shown.locator("figcaption").first
+
+    def typed(words, caption):
+        shown.get_by_label("Any class").fill(words)
+        shown.keyboard.press("Enter")
+        shown.locator("figcaption, .alert", has_text=caption).first.wait_for()
+
+    shown.get_by_role("button", name="Why this class?").click()
+    for words, classes in (("TABBY", [0]), ("sea", [3]), ("otter", [2]), ("4", [4]), ("cat", [0, 1, 3, 4])):
+        best = max(classes, key=lambda k: shares[k])
+        typed(words, f"for “{['tabby', 'tiger cat', 'otter', 'sea otter', 'cat bird'][best]}” (")
+    typed("cats", "No class is named “cats”")
+    typed("bird", "for “cat bird”")
+    shown.get_by_label("Contrast with").select_option(label=f"sea otter ({percent(shares[3].item())})")
+    shown.locator("figcaption", has_text="rather than “sea otter”").wait_for()
+    with shown.expect_download() as saved:
+        shown.get_by_role("button", name="Save", exact=True).click()
+    with zipfile.ZipFile(saved.value.path()) as archive:
+        files = {name.removeprefix(f"vitlens-{NAME}-relevance"): archive.read(name) for name in archive.namelist()}
+        assert archive.testzip() is None
+    assert {*files} == {".png", ".csv", ".json", "-input.png"}
+    values = np.loadtxt(io.StringIO(files[".csv"].decode()), delimiter=",", dtype=np.float32)
+    near(values, attribution.relevance(model, batch, 4, against=3)[0], "saved map")
+    about, seen = json.loads(files[".json"]), np.asarray(Image.open(io.BytesIO(files["-input.png"])))
+    assert about["weights"] == digest(model) and about["words"] == figcaption.inner_text()
+    assert (about["target"], about["against"], about["view"]) == (4, 3, "relevance")
+    canvas = shown.locator(".picture canvas").first.evaluate("node => node.toDataURL('image/png').split(',')[1]")
+    pictures = base64.b64decode(canvas), files[".png"]
+    drawn = [np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in pictures]
+    assert np.array_equal(*drawn) and seen.shape[:2] == drawn[0].shape[:2]
+    assert shown.locator(".bars button").first.get_attribute("title").startswith("Why “") and errors == []
+    assert faults(shown) == []
+    shown.close()
+
+
+def test_live_page_keeps_the_map_after_an_error(vit, browser, tmp_path):
+    """Contributions with replaced heads are refused: the heads stay on, and the map is that of the whole model."""
+    model = vit(num_classes=5)
+    live.save_live_page(model, {NAME: vitlens.samples()[NAME]}, path := tmp_path / "page.html")
+    shown, _, errors = opened(browser, path)
+    before = shown.evaluate(FRAME, [{"set": {"layer": 2}, "number": 10**15}])
+    wrong = {"off": [[0, 1]], "way": "mean", "view": "contributions"}
+    after = shown.evaluate(FRAME, [{"set": wrong, "number": 10**15 + 1}])
+    assert "add up" in after["message"] and control(after, "off")["value"] == []
+    assert after["panels"] == before["panels"] and after["bars"] == before["bars"] and errors == []
     shown.close()
 
 

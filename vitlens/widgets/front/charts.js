@@ -83,7 +83,7 @@ function mosaicOf(send) {
   corner.textContent = "layer";
   const modes = ["Attention", "Distance"].map((text, k) => small(text, () => { far = k === 1; draw(); }));
   const mode = make("span", { class: "modes", role: "group", "aria-label": "Tiles show" }, ...modes);
-  const [turner, reset] = [small("", () => turn(chosen())), small("Turn all on", () => set([]))];
+  const [turner, reset] = [small("", () => turn(chosen())), small("Turn all on", () => set({ off: (off = []) }))];
   const actions = make("div", { class: "actions" }, mode, turner, reset);
   const node = make("div", { class: "mosaic" }, title, tiles, actions, note);
   let [all, far, hovered, aim, off] = [null, false, null, null, []];
@@ -100,24 +100,24 @@ function mosaicOf(send) {
     return r >= 2 ? [[layer, r - 2]] : Array.from({ length: count }, (_, head) => [layer, head]);
   };
   const has = (heads, head) => heads.some((each) => same(each, head));
-  const set = (next) => {
-    off = next;
+  const set = (values) => {
     draw();
-    send({ set: { off } });
+    send({ set: values });
   };
   const turn = (place) => {
-    if (!all.off) return; // this page runs no model
+    if (!all.off || !place) return; // saved pages run no model
     const heads = headsOf(place);
     const others = off.filter((each) => !has(heads, each));
-    set(heads.every((head) => has(off, head)) ? others : [...others, ...heads]);
+    off = heads.every((head) => has(off, head)) ? others : [...others, ...heads];
+    set({ off });
   };
   const choose = (place) => {
     if (!place || !inside(place)) return;
-    if (place[0] === all.layers) return turn(place); // heads of the pool have no map
-    const pick = all.picks[place[1]];
-    aim = pick === null ? [place[0], -1] : place;
-    draw();
-    send({ set: pick === null ? { layer: place[0] } : { layer: place[0], head: pick } });
+    const [layer, row] = place;
+    if (layer === all.layers) return turn(place); // heads of the pool have no map
+    const head = all.picks[row];
+    aim = head === null ? [layer, -1] : place;
+    set(head === null ? { layer } : { layer, head });
   };
   const words = ([k, r]) => {
     if (k === null) return "All heads of all layers";
@@ -193,7 +193,7 @@ function mosaicOf(send) {
   stage.addEventListener("click", (event) => choose(under(event)));
   stage.addEventListener("contextmenu", (event) => {
     event.preventDefault();
-    if (under(event)) turn(under(event));
+    turn(under(event));
   });
   stage.addEventListener("pointermove", (event) => tell(under(event)));
   stage.addEventListener("pointerleave", () => tell(null));

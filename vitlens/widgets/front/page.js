@@ -61,10 +61,10 @@ function render({ model, el }) {
   const aim = { at: null };
 
   const waiting = () => sent > model.get("frame").answers;
-  const send = (content, buffers = []) => {
+  const send = (content, buffers = [], kept = "") => {
     if (!waiting()) since = performance.now();
     root.dataset.sent = sent = number += 1;
-    complaint = "";
+    complaint = kept;
     setTimeout(() => waiting() && status(), 150);
     model.send({ ...content, number: sent }, undefined, buffers);
   };
@@ -108,48 +108,43 @@ function render({ model, el }) {
     status();
     warn();
   };
-  // Sends the file in parts, each after Python confirmed the last. A new file replaces it.
-  const upload = (file) => {
-    coming = { id: (number += 1), file, received: 0, size: file.size };
+  // Sends a file in parts, each after Python confirmed the last. A new file replaces it.
+  const upload = async (file) => {
+    const mine = (coming = { id: (number += 1), received: 0, size: file.size });
     const most = model.get("frame").uploads;
     const limit = `is larger than ${most / 2 ** 20} MB, the upload limit. Make it smaller`;
     if (file.size > most) return complain(`${file.name} (${megabytes(file.size)} MB) ${limit}.`);
-    complaint = "";
-    warn();
     uploads.add(file.name);
-    sendPart(coming);
+    do {
+      status();
+      const at = mine.received;
+      const data = await file.slice(at, at + PART).arrayBuffer().catch((error) => error);
+      if (coming !== mine) return;
+      if (data instanceof Error) return complain(`${file.name} could not be read by this browser (${data.message}).`);
+      const content = { upload: file.name, file: mine.id, at, of: file.size };
+      const confirmed = new Promise((done) => (mine.confirm = done));
+      if (at + PART < file.size) model.send(content, undefined, [data]);
+      else send(content, [data], complaint);
+      const { received, problem } = await confirmed;
+      if (coming !== mine) return;
+      if (problem) {
+        root.dataset.sent = sent = model.get("frame").answers; // the last message will not be answered
+        return complain(problem);
+      }
+      mine.received = received;
+    } while (mine.received < file.size);
+    coming = null;
+    status();
   };
   // Photos that were dropped, pasted or chosen: the first one is uploaded.
   const take = ({ files }, missing) => {
-    if (!files.length) return complain(missing);
-    if (ALONE && /hei[cf]$/i.test(files[0].type || files[0].name))
-      return complain("HEIC photos cannot be opened here. Export it as JPEG.");
-    upload(files[0]);
-    if (files.length > 1) complaint = `${files.length} files were given. The first one, ${files[0].name}, is used.`;
+    const [first] = files;
+    complaint = files.length > 1 ? `${files.length} files were given. The first one, ${first.name}, is used.` : "";
+    if (!first) complain(missing);
+    else if (ALONE && /hei[cf]$/i.test(first.type || first.name))
+      complain("HEIC photos cannot be opened here. Export it as JPEG.");
+    else upload(first);
     warn();
-  };
-  const sendPart = async (mine) => {
-    status();
-    const { id, file, received, size } = mine;
-    const data = await file.slice(received, received + PART).arrayBuffer().catch((error) => error);
-    if (coming !== mine) return;
-    if (data instanceof Error) return complain(`${file.name} could not be read by this browser (${data.message}).`);
-    const content = { upload: file.name, file: id, at: received, of: size };
-    if (received + PART < size) return model.send(content, undefined, [data]);
-    const kept = complaint;
-    send(content, [data]);
-    complaint = kept;
-  };
-  const confirmed = ({ file, received, problem }) => {
-    if (file !== coming?.id) return;
-    if (problem) {
-      root.dataset.sent = sent = model.get("frame").answers; // the last message will not be answered
-      return complain(problem);
-    }
-    coming.received = received;
-    if (received < coming.size) return sendPart(coming);
-    coming = null;
-    status();
   };
 
   const file = make("input", { type: "file", accept: "image/*", "aria-label": "Upload a photo", onchange: () => {
@@ -254,7 +249,7 @@ function render({ model, el }) {
   };
   const custom = (content, buffers) => {
     if (content.ask) guided.answered(content, buffers);
-    else if (content.file) confirmed(content);
+    else if (content.file && content.file === coming?.id) coming.confirm(content);
     else if ("progress" in content) {
       long = content.progress;
       status();

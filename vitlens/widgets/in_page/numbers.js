@@ -19,24 +19,9 @@ function percent(share) {
   return share > 0 && share < 0.005 ? "< 0.5%" : `${up - 100 * share === 0.5 ? up - (up % 2) : up}%`;
 }
 
-let halves; // the number of each half-precision bit pattern
-function halfTable() {
-  return Float32Array.from({ length: 65536 }, (_, bits) => {
-    const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
-    const size = exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24;
-    return bits >> 15 ? -size : size;
-  });
-}
-
-// Float32 numbers of a stored array: {type: "f2" or "f4", data, factor}.
-function floats({ type, data, factor = 1 }) {
-  if (type === "f4") return floatsOf(data);
-  halves ||= halfTable();
-  const stored = new Uint16Array(bytesOf(data).slice().buffer);
-  const values = new Float32Array(stored.length);
-  for (let i = 0; i < values.length; i += 1) values[i] = factor * halves[stored[i]]; // faster than Float32Array.from
-  return values;
-}
+// Float32 numbers of a stored array: {type: "f2" or "f4", data}.
+const floats = ({ type, data }) =>
+  type === "f4" ? floatsOf(data) : new Float32Array(new Float16Array(bytesOf(data).slice().buffer));
 
 // Scores of the logits, as `models.scores`.
 function sharesOf(logits, outputs) {

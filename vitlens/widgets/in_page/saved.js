@@ -39,4 +39,6 @@ opened("data").then(async (file) => {
   page.replaceChildren();
   page.source = source; // for scripts that drive the page
   render({ model: source, el: page });
+}).catch(({ message }) => {
+  document.querySelector("[role=status]").textContent = `This page needs a newer browser (${message}).`;
 });

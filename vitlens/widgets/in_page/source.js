@@ -53,12 +53,6 @@ class PageSource extends Source {
     this.emit("msg:custom", { ask, number, answer }, buffers);
   }
 
-  get asks() {
-    const { query, explains } = this.view;
-    const some = { tour: this.record.tour, look: query && !explains, value: this.state.view === "attention" };
-    return Object.keys(some).filter((kind) => some[kind]);
-  }
-
   take(content) {
     const view = this.view.explains ? this.state.view : this.methods[0];
     if ("pick" in content) this.change({ row: content.row, column: content.col });
@@ -98,10 +92,6 @@ class PageSource extends Source {
     return best;
   }
 
-  get record() {
-    return this.page.records.get(this.state.photograph);
-  }
-
   // Classes of the menus.
   get classes() {
     const { record: { likeliest, shares }, state: { typed, target, against } } = this;
@@ -109,48 +99,32 @@ class PageSource extends Source {
     return [...new Set([...likeliest, ...more])];
   }
 
+  get record() { return this.page.records.get(this.state.photograph); }
+  get view() { return this.page.views[this.state.view]; }
+  get query() { return this.state.query === "patch" ? [this.state.row, this.state.column] : this.state.query; }
+  get target() { return this.state.target === "predicted" ? this.record.likeliest[0] : this.state.target; }
+
   // Names of the views of a class by an attribution method.
   get methods() {
-    const { views } = this.page;
-    return Object.keys(views).filter((name) => views[name].explains && !views[name].layered);
-  }
-
-  get view() {
-    return this.page.views[this.state.view];
-  }
-
-  // The head if the view has it, else the view's first choice.
-  get head() {
-    const choices = this.page.controls[this.state.view].find(({ name }) => name === "head").options;
-    return choices.some(([, choice]) => choice === this.state.head) ? this.state.head : choices[0][1];
-  }
-
-  get query() {
-    const { query, row, column } = this.state;
-    return query === "patch" ? [row, column] : query;
-  }
-
-  get target() {
-    return this.state.target === "predicted" ? this.record.likeliest[0] : this.state.target;
+    return Object.entries(this.page.views).flatMap(([name, view]) => (view.explains && !view.layered ? name : []));
   }
 
   get choice() {
-    const { state, view, head, query, target } = this;
+    const { state, view, query, target, page } = this;
+    const heads = page.controls[state.view].find(({ name }) => name === "head").options.map(([, choice]) => choice);
+    const head = heads.includes(state.head) ? state.head : heads[0]; // each view has its own
     const against = view.contrasts && state.against !== "none" ? state.against : null;
     return { layer: state.layer, head, query: view.query ? query : "readout", target, against };
   }
 
-  map(choice) {
-    return (MAPS[this.state.view] || explained)(this.record, choice, this.state.view);
-  }
-
+  map(choice) { return (MAPS[this.state.view] || explained)(this.record, choice, this.state.view); }
   panel(choice, map = this.map(choice)) {
     return panelOfMap(this.record, this.view, choice, map, this.state, this.page.tables);
   }
 
   // The controls of the view as Python described them, with the values of this state and the classes of this photo.
   controls() {
-    const { state, record, head, classes, target } = this;
+    const { state, record, classes, target, choice: { head } } = this;
     const named = (k) => [say("named", { name: record.label(k), score: scoreWords(record, record.shares[k]) }), k];
     const options = [[say("predicted"), "predicted"], ...classes.map(named)];
     const others = classes.filter((k) => k !== target).map(named);
@@ -164,14 +138,16 @@ class PageSource extends Source {
   }
 
   draw(message) {
-    const { page, record, choice } = this;
+    const { page, record, choice, state, view } = this;
     const map = this.map(choice);
+    const asks = { tour: record.tour, look: view.query && !view.explains, value: state.view === "attention" };
     this.traits.pictures = { picture: record.picture };
     this.traits.frame = {
       panels: [this.panel(choice, map)], controls: this.controls(), model: page.model, bars: this.bars(choice),
       mosaic: this.mosaic(choice), six: this.six(choice), score: map.score || null, parts: null, lens: null,
       ...map.beside, about: [record.about, page.about].filter(Boolean).join(" "), uploads: page.uploads || 0,
-      saves: true, answers: this.answers, message, asks: this.asks, tour: false,
+      saves: true, answers: this.answers, message, tour: false,
+      asks: Object.keys(asks).filter((kind) => asks[kind]),
     };
     this.emit("change:frame");
   }
@@ -180,29 +156,23 @@ class PageSource extends Source {
   async save(asked) {
     const { page, state, record, traits: { pictures: { picture } } } = this;
     const panel = this.panel(this.choice);
-    const { values, sinks, selected, words, rows, cell } = panel;
+    const { values, selected, words, rows, cell } = panel;
     const canvas = put(new OffscreenCanvas(1, 1), painted((await pixelsOf(picture)).whole, panel));
-    const context = canvas.getContext("2d");
-    const frame = ([row, col], strokeStyle, lineWidth, dash = []) => {
-      const [height, width] = [cell[0] * canvas.height, cell[1] * canvas.width];
-      Object.assign(context, { strokeStyle, lineWidth }).setLineDash(dash);
-      context.strokeRect(col * width, row * height, width, height);
-    };
-    for (const place of sinks) frame(place, "white", 1.2, [3, 2]);
-    if (selected) [["black", 5], ["white", 2.5]].forEach((style) => frame(selected, ...style));
+    const [height, width] = [cell[0] * canvas.height, cell[1] * canvas.width];
+    const context = Object.assign(canvas.getContext("2d"), { strokeStyle: "white", lineWidth: 3 });
+    if (selected) context.strokeRect(selected[1] * width, selected[0] * height, width, height);
     const visible = this.controls().filter(({ hidden, disabled, kind }) => !hidden && !disabled && kind !== "text");
     const about = {
       model: page.model, weights: page.hash, vitlens: page.versions, words, score: this.traits.frame.score,
       ...Object.fromEntries(visible.map(({ name, value }) => [name, value])),
     };
-    const [numbers, channels] = [floatsOf(values), values.byteLength / 4 / rows];
-    const line = (_, row) => numbers.subarray(row * channels, (row + 1) * channels).join();
+    const [numbers, count] = [floatsOf(values), values.byteLength / 4 / rows];
+    const line = (_, row) => numbers.subarray(row * count, (row + 1) * count).join();
     const photo = state.photograph.replace(/\.\w+$/, "").replace(/[^\p{L}\p{N}_]+/gu, "-").replace(/^-|-$/g, "");
     const name = `vitlens-${photo}-${state.view}${this.view.layered ? `-layer${state.layer}` : ""}`;
     const file = await zipped({
-      [`${name}.png`]: new Uint8Array(await (await canvas.convertToBlob()).arrayBuffer()),
-      [`${name}-input.png`]: bytesOf(record.picture), [`${name}.csv`]: Array.from({ length: rows }, line).join("\n"),
-      [`${name}.json`]: JSON.stringify(about, null, 2),
+      [`${name}.png`]: await canvas.convertToBlob(), [`${name}-input.png`]: bytesOf(record.picture),
+      [`${name}.csv`]: Array.from({ length: rows }, line).join("\n"), [`${name}.json`]: JSON.stringify(about, null, 2),
     });
     this.emit("msg:custom", { download: [`${name}.zip`], asked }, [file]);
   }
@@ -262,11 +232,10 @@ class PageSource extends Source {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => {
       this.timer = 0;
-      const next = record.layers.findIndex((each) => each && !swept.has(each));
-      if (next >= 0) sweep(record, next);
+      sweep(record, record.layers.findIndex((each) => each && !swept.has(each)));
       if (this.record !== record) return;
-      if (next >= 0) this.measure(record);
-      else this.draw(this.traits.frame.message);
+      if (record.layers.some((each) => each && !swept.has(each))) this.measure(record);
+      else this.turn = this.turn.then(() => this.draw(this.traits.frame.message)); // not before a state is complete
     });
   }
 }

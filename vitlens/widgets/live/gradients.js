@@ -5,11 +5,8 @@
 function normBackward(vit, x, gradient, name, sum, { rows = vit.tokens, fixed = false } = {}) {
   const { width: D, eps, held } = vit, weight = held[`${name}.weight`];
   for (let start = 0; start < rows * D; start += D) {
-    let mean = 0, variance = 0, slope = 0, along = 0;
-    for (let i = 0; i < D; i += 1) mean += x[start + i];
-    mean /= D;
-    for (let i = 0; i < D; i += 1) variance += (x[start + i] - mean) ** 2;
-    const scale = 1 / Math.sqrt(variance / D + eps);
+    const [mean, scale] = moments(x, start, D, eps);
+    let slope = 0, along = 0;
     for (let i = 0; i < D; i += 1) {
       const weighted = gradient[start + i] * weight[i];
       slope += weighted / D;
@@ -161,9 +158,8 @@ function why(vit, of) {
     g.set(readBackward(vit, kept.begins[layer + 1], of));
     throughMlp(vit, layer);
     throughHeads(vit, layer, (head, attention, slopes) => {
-      for (let q = 0; q < T * N; q += N) {
+      for (let q = 0; q < T * N; q += N)
         for (let k = 0; k < T; k += 1) legrad[k] += Math.max(0, slopes[q + k]) / (T * H * L);
-      }
     });
   }
   const minus = (row, less) => row.map((value, k) => value - less[k]);

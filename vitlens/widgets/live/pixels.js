@@ -62,7 +62,7 @@ function weightsOf(from, to, [reach, weight]) {
 
 // One pass of Pillow's resize. `lines` lines lie `line` values apart, their pixels `step` values.
 function pass(source, target, weights, lines, [line, step], [toLine, toStep]) {
-  for (let y = 0; y < lines; y += 1) {
+  for (let y = 0; y < lines; y += 1)
     weights.forEach(([first, shares], x) => {
       for (let color = 0; color < 3; color += 1) {
         let sum = 2 ** 21, at = y * line + first * step + color;
@@ -70,7 +70,6 @@ function pass(source, target, weights, lines, [line, step], [toLine, toStep]) {
         target[y * toLine + x * toStep + color] = Math.min(255, Math.max(0, sum >> 22));
       }
     });
-  }
 }
 
 // RGB levels of an image in another size: first across, then down, each rounded to whole levels.

@@ -20,13 +20,18 @@ function tensorsOf(list, bytes) {
 // Writes a matrix (depth, cols) as gemm reads it: panels of 8 columns, the last filled with zeros. `down` and `across`
 // are the steps in `source` to the next row and column, so that they also transpose.
 function pack(source, from, down, across, depth, cols, target, factor = 1) {
-  for (let panel = 0, to = 0; panel < cols; panel += 8) {
-    for (let row = 0; row < depth; row += 1) {
-      for (let col = panel, at = from + row * down + panel * across; col < panel + 8; col += 1, at += across, to += 1) {
+  for (let panel = 0, to = 0; panel < cols; panel += 8)
+    for (let row = 0; row < depth; row += 1)
+      for (let col = panel, at = from + row * down + panel * across; col < panel + 8; col += 1, at += across, to += 1)
         target[to] = col < cols ? source[at] * factor : 0;
-      }
-    }
-  }
+}
+
+// The mean of D numbers, and 1 / their deviation.
+function moments(x, start, D, eps) {
+  let mean = 0, variance = 0;
+  for (let i = start; i < start + D; i += 1) mean += x[i] / D;
+  for (let i = start; i < start + D; i += 1) variance += (x[i] - mean) ** 2;
+  return [mean, 1 / Math.sqrt(variance / D + eps)];
 }
 
 class Vit {
@@ -80,11 +85,7 @@ class Vit {
   norm(from, to, name, rows = this.tokens) {
     const { width: D, eps, held } = this, weight = held[`${name}.weight`], bias = held[`${name}.bias`];
     for (let start = 0; start < rows * D; start += D) {
-      let mean = 0, variance = 0;
-      for (let i = start; i < start + D; i += 1) mean += from[i];
-      mean /= D;
-      for (let i = start; i < start + D; i += 1) variance += (from[i] - mean) ** 2;
-      const scale = 1 / Math.sqrt(variance / D + eps);
+      const [mean, scale] = moments(from, start, D, eps);
       for (let i = 0; i < D; i += 1) to[start + i] = (from[start + i] - mean) * scale * weight[i] + bias[i];
     }
   }
@@ -102,11 +103,10 @@ class Vit {
   embed(input, x) {
     const { width: D, tokens: T, prefix: R, pixels, patch: [down, across], image: [, side], held } = this;
     const channel = input.length / 3, patches = held.wide, cols = Math.floor(side / across);
-    for (let p = 0, to = 0; p < T - R; p += 1) {
-      for (let i = 0; i < 3 * down; i += 1, to += across) { // a row of pixels of one color
-        const row = Math.floor(p / cols) * down + (i % down), at = Math.floor(i / down) * channel + row * side;
-        patches.set(input.subarray(at + (p % cols) * across, at + (p % cols + 1) * across), to);
-      }
+    for (let row = 0, to = 0; row < (T - R) * 3 * down; row += 1, to += across) { // of the pixels of a patch in a color
+      const p = Math.floor(row / (3 * down)), i = row % (3 * down), y = Math.floor(p / cols) * down + (i % down);
+      const at = Math.floor(i / down) * channel + y * side + (p % cols) * across;
+      patches.set(input.subarray(at, at + across), to);
     }
     this.linear(patches, "embed", x, T - R, R * D);
     x.set(held.prefix);
@@ -173,24 +173,19 @@ class Vit {
   // Sets the outputs (T, D) of the heads of a layer that are off to zero, or to their means.
   replace(o, layer, mean) {
     const { width: D, tokens: T, K, held: { means }, kept: { off } } = this;
-    for (const [, head] of off.filter(([at]) => at === layer)) {
-      for (let to = head * K; to < T * D; to += D) {
+    for (const [, head] of off.filter(([at]) => at === layer))
+      for (let to = head * K; to < T * D; to += D)
         if (mean) o.set(means.subarray(layer * T * D + to, layer * T * D + to + K), to);
         else o.fill(0, to, to + K);
-      }
-    }
   }
 
   // {q · scale, k, v}, each (H, T, K), from the (T, 3·D) of a layer.
   split(qkv) {
     const { width: D, tokens: T, heads: H, K, scale } = this;
     const parts = Array.from({ length: 3 }, () => new Float32Array(T * D));
-    for (let part = 0; part < 3 * H; part += 1) {
-      for (let t = 0; t < T; t += 1) {
-        const from = t * 3 * D + part * K;
+    for (let part = 0; part < 3 * H; part += 1)
+      for (let t = 0, from = part * K; t < T; t += 1, from += 3 * D)
         parts[Math.floor(part / H)].set(qkv.subarray(from, from + K), ((part % H) * T + t) * K);
-      }
-    }
     for (let i = 0; i < T * D; i += 1) parts[0][i] *= scale;
     return { q: parts[0], k: parts[1], v: parts[2] };
   }
