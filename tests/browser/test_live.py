@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from test_images import WIDE
 
 import vitlens
 from browser.fronts import MARKS, faults
@@ -214,6 +215,12 @@ def test_inputs_equal_preprocess(page, interpolation):
         assert np.array_equal(photo["input"].reshape(exact.shape), exact), f"file {number}"
     other = page.ask("photo", bytes=file_of(photos["rocket"], "webp"))
     assert not other["exact"]
+    for kind in ("png", "jpeg"):  # the browser converts to sRGB as Pillow does, to one level
+        file = file_of(photos["coffee"], kind, icc_profile=WIDE)
+        photo, exact = page.ask("photo", bytes=file), preprocess(model, file)[0].numpy()
+        level = np.reshape(model.pretrained_cfg["std"], (3, 1, 1)) * 255
+        levels = np.abs(photo["input"].reshape(exact.shape) - exact) * level
+        assert not photo["exact"] and levels.max() < 1.01 and levels.mean() < 0.1
 
 
 def test_pictures_equal_those_of_python(page):

@@ -167,7 +167,7 @@ function guide({ model, root, send, waiting, panels }) {
       make("p", { class: "sentence", "aria-live": "polite" }, sentence), make("div", { class: "scene" }, ...draw()),
       make("nav", {}, button("Back", () => go(step - 1), { disabled: !step }), make("span", {}, ...dots), next),
     );
-    if (held) next.focus();
+    if (held) next.focus({ preventScroll: true });
   };
 
   // Playing through the layers.
