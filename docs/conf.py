@@ -7,7 +7,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import website
 
-project, author, copyright = "vitlens", "the authors of vitlens", "the authors of vitlens"
+project = "vitlens"
 html_title = "vitlens"
 root_doc = "index"
 extensions = ["myst_nb"]
@@ -31,7 +31,8 @@ html_theme_options = {
     "home_page_in_toc": True,
     "show_navbar_depth": 1,
     "search_bar_text": "Search",
-    "extra_footer": "",
+    "footer_content_items": ["extra-footer.html"],
+    "extra_footer": "vitlens, MIT license.",
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
