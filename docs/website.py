@@ -87,11 +87,15 @@ def card(path: Path, folder: Path) -> str:
 
     title, picture, question = heading(path)
     shown = ""
-    if picture and (path.parent / picture).exists():
-        small = Image.open(path.parent / picture).convert("RGB")
-        small.thumbnail((480, 360))
-        small.save(folder / f"{path.stem}.webp", quality=80)
-        shown = f'<img src="_static/cards/{path.stem}.webp" alt="" loading="lazy" width="240">'
+    if (file := path.parent / picture).is_file():
+        small = folder / (file.name if file.suffix == ".svg" else f"{path.stem}.webp")
+        if file.suffix == ".svg":
+            shutil.copy(file, small)
+        else:
+            image = Image.open(file).convert("RGB")
+            image.thumbnail((480, 360))
+            image.save(small, quality=80)
+        shown = f'<img src="_static/cards/{small.name}" alt="" loading="lazy" width="240">'
     inside = f"{shown}<b>{html.escape(title)}</b><span>{html.escape(question)}</span>"
     return f'<a class="chapter" href="notebooks/{path.stem}.html">{inside}</a>'
 
