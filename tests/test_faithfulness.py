@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms.functional import gaussian_blur
 
 from vitlens import TokenGrid
-from vitlens.attribution import gradient_rollout
+from vitlens.attribution import gradient_rollout, relevance
 from vitlens.attribution.target import Target
 from vitlens.faithfulness import Randomization, blurred, curves, random_maps, randomization, table
 
@@ -228,6 +228,13 @@ def test_randomization_starts_from_the_top(vit):
             assert weight.std().item() == pytest.approx(original[name].std().item(), rel=0.05)
             assert abs((weight.mean() - original[name].mean()).item()) < 0.05 * original[name].std().item()
             assert abs(np.corrcoef(weight.flatten(), original[name].flatten())[0, 1]) < 0.05
+
+
+def test_randomization_compares_maps_after_chosen_parts(vit):
+    model, x, method = vit(img_size=(64, 96)), images(dtype=torch.float32), relevance
+    every, some = (randomization(model, x, method, after=after) for after in (None, [PARTS[4], PARTS[0]]))
+    assert some.parts == (PARTS[0], PARTS[4])
+    assert torch.equal(some.rank_correlation, every.rank_correlation[[0, 4]])
 
 
 def test_randomization_leaves_the_model_unchanged(vit):

@@ -43,25 +43,15 @@ def randomization(values, parts=("head", "blocks.1", "blocks.0")):
     return Randomization(parts, correlations, correlations, 0.4)
 
 
-def test_randomized_draws_mean_correlations():
-    figure = plot.randomized({"rollout": randomization([1.0, 0.8, 0.4]), "grad_cam": randomization([0.2, 0.1, 0.0])})
+def test_randomized_draws_bars_over_draws():
+    draws = [randomization([1.0, 0.8, 0.4]), randomization([0.8, 0.4, 0.0])]
+    figure = plot.randomized({"rollout": draws, "grad_cam": [randomization([0.2, 0.1, 0.0])]}, titles="abc")
     assert_tidy(figure)
-    (ax,) = figure.axes
-    threshold, rollout, cam = ax.lines
-    assert ax.get_title() == "|Rank correlation| with the map of the trained model, mean over images"
-    assert list(threshold.get_ydata()) == [0.4, 0.4]
-    np.testing.assert_allclose(rollout.get_ydata(), [1, 0.75, 0.6, 0.3])  # the mean of |ρ| of both images
-    np.testing.assert_allclose(cam.get_ydata(), [1, 0.15, 0.075, 0], atol=1e-7)
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["none", "head", "blocks.1", "blocks.0"]
-    assert (rollout.get_label(), cam.get_label()) == ("rollout", "grad_cam")
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["rollout", "grad_cam"]
-    one = randomization([1.0, 0.8, 0.4])
-    one = Randomization(one.parts, one.rank_correlation[:, :1], one.ssim[:, :1], one.threshold)
-    (ax,) = plot.randomized({"rollout": one}).axes
-    assert ax.get_title() == "|Rank correlation| with the map of the trained model", "a mean of one is none"
-
-
-def test_randomized_refuses_different_models():
-    results = {"a": randomization([1.0] * 3), "b": randomization([1.0], ("head",))}
-    with pytest.raises(ValueError, match="tried on one model, but its parts differ"):
-        plot.randomized(results)
+    assert [ax.get_title() for ax in figure.axes] == [*"abc"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["rollout", "grad_cam"]
+    middle = figure.axes[1]
+    rollout, cam, threshold = middle.lines
+    np.testing.assert_allclose(rollout.get_xydata(), [[0.6, 0], [0.3, 0]])  # means of |ρ| of both images
+    np.testing.assert_allclose(cam.get_xydata(), [[0.075, 1]])
+    np.testing.assert_allclose([bar.get_width() for bar in middle.patches], [0.45, 0.075])
+    assert list(threshold.get_xdata()) == [0.4, 0.4]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -317,7 +317,7 @@ class Randomization:
 
 def randomization(
     model: nn.Module, images: Tensor, method: Callable[[nn.Module, Tensor, Tensor], Tensor], target=None, *,
-    threshold: float = 0.5, seed: int = 0,
+    threshold: float = 0.5, seed: int = 0, after: Collection[str] | None = None,
 ) -> Randomization:  # fmt: skip
     """Cascading randomization (Adebayo et al., Sanity Checks for Saliency Maps, 2018), from the head to the input.
 
@@ -333,7 +333,8 @@ def randomization(
     method: (model, images, target (B,)) → (B, rows, cols), such as a function of `vitlens.attribution`. It is called
     once for the model and once for each part, with a copy of the model in eval mode and the target of the original
     model. threshold: limit of `unchanged`, 0.5 by choice, because Adebayo et al. state none. Unrelated maps of P
-    patches have a mean |rank correlation| of about 0.8 / √P, 0.06 for 196.
+    patches have a mean |rank correlation| of about 0.8 / √P, 0.06 for 196. after: names of the parts after which the
+    maps are compared, by default all.
     """
     target = _target(model, images, target, None, 32)
     target = target if target.numbers is None else target.numbers
@@ -342,10 +343,12 @@ def randomization(
     before = method(subject, images, target).cpu().double()
     parts, correlations, similarities = [], [], []
     for part in _cascade(subject, seed, images[:1], of_features(target)):
-        after = method(subject, images, target).cpu().double()
+        if after is not None and part not in after:
+            continue
+        changed = method(subject, images, target).cpu().double()
         parts.append(part)
-        correlations.append([_rank_correlation(*pair) for pair in zip(before, after, strict=True)])
-        similarities.append([_ssim(*pair) for pair in zip(before, after, strict=True)])
+        correlations.append([_rank_correlation(*pair) for pair in zip(before, changed, strict=True)])
+        similarities.append([_ssim(*pair) for pair in zip(before, changed, strict=True)])
     return Randomization(tuple(parts), torch.tensor(correlations), torch.tensor(similarities), threshold)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -319,35 +319,31 @@ def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, s
     return figure
 
 
-def randomized(results: Mapping[str, object], *, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
-    """Similarity of maps to those of the trained model while its weights become random, from the head down.
+def randomized(results: Mapping[str, Sequence], *, titles: Sequence[str] = ()) -> plt.Figure:
+    """Similarity of maps to those of the trained model after parts of its weights became random: a panel for each part.
 
-    results: a `vitlens.faithfulness.Randomization` of one model by the name of its method. The curves are the mean over
-    images of |rank correlation|, after each part, and the dashed line is the first threshold. The legend lists the
-    methods by their last correlation. Raises ValueError for several models.
+    results: `vitlens.faithfulness.Randomization`s of the same parts by the name of their method, one for each draw of
+    the weights. A dot is the mean over images of |rank correlation| of one draw, a bar the mean over the draws. titles:
+    of the panels, by default the names of the parts. The dashed line is the threshold.
 
     >>> rho = torch.tensor([[0.9], [0.4]])
     >>> result = vitlens.faithfulness.Randomization(("head", "norm"), rho, ssim=rho, threshold=0.5)
-    >>> figure = vitlens.plot.randomized({"relevance": result})
+    >>> figure = vitlens.plot.randomized({"relevance": [result]})
     """
-    first = next(iter(results.values()))
-    if any(tuple(result.parts) != tuple(first.parts) for result in results.values()):
-        raise ValueError("All methods must have been tried on one model, but its parts differ.")
-    names = ["none", *first.parts]
-    with canvas(ax, 900, 350) as (ax, drawn):
-        several = first.rank_correlation.shape[1] > 1
-        title = f"|Rank correlation| with the map of the trained model{', mean over images' * several}"
-        ax.set_title(title, size=10)
-        ax.axhline(first.threshold, **CHANCE)
-        curves = []
-        for color, (name, result) in zip(style.palette(len(results)), results.items(), strict=True):
-            values = np.array([1.0, *result.rank_correlation.abs().mean(1).tolist()])
-            curves += ax.plot(values, "o-", color=color, ms=4, lw=1.6, label=name)
-        ax.set(xlim=(-0.2, len(names) - 0.8), ylim=(0, 1.03), xlabel="Random from the head down to and with …")
-        ax.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor")
-        rule(ax)
-        legend_by_end(ax, curves)
-    return drawn
+    first = next(iter(results.values()))[0]
+    with styled():
+        figure, axes = charts(titles or first.parts, 900, 80 + 26 * len(results), sharey=True)
+        for part, ax in enumerate(axes):
+            for row, draws in enumerate(results.values()):
+                values = [draw.rank_correlation[part].abs().mean().item() for draw in draws]
+                ax.barh(row, np.mean(values), color=SERIES[0], alpha=0.3, height=0.7)
+                ax.plot(values, np.full(len(values), row), "o", color=SERIES[0], ms=3.5, clip_on=False)
+            ax.axvline(first.threshold, **CHANCE)
+            ax.set(xlim=(0, 1), ylim=(len(results) - 0.5, -0.5), xlabel="|rank correlation|")
+            ax.tick_params(axis="y", length=0)
+            rule(ax, "x")
+        axes[0].set_yticks(range(len(results)), [*results])
+    return figure
 
 
 def legend_by_end(ax: plt.Axes, curves: Iterable) -> None:
