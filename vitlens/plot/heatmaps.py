@@ -360,7 +360,7 @@ def attributions(
 def gallery(
     rows: Mapping[str, Sequence], *, titles: Sequence[str] = (), captions: Mapping[str, Sequence[str]] | None = None,
     circles: Mapping[str, Sequence] | None = None, shared: bool = True, over: Sequence | None = None,
-    grid: TokenGrid | None = None, size: float = 8.5,
+    grid: TokenGrid | None = None, size: float = 8.5, width: int = WIDTH,
 ) -> plt.Figure:  # fmt: skip
     """Images or maps in a grid, a row for each name.
 
@@ -369,7 +369,7 @@ def gallery(
     row, by name. shared: True for one color scale with a bar for all rows of maps, from 0 to the largest value, and
     another for rows with negative values, ±max. False for a scale per map, without bars. over: an image for each
     column, the model's input, drawn in gray under the maps of its column, as in `overlay`, each map on its own scale.
-    grid: that of the maps. size: of the captions, in points.
+    grid: that of the maps. size: of the captions, in points. width: largest width of the page in pixels.
 
     >>> rollouts = vitlens.attention.rollout(attn).numpy()
     >>> figure = vitlens.plot.gallery({"rollout": list(rollouts)}, titles=["cat", "rocket"])
@@ -381,7 +381,7 @@ def gallery(
         if shared and over is None and row[0].ndim == 2:
             alike[any((each < 0).any() for each in row)].append(name)
     bars = 90 if any(alike.values()) else 0
-    across = min(200, (WIDTH - bars) / columns)
+    across = min(200, (width - bars) / columns)
     tall = sum(across * max(each.shape[0] / each.shape[1] for each in row) for row in images.values())
     with styled():
         text = max((len(title.splitlines()) for title in titles), default=0)
