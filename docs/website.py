@@ -170,14 +170,15 @@ def mathjax(folder: Path) -> None:
 def trim(site: Path) -> None:
     """Leave out what no page needs: a script of 1.5 MB with icons that a font has as well, and the theme's templates.
 
-    Images of other files are loaded when they come near the window.
+    Images of the front page and of the index are loaded when they come near the window.
     """
     for template in (site / "_static").glob("*.html"):
         template.unlink()
     for page in site.glob("**/*.html"):
         if page.name != "live.html":
             text = re.sub(r"<(link|script)[^>]*fontawesome\.js[^>]*>(</script>)?", "", page.read_text(encoding="utf-8"))
-            text = re.sub(r"<img (?![^>]*(?:src=\"data:|loading=))", '<img loading="lazy" ', text)
+            if page.name in ("index.html", "README.html"):
+                text = re.sub(r"<img (?![^>]*loading=)", '<img loading="lazy" ', text)
             page.write_text(text, encoding="utf-8")
     (site / "_static/scripts/fontawesome.js").unlink()
 

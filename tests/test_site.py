@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import json
 import re
 import shutil
 import subprocess
@@ -78,6 +79,21 @@ def test_site_has_every_page_of_docs():
     assert {*website.DOCS} == {path.stem for path in (ROOT / "docs").glob("*.md")}
 
 
+def test_notebook_offers_the_live_page_below_each_widget(tmp_path):
+    still = {"data": {"text/html": ["<img alt='A map.' ", "src='data:,'>"], "text/plain": "A map."}}
+    cells = [
+        {"metadata": {"tags": ["live"], "page": "view=rollout&layer=8"}, "outputs": [{"text": "1"}, still]},
+        {"metadata": {"tags": ["opening"]}, "outputs": [still]},
+        {"metadata": {}, "source": "text"},
+    ]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"metadata": {"language_info": {}}, "cells": cells}))
+    changed = json.loads(website.notebook(tmp_path / "a.ipynb"))["cells"]
+    shown = changed[0]["outputs"][1]["data"]["text/html"]
+    assert '<img alt=\'A map.\' src=\'data:,\'>' in shown and "<button" in shown
+    assert re.findall('(?:href|data-page)="(.*?)"', shown) == ["../live.html#view=rollout&amp;layer=8"] * 2
+    assert changed[0]["outputs"][0] == {"text": "1"} and changed[1:] == cells[1:]
+
+
 def test_dead_links_names_each_dead_link(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "file.csv").touch()
@@ -145,6 +161,7 @@ def test_pages_request_nothing_from_outside_and_are_accessible(site, visit, name
         assert not [(each["id"], each["nodes"]) for each in found if each["impact"] in ("serious", "critical")]
         page.close()
     page, _ = visit(name, width=390)
+    assert "<!--" not in page.inner_text("article")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.close()
 
@@ -154,6 +171,8 @@ def test_pages_request_nothing_from_outside_and_are_accessible(site, visit, name
 def test_front_page_is_small_until_the_live_page_is_opened(site, visit):
     page, requests = visit("index.html")
     assert site[0] + "/live.html" not in requests
+    chapters = page.locator(".chapters a").evaluate_all("links => links.map(({href}) => href)")
+    assert chapters == [f"{site[0]}/notebooks/{path.stem}.html" for path in website.chapters()]
     total = sum(requests.values())
     assert 100_000 < total < LIMIT, f"{total:,} bytes"
     page.locator(".live button").click()
