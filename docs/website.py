@@ -194,8 +194,12 @@ def build(site: Path, model: str) -> None:
         mathjax(folder / "_static/mathjax")
         options = ["-b", "html", "-c", ROOT / "docs", "-d", folder / ".doctrees", "-E", "-q", "-W", "--keep-going"]
         options += ["-D", f"html_static_path={folder / '_static'}", "-D", f"html_extra_path={folder / '_extra'}"]
-        if subprocess.run([sys.executable, "-m", "sphinx", *options, folder, site]).returncode:
+        if subprocess.run([sys.executable, "-m", "sphinx", *options, folder, folder / ".html"]).returncode:
             sys.exit("Sphinx printed warnings. Change the pages that they name, and build again.")
+        for part in (folder / ".html").iterdir():  # in place of an older site, whose other pages must not stay
+            old = site / part.name
+            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+            shutil.move(part, old)
     trim(site)
     for path in chapters():
         shutil.copy(path, site / "_sources/notebooks" / path.name)  # a download is the notebook as committed
