@@ -126,13 +126,13 @@ def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def compact(png: bytes) -> bytes:
-    """A figure, in even numbers of pixels, in a small file. The JPEG of a still image stays as it is.
+    """A figure, in even numbers of pixels, in a small file. JPEG and WebP, of stills and animations, stay as they are.
 
     Every pixel is kept, in a palette if it has no more than 256 colors, except where a JPEG whose losses nobody sees is
     a fifth smaller, as with photographs. In a chart, whose other colors are edges of letters and shades of bands, up to
     EDGES of the pixels may be UNSEEN off in a palette. Dithering would put dots into maps that no model made.
     """
-    if (picture := Image.open(io.BytesIO(png))).format == "JPEG":
+    if (picture := Image.open(io.BytesIO(png))).format in ("JPEG", "WEBP"):
         return png
     picture = picture.convert("RGB")
     picture = ImageOps.expand(picture, (0, 0, picture.width % 2, picture.height % 2), "white")

@@ -780,11 +780,11 @@ def test_training_slider_shows_snapshot():
     run = snapshots(3)
     controls, picture = widgets.training(run).children
     _, slider = controls.children
-    assert (slider.min, slider.max, slider.value) == (0, 2, 0)
-    slider.value = 2
-    plot.snapshot(run, 2).savefig(file := io.BytesIO(), format="png")
+    assert (slider.min, slider.max, slider.value) == (0, 2, 2)
+    slider.value = 1
+    plot.snapshot(run, 1).savefig(file := io.BytesIO(), format="png")
     assert base64.b64encode(file.getvalue()).decode() in picture.value
-    assert f'alt="Step {run["steps"][2]:,}. Embedding filters. ' in picture.value
+    assert f'alt="Step {run["steps"][1]:,}. Embedding filters. ' in picture.value
 
 
 def shown(widget) -> dict:
@@ -819,10 +819,21 @@ def test_widgets_show_all_panels_without_a_kernel(vit):
         assert all(f"{panel['title']}. {panel['words']}" in data["text/plain"] for panel in page.frame["panels"])
         width[name] = Image.open(io.BytesIO(base64.b64decode(data["image/png"]))).width
     assert width == {"heads": 900, "compare": 900, "positions": 900}
-    run = snapshots(2)
+    run = snapshots(4)
     slider = widgets.training(run)
-    slider.children[0].children[1].value = 1
-    assert shown(slider)["text/plain"].startswith(f"Step {run['steps'][1]:,}. Embedding filters. ")
+    slider.children[0].children[1].value = 2
+    data = shown(slider)
+    assert data["text/plain"].startswith(f"Step {run['steps'][2]:,}. Embedding filters. ")
+    source = data["text/html"].partition("data:image/webp;base64,")[2].removesuffix('">')
+    film = Image.open(io.BytesIO(base64.b64decode(source)))
+    for index, file in enumerate(files := [io.BytesIO() for _ in range(4)]):
+        plot.snapshot(run, index).savefig(file, format="png")
+    drawn = [np.asarray(Image.open(file).convert("RGB"), int) for file in files]
+    order = []
+    for frame in range(film.n_frames):
+        film.seek(frame)
+        order.append(np.argmin([np.abs(np.asarray(film.convert("RGB"), int) - each).mean() for each in drawn]))
+    assert order == [2, 1, 3], "the current one, then every second one up to the last"
 
 
 FAMILIES = {

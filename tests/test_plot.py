@@ -825,6 +825,8 @@ def test_intervals_keeps_the_order_and_draws_measurements():
     assert ends == [(2.5, 3.5), (0.75, 1.25), (1.0, 3.0)]
     single = [dot for each in ax.collections if each is not bars for dot in each.get_offsets().tolist()]
     assert sorted(single) == [[2, 0], [2, 2], [4, 0]]
+    (bars,) = plot.intervals({"a": 4.0}, {"a": (1.0, 2.5)}).axes[0].collections
+    assert bars.get_segments()[0][:, 0].tolist() == [3.0, 6.5]
 
 
 def test_correspondences_joins_the_centers_of_patches():

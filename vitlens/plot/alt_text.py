@@ -95,12 +95,12 @@ def _number(value: float) -> str:
 
 
 def image(file: bytes, alt: str, width: int) -> str:
-    """HTML of a PNG or JPEG file, `width` pixels wide, with its alt text.
+    """HTML of a PNG, JPEG or WebP file, `width` pixels wide, with its alt text.
 
     nbconvert, repository pages and JupyterLab prefer HTML to an image of the same output, and only HTML has alt text in
     all of them.
     """
-    kind = "png" if file.startswith(b"\x89PNG") else "jpeg"
+    kind = {b"\x89PNG": "png", b"RIFF": "webp"}.get(file[:4], "jpeg")
     source = f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
     return f'<img alt="{html.escape(alt)}" width="{width}" src="{source}">'
 

@@ -86,7 +86,8 @@ def intervals(
 ) -> plt.Figure | plt.Axes:  # fmt: skip
     """A dot with an error bar for each name, the first one on top.
 
-    values: by name, as a dictionary or a pandas Series. errors: half the length of each interval, by the same names.
+    values: by name, as a dictionary or a pandas Series. errors: by the same names, half the length of each interval, or
+    its lengths below and above the value.
     points: single measurements of each value, drawn as small gray dots. level: value of a dashed vertical line.
 
     >>> figure = vitlens.plot.intervals({"ViT": 80.1, "ResNet": 78.5}, {"ViT": 1.0, "ResNet": 1.2})
@@ -99,8 +100,9 @@ def intervals(
         if single:
             x, y = zip(*single, strict=True)
             sns.stripplot(x=x, y=y, order=names, orient="h", color="0.7", jitter=False, size=4, ax=ax)
-        half = [errors[name] for name in names]
-        ax.errorbar([values[name] for name in names], range(len(names)), xerr=half, fmt="o", color=SERIES[0], capsize=3)
+        look = {"fmt": "o", "color": SERIES[0], "capsize": 3}
+        sides = np.transpose([errors[name] for name in names])
+        ax.errorbar([values[name] for name in names], range(len(names)), xerr=sides, **look)
         if level is not None:
             ax.axvline(level, **REFERENCE)
         ax.set_yticks(range(len(names)), names)

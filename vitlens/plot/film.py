@@ -2,8 +2,8 @@
 
 `snapshot` and `film_strip` take the result of `vitlens.train.snapshots.load`, S snapshots of one run: `filters`
 (S, k, p, p, C), `positions` (S, rows, cols, rows, cols), `distances` (S, L, H), `rollout` (S, N, rows, cols), `steps`
-(S,) and `prefix` (S,), the number of prefix tokens, by default 1. All snapshots share one scale: distances and rollouts
-from 0 to their maximum, cosines from −1 to 1. Only filters are scaled tile by tile, as in `filters`.
+(S,) and `prefix` (S,), the number of prefix tokens, by default 1. All snapshots share one scale: distances over their
+range, rollouts from 0 to their maximum, cosines from −1 to 1. Only filters are scaled tile by tile, as in `filters`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def film_strip(
         figure = page(side * len(indices) + 110, 4 * (side + 6) + 60, "compressed", margin=0.03)
         grid = figure.subplots(4, len(indices), squeeze=False)
         for axes, index, label in zip(grid.T, indices, labels, strict=True):
-            axes[0].set_title(label, size=10)
+            axes[0].set_title(label, size=10, loc="left")
             scales = _draw(run, index, axes, filters=(3, 9), rollouts=(2, 4), size=3.5)
             axes[2].set_box_aspect(1)
             axes[2].tick_params(labelleft=axes[2] is grid[2, 0], labelsize=7.5)
@@ -110,7 +110,7 @@ def _draw(run: SimpleNamespace, index: int, axes, filters: tuple[int, int], roll
     strip(third, run.distances[index], size)
     number_layers(third, run.distances.shape[1])
     third.axhline(run.uniform, **REFERENCE)
-    third.set_ylim(0, 1.08 * max(run.distances.max(), run.uniform))
+    third.set_ylim(0.95 * min(run.distances.min(), 0.8 * run.uniform), 1.05 * max(run.distances.max(), run.uniform))
     third.locator_params(axis="y", nbins=4)
     tiles, shares = colored(run.rollout[index, : rollouts[1]], **colors(run.rollout[:, : rollouts[1]]))
     _tiles(fourth, tiles, rollouts[0])
