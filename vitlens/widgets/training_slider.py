@@ -60,7 +60,7 @@ class Slider(ipywidgets.VBox):
 def _animation(pngs: list[bytes]) -> bytes:
     """A WebP that shows images in a loop, the first of them longest."""
     first, *others = (Image.open(io.BytesIO(png)).convert("RGB") for png in pngs)
-    look = {"duration": [1500] + [600] * len(others), "loop": 0, "quality": 40}
+    look = {"duration": [1500] + [600] * len(others), "loop": 0, "quality": 30, "minimize_size": True}
     first.save(file := io.BytesIO(), "WEBP", save_all=True, append_images=others, **look)
     return file.getvalue()
 
