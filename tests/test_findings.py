@@ -1,12 +1,16 @@
 """Findings in the prose of the chapters, recomputed from the committed models and tables."""
 
+import copy
 import json
 import re
 from pathlib import Path
 
 import nbformat
 import numpy as np
+import pytest
+import torch
 
+from vitlens import capture, load_model, preprocess, samples
 from vitlens.train import snapshots
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
@@ -21,6 +25,79 @@ def told(chapter: str) -> tuple[str, str]:
              for cell in cells for each in cell.get("outputs", [])]  # fmt: skip
     prose = " ".join(cell.source for cell in cells if cell.cell_type == "markdown")
     return " ".join(prose.split()), "\n".join(shown)
+
+
+@pytest.fixture(scope="module")
+def specimen():
+    return load_model()
+
+
+@pytest.fixture(scope="module")
+def photos(specimen):
+    return preprocess(specimen, list(samples().values()))
+
+
+@pytest.fixture(scope="module")
+def weights(specimen, photos):
+    """(images, layers, heads, tokens, tokens) attention of the specimen on the six samples."""
+    with torch.no_grad(), capture(specimen) as attn:
+        specimen(photos)
+    return torch.stack([layer.weights() for layer in attn], 1)
+
+
+def test_chapter_00_sinks_take_half_of_the_last_attention(weights):
+    received = weights[:, -1].mean((1, 2))[:, 1:].double()
+    many = received > 5 / 197
+    assert round(many.sum(1).double().mean().item(), 1) == 8.5
+    assert round((received * many).sum(1).mean().item(), 2) == 0.46
+
+
+def test_chapter_00_nearest_and_farthest_heads(weights):
+    places = torch.cartesian_prod(torch.arange(14.0), torch.arange(14.0)) * 16
+    distance = (weights[..., 1:, 1:] * torch.cdist(places, places)).sum(-1).mean((0, -1))
+    assert round(distance.min().item()) == 19 and round(distance.max().item()) == 111
+
+
+def test_chapter_01_order_enters_by_positions_alone(specimen, photos):
+    cat, order = photos[1:2], torch.randperm(196, generator=torch.Generator().manual_seed(0))
+    bag = copy.deepcopy(specimen)
+    bag.pos_embed.data.zero_()
+
+    def shuffled(model):
+        hook = model.patch_embed.register_forward_hook(lambda *passed: passed[-1][:, order])
+        result = model(cat)
+        hook.remove()
+        return result
+
+    with torch.no_grad():
+        logits, without = specimen(cat), bag(cat)
+        assert (shuffled(specimen) - logits).abs().max().item() == pytest.approx(5.374, abs=0.0006)
+        assert (without - logits).abs().max().item() == pytest.approx(9.333, abs=0.0006)
+        assert torch.allclose(shuffled(bag), without, atol=1e-5)
+
+
+def test_chapter_01_root_keeps_softmax_from_one_key(weights):
+    rows = weights[1, 0].double()
+    assert round(rows.amax(-1).mean().item(), 2) == 0.20
+    sharper = rows.log().mul(64**0.5).softmax(-1)  # log-weights are the scaled products up to a constant
+    assert round(sharper.amax(-1).mean().item(), 2) == 0.83
+
+
+def test_chapter_01_layers_add_to_the_class_token(specimen, photos):
+    lengths, hooks = [], []
+
+    def keep(_, args, output):
+        lengths.append(output[0, 0].norm().item())
+
+    for block in specimen.blocks:
+        hooks += [part.register_forward_hook(keep) for part in (block.attn, block.mlp, block)]
+    with torch.no_grad():
+        specimen(photos[1:2])
+    for hook in hooks:
+        hook.remove()
+    attention, mlp, token = torch.tensor(lengths).view(12, 3)[1:-1].T
+    shares = torch.stack([attention / token, mlp / token])
+    assert round(shares.min().item(), 2) == 0.15 and round(shares.max().item(), 2) == 0.67
 
 
 def test_chapter_11_accuracy_is_half_way_between_filters_and_distance():
