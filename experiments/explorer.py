@@ -1,18 +1,18 @@
-"""The explorer's latency, seen from a browser: from a click to new pixels, and from an upload to the first map.
+"""The explorer's latency with a kernel, from a click or an upload to the last write to a canvas.
 
     python -m experiments.explorer --out data/results/explorer.csv
 
-JupyterLab and Chromium run on this machine. A click counts from the pointer's event to the frame in which the canvas
-was painted anew, in the browser's own clock; an upload from the choice of the file. Every number is a median. ViT-Ti/16
-at 224 pixels and ViT-B/16 at 1024 (random weights: they cost the same), the second beside one plain forward of the
-same model in the same kernel. Of the first also what heads write, the classes by layer and the switches of heads: each
-click turns one more head, so the model runs anew. Memory is the resident size of the kernel before, after 50 and after
-200 interactions.
+JupyterLab and Chromium run on this machine. A click counts from the pointer's event, in the browser's own clock, an
+upload from the choice of the file. Every number is a median. load: of the minute before. ViT-Ti/16 at 224 pixels and
+ViT-B/16 at 1024 (random weights: they cost the same), the second beside one plain forward of the same model in the same
+kernel. Of the first also what heads write, the classes by layer and the switches of heads: each click turns one more
+head, so the model runs anew. Memory is the resident size of the kernel before, after 50 and after 200 interactions.
 """
 
 import base64
 import io
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -54,9 +54,9 @@ open("forward.json", "w").write(json.dumps([taken, os.getpid()]))
 CHANGED = """
     const root = document.querySelector(".vitlens"), before = root.dataset.answers;
     const changed = new Promise((done) => new MutationObserver((_, observer) => {
-        if (root.dataset.answers === before) return;
+        if (root.dataset.answers === before) return; // it is set after the last write to a canvas
         observer.disconnect();
-        requestAnimationFrame(() => done(performance.now()));
+        done(performance.now());
     }).observe(root, { attributes: true }));
 """
 CLICK = f"""async ([row, col, rows, cols]) => {{ {CHANGED}
@@ -170,7 +170,7 @@ def measured(name: str, front: Front, page: Page, tiny: bool) -> list[dict]:
         rows.append({
             "model": name, "pixels": size, "what": what, "seconds": round(middle, 3),
             "of_a_forward": round(middle / forward, 3), "slowest": round(max(seconds), 3), "times": len(seconds),
-            "mib": "",
+            "mib": "", "load": os.getloadavg()[0],
         })  # fmt: skip
         print(rows[-1], flush=True)
 

@@ -28,8 +28,11 @@ from vitlens.attribution import METHODS, Method, like, register, relevance
 from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.recorder.supported import family
-from vitlens.widgets import drawing, photographs, views
+from vitlens.widgets import drawing, in_page, photographs, views
 from vitlens.widgets.comparison import moved
+from vitlens.widgets.explorer import Explorer
+from vitlens.widgets.page import unchecked
+from vitlens.widgets.words import say
 
 PICTURE = samples()["chelsea"]
 MODELS = {
@@ -684,6 +687,32 @@ def test_explorer_saved_files_equal_page(explorer, monkeypatch):
         assert set(about) == names and about["words"].startswith(words(explorer))
         shown = {"view": view, "head": 1, "query": "readout", "layer": 2, "target": 4}
         assert about.items() >= {key: value for key, value in shown.items() if key in names}.items()
+
+
+def test_explorer_page_is_a_job_and_keeps_the_state(vit, tmp_path):
+    """The page is written from the state in which it was asked for. A cancel drops it, and nothing else."""
+    explorer = Explorer(vit(num_classes=3), samples()["coffee"])
+    explorer.first(unchecked)
+    explorer.write_page = in_page.write_page
+    answer = explorer.answer([({"press": "page", "number": 5}, [])], unchecked)
+    assert answer.job.key == ("page", 5) and answer.frame["answers"] == 5 and not answer.files
+    after = explorer.answer([({"set": {"layer": 0}, "number": 6}, [])], unchecked)
+    assert after.job.key == ("page", 5) and after.frame["message"] == ""
+    answer = explorer.answer([({"job": ("page", 5)}, [answer.job.function(unchecked)])], unchecked)
+    ((number, files),) = answer.files
+    assert number == 5 and [*files] == ["vitlens-the-image-given.html"] and explorer.state["layer"] == 0
+    assert answer.job is None or answer.job.key[0] != "page"
+    explorer.answer([({"press": "page", "number": 7}, [])], unchecked)
+    answer = explorer.answer([({"cancel": ("page", 7), "number": 8}, [])], unchecked)
+    assert answer.job is None or answer.job.key[0] != "page"
+    explorer.answer([({"set": {"view": "relevance"}, "number": 9}, [])], unchecked)
+    assert explorer.frame["score"]["words"] == say("scoring")
+
+
+def test_short_names_are_first_synonyms_unless_shared():
+    names = ("tabby, tabby cat", "maillot", "maillot, tank suit", "crane", "crane", "otter", "sea otter, otter")
+    wanted = ["tabby", "maillot", "maillot, tank suit", "crane", "crane", "otter", "sea otter"]
+    assert photographs.short(names) == wanted
 
 
 def test_digest_depends_on_names_and_values(vit):

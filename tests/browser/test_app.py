@@ -315,6 +315,28 @@ def test_app_saves_page(browser, served, tmp_path):
         assert faults(tab.page) == []
 
 
+def test_app_saves_page_beside_clicks_and_cancels(browser, served):
+    """A click is answered while the page is written, and nothing is saved after a cancel."""
+    with Tab(browser, served) as tab:
+        downloads = []
+        tab.page.on("download", downloads.append)
+        hook = served.app.model.register_forward_hook(lambda *_: time.sleep(0.1))
+        try:
+            tab.page.get_by_role("button", name="Save page").click()
+            tab.page.locator(".progress", has_text="Page: ").wait_for()
+            tab.click(1, 2)
+            tab.shown("row 1, column 2")
+            assert tab.page.locator(".progress").is_visible()
+            tab.page.get_by_role("button", name="Cancel").click()
+            tab.page.locator(".progress").wait_for(state="hidden")
+        finally:
+            hook.remove()
+        tab.settle()
+        assert downloads == [] and tab.page.locator(".alert").inner_text() == ""
+        with tab.page.expect_download():
+            tab.page.get_by_role("button", name="Save page").click()
+
+
 def test_app_names_heic(browser, served):
     with Tab(browser, served) as tab:
         tab.drop("body", ["phone.HEIC"])

@@ -15,7 +15,7 @@ function valueOf(record, { layer, head, query, key }) {
   const shares = row.map((share, t) => share && share * weightOf(t));
   const from = shares.indexOf(largestOf(shares));
   const vector = (values, at) => [...values.subarray((opened * row.length + at) * width).subarray(0, width)];
-  const whole = (at) => vector(k, at).map((value, i) => value + (mean ? mean[opened * width + i] : 0));
+  const whole = (at) => vector(k, at).map((value, i) => value + (mean?.[opened * width + i] ?? 0));
   const one = vector(q, from);
   const logits = Array.from(row, (_, at) => sumOf(whole(at).map((value, i) => value * one[i])));
   return {

@@ -18,7 +18,7 @@ function fuse(maps, head) {
   if (typeof head === "number") return maps[head];
   return maps[0].map((_, t) => {
     const values = maps.map((map) => map[t]);
-    return head === "max" ? Math.max(...values) : values.reduce((sum, value) => sum + value, 0) / values.length;
+    return head === "max" ? largestOf(values) : sumOf(values) / values.length;
   });
 }
 
@@ -55,8 +55,7 @@ const MAPS = {
   rollout(record, { layer, head, query }) {
     const values = patchesOf(record, rollout(record, layer, queryRow(record, query), head));
     let words = say("rollout", { source: queryWords(record, query), layer, heads: headWords(head) });
-    if (record.grid.prefix.length)
-      words += restWords("rollout prefix", record, 1 - sumOf(values));
+    if (record.grid.prefix.length) words += restWords("rollout prefix", record, 1 - sumOf(values));
     const prefix = record.grid.prefix.length === 1 ? [1 - sumOf(values)] : [];
     return { values, words: words + gateWords(record), prefix };
   },
@@ -73,8 +72,7 @@ const MAPS = {
   norms(record, { layer }) {
     const lengths = norms(record.tokens[layer], record.grid);
     const values = patchesOf(record, lengths);
-    const sorted = values.toSorted();
-    const middle = (sorted.length - 1) / 2;
+    const [sorted, middle] = [values.toSorted(), (values.length - 1) / 2];
     const median = (sorted[Math.floor(middle)] + sorted[Math.ceil(middle)]) / 2;
     const words = say("norms", { layer, median: number(median) });
     const [token] = record.grid.prefix;
@@ -84,25 +82,23 @@ const MAPS = {
     const plain = record.outputs === "value";
     const quantity = say(plain ? "value" : "probability");
     const place = query === "readout" ? 0 : 1 + queryRow(record, query).indexOf(1); // the read-out is the first
-    const rows = record.lens.flatMap((lens, k) => {
-      if (!lens) return [];
-      return [{ layer: k, name: record.label(lens.classes[place]), share: lens.shares[place], plain }];
-    });
+    const row = (lens, layer) => ({ layer, name: record.label(lens.classes[place]), share: lens.shares[place], plain });
+    const rows = record.lens.flatMap((lens, k) => (lens ? row(lens, k) : []));
     let who = query === "readout" ? say("lens readout", { readout: record.grid.reads }) : queryWords(record, query);
     who = who[0].toUpperCase() + who.slice(1);
     const { name: best, share } = rows.find((row) => row.layer === layer);
-    const score = scoreWords(record, share);
-    const words = say("lens", { layer, quantity, name: record.label(target), who, best, score });
+    const [name, score] = [record.label(target), scoreWords(record, share)];
+    const words = say("lens", { layer, quantity, name, who, best, score });
     const lens = { title: say("lens title", { who }), layer, rows, note: say("lens note") };
     return { values: record.lens[layer].of[target], words, unit: quantity, beside: { lens } };
   },
   contributions(record, { layer, head, target, against }) {
     const { written, logit, ...chart } = record.contributions[pairOf(target, against)];
-    const tokens = tokenCount(record.grid);
-    const chosen = { every: [0, written.length], sum: [layer * record.heads, (layer + 1) * record.heads] }[head];
-    const [from, to] = chosen || [layer * record.heads + head, layer * record.heads + head + 1];
+    const [tokens, first] = [tokenCount(record.grid), layer * record.heads];
+    const one = [first + head, first + head + 1];
+    const chosen = { every: [0, Infinity], sum: [first, first + record.heads] }[head] || one;
     const sums = new Float64Array(tokens);
-    for (let at = from * tokens; at < Math.min(to * tokens, written.length); at += 1) sums[at % tokens] += written[at];
+    written.subarray(...chosen.map((part) => part * tokens)).forEach((value, at) => (sums[at % tokens] += value));
     const whose = { every: "all layers", sum: "all heads" }[head] || "one head";
     const signed = (value) => (value >= 0 ? "+" : "") + number(value);
     const name = record.label(target);

@@ -1,26 +1,25 @@
 // Norms, cosines and principal components of the tokens (T, D) of a layer.
 
-const widthOf = (tokens, grid) => tokens.length / tokenCount(grid);
-
-function norms(tokens, grid) {
-  const width = widthOf(tokens, grid);
-  const norm = (_, t) => Math.hypot(...tokens.subarray(t * width, (t + 1) * width));
-  return Float64Array.from({ length: tokens.length / width }, norm);
+function rowsOf(tokens, grid) {
+  const width = tokens.length / tokenCount(grid);
+  return Array.from({ length: tokenCount(grid) }, (_, t) => tokens.subarray(t * width, (t + 1) * width));
 }
+
+function dotOf(a, b) {
+  let sum = 0;
+  for (let i = 0; i < a.length; i += 1) sum += a[i] * b[i];
+  return sum;
+}
+
+const norms = (tokens, grid) => Float64Array.from(rowsOf(tokens, grid), (row) => Math.hypot(...row));
 
 // (T) cosines of all tokens with their sum weighted by `weights` (T).
 function cosines(tokens, grid, weights) {
-  const width = widthOf(tokens, grid);
-  const sum = new Float64Array(width);
-  weights.forEach((weight, t) => {
-    if (weight) for (let i = 0; i < width; i += 1) sum[i] += weight * tokens[t * width + i];
-  });
+  const rows = rowsOf(tokens, grid);
+  const used = [...rows.keys()].filter((t) => weights[t]);
+  const sum = Float64Array.from(rows[0], (_, i) => sumOf(used.map((t) => weights[t] * rows[t][i])));
   const size = Math.max(Math.hypot(...sum), 1e-8);
-  return norms(tokens, grid).map((norm, t) => {
-    let dot = 0;
-    for (let i = 0; i < width; i += 1) dot += tokens[t * width + i] * sum[i];
-    return dot / size / Math.max(norm, 1e-8);
-  });
+  return Float64Array.from(rows, (row) => dotOf(sum, row) / size / Math.max(Math.hypot(...row), 1e-8));
 }
 
 // Makes the columns of a matrix, each an array, orthonormal. Returns the sum of their lengths.
@@ -28,7 +27,7 @@ function orthonormal(columns) {
   let total = 0;
   columns.forEach((column, k) => {
     for (const before of [...columns.slice(0, k), ...columns.slice(0, k)]) { // twice, for the rounding
-      const dot = column.reduce((sum, value, i) => sum + value * before[i], 0);
+      const dot = dotOf(column, before);
       column.forEach((value, i) => (column[i] = value - dot * before[i]));
     }
     const size = Math.hypot(...column);
@@ -57,30 +56,26 @@ function eigen(matrix) {
 
 // The first three principal components of the patches by subspace iteration: {colors: (P·3) from 0 to 1, shares: (3)}.
 function components(tokens, grid) {
-  const [width, count] = [widthOf(tokens, grid), grid.rows * grid.cols];
-  const X = Float64Array.from(tokens.subarray(grid.prefix.length * width));
-  for (let i = 0; i < width; i += 1) {
-    let mean = 0;
-    for (let p = 0; p < count; p += 1) mean += X[p * width + i] / count;
-    for (let p = 0; p < count; p += 1) X[p * width + i] -= mean;
-  }
-  const times = (vector, turned) => { // X·v, or Xᵀ·v
-    const result = new Float64Array(turned ? width : count);
-    for (let p = 0, at = 0; p < count; p += 1)
-      for (let i = 0; i < width; i += 1, at += 1) result[turned ? i : p] += X[at] * vector[turned ? p : i];
+  const patches = rowsOf(tokens, grid).slice(grid.prefix.length);
+  const [count, width] = [patches.length, patches[0].length];
+  const means = Float64Array.from(patches[0], (_, i) => sumOf(patches.map((row) => row[i] / count)));
+  const X = patches.map((row) => Float64Array.from(row, (value, i) => value - means[i]));
+  const times = (vector) => Float64Array.from(X, (row) => dotOf(row, vector));
+  const turned = (vector) => { // Xᵀ·v
+    const result = new Float64Array(width);
+    for (let p = 0; p < count; p += 1) for (let i = 0; i < width; i += 1) result[i] += X[p][i] * vector[p];
     return result;
   };
-  const block = Math.min(12, count, width);
-  const start = (k) => Float64Array.from({ length: width }, (_, i) => Math.cos(1 + i * (k + 1.3)));
-  let V = Array.from({ length: block }, (_, k) => start(k));
+  const start = (_, k) => Float64Array.from({ length: width }, (_, i) => Math.cos(1 + i * (k + 1.3)));
+  let V = Array.from({ length: Math.min(12, count, width) }, start);
   let [before, size] = [-1, orthonormal(V)];
   for (let turn = 0; turn < 200 && Math.abs(size - before) > 1e-11 * size; turn += 1) {
-    V = V.map((vector) => times(times(vector), true));
+    V = V.map((vector) => turned(times(vector)));
     [before, size] = [size, orthonormal(V)];
   }
-  const Z = V.map((vector) => times(vector));
-  const pairs = eigen(Z.map((a) => Z.map((b) => a.reduce((sum, value, i) => sum + value * b[i], 0)))).slice(0, 3);
-  const total = X.reduce((sum, value) => sum + value * value, 0) || 1;
+  const Z = V.map(times);
+  const pairs = eigen(Z.map((a) => Z.map((b) => dotOf(a, b)))).slice(0, 3);
+  const total = sumOf(X.map((row) => dotOf(row, row))) || 1;
   const colors = new Float32Array(3 * count);
   pairs.forEach(([, vector], k) => {
     const scores = Z[0].map((_, p) => vector.reduce((sum, weight, j) => sum + weight * Z[j][p], 0));
