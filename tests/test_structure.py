@@ -127,3 +127,11 @@ def test_dir_shows_public_names_alone():
         for name in module.__all__:
             assert getattr(module, name) is not None
         assert {*dir(module)} <= {*module.__all__, "__version__"}, f"dir(vitlens.{module.__name__})"
+
+
+def test_lines_of_scripts_and_styles_fit():
+    """Scripts and styles are not minified: no line has more than 120 characters."""
+    files = [path for kind in ("js", "css") for path in PACKAGE.rglob(f"*.{kind}")]
+    wide = [f"{path.name}:{number}" for path in files
+            for number, line in enumerate(path.read_text("utf-8").splitlines(), 1) if len(line) > 120]  # fmt: skip
+    assert len(files) > 20 and wide == []

@@ -319,7 +319,7 @@ def test_app_saves_page_beside_clicks_and_cancels(browser, served):
     """A click is answered while the page is written, and nothing is saved after a cancel."""
     with Tab(browser, served) as tab:
         downloads = []
-        tab.page.on("download", downloads.append)
+        tab.page.on("download", lambda download: downloads.append(download))
         hook = served.app.model.register_forward_hook(lambda *_: time.sleep(0.1))
         try:
             tab.page.get_by_role("button", name="Save page").click()

@@ -9,7 +9,7 @@ function render({ model, el }) {
   const alert = make("p", { class: "alert", role: "alert" });
   const close = small("Close", () => {
     [complaint, hushed] = ["", model.get("frame").answers];
-    warn();
+    notify();
   });
   const amount = make("span", { "aria-hidden": "true" });
   const meter = make("progress", { "aria-label": "Progress" });
@@ -45,18 +45,10 @@ function render({ model, el }) {
   let hushed; // number of the answer whose message was closed
   let gone = ""; // the alert while there is no kernel
   let timer;
-  const warn = () => {
-    const { answers, message } = model.get("frame");
-    const said = gone || [complaint, answers === hushed ? "" : message].filter(Boolean).join(" ");
-    if (said !== alert.textContent) alert.textContent = said;
-    warning.hidden = !said;
-    close.hidden = Boolean(gone);
-  };
   const stop = watch(model, (sentence) => {
     gone = sentence;
     body.inert = Boolean(gone);
-    warn();
-    status();
+    notify();
   });
   const aim = { at: null };
 
@@ -65,7 +57,7 @@ function render({ model, el }) {
     if (!waiting()) since = performance.now();
     root.dataset.sent = sent = number += 1;
     complaint = kept;
-    setTimeout(() => waiting() && status(), 150);
+    setTimeout(() => waiting() && notify(), 150);
     model.send({ ...content, number: sent }, undefined, buffers);
   };
   // While dragging over the image or along a slider, only the last message counts.
@@ -91,22 +83,26 @@ function render({ model, el }) {
     const count = `${of ? `${done.toLocaleString("en")} of ` : ""}${forwards(of || done)}`;
     return [`${what}: ${count}${left ? `, about ${lasting(left)} left` : ""}`, of && done / of];
   };
-  const status = () => {
+  // Shows the alert, and what takes long.
+  const notify = () => {
+    const { answers, message } = model.get("frame");
+    const said = gone || [complaint, answers === hushed ? "" : message].filter(Boolean).join(" ");
+    if (said !== alert.textContent) alert.textContent = said;
+    warning.hidden = !said;
+    close.hidden = Boolean(gone);
     const [text, share] = running() || [];
     busy.textContent = !gone && (waiting() || coming || long) ? "Computing …" : "";
     progress.hidden = !text;
     root.classList.toggle("stale", waiting() && performance.now() - since >= SLOW);
     clearTimeout(timer);
-    if (waiting() && !gone) timer = setTimeout(status, SLOW);
+    if (waiting() && !gone) timer = setTimeout(notify, SLOW);
     amount.textContent = text;
     if (share) meter.value = share;
     else meter.removeAttribute("value");
   };
   const complain = (problem) => {
-    coming = null;
-    complaint = problem;
-    status();
-    warn();
+    [coming, complaint] = [null, problem];
+    notify();
   };
   // Sends a file in parts, each after Python confirmed the last. A new file replaces it.
   const upload = async (file) => {
@@ -116,7 +112,7 @@ function render({ model, el }) {
     if (file.size > most) return complain(`${file.name} (${megabytes(file.size)} MB) ${limit}.`);
     uploads.add(file.name);
     do {
-      status();
+      notify();
       const at = mine.received;
       const data = await file.slice(at, at + PART).arrayBuffer().catch((error) => error);
       if (coming !== mine) return;
@@ -134,7 +130,7 @@ function render({ model, el }) {
       mine.received = received;
     } while (mine.received < file.size);
     coming = null;
-    status();
+    notify();
   };
   // Photos that were dropped, pasted or chosen: the first one is uploaded.
   const take = ({ files }, missing) => {
@@ -144,7 +140,6 @@ function render({ model, el }) {
     else if (ALONE && /hei[cf]$/i.test(first.type || first.name))
       complain("HEIC photos cannot be opened here. Export it as JPEG.");
     else upload(first);
-    warn();
   };
 
   const file = make("input", { type: "file", accept: "image/*", "aria-label": "Upload a photo", onchange: () => {
@@ -235,8 +230,7 @@ function render({ model, el }) {
     pager.hidden = !frame.pages;
     await Promise.all(frame.panels.map((each) => made.get(each.name).update(each, pictures, waiting)));
     if (turn !== turns) return; // a later frame was faster
-    warn();
-    if (!waiting()) status();
+    notify();
     const names = [frame.controls.find(({ name }) => name === "photograph")?.value, frame.model].filter(Boolean);
     heading.hidden = !frame.model;
     heading.textContent = names.join(" · ");
@@ -252,15 +246,14 @@ function render({ model, el }) {
     else if (content.file && content.file === coming?.id) coming.confirm(content);
     else if ("progress" in content) {
       long = content.progress;
-      status();
+      notify();
     }
     if (content.download && content.asked === saving) save(content.download[0], bytesOf(buffers[0]));
   };
   model.on("change:frame", draw);
   model.on("msg:custom", custom);
   el.append(root);
-  warn();
-  status();
+  notify();
   const address = ALONE ? addressed(model, uploads, send, complain) : null;
   draw();
   return () => {

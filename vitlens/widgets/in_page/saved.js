@@ -40,5 +40,5 @@ opened("data").then(async (file) => {
   page.source = source; // for scripts that drive the page
   render({ model: source, el: page });
 }).catch(({ message }) => {
-  document.querySelector("[role=status]").textContent = `This page needs a newer browser (${message}).`;
+  document.getElementById("page").textContent = `This page could not be opened: ${message}. It needs a newer browser.`;
 });

@@ -134,7 +134,7 @@ class Vit {
   }
 
   // Runs the model. `off` lists the [layer, head] that give zero, or their mean over other photos if `mean`. Returns
-  // {layers: [{q, k, v: (H, T, K), scale}], tokens: [(T, D) after each layer], logits} with scaled q, and keeps it.
+  // {layers: [{q, k: (H, T, K), scale}], tokens: [(T, D) after each layer], logits} with scaled q, and keeps it.
   forward(input, off = [], mean = false) {
     const { width: D, tokens: T, hidden: F, heads: H, K, N, scale, held } = this, { x, y, wide, o, small } = held;
     this.kept = { off, begins: [], middles: [], qkv: [], hidden: [] };
@@ -179,14 +179,14 @@ class Vit {
         else o.fill(0, to, to + K);
   }
 
-  // {q · scale, k, v}, each (H, T, K), from the (T, 3·D) of a layer.
+  // {q · scale, k}, each (H, T, K), from the (T, 3·D) of a layer.
   split(qkv) {
     const { width: D, tokens: T, heads: H, K, scale } = this;
-    const parts = Array.from({ length: 3 }, () => new Float32Array(T * D));
-    for (let part = 0; part < 3 * H; part += 1)
-      for (let t = 0, from = part * K; t < T; t += 1, from += 3 * D)
-        parts[Math.floor(part / H)].set(qkv.subarray(from, from + K), ((part % H) * T + t) * K);
-    for (let i = 0; i < T * D; i += 1) parts[0][i] *= scale;
-    return { q: parts[0], k: parts[1], v: parts[2] };
+    const [q, k] = [new Float32Array(T * D), new Float32Array(T * D)];
+    for (let head = 0, to = 0; head < H; head += 1)
+      for (let t = 0; t < T; t += 1)
+        for (let from = t * 3 * D + head * K, end = from + K; from < end; from += 1, to += 1)
+          [q[to], k[to]] = [qkv[from] * scale, qkv[from + D]];
+    return { q, k };
   }
 }
