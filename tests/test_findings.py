@@ -100,6 +100,29 @@ def test_chapter_01_layers_add_to_the_class_token(specimen, photos):
     assert round(shares.min().item(), 2) == 0.15 and round(shares.max().item(), 2) == 0.67
 
 
+def test_chapters_03_and_04_local_heads_and_equal_rows(photos):
+    """From the softmax of timm itself, with fused attention off."""
+    model, maps = load_model(), {}
+    for k, block in enumerate(model.blocks):
+        block.attn.fused_attn = False
+        block.attn.attn_drop.register_forward_hook(lambda _, __, out, k=k: maps.update({k: out}))
+    with torch.no_grad():
+        model(photos)
+    row, col = torch.arange(196) // 14, torch.arange(196) % 14
+    for (layer, head), step in {(1, 2): (0, -1), (2, 0): (1, 0), (2, 1): (0, 1), (3, 2): (-1, 0)}.items():
+        peak = maps[layer][:, head, 1:, 1:].argmax(-1)
+        share = ((row[peak] - row == step[0]) & (col[peak] - col == step[1])).double().mean()
+        assert share > 0.7, "the largest weight is on one neighbor"
+        if (layer, head) == (2, 0):
+            assert round(share.item(), 3) == 0.923
+    pairs = torch.ones(196, 196).triu(1).bool()
+    last = np.array([[torch.corrcoef(m)[pairs].mean() for m in image] for image in maps[11][:, :, 1:, 1:]])
+    assert round(float(last.min()), 2) == 0.88 and 0.985 < last[1].min() < last[1].max() < 1
+    eye = 1 + 5 * 14 + 4
+    assert round(maps[8][1, 2, eye, 1 + 6 * 14 + 11].item(), 3) == 0.076, "the other eye"
+    assert round(maps[2][1, 0, eye, eye + 14].item(), 3) == 0.612
+
+
 def test_chapter_11_accuracy_is_half_way_between_filters_and_distance():
     prose, shown = told("11")
     folder = DATA / "checkpoints" / "vit_tiny_patch8_64"
