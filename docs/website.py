@@ -168,12 +168,12 @@ def mathjax(folder: Path) -> None:
 
 
 def trim(site: Path) -> None:
-    """Leave out what no page needs: a script of 1.5 MB with icons that a font has as well, and the theme's templates.
+    """Leave out what no page needs: a script of 1.5 MB with icons that a font has as well, source maps and templates.
 
     Images of the front page and of the index are loaded when they come near the window.
     """
-    for template in (site / "_static").glob("*.html"):
-        template.unlink()
+    for file in (*site.glob("_static/*.html"), *site.glob("_static/**/*.map")):
+        file.unlink()
     for page in site.glob("**/*.html"):
         if page.name != "live.html":
             text = re.sub(r"<(link|script)[^>]*fontawesome\.js[^>]*>(</script>)?", "", page.read_text(encoding="utf-8"))
