@@ -69,15 +69,18 @@ def live(page: str, still: str, state: str = "") -> str:
 
 
 def notebook(path: Path) -> str:
-    """A notebook with the live page offered below each widget."""
+    """A notebook with the live page offered below each widget that shows what the page does."""
     book = json.loads(path.read_text(encoding="utf-8"))
     book["metadata"]["language_info"]["pygments_lexer"] = "ipython3"  # which reads lines with % and !
     for cell in book["cells"]:
-        if "live" in cell["metadata"].get("tags", []):
+        code = source(cell)
+        if "live" in cell["metadata"].get("tags", []) and re.search(r"widgets\.(explore|heads|tour)", code):
+            view = re.search(r"view=\"(\w+)\"", code)
+            state = cell["metadata"].get("page") or (f"view={view[1]}" if view else "")
             stills = [output["data"] for output in cell["outputs"] if "text/html" in output.get("data", {})]
             for data in stills[-1:]:
                 still = "".join(data["text/html"])
-                data["text/html"] = live("../live.html", still, cell["metadata"].get("page", ""))
+                data["text/html"] = live("../live.html", still, state)
     return json.dumps(book)
 
 

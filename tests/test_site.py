@@ -81,17 +81,20 @@ def test_site_has_every_page_of_docs():
 
 def test_notebook_offers_the_live_page_below_each_widget(tmp_path):
     still = {"data": {"text/html": ["<img alt='A map.' ", "src='data:,'>"], "text/plain": "A map."}}
+    live, call = {"tags": ["live"]}, "page = widgets.explore(model)\npage.set(view=\"norms\")\npage"
     cells = [
-        {"metadata": {"tags": ["live"], "page": "view=rollout&layer=8"}, "outputs": [{"text": "1"}, still]},
-        {"metadata": {"tags": ["opening"]}, "outputs": [still]},
-        {"metadata": {}, "source": "text"},
+        {"metadata": live | {"page": "view=rollout&layer=8"}, "source": call, "outputs": [{"text": "1"}, still]},
+        {"metadata": {"tags": ["opening"]}, "source": call, "outputs": [still]},
+        {"metadata": live, "source": "widgets.training(snapshots)", "outputs": [still]},
+        {"metadata": live, "source": [call], "outputs": [still]},
     ]
     (tmp_path / "a.ipynb").write_text(json.dumps({"metadata": {"language_info": {}}, "cells": cells}))
     changed = json.loads(website.notebook(tmp_path / "a.ipynb"))["cells"]
     shown = changed[0]["outputs"][1]["data"]["text/html"]
     assert '<img alt=\'A map.\' src=\'data:,\'>' in shown and "<button" in shown
     assert re.findall('(?:href|data-page)="(.*?)"', shown) == ["../live.html#view=rollout&amp;layer=8"] * 2
-    assert changed[0]["outputs"][0] == {"text": "1"} and changed[1:] == cells[1:]
+    assert changed[0]["outputs"][0] == {"text": "1"} and changed[1:3] == cells[1:3]
+    assert "live.html#view=norms\"" in changed[3]["outputs"][0]["data"]["text/html"]
 
 
 def test_dead_links_names_each_dead_link(tmp_path):
