@@ -7,8 +7,11 @@ from pathlib import Path
 
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import StratifiedKFold
 
 from vitlens import capture, load_model, preprocess, samples
 from vitlens.train import snapshots
@@ -98,6 +101,20 @@ def test_chapter_01_layers_add_to_the_class_token(specimen, photos):
     attention, mlp, token = torch.tensor(lengths).view(12, 3)[1:-1].T
     shares = torch.stack([attention / token, mlp / token])
     assert round(shares.min().item(), 2) == 0.15 and round(shares.max().item(), 2) == 0.67
+
+
+def test_chapter_02_nearest_neighbor_equals_the_recipe():
+    prose, shown = told("02")
+    data = load_digits()
+    pixels, accuracy = data.images.reshape(-1, 64), []
+    for seen, new in StratifiedKFold(5, shuffle=True, random_state=0).split(pixels, data.target):
+        squared = (pixels[new, None] - pixels[seen]) ** 2
+        accuracy.append(100 * (data.target[seen][squared.sum(-1).argmin(1)] == data.target[new]).mean())
+    recipe = pd.read_csv(DATA / "results" / "digits.csv")["top1"][:5]
+    mean, spread = np.mean(accuracy), np.std(accuracy, ddof=1)
+    assert re.search(rf"^mean +{mean:.1f} +{recipe.mean():.1f}$", shown, re.M)
+    assert re.search(rf"^std +{spread:.1f} +{recipe.std():.1f}$", shown, re.M)
+    assert f"They are tied: {mean:.1f} and {recipe.mean():.1f} %" in prose
 
 
 def test_chapters_03_and_04_local_heads_and_equal_rows(photos):
