@@ -186,6 +186,17 @@ def test_front_page_is_small_until_the_live_page_is_opened(site, visit):
 
 @MARKS
 @pytest.mark.slow
+def test_live_page_opens_in_the_view_of_the_cell(visit):
+    page, _ = visit("notebooks/06_rollout.html")
+    assert page.locator(".live").get_attribute("data-page") == "../live.html#view=rollout"
+    page.locator(".live button").click()
+    live = page.frame_locator(".live iframe")
+    live.get_by_text("Rollout from the query").first.wait_for()
+    page.close()
+
+
+@MARKS
+@pytest.mark.slow
 def test_search_finds_chapters_and_docs(visit):
     page, _ = visit("search.html?q=registers")
     page.locator("#search-results li").first.wait_for()
