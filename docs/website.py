@@ -99,7 +99,8 @@ def card(path: Path, folder: Path) -> str:
             image.thumbnail((480, 360))
             image.save(small, quality=80)
         shown = f'<img src="_static/cards/{small.name}" alt="" loading="lazy" width="240">'
-    inside = f"{shown}<b>{html.escape(title)}</b><span>{html.escape(question)}</span>"
+    question = re.sub("`(.+?)`", r"<code>\1</code>", html.escape(question))
+    inside = f"{shown}<b>{html.escape(title)}</b><span>{question}</span>"
     return f'<a class="chapter" href="notebooks/{path.stem}.html">{inside}</a>'
 
 
