@@ -765,7 +765,7 @@ def test_gallery_circles_patches():
     patches = np.zeros((4, 2), dtype=bool)
     patches[3, 1] = True
     rows = {"image": [photo(80, 40)] * 2, "map": [np.eye(4)] * 2}
-    axes = plot.gallery(rows, circles={"image": [patches, ~patches]}).axes
+    axes = plot.gallery(rows, circles={"image": torch.tensor(np.stack([patches, ~patches]))}).axes
     assert [len(ax.patches) for ax in axes[:4]] == [1, 7, 0, 0]
     assert tuple(axes[0].patches[0].center) == (29.5, 69.5) and axes[0].patches[0].radius == 15
 

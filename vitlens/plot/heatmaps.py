@@ -401,7 +401,7 @@ def gallery(
                 write_below(ax, caption, size)
             for ax, each, patches in zip(lines[name], row, (circles or {}).get(name, ()), strict=False):
                 patch = np.divide(each.shape[:2], np.shape(patches))
-                for center in (np.argwhere(patches) + 0.5) * patch - 0.5:
+                for center in (np.argwhere(np.asarray(patches)) + 0.5) * patch - 0.5:
                     ring = Circle(center[::-1], 0.75 * max(patch), fill=False, edgecolor="white", linewidth=1.3)
                     ring.set_path_effects([withStroke(linewidth=3, foreground=INK)])
                     ax.add_patch(ring)
