@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import spearmanr
 from sklearn.datasets import load_digits
 from sklearn.model_selection import StratifiedKFold
 
-from vitlens import capture, load_model, preprocess, samples
+from vitlens import attribution, capture, load_model, preprocess, samples
 from vitlens.train import snapshots
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
@@ -138,6 +139,86 @@ def test_chapters_03_and_04_local_heads_and_equal_rows(photos):
     eye = 1 + 5 * 14 + 4
     assert round(maps[8][1, 2, eye, 1 + 6 * 14 + 11].item(), 3) == 0.076, "the other eye"
     assert round(maps[2][1, 0, eye, eye + 14].item(), 3) == 0.612
+
+
+def attention_of(model: torch.nn.Module, images: torch.Tensor) -> np.ndarray:
+    """(L, B, H, T, T) attention of timm's own code, which forms the weights without the fused kernel."""
+    weights = []
+    for block in model.blocks:
+        block.attn.fused_attn = False
+        block.attn.attn_drop.register_forward_hook(lambda _, args, output: weights.append(output.double()))
+    with torch.no_grad():
+        model(images)
+    return torch.stack(weights).numpy()
+
+
+def bundled(**options) -> tuple[torch.nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    model = load_model(DATA / "checkpoints" / "vit_tiny_patch16_224", **options)
+    return model, preprocess(model, list(samples().values()))
+
+
+def test_chapter_06_numbers_of_rollout():
+    prose, shown = told("06")
+    falls = {}
+    for name in ("random weights", "trained"):
+        weights = attention_of(*bundled(pretrained=name == "trained"))
+        steps = (weights.mean(2) + np.eye(197)) / 2
+        rows, through = np.eye(197)[None].repeat(6, 0), []
+        for step in steps[::-1]:
+            rows = rows @ step
+            through.append(rows[:, 0, 1:])
+        through = np.stack(through)
+        falls[name] = (through.max(2) / through.mean(2)).mean(1)
+    trained, untrained = falls["trained"], falls["random weights"]
+    assert (np.diff(trained) < 0).all() and untrained.max() < 1.2
+    words = "{:.1f} through the last layer alone, then {:.1f}, {:.1f}, {:.1f}, and {:.2f} through all twelve"
+    assert words.format(*trained[:4], trained[-1]) in prose
+    printed = float(re.search(r"with random weights it is (\d\.\d+)", prose)[1])
+    assert abs(untrained[-1] - printed) < 0.02, "another draw"
+    similar = []
+    for each in (rows[:, :, 1:], weights[-1].mean(1)[:, :, 1:]):
+        values = np.stack([np.corrcoef(image)[0] for image in each])
+        similar += [values.mean(), values.min()]
+    words = "by {:.2f} on average and by {:.2f} at least; in the last layer alone by {:.2f} and {:.2f}"
+    assert words.format(*similar) in prose
+    most = weights[-1].mean((1, 2))[:, 1:].argsort(1)[:, -8:]
+    shares = [np.take_along_axis(each, most, 1).sum(1) / each.sum(1) for each in (through[0], through[-1])]
+    words = "{:.0f} to {:.0f} % of the last layer's map, and {:.0f} to {:.0f} % of the full rollout"
+    assert words.format(*(100 * end for each in shares for end in (each.min(), each.max()))) in prose
+
+
+def test_chapter_07_numbers_of_three_tests():
+    prose, shown = told("07")
+    planted = 100 * pd.read_csv(DATA / "results" / "planted.csv", index_col="method")["two"]
+    words = f"at a time finds {planted['occlusion']:.1f} %, gradient rollout {planted['gradient_rollout']:.1f} %, "
+    assert words + f"relevance {planted['relevance']:.1f} %" in prose
+    single = planted[["grad_cam", "attention_gradient", "input_x_gradient"]]
+    assert f"one gradient find {single.min():.1f} to {single.max():.1f} %" in prose
+    photos = pd.read_csv(DATA / "results" / "explanations.csv", index_col="method")
+    for method in ("balanced_gradients", "gradient_rollout", "grad_cam", "integrated_gradients"):
+        mean, half = photos.loc[method, ["difference", "difference_95"]].astype(float).round(3)
+        assert f"{mean:.3f} ± {half:.3f}" in prose
+    model, images = bundled()
+    with torch.no_grad():
+        target = model(images).argmax(1)
+    maps = {name: [getattr(attribution, name)(model, images, target)] for name in ("rollout", "relevance", "grad_cam")}
+    for seed in (10, 11):  # other draws than the chapter's
+        generator = torch.Generator().manual_seed(seed)
+        for weight in model.head.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.data = weight.data.mean() + weight.data.std() * noise
+        for name, each in maps.items():
+            each.append(getattr(attribution, name)(model, images, target))
+    kept = {
+        name: np.mean([abs(spearmanr(a.flatten(), b.flatten()).statistic)
+                       for later in each[1:] for a, b in zip(each[0], later, strict=True)])
+        for name, each in maps.items()
+    }  # fmt: skip
+    for name, value in kept.items():
+        printed = float(re.search(rf"^{name} +([\d.]+) +[\d.]+ +[\d.]+ *$", shown, re.M)[1])
+        assert abs(value - printed) < 0.1, name
+    assert kept["rollout"] == 1 and "**Relevance keeps 0.67.**" in prose
 
 
 def test_chapter_11_accuracy_is_half_way_between_filters_and_distance():
