@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import spearmanr, ttest_1samp
 from sklearn.datasets import load_digits
 from sklearn.model_selection import StratifiedKFold
 
@@ -248,3 +248,60 @@ def test_chapter_11_accuracy_is_half_way_between_filters_and_distance():
     rise = scored[11700] - np.interp(run["steps"][-2], steps, list(scored.values()))
     assert f"jumps from {low:.3f} to {high:.3f} between the last two moments" in prose
     assert f"while accuracy rises by {rise:.1f} points" in prose
+
+
+def paired(file: str, first: str, second: str, metric: str = "top1", images: int | None = None) -> tuple[float, float]:
+    """Mean difference of two models within seeds and half of Student's 95 % interval, by SciPy."""
+    table = pd.read_csv(DATA / "results" / f"{file}.csv")
+    table = table if images is None else table[table["images"] == images]
+    one, other = (table[table["model"] == name].set_index("seed")[metric] for name in (first, second))
+    found = ttest_1samp((one - other).dropna(), 0)
+    low, high = found.confidence_interval(0.95)
+    return (low + high) / 2, (high - low) / 2
+
+
+def test_chapter_12_leads_without_labels_and_filters_at_the_border():
+    prose, shown = told("12")
+    clear = []
+    for file, epochs in (("masked-cpu-short", 10), ("masked-cpu", 40)):
+        for name in pd.read_csv(DATA / "results" / f"{file}.csv")["model"].unique()[1:]:
+            mean, half = paired(file, name, "random weights")
+            assert re.search(rf"{name}, tuned for {epochs} e.* {mean:.1f} +{half:.1f} ", shown)
+            clear += [(name, epochs)] if mean > half else []
+    assert clear == [("masked patches, 1,000 steps", 10), ("masked autoencoder, 1,000 steps", 10),
+                     ("masked autoencoder, 8,000 steps", 40)]  # fmt: skip
+    inside = np.load(DATA / "results" / "masked-cpu.npz")
+    for name, said in (("masked patches", "81"), ("masked autoencoder", "89")):
+        squares = inside[f"{name}, 8,000 steps, before tuning/filters"][:, :8].astype(float) ** 2
+        inner = squares[:, :, 1:-1, 1:-1].sum((2, 3, 4)) / squares.sum((2, 3, 4))
+        assert f"{100 * (1 - inner.mean()):.0f}" == said
+    assert "81 and 89 % of the filters' squares" in prose
+
+
+def test_chapter_13_leads_of_miniatures():
+    prose, shown = told("13")
+    for kind, file in (("steps", "data-size-cpu"), ("epochs", "data-size-cpu-epochs")):
+        for images in (2_500, 7_500, 25_000):
+            table = "data-size-cpu" if images == 7_500 else file  # both studies share the middle size
+            mean, half = paired(table, "ViT, patch 4", "ResNet", images=images)
+            (line,) = re.findall(rf"equal {kind}, ViT over ResNet:.*", shown)
+            assert f"{images:,} images {mean:+.1f} ± {half:.1f}" in line
+            assert (mean > half) == ((kind, images) != ("steps", 2_500)), "a tie in one case only"
+    assert "2.4 ± 3.0 points ahead at equal steps" in prose and "4.1 ± 1.8 at equal epochs" in prose
+
+
+def test_appendix_c_verdicts_equal_the_committed_tables():
+    prose, shown = told("C")
+    names = {"positions": "learned, 1-D", "scaling": "base", "bias": "plain", "equivariance": "plain"}
+    verdicts = {}
+    for study, baseline in names.items():
+        models = pd.read_csv(DATA / "results" / f"{study}-cpu.csv")["model"].unique()
+        for name in set(models) - {baseline}:
+            mean, half = paired(f"{study}-cpu", name, baseline)
+            assert re.search(rf"^{re.escape(name)} .* {mean:.1f} +{half:.1f}\b", shown, re.M), (study, name)
+            verdicts[study, name] = 0 if abs(mean) < half else np.sign(mean)
+    ahead = {name for (study, name), verdict in verdicts.items() if study == "scaling" and verdict > 0}
+    assert ahead == {"depth, 1", "depth, 2", "patch size, 1", "patch size, 2", "width, 1", "width, 2", "all, 1"}
+    assert not any(verdict for (study, _), verdict in verdicts.items() if study == "bias")
+    assert verdicts["equivariance", "averaged over rotations"] < 0 and "costs 2.6 ± 1.1 points" in prose
+    assert [n for (s, n), v in verdicts.items() if s == "positions" and v > 0] == ["learned, 2-D, every layer"]
