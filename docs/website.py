@@ -25,7 +25,8 @@ DOCS = ["explaining", "intervening", "explorer", "models", "training", "evaluati
         "tests"]  # fmt: skip
 PROJECT = ["CONTRIBUTING.md", "CHANGELOG.md", "data/README.md"]
 LINK = re.compile(r"(\]\(|(?:src|href)=\\?\")([^()\s:\"\\#]+)(?=[)#\"\\\\])")
-HOSTS = {"arxiv.org", "colab.research.google.com", "github.com"}
+HOSTS = {"arxiv.org", "colab.research.google.com", "github.com", "kellerjordan.github.io", "transformer-circuits.pub",
+         "www.lesswrong.com"}  # fmt: skip
 """Hosts that pages may link to, besides those of the two addresses in pyproject.toml."""
 
 
