@@ -337,6 +337,14 @@ def test_app_saves_page_beside_clicks_and_cancels(browser, served):
             tab.page.get_by_role("button", name="Save page").click()
 
 
+def test_app_arrow_keys_choose_layers_of_views_without_heads(browser, served):
+    with Tab(browser, served, "#view=norms&layer=1") as tab:
+        tab.page.locator(".stage").focus()
+        tab.act(lambda: tab.page.keyboard.press("ArrowRight"))
+        assert tab.hash.endswith("layer=2")
+        tab.shown("after layer 2")
+
+
 def test_app_names_heic(browser, served):
     with Tab(browser, served) as tab:
         tab.drop("body", ["phone.HEIC"])
