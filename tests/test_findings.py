@@ -12,9 +12,10 @@ import pytest
 import torch
 from scipy.stats import spearmanr, ttest_1samp
 from sklearn.datasets import load_digits
+from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.model_selection import StratifiedKFold
 
-from vitlens import attribution, capture, load_model, preprocess, samples
+from vitlens import attribution, capture, intervene, load_model, preprocess, samples, stream, tokens
 from vitlens.train import snapshots
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
@@ -305,3 +306,118 @@ def test_appendix_c_verdicts_equal_the_committed_tables():
     assert not any(verdict for (study, _), verdict in verdicts.items() if study == "bias")
     assert verdicts["equivariance", "averaged over rotations"] < 0 and "costs 2.6 ± 1.1 points" in prose
     assert [n for (s, n), v in verdicts.items() if s == "positions" and v > 0] == ["learned, 2-D, every layer"]
+
+
+@torch.no_grad()
+def test_chapter_08_partners_are_found_best_after_layer_2(specimen, photos):
+    prose, shown = told("08")
+    closer = preprocess(specimen, list(samples().values()), size=(336, 336))[..., 56:280, 56:280]
+    places = np.array([(row, column) for row in range(14) for column in range(14)])
+    ends = 1.5 * (places + 0.5) - 3.5 - 0.5  # in patches of the crop
+    inside, shares = ((ends > -0.5) & (ends < 13.5)).all(1), []
+    for whole, crop in zip(*(tokens.features(specimen, images)[0] for images in (photos, closer)), strict=True):
+        nearest = [cosine_similarity(a[1:], b[1:]).argmax(1) for a, b in zip(whole, crop, strict=True)]
+        shares.append(100 * np.mean([np.linalg.norm(places[n] - ends, axis=1)[inside] <= 1 for n in nearest]))
+    assert np.argmax(shares) == 2 and shares[-1] < shares[2] - 25
+    assert re.search(r"^trained +" + " +".join(f"{share:.1f}" for share in shares), shown, re.M)
+    chance = re.findall(r"^random weights +[\d.]+ +[\d.]+ +([\d.]+)", shown, re.M)[-1]
+    assert f"finds {shares[2]:.1f} % of the partners after layer 2, and a model with random weights {chance} %" in prose
+
+
+def test_chapter_08_gap_between_the_lenses():
+    prose, _ = told("08")
+    table = pd.read_csv(DATA / "results" / "lens.csv").set_index(["model", "reader", "lens", "layer"]).sort_index()
+    own = table.loc["vit_tiny_patch16_224", "class token"]
+    assert (own.loc["tuned", "low"][1:9] > own.loc["plain", "high"][1:9]).all(), "a gap after layers 1 to 8"
+    low, high = own.loc[("tuned", 5), ["low", "high"]]
+    assert f"{own.loc[('tuned', 5), 'accuracy']:.1f} % (95-percent interval: {low:.1f} to {high:.1f})" in prose
+    chance = table.loc["vit_tiny_patch16_224", "wrong label"]["accuracy"]
+    assert max(chance.max(), table.loc["vit_tiny_patch16_224, untrained", "class token"]["accuracy"].max()) < 0.85
+
+
+@torch.no_grad()
+def test_chapter_09_dull_head_writes_a_constant():
+    prose, shown = told("09")
+    model = load_model(DATA / "checkpoints" / "vit_tiny_patch8_64")
+    crops = [image.crop((k, k, k + 200, k + 200)) for image in samples().values() for k in range(0, 100, 10)]
+    images, seen, layer = preprocess(model, crops), [], model.blocks[0].attn
+    hook = layer.proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    before = model(images).argmax(1)
+    hook.remove()
+    written, changed = seen[0].unflatten(2, (layer.num_heads, -1))[:, :, 3], []
+    for rows in (slice(None), slice(1), slice(1, None)):
+        silent = written.clone()
+        silent[:, rows] = 0
+        with intervene(model, heads={(0, 3): silent}):
+            changed.append(100 * (model(images).argmax(1) != before).double().mean())
+    assert changed[0] > 50 and abs(changed[0] - changed[1]) < 10 and changed[2] < changed[1] / 3
+    assert f"a vector of norm {written[:, 0].norm(dim=1).mean():.1f}" in prose
+    assert written[:, 0].std(0).mean() < 0.01 < written[:, 1:].std(0).mean() / 5
+    for name in ("all rows", "the class token's row", "the patches' rows"):
+        assert re.search(rf"^zero in {name}: ([\d.]+) %", shown, re.M)[1] + " %" in prose
+
+
+def test_chapter_09_losses_add_up_for_four_heads():
+    prose, _ = told("09")
+    steps, heads = (pd.read_csv(DATA / "results" / f"{name}.csv") for name in ("pruning", "heads"))
+    alone = heads[heads["way"] == "mean"].set_index(["layer", "head"])["change"]
+    greedy = steps[steps["order"] == "greedy"].set_index("removed")
+    order = greedy.loc[1:, ["layer", "head"]].astype(int).itertuples(index=False, name=None)
+    single = -np.cumsum([alone[key] for key in order])
+    lost = {count: (greedy["accuracy"][0] - greedy["accuracy"][count], single[count - 1]) for count in (4, 8, 12, 20)}
+    for words, count in (("for {:.2f} points**, and they are not redundant: their single losses sum to {:.2f}", 4),
+                         ("{:.2f} against {:.2f} points", 8), ("{:.2f} against {:.2f} at twelve", 12),
+                         ("{:.2f} against {:.2f} at twenty", 20)):  # fmt: skip
+        assert words.format(*lost[count]) in prose
+        assert (greedy["accuracy"][0] - greedy["high"][count] > lost[count][1]) == (count > 4), "outside of the band"
+
+
+@torch.no_grad()
+def test_chapter_09_head_that_writes_most_is_not_missed(specimen, photos):
+    prose, _ = told("09")
+    logits, added = specimen(photos)[1], stream.contributions(specimen, photos[1:2])
+    layer, head = divmod(int(added.heads[0].argmax()), 3)
+    with intervene(specimen, heads={(layer, head): "mean"}, reference=photos):
+        without = specimen(photos[1:2])[0]
+    rise, answer = without - logits, logits.argmax()
+    assert rise[answer] > 0 and without.argmax() == answer
+    assert f"Head {head} of layer {layer} writes {added.heads.max():.2f} of it" in prose
+    assert f"the logit *rises* by {rise[answer]:.2f}" in prose
+
+
+def test_chapter_10_sinks_name_the_class():
+    prose, _ = told("10")
+    table = pd.read_csv(DATA / "results" / "sinks-lens.csv").set_index(["model", "class", "layer"])
+    own, other = (table.loc["vit_tiny_patch16_224", name] for name in ("answer", "other"))
+    for layer, words in ((10, "{:.2f} times after layer 10 [{:.2f}, {:.2f}], in {:.1f} % of {:,} images"),
+                         (11, "{:.2f} times after layer 11 [{:.2f}, {:.2f}], in {:.1f} %")):  # fmt: skip
+        row = own.round(2).loc[layer]
+        assert words.format(*row[["ratio", "ratio_low", "ratio_high", "above", "images"]]) in prose
+        assert row["ratio_low"] > 1.9
+    assert own["ratio_high"][[8, 9]].max() < 1
+    controls = pd.concat([other["ratio"], table.loc["vit_tiny_patch16_224, untrained", "answer"]["ratio"]])
+    assert controls.between(0.85, 1.1).all(), "near 1"
+
+
+@torch.no_grad()
+def test_chapter_10_patch_on_the_bridge_of_the_nose_is_a_sink(specimen, photos, weights):
+    received = weights[1, -1].mean((0, 1))[1:].unflatten(0, (14, 14))
+    assert int((received >= received[7, 8]).sum()) == 7
+    logits, by_token = stream.lens(specimen, photos[1:2])
+    named = by_token.softmax(-1)[0, 1:, logits.argmax()].unflatten(0, (14, 14))
+    assert int((named >= named[7, 8]).sum()) == 2
+    assert "(row 7, column 8) is second in naming the class and 7th in attention received" in told("10")[0]
+
+
+def test_chapter_10_register_and_its_controls():
+    prose, _ = told("10")
+    table = pd.read_csv(DATA / "results" / "registers.csv")
+    rows = table[table["layer"] == 10].set_index("variant")
+    first, empty, chance = (rows.loc[name] for name in (
+        "the model, first 1,000", "empty register", "register, random neurons"))  # fmt: skip
+    assert first["images"] == empty["images"] == chance["images"] == 1000
+    assert "{:.2f} % are outliers, and {:.2f} % with a token of zeros".format(first["above"], empty["above"]) in prose
+    lines = table.pivot(index="layer", columns="variant", values="largest_ratio")
+    assert (lines["empty register"] - lines["register, random neurons"]).abs().max() < 0.002, "one line for both"
+    change = rows.loc["register", ["change", "change_low", "change_high"]]
+    assert "−{:.2f} points [−{:.2f}, {:.2f}]".format(*change.abs()) in prose
