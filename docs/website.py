@@ -97,8 +97,8 @@ def card(path: Path, folder: Path) -> str:
             shutil.copy(file, small)
         else:
             image = Image.open(file).convert("RGB")
-            image.thumbnail((480, 360))
-            image.save(small, quality=80)
+            image.thumbnail((420, 315))
+            image.save(small, quality=72)
         shown = f'<img src="_static/cards/{small.name}" alt="" loading="lazy" width="240">'
     question = re.sub("`(.+?)`", r"<code>\1</code>", html.escape(question))
     inside = f"{shown}<b>{html.escape(title)}</b><span>{question}</span>"
