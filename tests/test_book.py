@@ -3,6 +3,7 @@
 import base64
 import functools
 import io
+import json
 import re
 import runpy
 from html.parser import HTMLParser
@@ -20,6 +21,7 @@ from notebook_cells import fresh_processes, run
 from PIL import Image
 from timm.models import save_for_hf
 
+from vitlens import load_model, positions
 from vitlens.plot import alt_text
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
@@ -247,3 +249,47 @@ def test_figures_have_alt_text_in_notebooks(tmp_path):
         assert shown["alt"] == each["text/plain"] == alt
         assert base64.b64decode(shown["src"].removeprefix("data:image/png;base64,")) == png
         assert Image.open(io.BytesIO(png)).width == int(shown["width"])
+def test_links_between_chapters_exist():
+    index = links(INDEX.read_text(encoding="utf-8"))
+    anchors = {
+        p.name: set(re.findall(r'<a (?:id|name)="([^"]+)"', "\n".join(sources(p, "markdown")))) for p in CHAPTERS
+    }
+    pages = {p.name: links("\n".join(sources(p, "markdown"))) for p in CHAPTERS}
+    for name, targets in (pages | {"README.md": index}).items():
+        for target in targets:
+            file, _, anchor = target.partition("#")
+            assert (FOLDER / file).exists(), f"{name}: {target} does not exist"
+            assert not anchor or file not in anchors or anchor in anchors[file], f"{name}: no anchor {target}"
+    for path, following in zip(CHAPTERS, CHAPTERS[1:], strict=False):
+        assert following.name in sources(path, "markdown")[-1], "the last cell links to the next chapter"
+    assert {path.name for path in CHAPTERS} <= set(index)
+
+
+@pytest.mark.slow
+def test_execute_writes_figures_of_own_model_and_image(tmp_path):
+    small = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
+    model, out = saved(tmp_path / "small", "vit_tiny_patch16_224", **small), tmp_path / "new" / "figures"
+    Image.new("RGB", (60, 40), "red").save(tmp_path / "own.png")
+    before = {p: p.read_bytes() for p in FOLDER.glob("**/*.*[bdg]")}
+    own = ["--model", str(model), "--images", str(tmp_path / "own.png"), "--figures", str(out)]
+    assert script("main")(["05", *own]) == 0
+    assert {p: p.read_bytes() for p in FOLDER.glob("**/*.*[bdg]")} == before and len(before) > len(CHAPTERS)
+    (path,) = FOLDER.glob("05_*.ipynb")
+    names = [f"05-{n}" for n in range(1, len(pictures(path)) + 1)]
+    assert {p.stem for p in out.iterdir()} == {*names, "summary"}
+    assert not {file.read_bytes() for file in out.glob("05-*")} & {*pictures(path)}, "figures of the chapter's model"
+    text = (out / "summary.json").read_text(encoding="utf-8")
+    summary = json.loads(text)
+    command = "python notebooks/execute.py 05 --model small --images own.png --figures DIR"
+    assert summary["command"] == command and str(tmp_path) not in text
+    assert summary["model"] == "small" and (summary["layers"], summary["heads"]) == (2, 3)
+    rank = positions.rank_correlation(positions.similarity(load_model(model)))
+    assert summary["position_rank_correlation"] == pytest.approx(rank)
+
+
+def test_execute_rejects_unsupported_models(tmp_path):
+    small = dict(embed_dim=24, depths=(1, 1, 1, 1), num_heads=(1, 2, 2, 2))
+    swin, out = saved(tmp_path / "swin", "swin_tiny_patch4_window7_224", **small), tmp_path / "figures"
+    with pytest.raises(SystemExit, match="stays inside windows of the image") as refusal:
+        script("main")(["05", "--model", str(swin), "--figures", str(out)])
+    assert "\n" not in refusal.value.code and not out.exists()
