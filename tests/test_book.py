@@ -198,6 +198,7 @@ def images(html: str) -> list[dict[str, str | None]]:
 
 def links(text: str) -> list[str]:
     """Targets of links and images in the repository, with anchors."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     targets = re.findall(r"\]\(([^)]+)\)|(?:src|href)=\"([^\"]+)\"", text)
     return [t for t in map("".join, targets) if "://" not in t]
 
