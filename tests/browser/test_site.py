@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser.fronts import MARKS, chromium
-from playwright.sync_api import sync_playwright
 
-ROOT = Path(__file__).parent.parent
+from browser.fronts import MARKS
+
+ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import website  # noqa: E402
 
@@ -127,25 +127,22 @@ def site(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def visit(site):
+def visit(site, browser):
     """Visit a page of the site: the page, and every address that it requested with the size of the answer."""
     address, folder = site
-    with sync_playwright() as started:
-        browser = chromium(started)
 
-        def visit(name: str, scheme: str = "light", width: int = 1440):
-            page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
-            page.set_default_timeout(60_000)
-            requests = {}
-            page.on("request", lambda request: requests.setdefault(request.url, 0))
-            page.goto(f"{address}/{name}", wait_until="networkidle")
-            for url in requests:
-                file = folder / url.removeprefix(address).partition("?")[0].lstrip("/")
-                requests[url] = file.stat().st_size if file.is_file() else 0
-            return page, requests
+    def visit(name: str, scheme: str = "light", width: int = 1440):
+        page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+        page.set_default_timeout(60_000)
+        requests = {}
+        page.on("request", lambda request: requests.setdefault(request.url, 0))
+        page.goto(f"{address}/{name}", wait_until="networkidle")
+        for url in requests:
+            file = folder / url.removeprefix(address).partition("?")[0].lstrip("/")
+            requests[url] = file.stat().st_size if file.is_file() else 0
+        return page, requests
 
-        yield visit
-        browser.close()
+    return visit
 
 
 PAGES = ["index.html", "docs/models.html", *(f"notebooks/{path.stem}.html" for path in website.chapters()[3:4])]
