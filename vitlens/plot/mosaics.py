@@ -152,6 +152,8 @@ def heads(
     values = array(weights, 3, "Attention of shape (heads, rows, cols)")
     if image is not None:
         grid = checked_grid(values.shape[1:], image, grid)
+        image = load_image(image)
+        gray = _gray(image, grid)
     grid = grid or TokenGrid(*values.shape[1:], (1, 1))
     checked_grid(values.shape[1:], None, grid)
     if query is not None:
@@ -164,20 +166,20 @@ def heads(
     width = min(240 - 40 * shared, room, 640 / lines * wide / high)
     pixel = wide / width  # of the page, in pixels of the input
     across, down = wide + 10 * pixel, high + (24 if shared else 42) * pixel
+    bottom = lines * down - (down - high)  # of the last line of maps
     size = max(460, (100 if shared else 20) + (width + 10) * (cols + left)), 82 + lines * down / pixel
     with canvas(ax, *size) as (ax, result):
         if left:
-            scale = (lines * down - (down - high)) / high  # as high as all lines together
+            scale = bottom / high  # as high as all lines together
             shown_grid = grid.image[1] * scale, grid.image[0] * scale
-            ax.imshow(load_image(image), extent=(0, shown_grid[0], shown_grid[1], 0))
+            ax.imshow(image, extent=(0, shown_grid[0], shown_grid[1], 0))
             mark(ax, query, (grid.patch[0] * scale, grid.patch[1] * scale))
             _above(ax, wide * scale / 2, 0, "Input")
-        start = 0 if not left else (lines * down - (down - high)) * wide / high + 10 * pixel
+        start = 0 if not left else bottom * wide / high + 10 * pixel
         for head, values_of_head in enumerate(values):
             x, y = start + head % cols * across, head // cols * down
             look = {"interpolation": "nearest", **colors(values if shared else values_of_head)}
             if left:
-                gray = load_image(image).convert("L").crop((0, 0, wide, high))
                 ax.imshow(gray, extent=(x, x + wide, y + high, y), cmap="gray", vmin=GRAYS[0], vmax=GRAYS[1])
                 look["cmap"] = style.translucent("inferno", look["vmin"], look["vmax"], OPAQUE, "value", FAINT)
             shown = ax.imshow(values_of_head, extent=(x, x + wide, y + high, y), **look)
@@ -185,7 +187,7 @@ def heads(
             _above(ax, x + wide / 2, y, names[head] if names else f"Head {head}")
             if not shared:
                 _below(ax, x + wide / 2, y + high, f"largest {100 * values_of_head.max():.3g} %", size=8.5)
-        right, bottom = start + cols * across - 10 * pixel, lines * down - (down - high)
+        right = start + cols * across - 10 * pixel
         ax.set(xlim=(0, right), ylim=(bottom + (0 if shared else 16 * pixel), -20 * pixel), aspect="equal")
         bare(ax)
         ax.set_title(title or f"Attention of each head{_source(query)}", loc="left")
@@ -219,7 +221,7 @@ def all_heads(
     painted, fine = [colored(tile, **colors(tile, cmap))[0] for tile in tiles], 1
     if image is not None:
         grid, fine = checked_grid((rows, cols), image, grid), max(1, round(2 * width / cols))
-        gray = load_image(image).convert("L").crop((0, 0, *covered(grid)[::-1])).resize((fine * cols, fine * rows))
+        gray = _gray(load_image(image), grid).resize((fine * cols, fine * rows))
         gray = (np.asarray(gray, float)[..., None] - GRAYS[0]) / (GRAYS[1] - GRAYS[0])
         for k, tile in enumerate(tiles):
             alpha = OPAQUE * (tile / (tile.max() or 1)).clip(0, 1) ** FAINT
@@ -333,6 +335,11 @@ def about_gray(tiles: np.ndarray) -> np.ndarray:
     """Tiles (n, p, q, C) as colors (n, p, q, 3), each scaled separately: v → ½ + ½·v / max|v|."""
     largest = np.abs(tiles).max((1, 2, 3), keepdims=True)
     return (0.5 + 0.5 * tiles / np.where(largest > 0, largest, 1)).repeat(3 // tiles.shape[-1], -1)
+
+
+def _gray(image: Image.Image, grid: TokenGrid) -> Image.Image:
+    """The part of an image that the patches cover, in gray."""
+    return image.convert("L").crop((0, 0, *covered(grid)[::-1]))
 
 
 def _above(ax: plt.Axes, x: float, y: float, text: str) -> None:
