@@ -9,9 +9,10 @@ prose. Published numbers are in a paragraph that links to its reference in D_ref
 Results are numbers with a decimal point or a comma for thousands, and those before %, ×, "times" and "points".
 """
 
+import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 
@@ -29,6 +30,17 @@ NO_RESULTS = re.compile(
     r"[A-D]?\.?\d+(?:\.\d+)*(?:(?:,|,? and| to|–) ?[A-D]?\.?\d+(?:\.\d+)*)*",
     re.M | re.S,
 )
+
+
+def chapters(chosen: Sequence[str] = ()) -> list[Path]:
+    """The chapters, or those whose names begin with one of `chosen`."""
+    return [p for p in sorted(FOLDER.glob("[0-9A-D]*_*.ipynb")) if not chosen or p.name.startswith(tuple(chosen))]
+
+
+def cells_of(chapter: str) -> dict[str, nbformat.NotebookNode]:
+    """The cells of a chapter, such as "9" or "A", by their ids. Empty for an unknown chapter."""
+    paths = chapters([f"{chapter.zfill(2) if chapter.isdigit() else chapter}_"])
+    return {cell.id: cell for path in paths for cell in nbformat.read(path, as_version=4).cells}
 
 
 def paragraphs(text: str) -> list[str]:
@@ -65,23 +77,23 @@ def agrees(result: str, number: Decimal) -> bool:
 
 def problems(path: Path) -> Iterator[str]:
     """Sentences about the results of a chapter that no named cell prints and no reference covers."""
+    cells = functools.cache(cells_of)  # for this chapter: each named one is read once
     for cell in nbformat.read(path, as_version=4).cells:
         for paragraph in paragraphs(cell.source) if cell.cell_type == "markdown" else ():
             numbers, start = set(), f"{path.name}, cell {cell.id}, “{paragraph[:60]}…”"
             for reference in " ".join(REFERENCES.findall(paragraph)).split():
                 chapter, name = reference.split(":")
-                cells = {c.id: c for p in FOLDER.glob(f"{chapter.zfill(2) if chapter.isdigit() else chapter}_*.ipynb")
-                         for c in nbformat.read(p, as_version=4).cells}  # fmt: skip
-                if name not in cells:
-                    yield f"{start}: {reference} is no cell"
-                numbers |= printed(cells[name]) if name in cells else set()
+                if named := cells(chapter).get(name):
+                    numbers |= printed(named)
+                else:
+                    yield f"{start}: the cell {reference} does not exist"
             lacking = [each for each in results(paragraph) if not any(agrees(each, number) for number in numbers)]
             if lacking and not CITED.search(paragraph):
                 yield f"{start}: {', '.join(lacking)} {'not in its cells' if numbers else 'has no reference'}"
 
 
 def main(chosen: list[str]) -> int:
-    paths = [p for p in sorted(FOLDER.glob("[0-9A-D]*_*.ipynb")) if not chosen or p.name.startswith(tuple(chosen))]
+    paths = chapters(chosen)
     found = [problem for path in paths for problem in problems(path)]
     print("\n".join(found) or f"The results in {len(paths)} chapters are printed or cited.")
     return int(bool(found))

@@ -25,7 +25,7 @@ from vitlens import load_model, positions
 from vitlens.plot import alt_text
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-CHAPTERS = sorted(FOLDER.glob("[0-9A-D]*_*.ipynb"))
+CHAPTERS = claims.chapters()
 INDEX = FOLDER / "README.md"
 DAILY = ("09",)
 """Chapters that run in `make test`; `make test-all` runs all of them."""
@@ -184,7 +184,7 @@ def test_claims_report_numbers_that_no_cell_prints(tmp_path, monkeypatch):
     assert reported("- It is 2.5.\n- It is 3 times as large.") == ["2.5 has no reference", "3 has no reference"]
     assert reported("It is 0.7 [A 2021](D_reference.ipynb#a2021).") == []
     assert reported("It is 0.66. <!-- 4:loss -->") == ["0.66 not in its cells"]
-    assert reported("It is 0.65. <!-- 4:lost -->")[0] == "4:lost is no cell"
+    assert reported("It is 0.65. <!-- 4:lost -->")[0] == "the cell 4:lost does not exist"
 
 
 def images(html: str) -> list[dict[str, str | None]]:
