@@ -690,7 +690,7 @@ def test_explorer_saved_files_equal_page(explorer, monkeypatch):
 
 
 def test_explorer_page_is_a_job_and_keeps_the_state(vit, tmp_path):
-    """The page is written from the state in which it was asked for. A cancel drops it, and nothing else."""
+    """The page has the state of the moment when its button was pressed. Canceling it cancels nothing else."""
     explorer = Explorer(vit(num_classes=3), samples()["coffee"])
     explorer.first(unchecked)
     explorer.write_page = in_page.write_page

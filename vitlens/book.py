@@ -47,8 +47,8 @@ def open_images(files=None) -> dict[str, Image.Image]:
     >>> list(vitlens.book.open_images())[:2]
     ['astronaut', 'chelsea']
 
-    files: a path or a list of paths. Raises ImageError for a file that is no image and ValueError for an empty list or
-    two files of one name.
+    files: a path or a list of paths. Raises ImageError for a file that cannot be read as an image, and ValueError for
+    an empty list or two files of the same name.
     """
     if files is None:
         return samples()
