@@ -9,6 +9,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from capture_support import captured
+from maps_support import refuses
 from torch.overrides import TorchFunctionMode
 
 from vitlens import UnsupportedModelError, capture
@@ -151,16 +152,11 @@ class Materialized(TorchFunctionMode):
         return self.maps[-1] @ v
 
 
-def test_differentiate_equals_gradients_of_explicit_maps(vit):
-    for name, kwargs, calls, frozen in (
-        ("vit_small_patch16_18x2_224", {}, 2, False),
-        ("beit_base_patch16_224", {}, 1, True),
-        ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 1, False),
-    ):
-        check_gradients(vit, name, kwargs, calls, frozen)
-
-
-def check_gradients(vit, name, kwargs, calls, frozen):
+@pytest.mark.parametrize("name, kwargs, calls, frozen", [
+    ("vit_small_patch16_18x2_224", {}, 2, False), ("beit_base_patch16_224", {}, 1, True),
+    ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 1, False),
+])  # fmt: skip
+def test_differentiate_equals_gradients_of_explicit_maps(vit, name, kwargs, calls, frozen):
     model, x = vit(name=name, dtype=torch.float64, **kwargs), images(2, 3, 64, 64).double()
     with Materialized() as explicit:
         score = model(x)[:, 3].sum()
@@ -183,13 +179,11 @@ def test_differentiate_refuses_captures_without_a_graph(vit):
     model, x = vit(), images(1, 3, 64, 64)
     with capture(model, values=True) as attn:
         logits = model(x)
-    with pytest.raises(RuntimeError, match=r"inside `with capture\(model, gradients=True\)"):
-        attn.differentiate(logits.sum())
+    refuses(r"inside `with capture\(model, gradients=True\)", attn.differentiate, logits.sum(), error=RuntimeError)
     with capture(model, gradients=True) as attn:
         logits = model(x)
     attn.differentiate(logits.sum())
-    with pytest.raises(RuntimeError, match="once"):
-        attn.differentiate(logits.sum())
+    refuses("once", attn.differentiate, logits.sum(), error=RuntimeError)
 
 
 def test_weights_selects_queries(vit):
@@ -204,8 +198,7 @@ def test_weights_selects_queries(vit):
         torch.testing.assert_close(layer.weights(two), full[:, :, [2, 5]])
     with pytest.raises(IndexError):
         layer.weights(17)
-    with pytest.raises(MemoryError, match=r"blocks.1.attn for 17 queries would take .* GiB"):
-        layer.weights(limit=1e-6)
+    refuses(r"blocks.1.attn for 17 queries would take .* GiB", layer.weights, limit=1e-6, error=MemoryError)
     blocks = list(layer.rows(5))
     assert [queries.stop - queries.start for queries, _ in blocks] == [5, 5, 5, 2]
     torch.testing.assert_close(torch.cat([rows for _, rows in blocks], 2), full)
@@ -218,8 +211,7 @@ def test_read_requires_a_weight_for_every_token(vit):
     for row in (one_hot[5], one_hot[5][None], one_hot[[5, 5]]):
         torch.testing.assert_close(layer.read(row), layer.weights(5)[:, :, 0])
     for row in (torch.eye(16)[5], one_hot[:3], torch.tensor(1.0)):
-        with pytest.raises(ValueError, match=r"17 queries of blocks\.1\.attn.*got \((16,|3, 17|)\)"):
-            layer.read(row)
+        refuses(r"17 queries of blocks\.1\.attn.*got \((16,|3, 17|)\)", layer.read, row)
 
 
 def test_capture_applies_boolean_masks(vit):
@@ -231,11 +223,6 @@ def test_capture_applies_boolean_masks(vit):
     torch.testing.assert_close(attn[0].weights() @ attn[0].v, attn[0].output, atol=1e-5, rtol=1e-4)
     naive = attn[0].weights().clamp_min(1e-38)
     torch.testing.assert_close(entropy(attn)[:, 0], -(attn[0].weights() * naive.log()).sum(-1).mean(-1))
-
-
-def refusal(model, *args, match, **kwargs):
-    with pytest.raises(UnsupportedModelError, match=match), capture(model):
-        model(*args, **kwargs)
 
 
 def test_capture_takes_the_grid_of_the_image_that_ran(vit):
@@ -290,8 +277,7 @@ def test_capture_refuses_models(vit):
         *((vit(**{rate: 0.1}).train(), r"in training mode .* at random.*model\.eval\(\)")
           for rate in ("attn_drop_rate", "patch_drop_rate", "drop_path_rate")),
     ):  # fmt: skip
-        with pytest.raises(UnsupportedModelError, match=match):
-            capture(model).__enter__()
+        refuses(match, capture(model).__enter__, error=UnsupportedModelError)
     assert captured(vit(drop_path_rate=0.1), images(1, 3, 64, 64)).complete  # eval mode
 
 
@@ -385,7 +371,7 @@ def test_capture_refuses_a_query_without_visible_keys(vit):
         attn = captured(model, x)
         assert attn[1].weights().isfinite().all() and attn[1].weights()[:, :, 3, 0].eq(1).all()
         mask[3] = hidden
-        refusal(model, x, match="the mask of layer 1 leaves a query without a visible key")
+        refuses("mask of layer 1 leaves a query without a visible key", captured, model, x, error=UnsupportedModelError)
 
 
 class Cut(torch.nn.Module):
@@ -404,8 +390,7 @@ def cut(model, x, match):
     """Assert that `differentiate` raises."""
     with capture(model, gradients=True) as attn:
         logits = model(x)
-    with pytest.raises((ValueError, RuntimeError), match=match):
-        attn.differentiate(logits.sum())
+    refuses(match, attn.differentiate, logits.sum(), error=(ValueError, RuntimeError))
 
 
 def test_differentiate_refuses_a_cut_graph(vit):
@@ -445,8 +430,7 @@ def refuses_maps(model, x, match):
     """Assert that all methods that differentiate the blocks raise."""
     for name in GRADIENT:
         if name not in ("kernel_shap", "grad_cam", "direct"):
-            with pytest.raises((UnsupportedModelError, ValueError, RuntimeError), match=match):
-                METHODS[name](model, x)
+            refuses(match, METHODS[name], model, x, error=(UnsupportedModelError, ValueError, RuntimeError))
 
 
 def test_differentiate_names_the_first_block_without_gradients(vit):
@@ -492,8 +476,7 @@ def test_differentiate_names_the_layer_without_gradients(vit):
     model, x = vit(), images(2, 3, 64, 64)
     torch.nn.init.zeros_(model.blocks[1].attn.proj.weight)
     for name in ("gradient_rollout", "relevance"):
-        with pytest.raises(ValueError, match="No gradient of .* reaches the attention of layer 1 "):
-            METHODS[name](model, x)
+        refuses("No gradient of .* reaches the attention of layer 1 ", METHODS[name], model, x)
     cut(model, x, "No gradient of the score reaches the attention of layer 1 ")
 
 
@@ -519,12 +502,8 @@ def test_differentiate_refuses_quantized_layers(vit):
     refuses_maps(model, x, r"cut in blocks\.1\.mlp\.fc1|parts miss the logit")
 
 
-def test_multihead_attention_equals_pytorchs_function_bit_for_bit():
-    for options in ({}, {"need_weights": True}, {"pool": True, "bias": False}, {"kdim": 64}):
-        check_multihead(options)
-
-
-def check_multihead(options):
+@pytest.mark.parametrize("options", [{}, {"need_weights": True}, {"pool": True, "bias": False}, {"kdim": 64}])
+def test_multihead_attention_equals_pytorchs_function_bit_for_bit(options):
     torch.manual_seed(0)
     kdim = options.get("kdim", 48)
     module = torch.nn.MultiheadAttention(48, 3, bias=options.get("bias", True), kdim=kdim, vdim=kdim, batch_first=True)
@@ -577,8 +556,7 @@ def test_capture_finds_the_only_model_inside_a_module(vit):
             assert attn.grid.readout is None
         else:
             torch.testing.assert_close(rollout(attn), rollout(expected))
-    with pytest.raises(TypeError, match="Expected a torch.nn.Module, got Attention"):
-        capture(attn).__enter__()
+    refuses("Expected a torch.nn.Module, got Attention", capture(attn).__enter__, error=TypeError)
 
 
 def test_weights_of_one_head_and_one_query(vit):
@@ -591,16 +569,12 @@ def test_weights_of_one_head_and_one_query(vit):
             torch.testing.assert_close(layer.weights(query=query), whole[:, :, position])
             torch.testing.assert_close(layer.weights(head=-1, query=query), whole[:, -1, position])
     for options, match in (({"head": 9}, "has heads 0 to 5, got 9"), ({"query": (4, 0)}, "lies outside the 4 × 6")):
-        with pytest.raises(IndexError, match=match):
-            layer.weights(**options)
+        refuses(match, layer.weights, error=IndexError, **options)
     for more in ({}, {"head": 0}):
-        with pytest.raises(ValueError, match=r"queries or query, not both, got \[1, 2\] and \(0, 0\)"):
-            layer.weights([1, 2], query=(0, 0), **more)
-    with pytest.raises(AttributeError, match=r"`attn\[-1\]\.weights`"):
-        attn.weights()
+        refuses(r"queries or query, not both, got \[1, 2\] and \(0, 0\)", layer.weights, [1, 2], query=(0, 0), **more)
+    refuses(r"`attn\[-1\]\.weights`", getattr, attn, "weights", error=AttributeError)
     pooled = captured(vit(name="vit_base_patch16_siglip_224"), images(1, 3, 64, 64))
-    with pytest.raises(ValueError, match="are not tokens"):
-        pooled.pool.weights(query=(0, 0))
+    refuses("are not tokens", pooled.pool.weights, query=(0, 0))
 
 
 def test_repr_has_shapes_in_place_of_numbers(vit):

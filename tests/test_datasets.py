@@ -14,6 +14,7 @@ import pytest
 import torch
 import torchvision
 from data_support import assert_streams, encoded, files, parquet, saved, shown, tar, unreachable, write
+from maps_support import refuses
 from PIL import ExifTags, Image
 from sklearn.datasets import load_digits
 from timm.data import create_dataset
@@ -39,8 +40,7 @@ def assert_same(ours: ImageSet, images: torch.Tensor, labels: list[int]) -> None
 
 
 def assert_refused(words: str, *call, **options) -> None:
-    with pytest.raises(ValueError, match=words):
-        load(*call, **options)
+    refuses(words, load, *call, **options)
 
 
 # Class folders
@@ -364,8 +364,7 @@ def test_load_and_image_set_refuse_wrong_arguments():
         ((images, labels[:1], ("a", "b")), "one for each label"),
         ((images, labels, ("a",)), "0…0.* from 0 to 1"),
     ):
-        with pytest.raises(ValueError, match=words):
-            ImageSet(*wrong)
+        refuses(words, ImageSet, *wrong)
 
 
 @pytest.mark.skipif(not REAL, reason="VITLENS_REAL_DATA is not set")

@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from data_support import encoded, write
+from maps_support import refuses
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
@@ -81,8 +82,7 @@ def test_features_in_half_precision(model):
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=close)
         model.double()
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=48, num_heads=3, depth=1, global_pool="")
-    with pytest.raises(ValueError, match=r"\(B, D\), but vit_tiny.* returns shape \(100, 5, 48\)"):
-        features(model, load("digits", "test", size=32))
+    refuses(r"\(B, D\), but vit_tiny.* returns shape \(100, 5, 48\)", features, model, load("digits", "test", size=32))
 
 
 def test_read_rejects_outputs_that_are_not_finite(model, tmp_path):
@@ -100,8 +100,7 @@ def test_read_rejects_outputs_that_are_not_finite(model, tmp_path):
         for module, output in ((model.head, named_classes(model)), (model.norm, before_the_head(model))):
             with module.register_forward_hook(spoilt):
                 for data, name in ((stream, "a/1.png"), (held, "number 1")):
-                    with pytest.raises(ValueError, match=f"2 of 6 images are not finite, the first being {name}\\."):
-                        read(model, data, output)
+                    refuses(f"2 of 6 images are not finite, the first being {name}\\.", read, model, data, output)
             assert read(model, stream, output)[0].shape[0] == 6
 
 
@@ -120,8 +119,7 @@ def test_opened_preprocesses_for_the_model(tmp_path):
     assert pickle.loads(pickle.dumps(pixels(deit)))(Image.new("RGB", (9, 7))).shape == (3, 224, 224)
     oblong = timm.create_model("deit_tiny_patch16_224", depth=1, img_size=(224, 192))
     oblong.pretrained_cfg = {**oblong.pretrained_cfg, "input_size": (3, 224, 192)}
-    with pytest.raises(ValueError, match="got 3 × 224 × 192"):
-        opened(oblong, "digits", "test")
+    refuses("got 3 × 224 × 192", opened, oblong, "digits", "test")
 
 
 def classes_named(folder, out, **environment):
@@ -166,7 +164,5 @@ def test_probe_accuracy_of_informative_and_random_features():
     assert linear_probe(train, (x, 1 - y)) == 0
     assert linear_probe(train, (x, torch.arange(40) // 20)) == 50
     (x, y), valid = clouds(9, 1), clouds(9, 2)
-    with pytest.raises(ValueError, match="got 1, the smallest with 9"):
-        linear_probe((x, torch.zeros_like(y)), valid)
-    with pytest.raises(ValueError, match="got 3, the smallest with 1"):
-        linear_probe((x[2:], torch.tensor([2, 0, 1, 0, 1, 0, 1])), valid)
+    refuses("got 1, the smallest with 9", linear_probe, (x, torch.zeros_like(y)), valid)
+    refuses("got 3, the smallest with 1", linear_probe, (x[2:], torch.tensor([2, 0, 1, 0, 1, 0, 1])), valid)

@@ -6,17 +6,16 @@ from dataclasses import replace
 import pytest
 import timm
 import torch
+from maps_support import refuses
 
 from vitlens import TokenGrid
 from vitlens.recorder.supported import family, token_grid
 
-
-def test_uniform_distance_equals_the_mean_of_all_distances():
-    for case in ((14, 14, 16, 116.492), (7, 7, 32, 115.5), (16, 16, 14, 116.6), (24, 24, 16, 200.1), (8, 8, 4, 16.55)):
-        check_uniform(*case)
+UNIFORM = [(14, 14, 16, 116.492), (7, 7, 32, 115.5), (16, 16, 14, 116.6), (24, 24, 16, 200.1), (8, 8, 4, 16.55)]
 
 
-def check_uniform(rows, cols, patch, expected):
+@pytest.mark.parametrize("rows, cols, patch, expected", UNIFORM)
+def test_uniform_distance_equals_the_mean_of_all_distances(rows, cols, patch, expected):
     grid = TokenGrid(rows, cols, (patch, patch))
     assert grid.uniform_distance(renormalize=True) == pytest.approx(expected, abs=0.06)
     wide, registers = TokenGrid(rows, cols + 3, (patch, 2 * patch), prefix=0), replace(grid, prefix=5)
@@ -45,16 +44,14 @@ def test_index_matches_image_map():
     with pytest.raises(RuntimeError):
         grid.image_map(values[2:])
     for outside in [(-1, 0), (14, 0), (0, 20)]:
-        with pytest.raises(IndexError, match="outside the 14 × 20 grid"):
-            grid.index(*outside)
+        refuses("outside the 14 × 20 grid", grid.index, *outside, error=IndexError)
 
 
 def test_position_of_tokens_and_patches():
     grid = TokenGrid(2, 3, (16, 16), prefix=2)
     assert [grid.position(query) for query in (0, 7, (0, 0), (1, 2), [1, 0])] == [0, 7, 2, 7, 5]
     for outside in (8, -1, (2, 0)):
-        with pytest.raises(IndexError, match="outside"):
-            grid.position(outside)
+        refuses("outside", grid.position, outside, error=IndexError)
 
 
 def test_prefix_names():

@@ -5,7 +5,7 @@ import threading
 import pytest
 import timm
 import torch
-from capture_support import check_all
+from maps_support import refuses
 from timm.models.vision_transformer import ParallelScalingBlock
 
 import vitlens
@@ -39,8 +39,8 @@ def plain(model, images):
         return model(images)
 
 
-def close(one, other, dtype=torch.float64):
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-10 if dtype == torch.float64 else 1e-5)
+def close(one, other):
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
 def output_projections(model):
@@ -66,12 +66,9 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def test_intervene_zero_equals_zeroed_columns_of_the_output_projection():
-    check_all(check_zero, FAMILIES)
-
-
-def check_zero(family, dtype=torch.float64):
-    model, x = small(**FAMILIES[family], dtype=dtype), pictures(dtype=dtype)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_intervene_zero_equals_zeroed_columns_of_the_output_projection(family):
+    model, x = small(**FAMILIES[family]), pictures()
     before = plain(model, x)
     for layer, attentions in enumerate(output_projections(model)):
         chosen = 0
@@ -81,7 +78,7 @@ def check_zero(family, dtype=torch.float64):
             kept = projection.weight.detach().clone()
             with torch.no_grad():
                 projection.weight[:, width : 2 * width] = 0
-            close(logits, plain(model, x), dtype)
+            close(logits, plain(model, x))
             with torch.no_grad():
                 projection.weight.copy_(kept)
             assert (logits - before).abs().max() > 1e-3
@@ -105,17 +102,11 @@ def entering(model, layer, images):
     return kept[0]
 
 
-WITH_A_CLASS_TOKEN = ("plain", "biases", "eva", "parallel", "parallel and scaled", "grouped queries")
-
-
-def test_intervene_mean_equals_an_edited_bias():
-    check_all(check_mean, WITH_A_CLASS_TOKEN)
-
-
-def check_mean(family, dtype=torch.float64):
+@pytest.mark.parametrize("family", ["plain", "biases", "eva", "parallel", "parallel and scaled", "grouped queries"])
+def test_intervene_mean_equals_an_edited_bias(family):
     """In the last layer, if only the class token is read, its mean can be added to the bias."""
-    model, x = small(**FAMILIES[family], global_pool="token", dtype=dtype), pictures(dtype=dtype)
-    before, others = plain(model, x), pictures(9, seed=1, dtype=dtype)
+    model, x = small(**FAMILIES[family], global_pool="token"), pictures()
+    before, others = plain(model, x), pictures(9, seed=1)
     *_, attentions = output_projections(model)
     projection, heads = attentions[-1]
     logits = run(model, x, heads={(2, heads * (len(attentions) - 1) + 1): "mean"}, reference=others)
@@ -127,7 +118,7 @@ def check_mean(family, dtype=torch.float64):
         mine = slice(width, 2 * width)
         projection.bias += projection.weight[:, mine] @ kept[0][:, 0, mine].mean(0)
         projection.weight[:, mine] = 0
-    close(logits, plain(model, x), dtype)
+    close(logits, plain(model, x))
 
 
 def test_intervene_without_replacements_keeps_outputs_bit_for_bit():
@@ -161,11 +152,8 @@ def test_intervene_mean_is_over_reference_images_at_each_position():
     )
 
 
-def test_intervene_block_equals_masked_logits():
-    check_all(check_blocked, ["vit_tiny_patch16_224", "beit_base_patch16_224"])
-
-
-def check_blocked(name):
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "beit_base_patch16_224"])
+def test_intervene_block_equals_masked_logits(name):
     model, x = small(name), pictures()
     logits = run(model, x, block={1: (0, "patches"), (0, 1): ([(0, 1), 5], [(3, 3), 4, 5, 6])})
     hidden = {layer: torch.zeros(17, 17, dtype=torch.bool) for layer in (0, 1)}
@@ -230,12 +218,12 @@ def test_intervene_residual_replaces_tokens():
     close(run(model, changed, residual={(2, "patches"): "zero"}), plain(model, changed))  # the head ignores them
 
 
-def test_intervene_leaves_no_trace_after_an_exception(compiled=True):
+def test_intervene_leaves_no_trace_after_an_exception():
     model, x = small(dtype=torch.float32), pictures(dtype=torch.float32)
     before, state = plain(model, x), {k: v.clone() for k, v in model.state_dict().items()}
     runs = []
     backend = lambda graph, _: lambda *inputs: runs.append(1) or graph(*inputs)  # noqa: E731
-    handle = torch.compile(model, backend=backend) if compiled else model
+    handle = torch.compile(model, backend=backend)
     changes = dict(heads={(0, 0): "mean"}, mlps={1: "zero"}, residual={0: "mean"}, block={2: (0, 5)}, reference=x)
     with pytest.raises(KeyError), intervene(handle, **changes):
         assert not torch.equal(plain(handle, x), before)
@@ -244,10 +232,10 @@ def test_intervene_leaves_no_trace_after_an_exception(compiled=True):
     assert not torch.overrides._get_current_function_mode_stack()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
-    assert torch.equal(plain(handle, x), before) and len(runs) == compiled
+    assert torch.equal(plain(handle, x), before) and len(runs) == 1
     with intervene(handle):
         logits = handle(x)
-    assert torch.equal(logits, before) and logits.requires_grad and len(runs) == compiled
+    assert torch.equal(logits, before) and logits.requires_grad and len(runs) == 1
 
 
 def test_intervene_changes_only_its_thread():
@@ -349,22 +337,18 @@ WRONG = [
 def test_intervene_refuses_wrong_arguments():
     model, x = small(dtype=torch.float32), pictures(dtype=torch.float32)
     for changes, error, word in WRONG:
-        with pytest.raises(error, match=word):
-            run(model, x, **changes)
+        refuses(word, run, model, x, error=error, **changes)
 
 
 def test_intervene_refuses_models_and_forwards():
     model, x = small(), pictures()
     pair = torch.nn.Sequential(model, small())
     for other, match in ((timm.create_model("resnet18"), "convolutions"), (pair, "contains 2 Vision Transformers")):
-        with pytest.raises(UnsupportedModelError, match=match):
-            run(other, x)
+        refuses(match, run, other, x, error=UnsupportedModelError)
     shared = small()
     shared.blocks[1].attn = shared.blocks[0].attn
-    with pytest.raises(UnsupportedModelError, match="share one attention module"):
-        run(shared, x, heads={(2, 0): "zero"})
-    with pytest.raises(UnsupportedModelError, match="at random"):
-        run(small(attn_drop_rate=0.1).train(), x)
+    refuses("share one attention module", run, shared, x, heads={(2, 0): "zero"}, error=UnsupportedModelError)
+    refuses("at random", run, small(attn_drop_rate=0.1).train(), x, error=UnsupportedModelError)
     with pytest.raises(UnsupportedModelError, match="causal"), intervene(model):
         model(x, is_causal=True)
     missed = pytest.raises(RuntimeError, match="Nothing was changed in head 0 of layer 2.* in this thread")
@@ -411,7 +395,6 @@ def test_intervene_refuses_means_of_several_runs():
     for match, forward in AUGMENTED.items():
         model = Twice(forward)
         for changes in ({"heads": {(1, 0): "mean"}}, {"mlps": {1: "mean"}}, {"residual": {(1, 0): "mean"}}):
-            with pytest.raises(UnsupportedModelError, match=match):
-                run(model, x, **changes, reference=x)
+            refuses(match, run, model, x, reference=x, error=UnsupportedModelError, **changes)
         with torch.no_grad(), intervene(model.vit, heads={(1, 0): "mean"}, reference=x):
             assert torch.equal(model(x), forward(model.vit, x))

@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from data_support import saved
+from maps_support import refuses
 from PIL import Image
 from safetensors.torch import save_file
 from test_images import NOISE, RAMP, RED, assert_close, flat
@@ -50,8 +51,7 @@ def test_load_model_refuses_wrong_folders_and_names(folder, tmp_path, monkeypatc
     good, settings = weights.read_bytes(), json.loads(config.read_text())
 
     def refused(name, word, error=ValueError, **kwargs):
-        with pytest.raises(error, match=word):
-            load_model(name, **kwargs)
+        refuses(word, load_model, name, error=error, **kwargs)
 
     refused(tmp_path / "empty", "no file or folder")
     for content, word in (
@@ -94,8 +94,7 @@ def test_load_model_refuses_wrong_folders_and_names(folder, tmp_path, monkeypatc
 def test_data_config_needs_a_number_for_each_channel(folder):
     model = load_model(folder)
     model.pretrained_cfg["std"] = [0.5, 0.5]
-    with pytest.raises(ImageError, match=r"3 numbers as the std of .*got \[0\.5, 0\.5\]"):
-        preprocess(model, samples()["chelsea"])
+    refuses(r"3 numbers as the std of .*got \[0\.5, 0\.5\]", preprocess, model, samples()["chelsea"], error=ImageError)
     model.pretrained_cfg["std"] = [0.5]
     assert preprocess(model, samples()["chelsea"]).shape[1] == 3
 
@@ -142,8 +141,7 @@ def test_class_count_of_a_custom_head(folder):
     for head in (torch.nn.Identity(), torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Identity())):
         imagenet.head = head
         assert class_count(imagenet) == 0
-        with pytest.raises(ValueError, match="has no classifier head"):
-            top_classes(imagenet, imagenet(x))
+        refuses("has no classifier head", top_classes, imagenet, imagenet(x))
     model = load_model(folder, num_classes=0)
     model.head = torch.nn.Linear(48, 2)
     assert class_count(model) == 2 and len(top_classes(model, model(x))[0]) == 2
@@ -170,13 +168,9 @@ CONFIGS = {
 }
 
 
-def test_preprocess_equals_the_transform_of_timm():
-    for config in CONFIGS.values():
-        check_preprocess(config)
-
-
-def check_preprocess(config):
-    model = model_with(**config)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_preprocess_equals_the_transform_of_timm(name):
+    model = model_with(**CONFIGS[name])
     transform = create_transform(**resolve_model_data_config(model), is_training=False)
     photographs = [Image.fromarray(NOISE.integers(0, 256, (h, w, 3), np.uint8)) for h, w in ((70, 90), (300, 201))]
     batch = preprocess(model, photographs)
@@ -241,16 +235,14 @@ def test_preprocess_refuses_wrong_images():
         (lambda: preprocess(model_with(input_size=(4, 8, 8)), RAMP), "4"),
         (lambda: restore(model_with(), torch.zeros(1, 1, 8, 8)), "(1, 1, 8, 8)"),
     ):
-        with pytest.raises(ImageError, match=re.escape(words)):
-            call()
+        refuses(re.escape(words), call, error=ImageError)
 
 
 def test_load_model_opens_the_bundled_model_by_default(folder, monkeypatch):
     monkeypatch.setattr("vitlens.models.SPECIMEN", folder)
     assert load_model().label_names == ["cat", "dog", "owl"]
     monkeypatch.setattr("vitlens.models.SPECIMEN", folder / "none")
-    with pytest.raises(ValueError, match="data folder of a clone"):
-        load_model()
+    refuses("data folder of a clone", load_model)
 
 
 def test_load_model_reads_the_named_weights_only(folder):

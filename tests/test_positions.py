@@ -18,9 +18,6 @@ def test_similarity_equals_numpy():
     flat = table.numpy().reshape(24, 16).astype(np.float64)
     norms = np.linalg.norm(flat, axis=1)
     np.testing.assert_allclose(got.reshape(24, 24), flat @ flat.T / np.outer(norms, norms), atol=1e-6)
-    for r in range(4):
-        for c in range(6):
-            assert divmod(got[r, c].argmax().item(), 6) == (r, c) and got[r, c, r, c] == pytest.approx(1)
 
 
 def test_similarity_leaves_out_prefix_rows():
@@ -48,12 +45,8 @@ def test_rank_correlation_of_planted_and_random_positions():
     assert off.abs().mean().item() == pytest.approx((2 / np.pi / 192) ** 0.5, rel=0.1)
 
 
-def test_rank_correlation_equals_spearman():
-    for rows, cols, step in ((3, 1, 0), (2, 2, 0), (5, 4, 0), (5, 4, 1), (8, 8, 0.25)):
-        check_correlation(rows, cols, step)
-
-
-def check_correlation(rows, cols, step):
+@pytest.mark.parametrize("rows, cols, step", [(3, 1, 0), (2, 2, 0), (5, 4, 0), (5, 4, 1), (8, 8, 0.25)])
+def test_rank_correlation_equals_spearman(rows, cols, step):
     cells = rows * cols
     similarity = torch.randn(cells, cells, dtype=torch.float64, generator=torch.Generator().manual_seed(cells))
     similarity = (similarity / step).round() * step if step else similarity

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from data_support import saved, shown, write
+from maps_support import refuses
 from PIL import Image
 from torchvision.transforms import RandomResizedCrop
 
@@ -115,8 +116,7 @@ def test_crops_equal_torchvision(folder):
 def test_stream_raises_for_samples_that_cannot_be_decoded(tmp_path, workers):
     content = {f"{'ab'[i // 3]}/{i}.png": b"no image" if i == 3 else smooth(i, (30, 30)) for i in range(6)}
     stream = streamed(write(tmp_path / "train", content).parent, workers)
-    with pytest.raises(ValueError, match=r"^train/b/3.png \(no image of a known format\) cannot be decoded"):
-        joined(stream, [torch.arange(6)])
+    refuses(r"^train/b/3.png \(no image of a known format\) cannot be decoded", joined, stream, [torch.arange(6)])
     assert len(joined(stream, [torch.tensor([0, 1])])[0]) == 2  # later batches still work
 
 
@@ -200,8 +200,7 @@ def test_batches_may_be_restarted(folder):
     first = stream.batches(rows)
     next(first), next(first)
     assert equal(joined(stream, rows), expected)
-    with pytest.raises(RuntimeError, match="one sequence of batches at a time"):
-        next(first)
+    refuses("one sequence of batches at a time", next, first, error=RuntimeError)
     assert equal(joined(stream, rows), expected)
 
 

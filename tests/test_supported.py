@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from capture_support import check_all
+from maps_support import refuses
 from test_cli import vitlens as command
 from torch import nn
 
@@ -267,8 +268,7 @@ REFUSED = [
 
 def test_capture_refuses():
     for build, words in REFUSED:
-        with pytest.raises(UnsupportedModelError, match=words):
-            captured(build(), torch.randn(1, 3, 32, 32))
+        refuses(words, captured, build(), torch.randn(1, 3, 32, 32), error=UnsupportedModelError)
 
 
 def test_capture_refuses_mae_that_hides_or_shuffles_patches():
@@ -280,8 +280,7 @@ def test_capture_refuses_mae_that_hides_or_shuffles_patches():
         model(images, noise=torch.arange(16).expand(2, -1))
     assert attn.complete
     model.config.mask_ratio = 0.75
-    with pytest.raises(UnsupportedModelError, match="75%.*mask_ratio = 0"):
-        captured(model, images)
+    refuses("75%.*mask_ratio = 0", captured, model, images, error=UnsupportedModelError)
 
 
 def test_pool_equals_the_attention_of_its_module():

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torchvision
 from data_support import encoded, parquet, saved, shown, tar, unreachable, write
+from maps_support import refuses
 from test_cli import vitlens
 
 from vitlens.data import load
@@ -77,19 +78,15 @@ def test_load_vtab_copies_in_shards(tmp_path, name, monkeypatch):
     (folder / "test" / "1.tar").unlink()  # without a network the hub returns half a download without an error
     calls = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *name, **how: calls.append((name, how)))
-    with pytest.raises(ValueError, match=f"{task.source} is not in .* cannot be downloaded .*`hf download"):
-        load(name, "test", root=tmp_path)
+    refuses(f"{task.source} is not in .* cannot be downloaded .*`hf download", load, name, "test", root=tmp_path)
     (call, options), = calls
     assert call == (task.source.removeprefix("wds/"),) and options["local_dir"] == folder
     assert "test/*" in options["allow_patterns"] and "train/*" not in options["allow_patterns"]
     clip_benchmark(tmp_path, task, train=100)
-    with pytest.raises(ValueError, match="vtab/pcam .* 1,000 training images, but .* has 100"):
-        load(name, root=tmp_path)
+    refuses("vtab/pcam .* 1,000 training images, but .* has 100", load, name, root=tmp_path)
     tar(folder / "test" / "0.tar", {"a.png": PIXELS[0], "a.cls": b"2"})
-    with pytest.raises(ValueError, match="Labels must lie in 0…1 .* from 0 to 2"):
-        load(name, "test", root=tmp_path)
-    with pytest.raises(ValueError, match="vtab/pacm is not a task .* vtab/caltech101, "):
-        load("vtab/pacm", root=tmp_path)
+    refuses("Labels must lie in 0…1 .* from 0 to 2", load, name, "test", root=tmp_path)
+    refuses("vtab/pacm is not a task .* vtab/caltech101, ", load, "vtab/pacm", root=tmp_path)
 
 
 def test_load_sun397_from_parquet(tmp_path, monkeypatch):
@@ -162,16 +159,14 @@ def test_load_imagenet_without_its_development_kit(tmp_path):
                            ("train", "torch/.* is not in .* with the archive of its development kit")):  # fmt: skip
         shutil.rmtree(tmp_path / missing)
         for name in names:
-            with pytest.raises(ValueError, match=words):
-                load(name, "valid", root=tmp_path)
+            refuses(words, load, name, "valid", root=tmp_path)
 
 
 def test_load_imagenet_ignores_folders_of_other_data_sets(tmp_path):
     write(tmp_path / "flowers" / "jpg", {f"{i}.png": encoded(i) for i in range(4)})
     write(tmp_path / "pets" / "images", {f"{i}.png": encoded(i) for i in range(4)})
     write(tmp_path / "test", {"ILSVRC2012_test_00000001.JPEG": encoded(1, "JPEG")})
-    with pytest.raises(ValueError, match="is not in"):
-        load("imagenet", "train", root=tmp_path, size=8)
+    refuses("is not in", load, "imagenet", "train", root=tmp_path, size=8)
 
 
 def written(folder: Path, kind: str, splits: dict[str, list[int]]) -> Path:
@@ -202,8 +197,7 @@ def test_load_replaces_an_unlabeled_test_split_by_validation(tmp_path, kind):
     for path in source.glob("validation*"):
         path.rename(tmp_path / "gone")
     for split in ("valid", "test", "whole"):
-        with pytest.raises(ValueError, match="holds no image with a label|split must be named"):
-            load(source, split, root=root)
+        refuses("holds no image with a label|split must be named", load, source, split, root=root)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "wds"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from capture_support import check_all
+from maps_support import refuses
 from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.preprocessing import normalize
@@ -12,16 +12,11 @@ from sklearn.preprocessing import normalize
 from vitlens import UnsupportedModelError, capture, tokens
 
 FAMILIES = {
-    "vit_tiny_patch16_224": {},
-    "deit_tiny_distilled_patch16_224": {},
-    "vit_small_patch14_reg4_dinov2": {"patch_size": 16},
-    "vit_base_patch16_siglip_224": {},
-    "eva02_tiny_patch14_224": {"patch_size": 16},
-    "beit_base_patch16_224": {},
-    "vit_relpos_small_patch16_224": {},
+    "vit_tiny_patch16_224": {}, "deit_tiny_distilled_patch16_224": {}, "vit_base_patch16_siglip_224": {},
+    "vit_small_patch14_reg4_dinov2": {"patch_size": 16}, "eva02_tiny_patch14_224": {"patch_size": 16},
+    "beit_base_patch16_224": {}, "vit_relpos_small_patch16_224": {}, "vit_medium_patch16_reg1_gap_256": {},
     "naflexvit_base_patch16_gap": {"img_size": None},
-    "vit_medium_patch16_reg1_gap_256": {},
-}
+}  # fmt: skip
 
 
 def small(name, **kwargs):
@@ -30,11 +25,8 @@ def small(name, **kwargs):
     return timm.create_model(name, **{key: value for key, value in sizes.items() if value is not None}).eval()
 
 
-def test_features_are_the_outputs_of_the_blocks():
-    check_all(check_features, FAMILIES)
-
-
-def check_features(name):
+@pytest.mark.parametrize("name", FAMILIES)
+def test_features_are_the_outputs_of_the_blocks(name):
     model, seen = small(name, **FAMILIES[name]), []
     handles = [block.register_forward_hook(lambda _, __, output: seen.append(output)) for block in model.blocks]
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
@@ -51,21 +43,32 @@ def check_features(name):
     assert layers[0].shape == (2, attn.grid.tokens, 96)
 
 
-def test_features_refuse_patch_dropout(vit):
-    model = vit()
-    model.blocks[0].register_forward_pre_hook(lambda _, args: (args[0][:, :9],))
-    with pytest.raises(UnsupportedModelError, match="17 tokens .* got 9 after 3: it leaves patches out"):
-        tokens.features(model, torch.zeros(1, 3, 64, 64))
-    with pytest.raises(UnsupportedModelError, match="windows"):
-        tokens.features(timm.create_model("swin_tiny_patch4_window7_224"), torch.zeros(1, 3, 224, 224))
+class Twice(torch.nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        return self.body(x) + self.body(x.flip(-1))
 
 
-def test_features_refuse_other_image_sizes(vit):
-    with pytest.raises(ValueError, match=r"does not take this size"):
-        tokens.features(vit(), torch.zeros(1, 3, 80, 80))
-    naflex = small("naflexvit_base_patch16_gap", img_size=None)
-    with pytest.raises(ValueError, match="size: patches of 16 × 16 pixels do not divide images of 40 × 48"):
-        tokens.features(naflex, torch.zeros(1, 3, 40, 48))
+def test_features_refuse_models_and_sizes(vit):
+    dropping, naflex = vit(), small("naflexvit_base_patch16_gap", img_size=None)
+    dropping.blocks[0].register_forward_pre_hook(lambda _, args: (args[0][:, :9],))
+    for words, model, size, error in (
+        ("17 tokens .* got 9 after 3: it leaves patches out", dropping, (64, 64), UnsupportedModelError),
+        ("windows", timm.create_model("swin_tiny_patch4_window7_224"), (224, 224), UnsupportedModelError),
+        ("after 6: .* more or less than once", Twice(vit()), (64, 64), UnsupportedModelError),
+        ("does not take this size", vit(), (80, 80), ValueError),
+        ("size: patches of 16 × 16 pixels do not divide images of 40 × 48", naflex, (40, 48), ValueError),
+    ):
+        refuses(words, tokens.features, model, torch.zeros(1, 3, *size), error=error)
+
+
+def test_features_of_the_only_model_inside_a_module(vit):
+    model, x = vit(), torch.randn(2, 3, 64, 64)
+    layers, logits = tokens.features(torch.nn.Sequential(model, torch.nn.Linear(10, 4)), x)
+    assert logits.shape == (2, 4) and torch.equal(layers[-1], tokens.features(model, x)[0][-1])
 
 
 def test_features_are_computed_in_eval_mode(vit):
@@ -76,12 +79,8 @@ def test_features_are_computed_in_eval_mode(vit):
     assert all(module.training for module in model.modules())
 
 
-def test_features_have_the_precision_of_the_model(vit):
-    for dtype in (torch.float16, torch.float64):
-        check_precision(vit, dtype)
-
-
-def check_precision(vit, dtype):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_features_have_the_precision_of_the_model(vit, dtype):
     model, x = vit(), torch.randn(2, 3, 64, 64)
     exact = tokens.features(model, x)[0]
     layers, _ = tokens.features(model.to(dtype), x)
@@ -102,12 +101,8 @@ def test_similarity_equals_scikit_learn():
     assert tokens.similarity(x, one_hot)[:, 3].allclose(torch.ones(2, dtype=torch.float64))
 
 
-def test_components_equal_scikit_learn():
-    for shape in ((40, 6), (5, 30)):
-        check_components(shape)
-
-
-def check_components(shape):
+@pytest.mark.parametrize("shape", [(40, 6), (5, 30)])
+def test_components_equal_scikit_learn(shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(2)) * torch.linspace(1, 3, shape[1])
     scores, variance = tokens.components(x)
     reference = PCA(3).fit(x.double())
@@ -117,12 +112,9 @@ def check_components(shape):
     np.testing.assert_allclose(variance, reference.explained_variance_ratio_, rtol=1e-5)
 
 
-def test_colors_stretch_every_component_on_its_own():
+def test_colors_and_norms_closed_forms():
     scores = torch.tensor([[-1.0, 10, 5], [1, 30, 5], [0, 20, 5]])
     assert tokens.colors(scores).tolist() == [[0, 0, 0], [1, 1, 0], [0.5, 0.5, 0]]
-
-
-def test_norms():
     assert tokens.norms(torch.tensor([[3.0, 4.0], [0.0, 2.0]])).tolist() == [5, 2]
 
 
@@ -170,20 +162,3 @@ def test_correspondences_equal_scikit_learn():
     assert 0 < pairs.mutual.sum() < 9
     moved = tokens.correspondences(a, 3 * a.flip(0))
     assert moved.nearest.tolist() == list(range(8, -1, -1)) and moved.mutual.all()
-
-
-def test_features_of_the_only_model_inside_a_module(vit):
-    model, x = vit(), torch.randn(2, 3, 64, 64)
-    layers, logits = tokens.features(torch.nn.Sequential(model, torch.nn.Linear(10, 4)), x)
-    assert logits.shape == (2, 4) and torch.equal(layers[-1], tokens.features(model, x)[0][-1])
-    with pytest.raises(UnsupportedModelError, match="after 6: .* more or less than once"):
-        tokens.features(Twice(model), x)
-
-
-class Twice(torch.nn.Module):
-    def __init__(self, body):
-        super().__init__()
-        self.body = body
-
-    def forward(self, x):
-        return self.body(x) + self.body(x.flip(-1))
