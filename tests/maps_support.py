@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitlens import TokenGrid
 
@@ -45,6 +46,18 @@ def refuses(message, call, *args, error=ValueError, **kwargs):
     """Assert that the call raises the error with a message that matches a regular expression."""
     with pytest.raises(error, match=message):
         call(*args, **kwargs)
+
+
+class Largest(TorchDispatchMode):
+    """The numbers in the storage of the largest tensor that an operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.numbers = max(self.numbers, result.untyped_storage().nbytes() // result.element_size())
+        return result
 
 
 @contextlib.contextmanager

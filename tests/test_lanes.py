@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from maps_support import refuses
 from test_explorer import PICTURE, given, values
 
 from vitlens import capture, intervene, widgets
@@ -219,8 +220,7 @@ def test_explorer_cancel_of_score_lasts_until_next_choice(vit):
     slow.explorer.connection.receive({"set": {"view": "relevance"}})
     while not slow.inside.is_set():
         slow.explorer.wait(0.01, settled=True)
-    with pytest.raises(ValueError, match="score of this map is still being computed"):
-        slow.explorer.page.take({"press": "save"}, [])
+    refuses("score of this map is still being computed", slow.explorer.page.take, {"press": "save"}, [])
     slow.explorer.connection.receive({"cancel": True, "number": 7})
     assert slow.explorer.wait(PATIENCE, settled=True) and slow.explorer.page.state["view"] == "relevance"
     assert slow.explorer.frame["score"]["words"].startswith("Canceled")
@@ -266,8 +266,7 @@ def test_explorer_shows_error_of_long_map(vit, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     hook = explorer.page.model.register_forward_hook(full)
-    with pytest.raises(ValueError, match="not enough memory"):
-        explorer.set(view="kernel_shap")
+    refuses("not enough memory", explorer.set, view="kernel_shap")
     hook.remove()
     assert explorer.page.state["view"] == "attention" and np.array_equal(values(explorer), before)
     explorer.set(view="occlusion")

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import timm
 import torch
+from maps_support import refuses
 
 mpl.use("Agg")
 
@@ -223,9 +224,6 @@ def test_filled_in_draws_predictions_of_corrupted_patches():
     assert (predicted[1][:4, :16] == 1).all() and (predicted[1][:16, 12:16] == 1).all()
 
 
-# Mosaics
-
-
 def tile(ax, x, y, height, width):
     """Colors of the cells of the tile of a mosaic with its center at (x, y)."""
     pixels, (_, _, bottom, _) = np.asarray(ax.images[0].get_array()), ax.images[0].get_extent()
@@ -344,9 +342,6 @@ def test_patches_cuts_and_numbers_in_reading_order():
     assert [t.get_text() for t in below.get_xticklabels()][-4:] == ["14", "…", "279", "280"]
 
 
-# Fig. 7 right
-
-
 def heads_of(ax):
     """Dots (L, H, 2) of the heads."""
     dots = ax.lines[0].get_xydata()
@@ -377,9 +372,6 @@ def test_attention_distances_share_one_scale():
     (crosses,) = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert np.array_equal(crosses.get_ydata(), np.ones(12))
     assert_tidy(figure)
-
-
-# Maps
 
 
 def test_upsample_nearest_is_a_kronecker_product_and_keeps_constants():
@@ -440,9 +432,6 @@ def test_mask_of_a_constant_map_is_one_or_zero():
         assert (cut[:224, :320] == 1).all() and not cut[224:].any() and not cut[:, 320:].any()
     for level in (0.0, -7.0):
         assert not plot.mask(np.full((14, 20), level), CUT).any()
-
-
-# Fig. 6 and 14
 
 
 def test_overlay_mask_is_the_image_times_the_mask():
@@ -561,8 +550,7 @@ def test_overlay_dims_the_image_outside_of_the_crop():
     ax = plot.overlay(restored, np.zeros((4, 4)), crop=np.array([10, 20, 100, 90]))
     assert ax.images[1].get_extent() == [10, 100, 90, 20] and ax.images[0].get_array()[19, 10] == 70
     for crop in ((0, 0, 0, 0), (200, 0, 300, 100), (50, 80, 150, 20)):
-        with pytest.raises(ValueError, match="crop must be .* part of the image of 200 × 100"):
-            plot.overlay(image, np.zeros((4, 4)), crop=crop)
+        refuses("crop must be .* part of the image of 200 × 100", plot.overlay, image, np.zeros((4, 4)), crop=crop)
 
 
 def test_overlay_lays_padded_patches_of_a_restored_image():
@@ -588,8 +576,7 @@ def test_is_input_ends_with_moved_pixels():
         assert is_input(image)
     for moved in MOVED:
         assert not is_input(moved(batch[0]))
-        with pytest.raises(ValueError, match="`model=`.*restore"):
-            plot.overlay(moved(batch[0]), np.ones((4, 4)))
+        refuses("`model=`.*restore", plot.overlay, moved(batch[0]), np.ones((4, 4)))
 
 
 def test_overlay_heat_blends_image_and_color():
@@ -666,9 +653,6 @@ def test_heads_draws_named_maps_on_scales_of_their_own():
     words = [text.get_text() for text in ax.texts]
     assert words[::2] == ["a", "b", "c"]
     assert words[1::2] == [f"largest {100 * each.max():.3g} %" for each in weights]
-
-
-# Maps in a line
 
 
 def test_tiles_have_separate_scales():
@@ -783,9 +767,6 @@ def test_gallery_draws_maps_over_the_image_of_their_column():
     assert_tidy(figure)
 
 
-# Curves and intervals
-
-
 def test_lines_names_curves_at_their_ends():
     table = pd.DataFrame({"a": [5.0, 4, np.nan], "b": [5.0, 4, 4], "c": 0.0, "d": 0.0, "e": 9.0, "high": [5.0, 8, 9]})
     ax = plot.lines(table).axes[0]
@@ -864,8 +845,7 @@ REFUSED = [
 
 def test_plots_refuse_wrong_arrays():
     for draw, words in REFUSED:
-        with pytest.raises((ValueError, IndexError), match=words):
-            draw()
+        refuses(words, draw, error=(ValueError, IndexError))
 
 
 ARCHITECTURES = {
@@ -933,5 +913,4 @@ def test_architecture_highlights_one_part_and_refuses_others():
     drawing = plot.architecture(model, photo(), highlight="mlp")
     fills = [each.get("fill") for each in ElementTree.fromstring(drawing.svg).iter() if each.tag.endswith("rect")]
     assert fills.count("#e3d5ee") == 1 and "× 3" in drawing.svg and repr(drawing).endswith("Highlighted: mlp.")
-    with pytest.raises(ValueError, match="highlight must be one of image, patches"):
-        plot.architecture(model, photo(), highlight="norm")
+    refuses("highlight must be one of image, patches", plot.architecture, model, photo(), highlight="norm")

@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+from maps_support import refuses
 from test_train import digits, tiny
 from timm.models import save_for_hf
 
@@ -116,8 +117,7 @@ def test_processes_check_batch_parts_and_world_size(data, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     alone = SimpleNamespace(num_processes=1, process_index=0, device=torch.device("cpu"))
     monkeypatch.setattr("accelerate.PartialState", lambda **_: alone)
-    with pytest.raises(ValueError, match="2 processes were started, but accelerate connected 1 on cpu"):
-        join("cpu")
+    refuses("2 processes were started, but accelerate connected 1 on cpu", join, "cpu")
 
 
 TRAIN = ["vitlens", "train", "--recipe", "digits", "--data", "digits", "--tiny"]
@@ -137,8 +137,7 @@ def test_train_command_in_two_processes_equals_one(tmp_path, monkeypatch):
     settings = ["optimizer=adamw", "drop_path=0", "patch_drop=0", "compile=off"]
     options = [word for setting in settings for word in ("--set", setting)]
     monkeypatch.setattr(sys, "argv", None)
-    with pytest.raises(SystemExit, match="0|None"):
-        command([*TRAIN, *options, "--device", "cpu", "--out", tmp_path / "one"])
+    refuses("0|None", command, [*TRAIN, *options, "--device", "cpu", "--out", tmp_path / "one"], error=SystemExit)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
     words = [*torchrun, "--nproc-per-node=2", "-m", *TRAIN, *options, "--out", tmp_path / "two"]
     machine = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -172,6 +171,5 @@ def test_train_command_resumes_after_sigterm(forked, tmp_path, monkeypatch, caps
     assert "by a signal, at step" in output
     stopped = int(re.search(r"at step (\d+) of", output)[1])
     assert (tmp_path / f"checkpoints/step-{stopped:08d}.json").exists()
-    with pytest.raises(SystemExit, match="0|None"):
-        command([*words, "--resume", "--max-minutes", "0.001"])
+    refuses("0|None", command, [*words, "--resume", "--max-minutes", "0.001"], error=SystemExit)
     assert stopped < int(re.search(r"at step (\d+) of", capsys.readouterr().err)[1])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from maps_support import refuses
 from PIL import Image
 from safetensors.torch import load_file
 from timm.models import VisionTransformer
@@ -67,12 +68,9 @@ def test_a_run_is_resumed_by_its_folder_alone(tmp_path, monkeypatch, capsys):
     assert "`vitlens train --resume --out b` continues it" in capsys.readouterr().err
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="follows the recipe digits, not mnist"):
-        train(tmp_path / "b", "mnist", "", resume=True)
-    with pytest.raises(ValueError, match="was started with seed = 0, got 3"):
-        train(tmp_path / "b", "", "", resume=True, seed=3, tiny=False)
-    with pytest.raises(ValueError, match="was started with images = "):
-        train(tmp_path / "b", "", "digits", resume=True, tiny=False)
+    refuses("follows the recipe digits, not mnist", train, tmp_path / "b", "mnist", "", resume=True)
+    refuses("was started with seed = 0, got 3", train, tmp_path / "b", "", "", resume=True, seed=3, tiny=False)
+    refuses("was started with images = ", train, tmp_path / "b", "", "digits", resume=True, tiny=False)
     (tmp_path / "data").rename(tmp_path / "moved")
     with pytest.raises(ValueError, match="the data of the run in .*b, does not exist. Give its place with --data"):
         train(tmp_path / "b", "", "", resume=True, tiny=False)
@@ -82,8 +80,7 @@ def test_a_run_is_resumed_by_its_folder_alone(tmp_path, monkeypatch, capsys):
     assert train(tmp_path / "b", "", "", resume=True, tiny=False)["validation"] == whole["validation"]
     assert same_file(tmp_path, "model/model.safetensors")
     (tmp_path / "b/data.json").write_text('{"stream": [false, false]}')  # as earlier versions wrote it
-    with pytest.raises(ValueError, match="does not name its data. Give --data"):
-        train(tmp_path / "b", "", "", resume=True)
+    refuses("does not name its data. Give --data", train, tmp_path / "b", "", "", resume=True)
 
 
 def test_a_stopped_run_has_the_losses_of_its_first_steps(tmp_path):
@@ -108,8 +105,7 @@ def test_run_rejects_wrong_options(tmp_path):
         ({"recipe_name": "finetune-pets"}, "Name one with --model"),
         ({"recipe_name": str(tmp_path / "absent.json")}, "absent.json cannot be read as a recipe"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            train(tmp_path / "run", **{"tiny": False, **options})
+        refuses(message, train, tmp_path / "run", **{"tiny": False, **options})
         assert not (tmp_path / "run").exists()
 
 
@@ -131,8 +127,7 @@ def test_run_fine_tunes_and_resumes_without_start_model(tmp_path):
     assert account["recipe"]["init"] == "start" and str(tmp_path) not in (out / "training.json").read_text()
     assert "--recipe recipe.json --data digits --model start" in account["command"]
     assert go_on(out, model=f"{start}/../start/")["validation"] == account["validation"]
-    with pytest.raises(ValueError, match="started from .*start, not elsewhere"):
-        go_on(out, model="elsewhere")
+    refuses("started from .*start, not elsewhere", go_on, out, model="elsewhere")
     tune(tmp_path / "b", start, **CUT)
     shutil.rmtree(start)
     assert go_on(tmp_path / "b")["finished"] and same_file(tmp_path, "model/model.safetensors")
@@ -146,8 +141,7 @@ def test_run_with_recipe_file(tmp_path):
     assert Recipe.from_json((tmp_path / "run/model/recipe.json").read_text()) == mine
     (tmp_path / "other.json").write_text(replace(mine, name="other").to_json())
     for name, message in (("other", "follows the recipe mine, not other"), ("gone", "gone.json cannot be read")):
-        with pytest.raises(ValueError, match=message):
-            train(tmp_path / "run", str(tmp_path / f"{name}.json"), resume=True)
+        refuses(message, train, tmp_path / "run", str(tmp_path / f"{name}.json"), resume=True)
 
 
 def test_finish_exports_better_weights(tmp_path):
@@ -209,10 +203,8 @@ def stopped(tmp_path):
 
 def test_run_survives_rejected_start_and_damaged_snapshots(stopped, capsys):
     before = {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()}
-    with pytest.raises(ValueError, match="already holds a run"):
-        train(stopped, overrides=["lr=1e-3"], watch=3)
-    with pytest.raises(ValueError, match="got 0.001"):
-        train(stopped, resume=True, overrides=["lr=1e-3"], watch=3)
+    refuses("already holds a run", train, stopped, overrides=["lr=1e-3"], watch=3)
+    refuses("got 0.001", train, stopped, resume=True, overrides=["lr=1e-3"], watch=3)
     with locked(stopped), pytest.raises(ValueError, match=f"Another process is writing to {stopped}"):
         train(stopped, resume=True, watch=3)
     assert {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()} == before
@@ -232,8 +224,7 @@ def test_run_rejects_changed_images_on_resume(tmp_path):
     paint("red")
     train(tmp_path / "run", **CUT, **options)
     paint("blue")
-    with pytest.raises(ValueError, match=r"started with pictures = '\w+', got '"):
-        train(tmp_path / "run", resume=True, **options)
+    refuses(r"started with pictures = '\w+', got '", train, tmp_path / "run", resume=True, **options)
     paint("red")
     done = train(tmp_path / "run", resume=True, **options)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
@@ -247,8 +238,7 @@ def test_run_raises_failed_save_on_stop(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("vitlens.train.run_folder.save_checkpoint", full)
-    with pytest.raises(OSError, match="No space left"):
-        train(tmp_path, **CUT)
+    refuses("No space left", train, tmp_path, error=OSError, **CUT)
 
 
 def test_run_fine_tunes_without_position_table(tmp_path, capsys):
@@ -292,15 +282,12 @@ def test_run_with_own_model_resumes_exactly_and_only_by_its_builder(tmp_path):
     build = partial(build_rescaled, mlp_ratio=3.0)
     whole = train(tmp_path / "a", build=build)
     assert not train(tmp_path / "b", build=build, **CUT)["finished"]
-    with pytest.raises(ValueError, match="test_runs.build_"):
-        train(tmp_path / "b", resume=True)
+    refuses("test_runs.build_", train, tmp_path / "b", resume=True)
     rest = train(tmp_path / "b", build=build, resume=True)
     assert rest["validation"] == whole["validation"] and same_file(tmp_path, "model/model.safetensors")
     assert train(tmp_path / "b", build=build, resume=True)["steps"] == 16
-    with pytest.raises(ValueError, match="test_runs.build_"):
-        train(tmp_path / "b", resume=True)
-    with pytest.raises(ValueError, match=r"built by test_runs\.build_rescaled"):
-        load_model(tmp_path / "a/model")
+    refuses("test_runs.build_", train, tmp_path / "b", resume=True)
+    refuses(r"built by test_runs\.build_rescaled", load_model, tmp_path / "a/model")
 
 
 def test_fit_learns_an_objective_and_resumes_exactly(tmp_path):

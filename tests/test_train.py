@@ -15,6 +15,7 @@ import safetensors.torch
 import timm
 import torch
 import torch.nn.functional as F
+from maps_support import refuses
 from timm.models import save_for_hf
 from torch import nn
 
@@ -336,8 +337,7 @@ def test_load_checkpoint_skips_damaged_files(stopped, data, capsys, tmp_path):
             spare.unlink()
         spoil(folder, 3, suffix, damage)
         if not never_begun:
-            with pytest.raises(ValueError, match=f"All checkpoints in {folder}.* are damaged"):
-                next(resumed(folder))
+            refuses(f"All checkpoints in {folder}.* are damaged", next, resumed(folder))
     # Checkpoints of steps 3, 4 and 5, of which 4 and 5 are damaged: those after a new step 4 are intact.
     folder = out / "checkpoints"
     for number in (4, 5):
@@ -381,8 +381,7 @@ def test_fit_rejects_resume_with_another_recipe(stopped, data):
     ):
         model = r.build()
         before = weights(model).clone()
-        with pytest.raises(ValueError, match=named):
-            next(fit(model, (images, valid), other, device="cpu", out=out, resume=resume))
+        refuses(named, next, fit(model, (images, valid), other, device="cpu", out=out, resume=resume))
         assert torch.equal(weights(model), before), "a refusal leaves the model as it was"
 
 
@@ -437,8 +436,7 @@ def test_fit_stops_at_values_that_are_not_finite(stopped, data):
         (lambda x, y: model(x).sum() * next(losses), "The loss is nan at step 7", 6),
         (poisoned, "Weights are not finite after step 7, so they were not saved", 6),
     ):
-        with pytest.raises(FloatingPointError, match=message):
-            train(16, r, data, model, out=out, resume=True, criterion=criterion)
+        refuses(message, train, 16, r, data, model, out=out, resume=True, criterion=criterion, error=FloatingPointError)
         tensors, scalars = run_folder.load_checkpoint(out / "checkpoints")
         assert scalars["step"] == step and all(t.isfinite().all() for t in tensors.values())
 
@@ -449,10 +447,8 @@ def test_fit_rejects_mismatched_arguments(data):
         ({"batch_size": 300}, "exceeds the 256 training images"), ({}, "sets patch_drop"),
         ({"warmup": 0.0, "warmup_steps": 16}, "16 steps of"),
     ):
-        with pytest.raises(ValueError, match=named):
-            fit(nn.Identity(), data, replace(tiny(), **changes), device="cpu")
-    with pytest.raises(ValueError, match="needs the directory"):
-        fit(nn.Identity(), data, tiny(), device="cpu", resume=True)
+        refuses(named, fit, nn.Identity(), data, replace(tiny(), **changes), device="cpu")
+    refuses("needs the directory", fit, nn.Identity(), data, tiny(), device="cpu", resume=True)
 
 
 def test_export_opens_in_timm(data, tmp_path):
@@ -474,8 +470,7 @@ def test_export_opens_in_timm(data, tmp_path):
     opened = timm.create_model(f"local-dir:{tmp_path / 'half'}", pretrained=True)
     assert torch.equal(opened.head.weight, model.head.weight)
     assert torch.equal(opened.pos_embed, model.pos_embed.half().float())
-    with pytest.raises(ValueError, match="Expected 10 class names.* got 2"):
-        export(model, tmp_path / "wrong", r, ["a", "b"])
+    refuses("Expected 10 class names.* got 2", export, model, tmp_path / "wrong", r, ["a", "b"])
     assert not (tmp_path / "wrong").exists()
 
 
