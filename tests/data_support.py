@@ -55,6 +55,16 @@ def files(per_class: int) -> dict[str, bytes]:
     }
 
 
+def colors(folder: Path, count: int, names=("blue", "green", "red")) -> None:
+    """Write `count` images for each of three classes, whose color is their class, with some noise."""
+    for channel, name in zip((2, 1, 0), names, strict=True):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            noise = np.random.default_rng(i).integers(-60, 60, (36, 40, 3))
+            pixels = (255 * np.eye(3)[channel] + noise).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+
+
 def write(folder: Path, content: dict[str, bytes]) -> Path:
     for name, data in content.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 import timm
 import torch
-from PIL import Image
+from data_support import colors
+from maps_support import refuses
 from scipy.stats import t as student
 from test_cli import saved, vitlens
 
@@ -80,16 +81,6 @@ def test_paired_interval_equals_agresti_and_min():
     assert scores.student(values) == pytest.approx(student.ppf(0.975, 24) * values.std(ddof=1) / 5)
 
 
-def colored(folder):
-    """Images whose color is their class, by number, with some noise."""
-    for label, color in enumerate(((0, 0, 255), (0, 255, 0), (255, 0, 0))):
-        (folder / str(label)).mkdir(parents=True)
-        for i in range(8):
-            noise = np.random.default_rng(i).integers(-60, 60, (36, 40, 3))
-            Image.fromarray(np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)).save(folder / f"{label}/{i}.png")
-    return folder
-
-
 def test_effects_in_half_precision():
     """The rounding of the weights, not that of the computation, makes the difference."""
     data, columns = labeled(), ["kl", "margin"]
@@ -122,7 +113,8 @@ def test_effects_written_until_interrupt(tmp_path, monkeypatch):
 
 
 def test_ablate_command_writes_csv(tmp_path):
-    model, data = saved(tmp_path / "model"), colored(tmp_path / "data")
+    model, data = saved(tmp_path / "model"), tmp_path / "data"
+    colors(data, 8, "012")
     out = tmp_path / "heads.csv"
     done = vitlens("ablate", model, "--data", data, "--batch", 6, "--workers", 0, "--out", out)
     table = pd.read_csv(out)
@@ -133,10 +125,8 @@ def test_ablate_command_writes_csv(tmp_path):
 
 
 def test_effects_reject_unknown_ways_and_architectures():
-    with pytest.raises(ValueError, match="ways must be some of zero, mean, got 'average'"):
-        ablation.effects(small(), labeled(), ways="average", **QUIET)
-    with pytest.raises(UnsupportedModelError, match="convolutions"):
-        ablation.effects(timm.create_model("resnet18"), labeled(), **QUIET)
+    refuses("ways must be some of zero, mean, got 'average'", ablation.effects, small(), labeled(), ways="average")
+    refuses("convolutions", ablation.effects, timm.create_model("resnet18"), labeled(), error=UnsupportedModelError)
 
 
 def test_pruning_removes_least_effective_head():

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from maps_support import images
 from test_timm import QUICK
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,10 +34,6 @@ MODELS = {
     "two in one": ("vit_pwee_patch16_reg1_gap_256", {}, MEAN),
     "norm after": ("vit_relpos_base_patch16_rpn_224", {}, MEAN),
 }
-
-
-def images(batch=2, size=SIZE, dtype=torch.float64, seed=0):
-    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 class Softmaxes(TorchFunctionMode):
@@ -245,5 +242,5 @@ def test_maps_allocate_no_full_map(vit, monkeypatch):
         model = vit(name=name, img_size=384, depth=2, global_pool="avg")
         for method in (*GRADIENT, direct_map, balanced_gradients, contributions):
             with Large() as large:
-                method(model, images(1, (384, 384), torch.float32), 3)
+                method(model, images(1, (384, 384), dtype=torch.float32), 3)
             assert len(large.made) <= most, (method, large.made)

@@ -1,4 +1,4 @@
-"""The masked autoencoder of experiments/autoencoder.py: visible patches, loss, exact resume."""
+"""The masked autoencoder of experiments/autoencoder.py: visible patches, loss, runs."""
 
 from dataclasses import replace
 
@@ -81,15 +81,11 @@ def test_loss_equals_squared_error_of_hidden_patches(model):
     assert not predicted.grad[shown].any() and predicted.grad[~shown].any(-1).all()
 
 
-def test_autoencoder_run_resumes_and_fine_tunes(tmp_path):
+def test_autoencoder_run_fine_tunes(tmp_path):
     options = {"tiny": True, "device": "cpu", "quiet": True, "watch": 3, "build": autoencoder.build}
     options["overrides"] = ["image_size=8", "patch_size=2"]
     whole = runs.run("masked-autoencoder", "digits", tmp_path / "a", **options)
-    assert not runs.run("masked-autoencoder", "digits", tmp_path / "b", max_minutes=1e-9, **options)["finished"]
-    rest = runs.run("masked-autoencoder", "digits", tmp_path / "b", resume=True, **options | {"tiny": False})
-    assert rest["validation"] == whole["validation"] and whole["validation"]["valid_loss"] > 0
-    a, b = ((tmp_path / run / "model" / "model.safetensors").read_bytes() for run in "ab")
-    assert a == b and load_model(tmp_path / "a" / "model").num_classes == 0
+    assert whole["validation"]["valid_loss"] > 0 and load_model(tmp_path / "a" / "model").num_classes == 0
     tuned = runs.run(
         "masked-tuning", "digits", tmp_path / "c", model=str(tmp_path / "a" / "model"), overrides=["image_size=8"],
         tiny=True, device="cpu", quiet=True, watch=0,

@@ -49,20 +49,14 @@ def test_bundled_models_open_in_timm(folder, model):
     assert len(model.label_names) == 200 and model.label_names[0] != "0"
 
 
-def spatial_frequency(components):
-    """Mean frequency of each component's spectrum, in cycles a pixel."""
-    power = torch.fft.fft2(components.double(), dim=(1, 2)).abs().square().sum(-1)
-    y, x = (torch.fft.fftfreq(n, dtype=torch.float64) for n in power.shape[1:])
-    return (power * torch.hypot(y[:, None], x)).sum((1, 2)) / power.sum((1, 2))
-
-
 def test_bundled_models_have_structure_that_random_weights_lack(model, control):
     """Position similarity falls with distance, filters are smooth, and heads differ in attention distance."""
     trained, random = (positions.rank_correlation(positions.similarity(m)) for m in (model, control))
     assert trained < -0.3 and abs(random) < 0.1
     (some, variance), (noise, even) = (filters.components(m, 8) for m in (model, control))
     assert variance.sum() > 1.15 * even.sum()
-    assert spatial_frequency(some).median() < 0.75 * spatial_frequency(noise).median()
+    trained, random = (filters.spectral_centroid(each).median() for each in (some, noise))
+    assert trained < 0.75 * random
     images = preprocess(model, list(samples().values()))
     spread = []
     for m in (model, control):

@@ -37,14 +37,14 @@ def unfused_maps(model, x):
     return maps
 
 
-def test_capture_equals_timms_unfused_path(vit):
-    for name in ("vit_tiny_patch16_224", "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224"):
-        model = vit(name=name, embed_dim=96, num_heads=3).double()
-        x = images(2, 3, 64, 64).double()
-        attn = captured(model, x)
-        for layer, expected in zip(attn, unfused_maps(model, x), strict=True):
-            assert layer.weights().dtype == torch.float64
-            torch.testing.assert_close(layer.weights(), expected, atol=1e-12, rtol=1e-10)
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224"]
+)
+def test_capture_equals_timms_unfused_path(vit, name):
+    model, x = vit(name=name, dtype=torch.float64), images(2, 3, 64, 64).double()
+    for layer, expected in zip(captured(model, x), unfused_maps(model, x), strict=True):
+        assert layer.weights().dtype == torch.float64
+        torch.testing.assert_close(layer.weights(), expected, atol=1e-12, rtol=1e-10)
 
 
 def test_capture_changes_neither_model_nor_logits(vit):
@@ -65,17 +65,14 @@ def test_capture_changes_neither_model_nor_logits(vit):
 
 
 def test_capture_measures_rectangular_cut_and_padded_grids(vit):
-    cut = vit(img_size=(230, 330))
-    attn = captured(cut, images(1, 3, 230, 330))
+    attn = captured(vit(img_size=(230, 330)), images(1, 3, 230, 330))
     grid = attn.grid
     assert (grid.rows, grid.cols, grid.patch, grid.image, grid.cut) == (14, 20, (16, 16), (230, 330), (6, 10))
     assert rollout(attn).shape == (1, 14, 20)
-    padded = vit(dynamic_img_size=True, dynamic_img_pad=True)
-    attn = captured(padded, images(1, 3, 230, 330))
-    assert (attn.grid.rows, attn.grid.cols, attn.grid.image, attn.grid.padded) == (15, 21, (230, 330), (10, 6))
-    beyond = vit(dynamic_img_size=True)  # built for 64 px
-    attn = captured(beyond, images(1, 3, 224, 320))
-    assert (attn.grid.rows, attn.grid.cols) == (14, 20)
+    grid = captured(vit(dynamic_img_size=True, dynamic_img_pad=True), images(1, 3, 230, 330)).grid
+    assert (grid.rows, grid.cols, grid.image, grid.padded) == (15, 21, (230, 330), (10, 6))
+    grid = captured(vit(dynamic_img_size=True), images(1, 3, 224, 320)).grid  # built for 64 px
+    assert (grid.rows, grid.cols) == (14, 20)
 
 
 def test_capture_places_a_bright_patch_at_its_row_and_column(vit):
@@ -190,9 +187,7 @@ def test_weights_selects_queries(vit):
     attn = captured(vit(), images(2, 3, 64, 64))
     layer, full = attn[1], attn[1].weights()
     assert full.shape == (2, 3, 17, 17)
-    torch.testing.assert_close(layer.weights(5), full[:, :, 5:6])
-    torch.testing.assert_close(layer.weights([0, 16]), full[:, :, [0, 16]])
-    for five in (np.int64(5), torch.tensor(5), torch.tensor([5]), slice(5, 6)):  # one number keeps the axis
+    for five in (5, np.int64(5), torch.tensor(5), torch.tensor([5]), slice(5, 6)):  # one number keeps the axis
         torch.testing.assert_close(layer.weights(five), full[:, :, 5:6])
     for two in ([2, 5], torch.tensor([2, 5]), torch.isin(torch.arange(17), torch.tensor([2, 5]))):
         torch.testing.assert_close(layer.weights(two), full[:, :, [2, 5]])
@@ -315,10 +310,6 @@ def test_capture_refuses_calls(vit):
     ):
         with pytest.raises(UnsupportedModelError, match=match), capture(seen):
             call()
-    with pytest.raises(RuntimeError, match="Nothing is recorded"), capture(model) as attn:
-        attn[0]
-    with pytest.raises(IndexError, match="from 0 to 2 .the model has 3 layers., got 3"):
-        captured(model, x)[3]
 
 
 def pooled(**kwargs):
@@ -341,24 +332,24 @@ def test_statistics_ignore_autocast():
     torch.testing.assert_close(attn.grid.readout, attn.pool.weights([0]).mean((1, 2)), rtol=1e-6, atol=0)
 
 
-def test_full_precision_switches_tf32_off():
-    """Only GPUs round to TF32, but the settings exist everywhere."""
+@pytest.mark.parametrize("fp32_precision", [False, True])
+def test_full_precision_switches_tf32_off(fp32_precision):
+    """Only GPUs round to TF32, but the settings exist everywhere, in newer versions of PyTorch under two names."""
     products = torch.backends.cuda.matmul
     newer = hasattr(products, "fp32_precision")
     rounded = (lambda: products.fp32_precision == "tf32") if newer else (lambda: products.allow_tf32)
-    for set_by in ("one name", "the other"):
-        if set_by == "the other" and newer:
+    try:
+        if fp32_precision and newer:
             products.fp32_precision = "tf32"
         else:
             torch.set_float32_matmul_precision("high")
-        try:
-            assert rounded()
-            with full_precision(torch.device("cpu")):
-                assert not rounded()
-            assert rounded()
-        finally:
-            torch.set_float32_matmul_precision("highest")
-        assert not rounded() and torch.get_float32_matmul_precision() == "highest"
+        assert rounded()
+        with full_precision(torch.device("cpu")):
+            assert not rounded()
+        assert rounded()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert not rounded() and torch.get_float32_matmul_precision() == "highest"
 
 
 def test_capture_refuses_a_query_without_visible_keys(vit):
@@ -407,20 +398,20 @@ def test_differentiate_refuses_a_cut_graph(vit):
         cut(model, x, rf"cut in {where}|does not lead back")
 
 
-def test_differentiate_refuses_attention_without_a_graph(vit):
+@pytest.mark.parametrize("how, frozen", [("no_grad", True), ("detach", False)])
+def test_differentiate_refuses_attention_without_a_graph(vit, how, frozen):
     """Otherwise the graph would restart at its output."""
-    for how, frozen in (("no_grad", True), ("detach", False)):
-        model, x = vit().requires_grad_(not frozen), images(1, 3, 64, 64)
-        inner = model.blocks[1].attn
+    model, x = vit().requires_grad_(not frozen), images(1, 3, 64, 64)
+    inner = model.blocks[1].attn
 
-        def forward(x, inner=inner, how=how, **_):
-            parts = inner.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0)
-            with torch.set_grad_enabled(how != "no_grad"):
-                out = F.scaled_dot_product_attention(*(part.detach() if how == "detach" else part for part in parts))
-            return inner.proj(out.transpose(1, 2).reshape(x.shape))
+    def forward(x, **_):
+        parts = inner.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0)
+        with torch.set_grad_enabled(how != "no_grad"):
+            out = F.scaled_dot_product_attention(*(part.detach() if how == "detach" else part for part in parts))
+        return inner.proj(out.transpose(1, 2).reshape(x.shape))
 
-        inner.forward = forward
-        cut(model, x, "cut in the attention of layer 1")
+    inner.forward = forward
+    cut(model, x, "cut in the attention of layer 1")
 
 
 GRADIENT = [name for name, method in METHODS.items() if name not in ("occlusion", "feature_ablation", "rollout")]
@@ -431,15 +422,6 @@ def refuses_maps(model, x, match):
     for name in GRADIENT:
         if name not in ("kernel_shap", "grad_cam", "direct"):
             refuses(match, METHODS[name], model, x, error=(UnsupportedModelError, ValueError, RuntimeError))
-
-
-def test_differentiate_names_the_first_block_without_gradients(vit):
-    """no_grad around blocks 0 to 3 leaves the gradients of the other layers intact."""
-    model, x = vit(depth=6), images(1, 3, 64, 64)
-    for block in model.blocks[:4]:
-        block.forward = torch.no_grad()(block.forward)
-    cut(model, x, "cut in .*0")
-    refuses_maps(model, x, r"cut in blocks\.0|does not require grad")
 
 
 def skipped(block, skip=lambda x: x, attend=lambda x: x, mlp=lambda x: x):
@@ -568,11 +550,8 @@ def test_weights_of_one_head_and_one_query(vit):
         for query in ((2, 3), position):
             torch.testing.assert_close(layer.weights(query=query), whole[:, :, position])
             torch.testing.assert_close(layer.weights(head=-1, query=query), whole[:, -1, position])
-    for options, match in (({"head": 9}, "has heads 0 to 5, got 9"), ({"query": (4, 0)}, "lies outside the 4 × 6")):
-        refuses(match, layer.weights, error=IndexError, **options)
     for more in ({}, {"head": 0}):
         refuses(r"queries or query, not both, got \[1, 2\] and \(0, 0\)", layer.weights, [1, 2], query=(0, 0), **more)
-    refuses(r"`attn\[-1\]\.weights`", getattr, attn, "weights", error=AttributeError)
     pooled = captured(vit(name="vit_base_patch16_siglip_224"), images(1, 3, 64, 64))
     refuses("are not tokens", pooled.pool.weights, query=(0, 0))
 

@@ -70,7 +70,10 @@ def summary_in(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("words, code, text", [("--version", 0, "vitlens 0."), ("inspect --nothing", 2, "--help`")])
+VERSION = f"vitlens {importlib.metadata.version('vitlens')}\n"
+
+
+@pytest.mark.parametrize("words, code, text", [("--version", 0, VERSION), ("inspect --nothing", 2, "--help`")])
 def test_main_keeps_output_and_exit_code(words, code, text):
     done = subprocess.run([sys.executable, "-m", "vitlens", *words.split()], capture_output=True, text=True)
     assert done.returncode == code and text in done.stdout + done.stderr
@@ -349,13 +352,9 @@ def test_train_lists_every_setting(tmp_path):
     assert "augment.flip=0.125 " in changed
 
 
-def test_paper_models_prints_sizes_and_weights():
+def test_paper_models_and_compute(tmp_path):
     shown = vitlens("paper", "models", "l/16").stdout
     assert "ViT-L/16" in shown and "304.3 M" in shown and "vit_large_patch16_224.augreg_in21k" in shown
-
-
-def test_paper_models_and_compute(tmp_path):
-    assert "ViT-L/16" in vitlens("paper", "models", "L/16").stdout
     out = tmp_path / "new" / "counts.csv"
     done = vitlens("paper", "compute", "ViT-B/16", "ViT-B/32", "torchvision:vit_b_32", "--sizes", 224, "--out", out)
     rows = pd.read_csv(out).set_index("model")
@@ -377,10 +376,6 @@ REFUSED = [
     ("inspect MODEL/model.safetensors --checkpoint missing.pth", "missing.pth"),
     ("inspect vit_tiny_patch16_224 --checkpoint MODEL/model.safetensors", "patches of 8 × 8"),
     ("inspect FILE", "--checkpoint"),
-    ("inspect vit_b_16", "Did you mean torchvision:vit_b_16?"),
-    ("inspect facebook/dinov2-small", "Did you mean hf:facebook/dinov2-small?"),
-    ("inspect deit_tiny", "Did you mean deit_tiny_patch16_224,"),
-    ("explain MODEL --methods gradcam", "Did you mean grad_cam?"),
     ("explain MODEL --methods chefer", "Did you mean relevance?"),
     ("train --recipe finetune-smal --data digits --out OUT", "Did you mean finetune-small?"),
     ("train --resume", "needs --out"),
@@ -395,7 +390,7 @@ REFUSED = [
     ("inspect nonsense_model --out FILE/out", "give another --out"),
     ("inspect NAN", "not finite"),
     ("explain nonsense_model --out FILE/out", "give another --out"),
-    ("explain MODEL --methods relevanz", "Did you mean relevance? The methods are relevance, gradient_rollout"),
+    ("explain nonsense_model --methods relevanz", "Did you mean relevance? The methods are relevance, gradient_"),
     ("explain MODEL IMAGE --target 10", "has classes 0 to 9, got 10"),
     ("explain MODEL IMAGE --target tabby", "no class called 'tabby'"),
     ("explain MODEL IMAGE --target 3 --against 3", "contrasted with itself"),
@@ -406,7 +401,6 @@ REFUSED = [
     ("explain MODEL --scores --orders -1", "--orders"),
     ("explain nonsense_model --orders 9", "Give --orders only with --scores"),
     ("explain nonsense_model --baseline blur", "Give --baseline only with --scores"),
-    ("explain nonsense_model --methods relevanz", "vitlens has no method 'relevanz'"),
     ("explain nonsense_model --device tpu", "The device 'tpu' does not work here"),
     ("app MODEL missing.png", "missing.png"),
     ("app MODEL --port 70000", "--port"),
@@ -425,15 +419,9 @@ REFUSED = [
     ("paper table missing.json", "missing.json"),
     ("paper compute no_such_model", "no_such_model"),
     ("paper compute test_vit --sizes 64,8", "8 × 8"),
-    ("paper compute no_such_model", "no_such_model"),
     ("paper compute test_vit --sizes 0", "0"),
-    ("paper compute test_vit --sizes 64,8", "8 × 8"),
 ]  # fmt: skip
 """Command lines, and words of their error line."""
-
-
-def test_version_prints_the_version():
-    assert vitlens("--version").stdout == f"vitlens {importlib.metadata.version('vitlens')}\n"
 
 
 @pytest.mark.parametrize("command", ["inspect", "explain", "train", "other"])
@@ -465,6 +453,7 @@ def test_commands_end_with_one_line_after_errors(monkeypatch, tmp_path):
     for error, code, words in (
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "Memory ran out"),
         (KeyboardInterrupt(), 130, "vitlens: stopped."),
+        (ChildProcessError("The worker has ended."), 2, "The worker has ended."),
         (FloatingPointError("The loss is nan."), 2, "The loss is nan."),
     ):
         monkeypatch.setattr("vitlens.train.runs.run", mock.Mock(side_effect=error))

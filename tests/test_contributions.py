@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 from capture_support import CHUNKS, check_all, chunk
-from maps_support import left_as_found, refuses
+from maps_support import images, left_as_found, refuses
 from test_timm import QUICK
 
 import vitlens.variants  # noqa: F401  registers vitlens_vit with timm
@@ -29,10 +29,6 @@ MORE = {
 CASES = [(name, {}) for name in QUICK] + [(name, more) for name, all_ in MORE.items() for more in all_]
 
 
-def images(size=SIZE, batch=2, dtype=torch.float64):
-    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(3), dtype=dtype)
-
-
 def small(name, **more):
     """A tiny model in float64 without parameters that are 0 or 1, except for a hybrid's backbone, and images for it."""
     size = (56, 84) if "patch14" in name else SIZE
@@ -48,8 +44,8 @@ def small(name, **more):
             if "backbone" not in owner:
                 parameter.normal_(std=0.2, generator=generator).add_(0.1)
     if isinstance(model, timm.models.NaFlexVit) or sizes.get("img_size") == size:
-        return model, images(size)
-    return model, images(sizes.get("img_size") and (64, 64) or model.pretrained_cfg["input_size"][1:])
+        return model, images(size=size)
+    return model, images(size=sizes.get("img_size") and (64, 64) or model.pretrained_cfg["input_size"][1:])
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -190,7 +186,7 @@ def test_balanced_gradients_equal_lxt(monkeypatch):
 
     theirs = vision_transformer.VisionTransformer(32, 8, 3, 2, 24, 96, num_classes=5).eval().double()
     names = dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=5)
-    ours, x = timm.create_model("vit_tiny_patch16_224", **names).eval().double(), images((32, 32))
+    ours, x = timm.create_model("vit_tiny_patch16_224", **names).eval().double(), images(size=(32, 32))
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(parameter.numel())).add_(0.1)

@@ -43,9 +43,6 @@ def assert_refused(words: str, *call, **options) -> None:
     refuses(words, load, *call, **options)
 
 
-# Class folders
-
-
 def test_load_divides_folders_by_file_names(tmp_path):
     write(tmp_path / "set", files(40))
     train, valid = load(tmp_path / "set"), load(tmp_path / "set", "valid")
@@ -124,9 +121,6 @@ def test_fingerprint_depends_on_images_alone(tmp_path):
     assert len(found) == 1 and load(other).fingerprint not in found
 
 
-# Pixels
-
-
 def test_load_gives_upright_opaque_rgb(tmp_path):
     for mode, kind in (("L", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("RGB", "WEBP")):
         image = encoded(3, kind, mode=mode)
@@ -146,9 +140,6 @@ def test_load_names_samples_that_cannot_be_decoded(tmp_path):
     images = [encoded(1), encoded(2, "JPEG", (64, 64))[:400], b"", encoded(3, size=(202, 2)), encoded(1)]
     write(tmp_path, {f"train/a/{i}.png": image for i, image in enumerate(images)})
     assert_refused("3 of 5 .* train/a/1.png .*; train/a/2.png .*202 × 2 pixels", tmp_path, size=8)
-
-
-# Tables
 
 
 @pytest.fixture
@@ -274,9 +265,6 @@ def test_load_sets_of_the_hub(tmp_path, monkeypatch):
     assert_refused("hfds/owner/set is divided into train, but its valid split", "hfds/owner/set", "valid")
     table["train"].info.builder_name = "imagefolder"
     assert_refused("is a folder of images, not a table", "hfds/owner/set", root=tmp_path)
-
-
-# Named sets
 
 
 def test_load_digits_in_five_disjoint_folds():

@@ -5,12 +5,12 @@ import shutil
 import sys
 from pathlib import Path
 
+import data_support
 import numpy as np
 import pytest
 import timm
 import torch
 from data_support import encoded, tar, write
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from scipy.stats import t
 from test_cli import saved, vitlens
@@ -27,18 +27,12 @@ from vitlens.evaluate.scores import over_seeds, real_labels
 from vitlens.models import preprocess
 
 BUNDLED = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch8_64"
-COLORS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
 
 
 def colors(folder: Path, per_class=12) -> Path:
-    """Pictures whose color is their class, with some noise."""
-    for split, n in (("train", per_class), ("test", 5)):
-        for name, color in COLORS.items():
-            (folder / split / name).mkdir(parents=True, exist_ok=True)
-            for i in range(n):
-                noise = np.random.default_rng(i).integers(-60, 60, (36, 40, 3))
-                pixels = np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / split / name / f"{i}.png")
+    """Pictures whose color is their class, for training and test."""
+    data_support.colors(folder / "train", per_class)
+    data_support.colors(folder / "test", 5)
     return folder
 
 
@@ -276,9 +270,6 @@ def test_evaluate_command_rejects_wrong_options(tmp_path, small, thousand, monke
         done = evaluate(model, path, protocol, tmp_path / "out.json", *more, expect=2)
         assert done.stderr.count("\n") == 1 and sentence in done.stderr, data
         assert not (tmp_path / "out.json").exists()
-
-
-# Real data
 
 
 @pytest.mark.slow

@@ -17,9 +17,6 @@ def points(line):
     return list(zip(*line.get_data(), strict=True))
 
 
-# Curves
-
-
 def test_training_draws_the_readings_of_the_run():
     steps = list(history(90))
     loss, accuracy, rate = (figure := plot.training(steps, marks={"mixing off": 81})).axes
@@ -43,9 +40,6 @@ def test_training_keeps_the_axes_of_a_running_run():
     assert [ax.get_ylim() for ax in early[1:]] == [ax.get_ylim() for ax in late[1:]] == [(0, 100), (0, 1.05)]
     assert early[0].get_ylim() == late[0].get_ylim() and early[0].get_ylim()[1] > steps[9].loss
     assert not any(ax.lines for ax in plot.training([]).axes)
-
-
-# Snapshots
 
 
 def tiles(ax, cols, size):

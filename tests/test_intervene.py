@@ -94,14 +94,6 @@ def test_intervene_replaces_a_head_of_the_attention_pool():
     close(logits, plain(model, x))
 
 
-def entering(model, layer, images):
-    """(N, T, H·K) input of the output projection: the concatenated heads."""
-    kept = []
-    with model.blocks[layer].attn.proj.register_forward_pre_hook(lambda _, args: kept.append(args[0])):
-        plain(model, images)
-    return kept[0]
-
-
 @pytest.mark.parametrize("family", ["plain", "biases", "eva", "parallel", "parallel and scaled", "grouped queries"])
 def test_intervene_mean_equals_an_edited_bias(family):
     """In the last layer, if only the class token is read, its mean can be added to the bias."""
@@ -140,16 +132,12 @@ def by_hand(model, x, layer, change):
 
 
 def test_intervene_mean_is_over_reference_images_at_each_position():
-    model, x, others = small(), pictures(), pictures(3, seed=1)
-    theirs = entering(model, 1, others)[:, :, 16:32]
-    close(
-        run(model, x, heads={(1, 1): "mean"}, reference=others),
-        by_hand(model, x, 1, lambda heads: heads[:, :, 16:32].copy_(theirs.mean(0).expand(3, -1, -1))),
-    )
-    close(
-        run(model, x, heads={(1, 1): "mean"}, reference=[others[:1], others[1:]]),
-        run(model, x, heads={(1, 1): "mean"}, reference=others),
-    )
+    model, x, others, kept = small(), pictures(), pictures(3, seed=1), []
+    by_hand(model, others, 1, kept.append)
+    mean = kept[0][:, :, 16:32].mean(0).expand(3, -1, -1)
+    expected = by_hand(model, x, 1, lambda heads: heads[:, :, 16:32].copy_(mean))
+    for reference in (others, [others[:1], others[1:]]):
+        close(run(model, x, heads={(1, 1): "mean"}, reference=reference), expected)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "beit_base_patch16_224"])

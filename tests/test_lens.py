@@ -3,16 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from maps_support import images
 
 from experiments.lens import TunedLens, tune
 from vitlens import tokens
 from vitlens.stream import read_out
 
 SIZE = (64, 96)
-
-
-def images(size=SIZE, batch=2, dtype=torch.float32):
-    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(3), dtype=dtype)
 
 
 def read(model, x, layer, tuned=None):

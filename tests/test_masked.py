@@ -45,9 +45,6 @@ def batch(data, count=6):
     return normalized(data[0].images[:count], MEAN, STD)
 
 
-# B.1.2: corruption and targets
-
-
 @pytest.mark.parametrize("share", [0.5, 0.15])
 def test_corruption_is_independent_with_paper_shares(share):
     """Counts of 640,000 draws stay within bounds that a right program leaves once in 10⁷ runs."""
@@ -149,9 +146,6 @@ def test_predicted_corrupts_before_positions(data):
     expected = model.objective.head(model.forward_features(x)[:, 1:])
     handle.remove()
     torch.testing.assert_close(model.objective.predicted(model, x, source), expected)
-
-
-# Runs
 
 
 @each_variant

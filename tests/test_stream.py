@@ -88,9 +88,6 @@ def test_remaining_omits_the_random_crop_of_a_stream(folder):
         next(streamed(folder).batches([torch.arange(3)], Augment(scale=(0.75, 1.2))))
 
 
-# Crops
-
-
 def test_crops_ignore_workers_batch_sizes_and_the_first_batch(folder):
     rows, before = rows_of(100, 45), torch.get_rng_state()
     expected = joined(streamed(folder), rows, CROP, (0, 4))
@@ -118,9 +115,6 @@ def test_stream_raises_for_samples_that_cannot_be_decoded(tmp_path, workers):
     stream = streamed(write(tmp_path / "train", content).parent, workers)
     refuses(r"^train/b/3.png \(no image of a known format\) cannot be decoded", joined, stream, [torch.arange(6)])
     assert len(joined(stream, [torch.tensor([0, 1])])[0]) == 2  # later batches still work
-
-
-# Processes
 
 
 @dataclass(frozen=True)
@@ -166,32 +160,20 @@ except ChildProcessError as error:
 """
 
 
-def in_small_shm(size: str, *command, timeout=120) -> subprocess.CompletedProcess:
-    """Run a command with a /dev/shm of `size`, as in a container."""
-    script = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
-    return subprocess.run(
-        ["unshare", "-m", "sh", "-c", script, "sh", *map(str, command)], capture_output=True, text=True, timeout=timeout
-    )  # fmt: skip
+def in_small_shm(*command) -> subprocess.CompletedProcess:
+    """Run a command with a /dev/shm of 1 MiB, as in a container."""
+    words = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"', "sh"]
+    return subprocess.run([*words, *map(str, command)], capture_output=True, text=True, timeout=120)
 
 
-CAN_UNSHARE = bool(shutil.which("unshare")) and in_small_shm("1m", "true").returncode == 0
+CAN_UNSHARE = bool(shutil.which("unshare")) and in_small_shm("true").returncode == 0
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CAN_UNSHARE, reason="needs the right to mount a small /dev/shm (root)")
-def test_stream_and_train_explain_full_shared_memory(folder, tmp_path):
-    done = in_small_shm("1m", sys.executable, "-c", FULL, folder)
+def test_stream_explains_full_shared_memory(folder):
+    done = in_small_shm(sys.executable, "-c", FULL, folder)
     assert "processes that read images ended" in done.stdout and "--shm-size" in done.stdout, done.stderr
-    write(tmp_path / "set", {f"{s}/{c}/{i}.png": smooth(i, (30, 30)) for s in ("train", "val") for c in "ab"
-                             for i in range(40)})  # fmt: skip
-    command = (
-        sys.executable, "-m", "vitlens", "train", "--data", tmp_path / "set", "--recipe", "digits", "--out",
-        tmp_path / "run", "--stream", "--workers", 1, "--device", "cpu", "--set", "batch_size=8", "--set",
-        "image_size=96", "--set", "patch_size=16", "--set", "epochs=1", "--set", "augment.scale=[1, 1]", "--set",
-        "warmup_steps=0",
-    )  # fmt: skip
-    done = in_small_shm("600k", *command)
-    assert done.returncode in (1, 2) and done.stderr.count("processes that read images ended") == 1, done.stderr
 
 
 def test_batches_may_be_restarted(folder):
@@ -202,9 +184,6 @@ def test_batches_may_be_restarted(folder):
     assert equal(joined(stream, rows), expected)
     refuses("one sequence of batches at a time", next, first, error=RuntimeError)
     assert equal(joined(stream, rows), expected)
-
-
-# Memory
 
 
 def test_load_holds_images_that_fit_into_half_of_the_memory(folder, monkeypatch):

@@ -8,14 +8,14 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from maps_support import refuses
-from typer.testing import CliRunner
+from maps_support import images, refuses
+from test_cli import vitlens
 
 from experiments.support import small
 from vitlens import UnsupportedModelError, capture, faithfulness, report
 from vitlens.attribution import METHODS, explained, like, relevance, text
 from vitlens.attribution.target import NothingToExplain, bound
-from vitlens.images import ImageError, load_image, samples
+from vitlens.images import ImageError, samples
 from vitlens.models import load_model, preprocess
 from vitlens.recorder import supported
 from vitlens.recorder.supported import family
@@ -28,10 +28,6 @@ KWARGS = {
 }
 CLASSY = [name for name, method in METHODS.items() if method.depends_on_target]
 GRADIENT = [name for name, method in METHODS.items() if method.needs in ("gradients", "readings", "inputs")]
-
-
-def images(count=2, seed=0, dtype=torch.float64, size=(64, 96)):
-    return torch.randn(count, 3, *size, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 @pytest.fixture
@@ -261,18 +257,14 @@ def test_randomization_keeps_the_target(model):
 
 def test_explain_command_without_classes(tmp_path, monkeypatch):
     """num_classes=0, end to end: figures, scores, and the compared image left out."""
-    from vitlens.cli import app
-
     torch.manual_seed(0)
     bare = timm.create_model("vit_tiny_patch16_224", img_size=64, embed_dim=96, depth=2, num_heads=3, num_classes=0)
     monkeypatch.setattr("vitlens.models.load_model", lambda name, **_: bare.eval())
-    paths = []
-    for number, picture in enumerate(list(samples().values())[:2]):
-        paths.append(tmp_path / f"{number}.jpg")
-        load_image(picture).save(paths[-1])
-    options = ["--like", str(paths[0]), "--scores", "--orders", "2", "--out", str(tmp_path / "o")]
-    run = CliRunner().invoke(app, ["explain", "bare", *map(str, paths), *options], standalone_mode=False)
-    assert run.return_value == 1 and "0.jpg is left out" in run.output, run.output
+    paths = [tmp_path / "0.jpg", tmp_path / "1.jpg"]
+    for path, picture in zip(paths, samples().values(), strict=False):
+        picture.save(path)
+    options = "--like", paths[0], "--scores", "--orders", 2, "--out", tmp_path / "o"
+    assert "0.jpg is left out" in vitlens("explain", "bare", *paths, *options, expect=1).stderr
     table = pd.read_csv(tmp_path / "o" / "scores.csv")
     assert set(table.image) == {"1.jpg"} and set(table.target) == {"the similarity to 0.jpg"}
     assert set(table.quantity) == {"similarity to 0.jpg (a cosine, at most 1)"}
