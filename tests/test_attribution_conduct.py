@@ -11,33 +11,16 @@ from maps_support import left_as_found, refuses
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitlens import UnsupportedModelError, attribution, capture
-from vitlens.attribution import (
-    METHODS,
-    SHARED,
-    attention_gradient,
-    balanced_gradients,
-    direct,
-    explained,
-    grad_cam,
-    gradient_rollout,
-    gradient_shap,
-    input_x_gradient,
-    integrated_gradients,
-    kernel_shap,
-    legrad,
-    methods,
-    occlusion,
-    relevance,
-    rollout,
-)
+from vitlens.attribution import METHODS, attention_gradient, explained, grad_cam, gradient_rollout, legrad, relevance
 from vitlens.attribution.maps import explaining
 
-GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam, balanced_gradients, direct)
+GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam, METHODS["balanced_gradients"].function,
+            METHODS["direct"].function)  # fmt: skip
 SIZE, TARGET = (64, 96), [3, 7]
 
 
-def images(batch=2, size=SIZE, seed=0):
-    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed))
+def images(batch=2, size=SIZE):
+    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(0))
 
 
 class Attentions(TorchDispatchMode):
@@ -55,11 +38,11 @@ class Attentions(TorchDispatchMode):
 def test_explained_runs_one_forward_and_one_backward(vit):
     model, calls = vit(img_size=SIZE), []
     x = images()
-    shared = {name: method for name, method in methods().items() if method.depends_on_target and method.needs in SHARED}
-    alone = {name: method(model, x, TARGET, against=5) for name, method in shared.items()}
+    shared = [n for n, method in METHODS.items() if method.depends_on_target and method.needs in attribution.SHARED]
+    alone = {name: METHODS[name](model, x, TARGET, against=5) for name in shared}
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     with Attentions() as seen:
-        run = explained(model, x, TARGET, against=5, needs=SHARED)
+        run = explained(model, x, TARGET, against=5, needs=attribution.SHARED)
         together = {name: METHODS[name](run) for name in alone}
     assert len(calls) == 1 and seen.forward == len(model.blocks)
     assert seen.backward == len(model.blocks) - 1  # the first layer's queries and keys need no gradient
@@ -71,7 +54,7 @@ def test_methods_take_a_capture(vit):
     model, x = vit(img_size=SIZE), images()
     with capture(model, gradients=True) as attn:
         logits = model(x)
-    torch.testing.assert_close(rollout(attn), rollout(model, x))
+    torch.testing.assert_close(attribution.rollout(attn), attribution.rollout(model, x))
     attn.differentiate(logits[0, 3] + logits[1, 7])
     for method in (relevance, gradient_rollout, attention_gradient):
         torch.testing.assert_close(method(attn), method(model, x, TARGET))
@@ -85,7 +68,7 @@ def test_methods_are_registered_with_signature_and_source():
         assert list(inspect.signature(function).parameters)[:3] == ["model", "images", "target"]
         assert name in dir(attribution) and name in attribution.__all__
     assert [name for name, method in METHODS.items() if not method.depends_on_target] == ["rollout"]
-    refuses("no method 'relevanz'.*The methods are relevance, gradient_rollout", methods, ["relevanz"])
+    refuses("no method 'relevanz'.*The methods are relevance, gradient_rollout", attribution.methods, ["relevanz"])
 
 
 def test_methods_leave_the_model_unchanged(vit):
@@ -184,7 +167,8 @@ def test_methods_refuse_wrong_arguments(vit):
     damaged[1, 0, 3, 4] = float("nan")
     with torch.no_grad():
         broken.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
-    for method in (relevance, legrad, grad_cam, balanced_gradients, direct, integrated_gradients, occlusion):
+    pixels = attribution.integrated_gradients, attribution.gradient_shap, attribution.input_x_gradient
+    for method in (relevance, legrad, grad_cam, *GRADIENT[-2:], pixels[0], attribution.occlusion):
         for words, arguments in (
             ("no classifier head, so its output is features", (headless, images(1, (64, 64)))),
             ("images as a floating-point tensor", (model, x[0])),
@@ -194,7 +178,7 @@ def test_methods_refuse_wrong_arguments(vit):
             ("outputs of .* are not finite", (broken, x, 3)),
         ):
             refuses(words, method, *arguments)
-    for method in (*GRADIENT, integrated_gradients, gradient_shap, input_x_gradient):
+    for method in (*GRADIENT, *pixels):
         refuses("No gradient of .* reaches the attention of layer 0", method, untrained, x, 3)
     for method in (gradient_rollout, relevance, attention_gradient):
         refuses(r"no weighted sum .*query=\(row, column\).*grad_cam", method, maximum, images(1, (64, 64)))
@@ -205,7 +189,7 @@ def test_methods_refuse_wrong_arguments(vit):
     assert legrad(maximum, images(1, (64, 64))).any() and grad_cam(maximum, images(1, (64, 64))).any()
     for method, option in [(attention_gradient, "layer"), (grad_cam, "layer"), (legrad, "first")]:
         refuses("from 0 to 2 .* got 3", method, model, x, error=IndexError, **{option: 3})
-    refuses("72 covers or more, got 71", kernel_shap, model, x, 3, n_samples=71)
+    refuses("72 covers or more, got 71", attribution.kernel_shap, model, x, 3, n_samples=71)
     with torch.no_grad():
         model.head.bias[5] = -float("inf")  # an excluded class
     assert relevance(model, images(1), 3).isfinite().all()
@@ -233,15 +217,15 @@ def test_methods_explain_a_normalization_before_a_transformer(vit):
     inner.label_names = [f"plant {k}" for k in range(10)]
     for method in GRADIENT:
         torch.testing.assert_close(method(wrapped, x, "plant 3"), method(inner, seen, 3))
-    covered = occlusion(wrapped, x, TARGET, baseline=0.5)  # the same cover, in the units of each
-    torch.testing.assert_close(covered, occlusion(inner, seen, TARGET))
-    values = integrated_gradients(wrapped, x, TARGET, baseline=0.5)
-    torch.testing.assert_close(values, integrated_gradients(inner, seen, TARGET), rtol=1e-4, atol=1e-5)
+    covered = attribution.occlusion(wrapped, x, TARGET, baseline=0.5)  # the same cover, in the units of each
+    torch.testing.assert_close(covered, attribution.occlusion(inner, seen, TARGET))
+    values = attribution.integrated_gradients(wrapped, x, TARGET, baseline=0.5)
+    torch.testing.assert_close(values, attribution.integrated_gradients(inner, seen, TARGET), rtol=1e-4, atol=1e-5)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in wrapped.modules())
     headless = torch.nn.Sequential(Normalized(), vit(img_size=SIZE, num_classes=0))
     refuses("its output is features", relevance, headless, x)
     resized = torch.nn.Sequential(torch.nn.Upsample(SIZE), inner)
-    for method in (relevance, occlusion):
+    for method in (relevance, attribution.occlusion):
         refuses("Sequential resizes images of", method, resized, images(size=(32, 48)))
     refuses("2 Vision Transformers", relevance, torch.nn.Sequential(vit(), vit()), x, error=UnsupportedModelError)
 
@@ -254,7 +238,7 @@ def test_methods_explain_a_backbone_with_a_head(vit):
         wrapped.backbone.load_state_dict({k: v for k, v in whole.state_dict().items() if not k.startswith("head.")})
         wrapped.head.load_state_dict(whole.head.state_dict())
         torch.testing.assert_close(grad_cam(wrapped, x, 3), grad_cam(whole, x, 3))
-        torch.testing.assert_close(occlusion(wrapped, x, 3), occlusion(whole, x, 3))
+        torch.testing.assert_close(attribution.occlusion(wrapped, x, 3), attribution.occlusion(whole, x, 3))
         torch.testing.assert_close(relevance(wrapped, x, 3, query=(1, 2)), relevance(whole, x, 3, query=(1, 2)))
         if pools:
             refuses("is done by a wrapper.*Pass a patch", relevance, wrapped, x, 3)

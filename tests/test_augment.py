@@ -9,15 +9,7 @@ from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torchvision.transforms.v2 import functional as tv
 
 from vitlens.data import augment as transforms
-from vitlens.data.augment import (
-    Augment,
-    Targets,
-    augmented,
-    draws,
-    generator,
-    normalized,
-    seed_of,
-)
+from vitlens.data.augment import Augment, Targets, augmented, draws, generator, normalized, seed_of
 from vitlens.train.criteria import sigmoid_cross_entropy, soft_cross_entropy
 
 EVERYTHING = Augment(
