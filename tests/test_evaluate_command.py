@@ -16,7 +16,6 @@ from scipy.stats import t
 from test_cli import saved, vitlens
 from test_tasks import clip_benchmark, imagenet
 from timm.data import ImageNetInfo
-from timm.models import save_for_hf
 
 from vitlens import load_image, load_model
 from vitlens.data import load
@@ -212,18 +211,6 @@ def test_finetune_over_seeds(tmp_path, small, monkeypatch):
     again = training(tmp_path, found)
     assert again["training_images"] == 37, "other images, so another run"
     assert again["steps"] == 3
-
-
-def test_finetune_of_convnets(tmp_path, colored):
-    """Two of the five models of the paper's Table 2 are such: BiT-L and Noisy Student."""
-    torch.manual_seed(0)
-    save_for_hf(timm.create_model("test_efficientnet", num_classes=10), tmp_path / "net", safe_serialization=True)
-    more = ("--runs", tmp_path / "runs", "--set", "epochs=4", "--set", "lr=0.1", *SHORT)
-    done = evaluate(tmp_path / "net", colored, "finetune", tmp_path / "results.json", *more)
-    (found,) = done.records
-    kept = json.loads(next((tmp_path / "runs").rglob("seed-0/training.json")).read_text())
-    assert found["value"] == pytest.approx(kept["validation"]["top1"], abs=0.01) and found["value"] > 50
-    assert "colors finetune" in done.stdout
 
 
 def test_vtab_command(tmp_path, small):

@@ -6,7 +6,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,8 +14,7 @@ import timm
 import torch
 from PIL import Image
 
-from experiments import explorer, results, training
-from vitlens import widgets
+from experiments import results, training
 from vitlens.images import samples
 from vitlens.train import hardware
 
@@ -74,29 +72,6 @@ def test_training_script_measures_device_precisions(monkeypatch, has):
     monkeypatch.setattr(training, "computes_bf16", lambda device: has)
     found = {case.precision for case in training.cases(torch.device("cpu"), tiny=False, batch=None)}
     assert found == ({"fp32", "bf16"} if has else {"fp32"})
-
-
-def test_explorer_script_times_supported_views(vit):
-    offered = {c.name: {text for text, _ in c.options} for c in widgets.explore(vit()).page.shown.values()}
-    asked = []
-
-    class Page:
-        def evaluate(self, script, given):
-            asked.append((script, *given))
-            return 40.0
-
-    rows = dict(explorer.inside(Page(), np.random.default_rng(0), 14, 9))
-    chosen = {(control, text) for script, control, text, *_ in asked if script == explorer.CHOOSE}
-    assert all(text in offered[control] for control, text in chosen)
-    assert {text for control, text in chosen if control == "way"} == offered["way"]
-    assert set(explorer.MENU.values()) <= offered["view"]
-    assert {name: len(seconds) for name, seconds in rows.items()} == {
-        "click, classes by layer": 9, "another class, contributions": 4, "bar of a head, contributions": 9,
-        "switch of a head, mean": 30, "switch of a head, zero": 30,
-    }  # fmt: skip
-    assert set(rows["switch of a head, mean"]) == {0.04}
-    turned = [place for script, *place in asked if script == explorer.TURN]
-    assert len(set(map(tuple, turned[-30:]))) == 30, "a click that turns a head back shows what is there already"
 
 
 SMALL = "data/checkpoints/vit_tiny_patch8_64"

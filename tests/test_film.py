@@ -8,9 +8,8 @@ import torch
 from matplotlib import colormaps
 from test_plot import heads_of, history, snapshots, tile
 
-from vitlens import attention, capture, plot, widgets
+from vitlens import plot
 from vitlens.recorder.grid import TokenGrid
-from vitlens.train.snapshots import record
 
 
 def points(line):
@@ -103,34 +102,3 @@ def test_snapshot_omits_padded_components():
     _, right, bottom, _ = ax.images[0].get_extent()
     assert bottom < 5 and right > 14, "two lines of seven"
     assert (tiles(ax, 7, 2)[3] == 0.5).all()
-
-
-KINDS = {
-    "class token": {},
-    "registers": {"reg_tokens": 4},
-    "distilled": {"name": "deit_tiny_distilled_patch16_224"},
-    "patches alone": {"global_pool": "avg", "class_token": False},
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_snapshot_draws_uniform_heads_on_the_dashed_line(vit, kind):
-    """Without queries all logits are 0, and all tokens, prefix tokens too, get equal attention."""
-    model = vit(**KINDS[kind])
-    with torch.no_grad():
-        for block in model.blocks:
-            block.attn.qkv.weight[:96] = 0
-            block.attn.qkv.bias[:96] = 0
-        images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-        with capture(model) as attn:
-            model(images)
-    for renormalize in (False, True):
-        distance, uniform = attention.mean_distance(attn, renormalize), attn.grid.uniform_distance(renormalize)
-        np.testing.assert_allclose(distance, uniform, rtol=1e-5)
-    moment = {name: array[None] for name, array in record(model, images).items()}
-    drawn = plot.snapshot({"steps": [0], **moment}).axes[2]
-    np.testing.assert_allclose(heads_of(drawn)[..., 1], drawn.lines[-1].get_ydata()[0], rtol=1e-3)  # of halves
-    page = widgets.explore(model)
-    page.wait(60, settled=True)
-    mosaic = page.frame["mosaic"]
-    np.testing.assert_allclose(mosaic["distances"], mosaic["uniform"], rtol=1e-5)

@@ -6,7 +6,6 @@ import pytest
 import timm
 import torch
 from maps_support import refuses
-from torch.nn import functional as F
 
 from vitlens import UnsupportedModelError, attention, capture, paper
 from vitlens.paper import MODELS, TABLE_1, TABLE_2, TABLE_3, TABLE_5, TABLE_6, TABLE_7, TABLE_8, TABLE_9
@@ -108,10 +107,10 @@ def test_build_hybrids_and_resnets_without_weights():
 
 
 @both
-def test_build_models_run_inspect_and_train(names):
+def test_build_models_run_and_inspect(names):
     for name in names:
         model, size = shrunk(name)
-        images, labels = torch.randn(2, 3, size, size), torch.tensor([0, 1])
+        images = torch.randn(2, 3, size, size)
         model.eval()
         if MODELS[name].kind in ("ViT", "hybrid"):
             with torch.no_grad(), capture(model) as attn:
@@ -125,15 +124,6 @@ def test_build_models_run_inspect_and_train(names):
                 assert model(images).shape == (2, 10)
             with pytest.raises(UnsupportedModelError, match="vitlens cannot show .*: its? .*\\."), capture(model):
                 pass
-        model.train()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        before = [p.detach().clone() for p in model.parameters()]
-        optimizer.step()
-        assert torch.isfinite(loss)
-        assert any((a != b).any() for a, b in zip(before, model.parameters(), strict=True))
-        assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
 def test_build_overrides_arguments():

@@ -214,7 +214,6 @@ def test_prepared_has_the_built_size_of_the_model():
 
 
 def test_explain_refuses_targets_that_a_model_lacks():
-    assert "tabby" in explained(small(), target="tabby").target
     refuses("no class called 'taby'. Did you mean tabby", explained, small(), target="taby")
     refuses(r"\(1, 37, 10\)", explained, built_for_96(global_pool=""))
 
