@@ -74,13 +74,14 @@ def forked():
     return start
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def vit():
-    """A small plain ViT with attention that is not near-uniform: `vit()` or `vit(global_pool="avg", …)`."""
+    """A small ViT with attention that is not near-uniform: `vit()` or `vit(global_pool="avg", …)`. None: default."""
 
     def make(seed=0, name="vit_tiny_patch16_224", dtype=torch.float32, **kwargs):
         torch.manual_seed(seed)
         kwargs = dict(img_size=64, embed_dim=96, depth=3, num_heads=3, num_classes=10) | kwargs
+        kwargs = {key: value for key, value in kwargs.items() if value is not None}
         model = timm.create_model(name, **kwargs).eval().to(dtype)
         with torch.no_grad():
             for block in model.blocks:

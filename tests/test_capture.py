@@ -414,13 +414,10 @@ def test_differentiate_refuses_attention_without_a_graph(vit, how, frozen):
     cut(model, x, "cut in the attention of layer 1")
 
 
-GRADIENT = [name for name, method in METHODS.items() if name not in ("occlusion", "feature_ablation", "rollout")]
-
-
 def refuses_maps(model, x, match):
     """Assert that all methods that differentiate the blocks raise."""
-    for name in GRADIENT:
-        if name not in ("kernel_shap", "grad_cam", "direct"):
+    for name in METHODS:
+        if name not in ("occlusion", "feature_ablation", "rollout", "kernel_shap", "grad_cam", "direct"):
             refuses(match, METHODS[name], model, x, error=(UnsupportedModelError, ValueError, RuntimeError))
 
 

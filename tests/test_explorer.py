@@ -226,16 +226,10 @@ def test_explorer_heads_off_limit_contributions_and_lens(vit):
 
 
 @pytest.fixture(scope="module")
-def explained():
-    """An explorer of one model for all methods."""
-    torch.manual_seed(0)
-    sizes = {"img_size": 64, "embed_dim": 96, "depth": 3, "num_heads": 3, "num_classes": 10}
-    model = timm.create_model("vit_tiny_patch16_224", **sizes).eval()
-    with torch.no_grad():
-        for parameter in model.blocks.parameters():
-            parameter.mul_(3.0)
-        order = model(given(model))[0].argsort(descending=True).tolist()
-    return widgets.explore(model, PICTURE), model, order
+def explained(vit):
+    """An explorer of one model for all methods, and its classes in the order of their logits."""
+    model = vit()
+    return widgets.explore(model, PICTURE), model, model(given(model))[0].argsort(descending=True).tolist()
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.depends_on_target])
@@ -432,6 +426,7 @@ def test_explorer_caption_colors_and_distances(explorer):
     y, x = np.divmod(np.arange(16), 4)
     distances = 16 * np.hypot(y[:, None] - y, x[:, None] - x)
     close(explorer.frame["mosaic"]["distances"], (maps[:, :, 1:, 1:] * distances).sum(-1).mean(-1), rtol=1e-5)
+    assert explorer.frame["mosaic"]["uniform"] == pytest.approx(distances.mean() * 16 / 17)  # of 17 tokens
 
 
 REFUSED = {
@@ -865,10 +860,8 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_explorer_of_families_equals_captures(name):
-    torch.manual_seed(0)
-    sizes = {"img_size": 64, "embed_dim": 96, "depth": 2, "num_heads": 3, "num_classes": 10} | FAMILIES[name]
-    model = timm.create_model(name, **{key: value for key, value in sizes.items() if value is not None}).eval()
+def test_explorer_of_families_equals_captures(vit, name):
+    model = vit(name=name, depth=2, **FAMILIES[name])
     explorer = widgets.explore(model, PICTURE, size=(64, 64))
     x = preprocess(model, PICTURE, size=(64, 64))
     with torch.no_grad(), capture(model) as attn:

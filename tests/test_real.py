@@ -1,21 +1,15 @@
 """DeiT-Tiny shows the structures of the paper's models, and random weights do not."""
 
-
 import pyarrow.parquet
 import pytest
 import timm
 import torch
 from safetensors.torch import load_file
+from scipy.stats import spearmanr
 
 from vitlens import attention, capture
 from vitlens.models import preprocess, top_classes
 from vitlens.recorder.supported import token_grid
-
-
-def spearman(a, b):
-    from scipy.stats import spearmanr
-
-    return spearmanr(a, b).statistic
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +52,7 @@ def test_deit_attention_distance_rises_with_depth(deit, control, labeled):
     distance = statistics(deit, sources).mean_distance
     early = distance[:2].flatten()
     assert early.min() < 0.35 * uniform and early.max() > 0.6 * uniform
-    assert spearman(range(12), distance.mean(1)) > 0.7
+    assert spearmanr(range(12), distance.mean(1)).statistic > 0.7
     assert distance[:3].max() - distance[:3].min() > 2 * (distance[-3:].max() - distance[-3:].min())
     random = statistics(control, sources[:5]).mean_distance
     assert (random - uniform).abs().max() < 0.1 * uniform

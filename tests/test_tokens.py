@@ -19,15 +19,9 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def small(name, **kwargs):
-    torch.manual_seed(0)
-    sizes = {"img_size": 64, "embed_dim": 96, "depth": 3, "num_heads": 3, "num_classes": 10} | kwargs
-    return timm.create_model(name, **{key: value for key, value in sizes.items() if value is not None}).eval()
-
-
 @pytest.mark.parametrize("name", FAMILIES)
-def test_features_are_the_outputs_of_the_blocks(name):
-    model, seen = small(name, **FAMILIES[name]), []
+def test_features_are_the_outputs_of_the_blocks(vit, name):
+    model, seen = vit(name=name, **FAMILIES[name]), []
     handles = [block.register_forward_hook(lambda _, __, output: seen.append(output)) for block in model.blocks]
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -53,7 +47,7 @@ class Twice(torch.nn.Module):
 
 
 def test_features_refuse_models_and_sizes(vit):
-    dropping, naflex = vit(), small("naflexvit_base_patch16_gap", img_size=None)
+    dropping, naflex = vit(), vit(name="naflexvit_base_patch16_gap", img_size=None)
     dropping.blocks[0].register_forward_pre_hook(lambda _, args: (args[0][:, :9],))
     for words, model, size, error in (
         ("17 tokens .* got 9 after 3: it leaves patches out", dropping, (64, 64), UnsupportedModelError),
