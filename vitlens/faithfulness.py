@@ -140,7 +140,8 @@ def partial_curves(
     device, pixels, blanks = images.device, grid.pixel_patches(images.device), blank(images, baseline, grid)
     counts = torch.tensor([*range(0, patches, step), patches], device=device)
     # First the whole and the empty images, then, map by map, the steps of deletion and insertion.
-    shown = _ranks(maps, seed).to(device).reshape(-1, batch, 1, patches) < counts[1:-1, None]  # (maps, B, S − 2, P)
+    ranks = order(maps, seed).argsort(-1).to(device)
+    shown = ranks.reshape(-1, batch, 1, patches) < counts[1:-1, None]  # (maps, B, S − 2, P)
     between = torch.stack([~shown, shown], 2).flatten(0, -2)
     ends = torch.tensor([True, False], device=device).repeat_interleave(batch)[:, None].expand(-1, patches)
     visible, image = torch.cat([ends, between]), torch.arange(batch, device=device)
@@ -225,15 +226,14 @@ def random_maps(grid: TokenGrid, count: int, seed: int = 0) -> Tensor:
     return _permutations(grid.patches, count + 1, seed)[1:].float().unflatten(-1, (grid.rows, grid.cols))
 
 
-def _ranks(maps: Tensor, seed: int) -> Tensor:
-    """(…, P) rank of each patch, 0 for the highest value, of (…, rows, cols) maps.
+def order(maps: Tensor, seed: int = 0) -> Tensor:
+    """(…, P) patches in the order of `curves`, highest value first, of (…, rows, cols) maps.
 
     The seed breaks ties at random, in one order for all maps and images. So a constant map is a random order, equal
     maps have equal scores, and the scores of an image do not depend on its batch.
     """
     shuffled = _permutations(maps.shape[-2:].numel(), 1, seed)[0]
-    order = maps.detach().cpu().flatten(-2)[..., shuffled].argsort(dim=-1, descending=True, stable=True)
-    return shuffled[order].argsort(-1)
+    return shuffled[maps.detach().cpu().flatten(-2)[..., shuffled].argsort(dim=-1, descending=True, stable=True)]
 
 
 def _permutations(patches: int, count: int, seed: int) -> Tensor:

@@ -1,6 +1,8 @@
 """Applications for the browser tests: JupyterLab and Notebook 7, each with a separate home directory, and the app."""
 
+import base64
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -14,9 +16,17 @@ import urllib.request
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import psutil
 import pytest
+import torch
 from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
+
+from vitlens.faithfulness import curves
+from vitlens.models import restore
+from vitlens.recorder.supported import token_grid
+from vitlens.widgets.drawing import enlarged
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
@@ -145,6 +155,42 @@ def tile(root, layer, head, button="left"):
     columns = root.locator(".across span").count()
     place = {"x": (layer + 0.5) / columns * box["width"], "y": (head + 2.5) / rows * box["height"]}
     stage.click(position=place, button=button)
+
+
+def assert_covered(page, root, model, x, maps, target, against=None):
+    """Compare the covered photos of a score's chart with the images that `curves` runs the model on, to the pixel."""
+    grid, inputs = token_grid(model, tuple(x.shape[-2:])), []
+    hook = model.patch_embed.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    both = curves(model, x, maps, target, against=against, step=-(-grid.patches // 14))
+    hook.remove()
+    full, empty, *between = torch.cat(inputs)[-2 * len(both.counts) + 2 :]
+    half = len(both.counts) - 2
+    images = {"covered": [full, *between[:half], empty], "revealed": [empty, *between[half:], full]}
+    picture = np.asarray(Image.open(io.BytesIO(enlarged(restore(model, x)[0]))).convert("RGB"))
+    factor, fill = len(picture) // x.shape[-2], restore(model, empty[None, :, :1, :1])[0, 0, 0]
+    chart, line = root.locator(".score .plot"), root.locator(".covered p")
+    chart.focus()
+    for done, values in (("covered", both.deletion[0]), ("revealed", both.insertion[0])):
+        for _ in both.counts:
+            page.keyboard.press("ArrowLeft")
+        for count, seen, value in zip(both.counts.tolist(), images[done], values.tolist(), strict=True):
+            line.filter(has_text=f"{int(100 * count / grid.patches + 0.5)}% of the patches {done}: ").wait_for()
+            assert float(line.inner_text().split()[-1]) == pytest.approx(value, rel=0.006)
+            data = root.locator(".covered canvas").evaluate("node => node.toDataURL().split(',')[1]")
+            found = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"))
+            hidden = (seen == empty).all(0).numpy().repeat(factor, 0).repeat(factor, 1)
+            assert hidden.any() == (seen is not full)
+            assert np.array_equal(found, np.where(hidden[..., None], fill, picture)), (done, count)
+            page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowLeft")  # the pointer finds the same points
+    words, box = line.inner_text(), root.locator(".score circle").bounding_box()
+    place = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowLeft")
+    line.filter(has_text="% of the patches revealed").wait_for()
+    page.mouse.move(*place)
+    line.filter(has_text=words).wait_for()
 
 
 class App:

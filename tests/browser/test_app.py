@@ -9,8 +9,11 @@ import pytest
 from PIL import Image
 from test_app import Served
 
-from browser.fronts import MARKS, START, App, faults, move, see
+from browser.fronts import MARKS, START, App, assert_covered, faults, move, see
+from vitlens import load_model
+from vitlens.attribution import grad_cam
 from vitlens.images import samples
+from vitlens.models import preprocess
 from vitlens.widgets.views import views
 
 pytestmark = MARKS
@@ -245,6 +248,14 @@ def test_app_shows_progress_and_cancels(browser, served):
             assert tab.page.locator(".alert").inner_text() == ""
         finally:
             hook.remove()
+
+
+def test_app_shows_covered_photos(model, browser, served):
+    with Tab(browser, served, "#view=grad_cam") as tab:
+        vit = load_model(model)
+        target = vit(x := preprocess(vit, samples()["chelsea"])).argmax().item()
+        tab.page.locator(".score circle").wait_for(state="attached")
+        assert_covered(tab.page, tab.page, vit, x, grad_cam(vit, x, target), target)
 
 
 def test_app_layout_stays_put(browser, served):

@@ -18,7 +18,7 @@ from PIL import Image
 from test_capture import unfused_maps
 from test_images import WIDE
 
-from browser.fronts import MARKS, START, Front, faults, move, see, tile
+from browser.fronts import MARKS, START, Front, assert_covered, faults, move, see, tile
 from vitlens import intervene, load_image, load_model, stream
 from vitlens.attribution import relevance
 from vitlens.faithfulness import curves
@@ -212,6 +212,8 @@ def test_explorer_explains_a_class(page, model):
     heights = np.array([float(point.split(",")[1]) for point in line.split()])
     places = (heights - heights[0]) / (heights[-1] - heights[0])
     np.testing.assert_allclose(places, (values - values[0]) / (values[-1] - values[0]), atol=1e-3)
+    assert_covered(page, explorer.root, vit, x, maps, order[1], order[2])
+    assert f": {order[1]} rather than {order[2]} " in explorer.text(".covered p")
     explorer.choose("against", "nothing")
 
 

@@ -15,9 +15,11 @@ from PIL import Image
 from test_cli import saved, vitlens
 
 from browser import test_front_ends
-from browser.fronts import MARKS
+from browser.fronts import MARKS, assert_covered
 from vitlens import UnsupportedModelError, widgets
+from vitlens.attribution import grad_cam
 from vitlens.images import samples
+from vitlens.models import built_size, preprocess
 from vitlens.widgets import in_page, save_page
 from vitlens.widgets.explorer import Explorer
 from vitlens.widgets.photographs import Photograph
@@ -264,6 +266,22 @@ ASK = """(question) => new Promise((done) => {
     source.on("msg:custom", take);
     source.send({...question, number: -1});
 })"""
+
+
+@pytest.mark.parametrize("size", [64, (48, 80), (70, 83)])
+def test_saved_page_shows_covered_photos(vit, browser, tmp_path, size):
+    """Also of a map with ties, on a grid that is not square, and with a margin that no patch covers."""
+    model, image = vit(img_size=size), samples()[NAME]
+    path = save_page(model, {NAME: image}, tmp_path / "page.html", scores=True)
+    page, _, errors = opened(browser, path)
+    x = preprocess(model, image, size=built_size(model))
+    maps = {k: grad_cam(model, x, k) for k in model(x)[0].topk(5).indices.tolist()}
+    target = min(maps, key=lambda k: maps[k].unique().numel())
+    assert maps[target].unique().numel() < maps[target].numel()
+    page.evaluate(FRAME, [{"set": {"view": "grad_cam", "target": target}, "number": 10**15}])
+    assert_covered(page, page, model, x, maps[target], target)
+    assert errors == []
+    page.close()
 
 
 @pytest.mark.parametrize("kind", ["class token", "mean"])

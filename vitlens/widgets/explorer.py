@@ -50,6 +50,7 @@ from vitlens.widgets.views import (
     Likeness,
     Map,
     View,
+    covering,
     curve_forwards,
     curves,
     head_control,
@@ -405,9 +406,10 @@ class Explorer(Pictured):
         messages = (CANCELED if self._canceled and own is None else None, random, own)
         failed = next((message for message in messages if isinstance(message, str)), None)
         done = failed is None and own is not None and random is not None
-        waiting = {"words": failed or say("scoring")}
-        scored = score(self.forward, self.choice, own, random) if done else waiting
-        return {"title": say("trust"), **scored}
+        if not done:
+            return {"title": say("trust"), "words": failed or say("scoring")}
+        forward, choice, shown = self.forward, self.choice, self._made(self.state["view"])
+        return {"title": say("trust"), **covering(forward, choice, shown.values), **score(forward, choice, own, random)}
 
     def _marked(self, shown: Map) -> Map:
         """A map of attention with the sinks of its layer."""

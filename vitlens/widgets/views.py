@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitlens import attention, attribution, faithfulness, stream, tokens
 from vitlens.attribution import METHODS, Method
 from vitlens.attribution.target import Target
-from vitlens.models import preprocess, scores
+from vitlens.models import preprocess, restore, scores
 from vitlens.recorder.forward import evaluating, run
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import family
@@ -544,6 +544,17 @@ def curves(forward: Forward, choice: Choice, maps: Tensor | None, check: Check) 
             against=choice.against, baseline=BASELINE, step=step, grid=grid,
         )  # fmt: skip
     return torch.stack([both.deletion[:, 0], both.insertion[:, 0]]).float().cpu().numpy()
+
+
+def covering(forward: Forward, choice: Choice, values: np.ndarray) -> dict:
+    """Patches in the order in which `curves` of a map cover them, levels of a covered patch, and name of the score."""
+    name = say("likeness", name=choice.target.name) if isinstance(choice.target, Likeness) else ""
+    name = name or forward.label(choice.target)
+    if choice.against is not None:
+        name += say("rather than", target=forward.label(choice.against))
+    blank = faithfulness.blank(forward.batch, BASELINE, forward.grid)[..., :1, :1]
+    order = faithfulness.order(torch.from_numpy(values)).tolist()
+    return {"name": name, "order": order, "fill": restore(forward.model, blank)[0, 0, 0].tolist()}
 
 
 def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray) -> dict:

@@ -55,10 +55,10 @@ function chartOf(label, values, axis, unit = "") {
 const keysOf = (kinds) =>
   make("p", { class: "keys" }, ...kinds.map(([name, kind]) => make("span", { class: `key ${kind}` }, name)));
 
-// The score while patches are covered or shown in the order of the map, and in random orders.
-function curves({ title, verdict, words, scale, shares, curves: lines }) {
-  const note = make("p", { class: "note" }, words);
-  if (!lines) return [make("h3", {}, title), note];
+// The score while patches are covered or revealed in the order of the map, and in random orders. The pointer and the
+// arrow keys choose a point of the map's own curves, whose photo is shown. panel, picture: of the map.
+function curves({ title, verdict, words, scale, shares, curves: lines, name, order, fill }, panel, picture) {
+  if (!lines) return [make("h3", {}, title), make("p", { class: "note" }, words)];
   const every = [...Object.values(lines).flat(), 0.02];
   const { plot, x, y, tick } = chartOf(`${title}. ${words}`, every, "share of patches covered / revealed", scale);
   for (const share of [0, 0.25, 0.5, 0.75, 1]) tick(share, `${100 * share}%`);
@@ -66,8 +66,45 @@ function curves({ title, verdict, words, scale, shares, curves: lines }) {
     const points = values.map((value, k) => `${x(shares[k])},${y(value)}`).join(" ");
     plot.append(make("polyline", { class: `curve ${name}`, points }));
   }
-  const keys = keysOf(["deletion", "insertion", "random"].map((name) => [name, name]));
-  return [make("h3", {}, title), make("p", { class: "verdict" }, verdict), plot, keys, note];
+  const [dot, canvas, line] = [make("circle", { r: 4 }), make("canvas", { role: "img" }), make("p", { class: "sum" })];
+  const kinds = ["deletion", "insertion"];
+  let [kind, at] = ["deletion", Math.floor(shares.length / 2)];
+  const show = async () => {
+    const { whole } = await pixelsOf(picture);
+    const count = Math.round(shares[at] * order.length);
+    const value = lines[kind][at];
+    const done = kind === "deletion" ? "covered" : "revealed";
+    cover(canvas, whole, panel, kind === "deletion" ? order.slice(0, count) : order.slice(count), fill);
+    for (const [key, place] of Object.entries({ cx: x(shares[at]), cy: y(value), class: `part ${kind}` }))
+      dot.setAttribute(key, place);
+    line.textContent = `${Math.round(100 * shares[at])}% of the patches ${done}: ${name} ${shown(value)}`;
+    canvas.setAttribute("aria-label", `The photo with ${line.textContent}`);
+  };
+  const point = (event) => {
+    const [top, left] = cellUnder(event, plot, [1 / HEIGHT, 1 / WIDTH]);
+    const nearest = (distances) => distances.indexOf(smallestOf(distances));
+    at = nearest(shares.map((share) => Math.abs(x(share) - left)));
+    kind = kinds[nearest(kinds.map((each) => Math.abs(y(lines[each][at]) - top)))];
+    show();
+  };
+  const onkeydown = (event) => {
+    const [other, step] = ARROWS[event.key] || [];
+    if (step === undefined) return;
+    event.preventDefault();
+    if (other) kind = kinds[1 - kinds.indexOf(kind)];
+    at = Math.min(Math.max(at + step, 0), shares.length - 1);
+    show();
+  };
+  plot.append(dot);
+  show();
+  const hint = "Point at a curve, or use the arrow keys, to see the photo at that point.";
+  const acts = { onpointermove: point, onpointerdown: point, onkeydown };
+  const steered = { class: "plot", tabindex: 0, role: "application", "aria-label": `${title}. ${hint}`, ...acts };
+  const keys = keysOf([...kinds, "random"].map((each) => [each, each]));
+  return [
+    make("h3", {}, title), make("p", { class: "verdict" }, verdict), make("div", steered, plot), keys,
+    make("div", { class: "covered" }, canvas, line), make("p", { class: "note" }, `${words} ${hint}`),
+  ];
 }
 
 // The maps of all heads from the query, a column for each layer, or their mean attention distances. A click or an arrow

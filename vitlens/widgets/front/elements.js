@@ -11,7 +11,7 @@ const ALONE = document.documentElement.classList.contains("vitlens-page");
 const PART = 2 ** 19; // bytes of a file in one message, below the limits of all front ends
 const PACE = 40; // milliseconds between two messages of a drag
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }; // by row and column
-const SVG = ["svg", "path", "rect", "line", "text", "title", "g", "polyline"];
+const SVG = ["svg", "path", "rect", "line", "text", "title", "g", "polyline", "circle"];
 let number = Date.now(); // message counter, unique over all widgets of the page and later visits
 
 function make(tag, attributes = {}, ...children) {

@@ -221,7 +221,7 @@ function render({ model, el }) {
     renew(list, frame.bars?.length ? frame.bars : null, (each) => bars(each, send));
     renew(written, frame.parts, (each) => contributions(each, send, aim));
     renew(said, frame.lens, (each) => classes(each, send));
-    renew(trust, frame.score, curves);
+    renew(trust, frame.score, (each) => curves(each, frame.panels[0], pictures.picture));
     mosaic.update(frame.mosaic, waiting);
     six.update(frame.six, pictures);
     uploader.hidden = !frame.uploads;

@@ -85,6 +85,19 @@ function painted(base, panel) {
   return result;
 }
 
+// Draws a photo with some patches of a panel filled with a color. The last row and column include the margins.
+function cover(canvas, base, { rows, cols, cell: [height, width] }, patches, fill) {
+  const context = put(canvas, base).getContext("2d");
+  context.fillStyle = `rgb(${fill})`;
+  const edges = (count, size, whole) =>
+    Array.from({ length: count + 1 }, (_, k) => (k === count ? whole : Math.round(k * size * whole)));
+  const [x, y] = [edges(cols, width, base.width), edges(rows, height, base.height)];
+  for (const patch of patches) {
+    const [row, col] = [Math.floor(patch / cols), patch % cols];
+    context.fillRect(x[col], y[row], x[col + 1] - x[col], y[row + 1] - y[row]);
+  }
+}
+
 // Lines between the cells [height, width] of a grid, as shares of the image.
 function gridLines(rows, cols, [height, width]) {
   const across = Array.from({ length: rows + 1 }, (_, r) => `M0 ${r * height}H${cols * width}`);

@@ -39,6 +39,7 @@ from vitlens.widgets.views import (
     SINK,
     Choice,
     View,
+    covering,
     curves,
     possible,
     query_row,
@@ -333,7 +334,9 @@ def _explain(
             stacked = torch.from_numpy(np.stack([each.values for each in made.values()]))
             own = curves(forward, choice, stacked, check)
     for k, (name, each) in enumerate(made.items()):
-        scored = {"words": random} if own is None else score(forward, choice, own[:, k : k + 1], random)
+        scored = {"words": random}
+        if own is not None:
+            scored = covering(forward, choice, each.values) | score(forward, choice, own[:, k : k + 1], random)
         maps.setdefault(name, {})[target] = {
             "values": array(torch.from_numpy(each.values), exact=True), "words": each.words, "title": each.title,
             "unit": each.unit, "score": {"title": say("trust"), **scored},
