@@ -9,6 +9,7 @@ import torch
 from capture_support import check_all
 from maps_support import refuses
 from test_cli import vitlens as command
+from timm.data import constants
 from torch import nn
 
 import vitlens
@@ -19,6 +20,7 @@ from vitlens.attribution.target import bound
 from vitlens.images import samples
 from vitlens.recorder.forward import run
 from vitlens.recorder.supported import UnsupportedModelError, family, head_count, pooled, transformer
+from vitlens.recorder.supported.transformers import HALF, IMAGENET, OPENAI
 
 SOME = ["ViTForImageClassification", "DeiTForImageClassificationWithTeacher", "BeitForImageClassification",
         "Dinov2WithRegistersForImageClassification", "CLIPModel", "Siglip2Model", "torchvision", "open_clip",
@@ -99,11 +101,8 @@ def test_capture_is_exact_for_every_class(check, part):
     check_all(check, EVERY[part::2])
 
 
-def test_kernels_give_the_tokens_of_patches():
-    check_all(check_filters, ["ViTModel", "Siglip2Model", "torchvision", "open_clip"])
-
-
-def check_filters(name):
+@pytest.mark.parametrize("name", ["ViTModel", "Siglip2Model", "torchvision", "open_clip"])
+def test_kernels_give_the_tokens_of_patches(name):
     model = small(name)
     images, adapter = sized(model), family(model)
     filters, patch_size = vitlens.filters.kernels(model), adapter.grid(images.shape[-2:]).patch
@@ -199,13 +198,9 @@ def test_survey_equals_the_committed_table():
         assert row == {k: v for k, v in known.items() if k not in ("error", "command")}
 
 
-def test_capture_equals_bfloat16_attention():
-    for name in ("BeitModel", "open_clip"):
-        for autocast in (False, True):
-            check_bfloat16(name, autocast)
-
-
-def check_bfloat16(name, autocast):
+@pytest.mark.parametrize("name", ["BeitModel", "open_clip"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_capture_equals_bfloat16_attention(name, autocast):
     """The maps follow from the model's own q and k. The library's path also rounds the maps."""
     model = small(name) if autocast else small(name).bfloat16()
     images = sized(model)
@@ -244,6 +239,7 @@ REFUSED = [
 def test_capture_refuses():
     for build, words in REFUSED:
         refuses(words, captured, build(), torch.randn(1, 3, 32, 32), error=UnsupportedModelError)
+    refuses("8 × 8 pixels do not divide images of 30 × 32", captured, small("Siglip2Model"), torch.zeros(1, 3, 30, 32))
 
 
 def test_capture_refuses_mae_that_hides_or_shuffles_patches():
@@ -258,11 +254,8 @@ def test_capture_refuses_mae_that_hides_or_shuffles_patches():
     refuses("75%.*mask_ratio = 0", captured, model, images, error=UnsupportedModelError)
 
 
-def test_pool_equals_the_attention_of_its_module():
-    check_all(check_pool, ["SiglipVisionModel", "open_clip, pool"])
-
-
-def check_pool(name):
+@pytest.mark.parametrize("name", ["SiglipVisionModel", "open_clip, pool"])
+def test_pool_equals_the_attention_of_its_module(name):
     model = small(name).double()
     attn, _ = captured(model, sized(model))
     pool = model.head if hasattr(model, "head") else model.visual.attn_pool
@@ -276,12 +269,8 @@ def check_pool(name):
     torch.testing.assert_close(attn.grid.readout, maps[0][:, :, 0].mean(1), atol=1e-9, rtol=0)
 
 
-def test_intervene_equals_zeroed_weights():
-    check_all(check_heads, ["ViTForImageClassification", "SiglipVisionModel", "torchvision", "open_clip, pool"])
-    check_all(check_mlps, ["Dinov2ForImageClassification", "open_clip, timm"])
-
-
-def check_heads(name):
+@pytest.mark.parametrize("name", ["ViTForImageClassification", "SiglipVisionModel", "torchvision", "open_clip, pool"])
+def test_intervene_heads_equals_zeroed_weights(name):
     """Switching a head off equals zeroing its columns of the output projection. A capture records every layer and the
     pool."""
     model = small(name)
@@ -322,7 +311,8 @@ def test_transformer_is_found_in_a_wrapper():
         attribution.relevance(patches, images, 2)
 
 
-def check_mlps(name):
+@pytest.mark.parametrize("name", ["Dinov2ForImageClassification", "open_clip, timm"])
+def test_intervene_mlps_equals_zeroed_weights(name):
     """Replacing an MLP by zero equals zeroing its last layer."""
     model = small(name)
     images, adapter = sized(model, 32, 32), family(model)
@@ -376,6 +366,12 @@ def test_commands_take_a_folder_in_transformers_layout(folder, tmp_path):
     out = tmp_path / "why"
     command("explain", folder, tmp_path / "cat.png", "--target", "green", "--scores", "--orders", 0, "--out", out)
     assert len([*out.iterdir()]) == 2
+
+
+def test_normalizations_equal_those_of_timm():
+    names = ("IMAGENET_DEFAULT", "IMAGENET_INCEPTION", "OPENAI_CLIP")
+    expected = [tuple(getattr(constants, f"{name}_{part}") for part in ("MEAN", "STD")) for name in names]
+    assert expected == [IMAGENET, HALF, OPENAI]
 
 
 def test_pooled_is_the_input_of_the_classifier():
