@@ -53,6 +53,8 @@ def test_pixel_methods_equal_captum_called_by_hand(vit):
     close(got, torch.stack([tiles(v).sum(-1) for v in whole]))
     noisy = gradient_shap(model, x, 3, n_samples=10, seed=5)
     close(noisy, torch.stack([tiles(captums_gradient_shap(model, each[None], 5)[0]).sum(-1) for each in x]))
+    whole, parts = (gradient_shap(model, x, 3, n_samples=5, stdevs=0.0, internal_batch_size=size) for size in (16, 2))
+    close(parts, whole)
     with torch.inference_mode():
         assert torch.equal(input_x_gradient(model, x.clone(), [3, 7]), input_x_gradient(model, x, [3, 7]))
     whole = captum.attr.InputXGradient(model).attribute(x.requires_grad_(), torch.tensor([3, 7]))

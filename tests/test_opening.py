@@ -16,6 +16,7 @@ from vitlens.recorder.forward import run
 def test_load_model_opens_names_of_other_libraries(tmp_path):
     model = small("ViTForImageClassification")
     assert class_count(model) == 7 and label_names(model) is None and title(model) == "ViTForImageClassification"
+    assert class_count(small("ViTForImageClassification", num_labels=0)) == 0
     model.config.id2label = dict(enumerate("abcdefg"))
     assert label_names(model) == list("abcdefg")
     model.save_pretrained(tmp_path / "mine")

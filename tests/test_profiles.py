@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from data_support import saved
 from PIL import Image
-from test_explorer import PICTURE, browser
+from test_explorer import PICTURE
 from test_images import RAMP, WIDE
 
 from vitlens import load_image, report, widgets
@@ -73,9 +73,3 @@ def test_upload_limit_holds_in_python(shown):
     assert page.frame["uploads"] == LARGEST == 64 * 2**20
     page.connection.receive({"upload": "a.png", "file": 1, "at": 0, "of": 64 * 2**20 + 1}, [b"x"])
     assert all(word in sent[-1]["problem"] for word in ("a.png", "64 MB", "smaller"))
-
-
-def test_upload_in_one_message(vit):
-    page = widgets.explore(vit(), PICTURE)
-    assert browser(page, {"upload": "a.png"}, saved(Image.fromarray(RAMP), icc_profile=WIDE)) == ""
-    assert "“Wide” to sRGB" in page.frame["about"]

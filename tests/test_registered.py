@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from maps_support import refuses
+from test_capture import Materialized
 from torch import nn
 
 import vitlens
@@ -62,15 +64,8 @@ def hand():
 
 def maps_by_hand(model, images):
     """Attention maps (B, H, T, T) of each layer, in autograd's graph, and logits."""
-    maps = []
-
-    def explicit(q, k, v):
-        maps.append((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1))
-        return maps[-1] @ v
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(F, "scaled_dot_product_attention", explicit)
-        return maps, model(images)
+    with Materialized() as explicit:
+        return explicit.maps, model(images)
 
 
 def test_register_model_opens_a_hand_written_vit(hand):
@@ -125,8 +120,7 @@ def test_register_model_opens_a_post_norm_vit():
         vitlens.register_model(PostNormViT, attention="inside.attend", **parts, **shapes)
         explanation = attribution.attention_gradient(model, images, 3)
         vitlens.register_model(PostNormViT, attention="inside.nothing", **parts, **shapes)
-        with pytest.raises(UnsupportedModelError, match="layers.0.inside.nothing"):
-            capture(model).__enter__()
+        refuses("layers.0.inside.nothing", capture(model).__enter__, error=UnsupportedModelError)
     finally:
         del FAMILIES[f"{__name__}.PostNormViT"]
     expected = (maps[-1] * gradients[-1]).clamp(min=0).mean(1)[:, 2:, 2:].mean(1).detach()
@@ -134,5 +128,5 @@ def test_register_model_opens_a_post_norm_vit():
 
 
 def test_capture_of_an_unregistered_vit_names_register_model():
-    with pytest.raises(UnsupportedModelError, match=r"register it by `vitlens\.register_model\(HandViT"):
-        capture(HandViT()).__enter__()
+    match = r"register it by `vitlens\.register_model\(HandViT"
+    refuses(match, capture(HandViT()).__enter__, error=UnsupportedModelError)

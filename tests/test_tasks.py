@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from data_support import encoded, parquet, saved, shown, tar, unreachable, write
+from data_support import encoded, parquet, saved, shown, tar, write
 from maps_support import refuses
 from test_cli import vitlens
 
@@ -209,15 +209,3 @@ def test_load_numbers_classes_equally_in_all_splits(tmp_path, kind):
     for path in source.glob("train*"):
         path.rename(tmp_path / "gone")
     assert load(source, "valid", root=root).class_names == ("0", "1")
-
-
-def test_evaluate_reports_missing_data_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("urllib.request.urlopen", unreachable)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    monkeypatch.setattr(pytest.importorskip("datasets"), "load_dataset", unreachable)
-    model = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch8_64"
-    for name in ("vtab/pcam", "vtab/sun397", "cifar10", "imagenet"):
-        arguments = ("evaluate", model, "--data", name, "--protocol", "knn", "--root", tmp_path, "--device", "cpu")
-        done = vitlens(*arguments, expect=2)
-        assert done.stderr.count("\n") == 1 and "cannot be downloaded" in done.stderr
-        assert TASKS[name].source in done.stderr
