@@ -27,10 +27,10 @@ from vitlens.data import files
 from vitlens.images import ImageError
 from vitlens.models import restore, run, top_classes
 from vitlens.recorder import supported
-from vitlens.recorder.forward import float64
+from vitlens.recorder.forward import float64, require_finite
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.record import capture
-from vitlens.recorder.supported import UnsupportedModelError, model_name, unwrap
+from vitlens.recorder.supported import UnsupportedModelError, unwrap
 
 __all__ = [
     "Explanation", "Inspection", "Picture", "explain", "heads", "inspect", "prepared", "score", "write_beside",
@@ -214,9 +214,7 @@ def inspect(
             with torch.inference_mode(), capture(model) as attn:
                 logits = run(model, batch)
             grid = attn.grid
-            if not logits.isfinite().all():
-                raise ValueError(f"The outputs of {model_name(model)} for {names[0]} are not finite. Its weights are "
-                                 "damaged, or its precision is too low.")  # fmt: skip
+            require_finite(model, logits)
             if shown and grid.readout is not None:
                 summary = attention.summary(attn)
                 distance, rollouts = summary.mean_distance, list(summary.rollout.cpu())

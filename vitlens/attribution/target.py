@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitlens import suggestion
 from vitlens.models import built_size, label_names, output_kind, preprocess, require_classes, scores
-from vitlens.recorder.forward import evaluating
+from vitlens.recorder.forward import evaluating, require_finite
 from vitlens.recorder.supported import embed_texts, model_name, pooled
 
 
@@ -237,11 +237,7 @@ def resolved(
             f"{model_name(model)} must give one row of outputs for each image, got {shape}. Give a model that pools "
             'its tokens (in timm: `global_pool="token"` or "avg").'
         )
-    if not (output < torch.inf).all():  # −∞ is the logit of a class that is excluded
-        raise ValueError(
-            f"The outputs of {model_name(model)} are not finite. Its weights may be damaged, its precision too low, or "
-            "the images not normalized."
-        )
+    require_finite(model, output)
     if isinstance(target, Target):
         return target
     numbers = classes(model, output, target, names)

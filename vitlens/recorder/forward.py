@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from vitlens.recorder.supported import family, known
+from vitlens.recorder.supported import family, known, model_name
 
 
 def require_images(images: object, model: nn.Module | None = None) -> None:
@@ -24,6 +24,15 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
         )
     if model is not None and known(model):
         family(model).grid(shape[-2:])
+
+
+def require_finite(model: nn.Module, outputs: torch.Tensor) -> None:
+    """Raise ValueError for outputs of a model that are NaN or ∞. −∞ is the logit of a class that is excluded."""
+    if not (outputs < torch.inf).all():
+        raise ValueError(
+            f"The outputs of {model_name(model)} are not finite. Its weights may be damaged, its precision too low, or "
+            "the images not normalized."
+        )
 
 
 def cast(model: nn.Module, images: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from torch import nn
 from vitlens import tokens
 from vitlens.images import load_image, samples
 from vitlens.models import built_size, class_count, label_names, output_kind, preprocess, restore, scores, title
-from vitlens.recorder.forward import evaluating
+from vitlens.recorder.forward import evaluating, require_finite
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import family, unwrap
@@ -85,11 +85,7 @@ class Forward:
         self.batch = batch.to(next(model.parameters()))
         with evaluating(model), self.switched(), torch.inference_mode(), capture(model) as attn:
             self.tokens, logits = tokens.features(model, self.batch)
-        if not logits.isfinite().all():
-            raise ValueError(
-                "The model's outputs for this image are not finite, so its attention has no meaning. Check its weights "
-                "and its precision."
-            )
+        require_finite(model, logits)
         self.attn, self.grid, self.gated, self.heads = [*attn], attn.grid, attn.gated, attn[0].q.shape[1]
         classed = class_count(model) != 0 and logits.dim() == 2  # without pooling, logits have a row for each token
         self.classes = logits.shape[-1] if classed else 0
