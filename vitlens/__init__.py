@@ -55,6 +55,29 @@ def suggestion(word: str, names: Iterable[str], texts: Iterable[str] | None = No
     return f" Did you mean {', '.join([*dict.fromkeys(similar)][:5])}?" if similar else ""
 
 
+def require_known(name: object, names: Iterable[str], what: str, texts: Iterable[str] | None = None) -> None:
+    """Raise ValueError with all names, and with similar ones, unless a name is among them.
+
+    what: the meaning of the name, first in the message. texts: as in `suggestion`.
+
+    >>> vitlens.require_known("mean", ("mean", "zero"), "way")
+    """
+    names = [*names]
+    if name not in names:
+        hint = suggestion(str(name), names, texts)
+        raise ValueError(f"{what} must be one of {', '.join(names)}, got {name!r}.{hint}")
+
+
+def reject(rows: Iterable[tuple[object, str]]) -> None:
+    """Raise ValueError with the sentence of the first row (wrong, sentence) that is wrong.
+
+    >>> vitlens.reject([(False, "Expected 1 image, got 2.")])
+    """
+    for wrong, sentence in rows:
+        if wrong:
+            raise ValueError(sentence)
+
+
 def lazily(package: str, places: dict[str, str]):
     """The `__getattr__` and `__dir__` of a package whose names are imported when they are first used.
 

@@ -18,6 +18,8 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from vitlens import reject, require_known
+
 __all__ = []  # timm's register_model appends vitlens_vit
 __dir__ = __all__.copy
 
@@ -72,24 +74,21 @@ def check(settings: Mapping) -> None:
     prefix = settings.get("class_token", True) or settings.get("reg_tokens", 0)
     partial = settings.get("patch_drop_rate") and (set(variants) & {"attention", "positions_at"} or
                                                    positions == "relative-1d")  # fmt: skip
-    for wrong, sentence in (
-        *((settings.get(name, values[0]) not in values,
-           f"{name} must be one of {', '.join(values)}, got {settings.get(name)!r}")
-          for name, values in SETTINGS.items()),
+    for name, values in SETTINGS.items():
+        require_known(settings.get(name, values[0]), values, name)
+    reject((
         ("positions_at" in variants and (positions not in ("learned-1d", "learned-2d") or
-         positions == "learned-1d" and table == "none"), "positions_at is for learned tables: learned-1d, learned-2d"),
+         positions == "learned-1d" and table == "none"), "positions_at is for learned tables: learned-1d, learned-2d."),
         (positions != "learned-1d" and settings.get("pos_embed", "none") != "none",
-         f"pos_embed={table} would add a second table to positions={positions}. Leave pos_embed out"),
-        (positions == "learned-2d" and settings.get("embed_dim", 768) % 2, "positions=learned-2d needs an even width"),
+         f"pos_embed={table} would add a second table to positions={positions}. Leave pos_embed out."),
+        (positions == "learned-2d" and settings.get("embed_dim", 768) % 2, "positions=learned-2d needs an even width."),
         ("attention" in variants and prefix,
-         "attention=axial excludes prefix tokens. Set readout=mean and reg_tokens=0"),
-        (partial, f"{NAME} needs all patches in every layer. Set patch_drop=0 and patch_drop_until=0"),
+         "attention=axial excludes prefix tokens. Set readout=mean and reg_tokens=0."),
+        (partial, f"{NAME} needs all patches in every layer. Set patch_drop=0 and patch_drop_until=0."),
         (any(settings.get(name) for name in ("dynamic_img_size", "dynamic_img_pad", "no_embed_class")),
          f"{NAME} takes images of one size, with positions for all tokens. Leave dynamic_img_size and no_embed_class "
-         "out"),
-    ):  # fmt: skip
-        if wrong:
-            raise ValueError(f"{sentence}.")
+         "out."),
+    ))  # fmt: skip
 
 
 class Table(nn.Module):

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vitlens import reject
 from vitlens.data import ImageSet
 from vitlens.data.augment import Targets, augmented, draws, generator, seed_of
 from vitlens.data.imageset import ended, workers_ended
@@ -99,7 +100,7 @@ def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, wor
     train, valid = data
     images, classes, steps = len(train), len(train.class_names), recipe.length(len(train))
     parts, side = world.size * recipe.accumulate, recipe.image_size
-    for wrong, sentence in (
+    reject((
         (tuple(train.size) != (recipe.resize or side,) * 2 or tuple(valid.size) != (side, side),
          f"The recipe takes training images of {recipe.resize or side} pixels and validation images of {side}, got "
          f"{train.size} and {valid.size}. Load them at these sizes."),
@@ -118,9 +119,7 @@ def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, wor
          "The recipe sets patch_drop, but the model has no patch dropout layer. Build it with patch_drop_rate."),
         (classes < 2 and not hasattr(model, "objective"),
          f"Training needs at least two classes, got only {train.class_names[0]!r}. Add images of another class."),
-    ):  # fmt: skip
-        if wrong:
-            raise ValueError(sentence)
+    ))  # fmt: skip
     train.remaining(recipe.augment)  # a stream raises for augmentations that it does not support
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
+from vitlens import reject
 from vitlens.data import SOURCES, ImageSet, ImageStream, load
 from vitlens.data.files import locked, writable, write
 from vitlens.train import snapshots
@@ -157,7 +158,7 @@ def refuse(
 ) -> None:  # fmt: skip
     """Raise ValueError for wrong options, before reading or writing files."""
     held = newest_first(out / "checkpoints") or (out / "training.json").exists()
-    for wrong, sentence in (
+    reject((
         (device.type == "cuda" and not torch.cuda.is_available(), "PyTorch finds no CUDA device. Use --device cpu."),
         (not resume and (held or (out / "model" / "model.safetensors").exists()),
          f"{out} already holds a run or its model. Resume the run, or train into another folder."),
@@ -167,9 +168,7 @@ def refuse(
         (watch == 1, "--watch must be 0, or at least 2 for the first and the last step, got 1."),
         (max_minutes is not None and not 0 < max_minutes < math.inf,
          f"--max-minutes must be a positive number of minutes, got {max_minutes}."),
-    ):  # fmt: skip
-        if wrong:
-            raise ValueError(sentence)
+    ))  # fmt: skip
     writable(out, "--out")
 
 
