@@ -125,7 +125,7 @@ def test_ablate_command_writes_csv(tmp_path):
 
 
 def test_effects_reject_unknown_ways_and_architectures():
-    refuses("ways must be some of zero, mean, got 'average'", ablation.effects, small(), labeled(), ways="average")
+    refuses("A way must be one of zero, mean, got 'average'", ablation.effects, small(), labeled(), ways="average")
     refuses("convolutions", ablation.effects, timm.create_model("resnet18"), labeled(), error=UnsupportedModelError)
 
 

@@ -435,7 +435,7 @@ REFUSED = {
     "row": (-1, "'Row' must be a whole number from 0 to 3"),
     "smooth": (1, "'Interpolate' must be True or False"),
     "strength": (float("nan"), "'Overlay strength' must be a number from 0 to 1"),
-    "nonsense": (1, "The page has no control 'nonsense'. The controls are photograph"),
+    "nonsense": (1, "A control of this page must be one of photograph"),
 }
 
 

@@ -316,7 +316,7 @@ def test_curves_refuse_wrong_arguments(vit):
         ("no classifier head, so its output is features", (vit(img_size=(64, 96), num_classes=0), x, m), {}),
         ("one row of outputs", (torch.nn.Identity(), x, m), dict(grid=GRID)),
         ("patches of ResNet|patches of resnet18", (resnet, x, m), {}),
-        ("one of mean, blur, zero, or a tensor, got 'gray'", (model, x, m), dict(baseline="gray")),
+        ("one of mean, blur, zero, got 'gray'", (model, x, m), dict(baseline="gray")),
         ("one of probability, logit, got 'odds'", (model, x, m), dict(score="odds")),
     ):
         refuses(words, curves, *arguments, **options)

@@ -128,7 +128,7 @@ def test_build_models_run_and_inspect(names):
 
 def test_build_overrides_arguments():
     assert paper.build("R50x1+ViT-B/32", img_size=64, **SMALL).num_classes == 10
-    refuses("no model 'ViT-G/14'. Its models are ViT-B/16, ", paper.build, "ViT-G/14")
+    refuses("one of ViT-B/16, .*got 'ViT-G/14'", paper.build, "ViT-G/14")
     refuses("cannot build ViT-b/32 with {'nonsense': 3}: .*nonsense", paper.build, "ViT-b/32", nonsense=3)
     refuses("cannot build R50x1", paper.build, "R50x1", img_size=64)
 

@@ -53,7 +53,7 @@ def test_override_converts_types():
 
 
 WRONG = (
-    ("epochs", "no equals sign"), ("epoch=1", "no setting epoch.*epochs"), ("augment.flop=1", "no setting augment."),
+    ("epochs", "no equals sign"), ("epoch=1", "got 'epoch'. Did you mean epochs"), ("augment.flop=1", "got 'flop'"),
     ("epochs=1.5", "epochs must be of type int, got 1.5"), ("tf32=maybe", "of type bool"), ("betas=0.9", "2 numbers"),
     ("augment=0", "cannot be set"), ("epochs=0", "epochs .0. or in steps .0."), ("warmup_steps=9", "steps .9."),
     ("steps=9", "epochs .150. or in steps .9."), ("layer_decay=0.5", "adamw or sgd"), ("resize=32", "at least image"),
@@ -64,7 +64,7 @@ WRONG = (
     ("width=100", "multiple of heads 3"), ("patch_drop_until=0", "work together"), ("optimizer=adam", "one of adamw"),
     ("augment.cutmix=0.9", "more than 1"), ("warmup=1", "below 1"), ("registers=4", r"experiments/small_data\.py"),
     ("masked=0.5", "must be 0 with objective=labels"), ("positions=polar", "one of learned-1d"),
-    ("positions=rotary", r"experiments/small_data\.py"), ("attention=axial", "readout"), ("model=1", "no setting"),
+    ("positions=rotary", r"experiments/small_data\.py"), ("attention=axial", "readout"), ("model=1", "got 'model'"),
     ("model.positions=none", "its own setting"), ("model.embed_dim=64", "its own"), ("outputs=percent", "one of"),
     ("positions_at=every-layer", "patch_drop=0"), ("positions=relative-1d", "patch_drop=0"),
     ("model.drop_path_rate=0.1", "its own setting"), ("model.num_classes=3", "its own setting"),
@@ -92,7 +92,7 @@ def test_from_dict_reads_earlier_versions():
 
 
 def test_recipe_rejects_unknown_names_and_types():
-    refuses("no recipe 'imagenet'.*tiny-imagenet", recipe, "imagenet")
+    refuses("one of .*tiny-imagenet.*got 'imagenet'", recipe, "imagenet")
     for field, value in (
         ("batchsize", 3), ("batch_size", 32.0), ("augment", 5), ("lr", "fast"), ("tf32", 1), ("betas", [0.9]),
         ("epochs", True),

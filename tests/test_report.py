@@ -180,7 +180,7 @@ def test_explain_refuses_unknown_classes_before_the_first_forward(model):
         for options, words in (
             (dict(target=10), "classes 0 to 9, got 10"), (dict(target="dog"), "no class called 'dog'"),
             (dict(against=-1), "classes 0 to 9, got -1"), (dict(target=3, against="3"), "contrasted with itself"),
-            (dict(names=["relevanz"]), "no method 'relevanz'"),
+            (dict(names=["relevanz"]), "got 'relevanz'"),
         ):  # fmt: skip
             refuses(words, next, report.explain(model, BOTH, **options))
     finally:

@@ -91,7 +91,7 @@ def test_a_stopped_run_has_the_losses_of_its_first_steps(tmp_path):
 
 def test_run_rejects_wrong_options(tmp_path):
     for options, message in (
-        ({"max_minutes": 0}, "--max-minutes must be a positive"), ({"recipe_name": "nope"}, "no recipe 'nope'"),
+        ({"max_minutes": 0}, "--max-minutes must be a positive"), ({"recipe_name": "nope"}, "got 'nope'"),
         ({"resume": True}, "no run to resume"), ({"data": "nowhere"}, "not a folder"),
         ({"overrides": ["epochs=x"]}, "of type int"), ({"max_minutes": math.inf}, "--max-minutes must be a positive"),
         ({"overrides": ["num_classes=5"]}, "has 10 classes"),

@@ -8,15 +8,15 @@ Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, Q queries. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import wraps
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from vitlens import require_known
 from vitlens.recorder.forward import evaluating, float64, full_precision, require_images, run, shapes
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.record import Attention, capture
@@ -114,22 +114,15 @@ class Summary:
         return values[name]
 
 
-def _of_capture(statistic: Callable) -> Callable:
-    """The function, which raises TypeError unless its first argument is a capture."""
-
-    @wraps(statistic)
-    def checked(attn, *args, **options):
-        if not (hasattr(attn, "grid") and hasattr(attn, "__getitem__")):
-            raise TypeError(
-                f"attention.{statistic.__name__} takes a capture, got {type(attn).__name__}. Run `with "
-                "vitlens.capture(model) as attn: model(images)` and pass attn."
-            )
-        return statistic(attn, *args, **options)
-
-    return checked
+def _require_capture(attn: object, statistic: str) -> None:
+    """Raise TypeError unless the first argument of a statistic is a capture."""
+    if not (hasattr(attn, "grid") and hasattr(attn, "__getitem__")):
+        raise TypeError(
+            f"attention.{statistic} takes a capture, got {type(attn).__name__}. Run `with vitlens.capture(model) as "
+            "attn: model(images)` and pass attn."
+        )
 
 
-@_of_capture
 def mean_distance(attn: Attention, renormalize: bool = False) -> Tensor:
     """(B, L, H) mean attention distance in input pixels (paper, section 4.5 and D.7).
 
@@ -143,7 +136,6 @@ def mean_distance(attn: Attention, renormalize: bool = False) -> Tensor:
     return _run(attn, _MeanDistance(renormalize))["mean_distance"]
 
 
-@_of_capture
 def entropy(attn: Attention) -> Tensor:
     """(B, L, H) mean over all T queries of the entropy −Σ_j A_ij·ln A_ij, in nats: 0 (one token) to ln T (uniform).
 
@@ -153,7 +145,6 @@ def entropy(attn: Attention) -> Tensor:
     return _run(attn, _Entropy())["entropy"]
 
 
-@_of_capture
 def received(attn: Attention, prefix: bool = False) -> Tensor:
     """(B, L, H, P) attention that each patch receives, the mean over all T queries. With `prefix`, (B, L, H, T).
 
@@ -163,7 +154,6 @@ def received(attn: Attention, prefix: bool = False) -> Tensor:
     return _run(attn, _Received(prefix))["received"]
 
 
-@_of_capture
 def rollout(
     attn: Attention, query: tuple[int, int] | int | None = None, head_fusion: str = "mean", discard: float = 0.0
 ) -> Tensor:
@@ -191,7 +181,6 @@ def register(statistic: Statistic) -> None:
     STATISTICS[statistic.name] = statistic
 
 
-@_of_capture
 def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = False) -> Summary:
     """Several statistics in one pass over the rows.
 
@@ -201,10 +190,10 @@ def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = F
     statistics: names in `STATISTICS`, or statistics, by default all registered ones. renormalize: as in
     `mean_distance`. Raises ValueError for an unknown name.
     """
+    _require_capture(attn, "summary")
     for statistic in statistics:
-        if not isinstance(statistic, Statistic) and not (isinstance(statistic, str) and statistic in STATISTICS):
-            name = repr(statistic) if isinstance(statistic, str) else f"of type {type(statistic).__name__}"
-            raise ValueError(f"vitlens has no statistic {name}. The statistics are {', '.join(STATISTICS)}.")
+        if not isinstance(statistic, Statistic):
+            require_known(statistic, STATISTICS, "A statistic")
     named = STATISTICS | ({"mean_distance": _MeanDistance(True)} if renormalize else {})
     chosen = [named[key] if isinstance(key, str) else key for key in statistics or STATISTICS]
     values = _run(attn, *(statistic for statistic in chosen if statistic.applies(attn)))
@@ -284,6 +273,8 @@ def contrast(maps: Tensor) -> Tensor:
 
 def _run(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:
     """Statistics by name, in one pass in float32 or wider: last layer first, a few images at a time."""
+    if statistics:
+        _require_capture(attn, statistics[0].name)
     statistics = [copy(statistic) for statistic in statistics]
     batch, heads, tokens, _ = attn[0].q.shape
     block = BLOCK.get(attn[0].q.device.type, BLOCK["cpu"])
@@ -368,8 +359,7 @@ class _Rollout(Statistic):
     def __init__(self, query=None, head_fusion: str = "mean", discard: float = 0.0):
         self.query, self.discard = query, discard
         fusions = {"mean": Tensor.mean, "max": Tensor.amax, "min": Tensor.amin}
-        if head_fusion not in fusions:
-            raise ValueError(f"head_fusion must be mean, max or min, got {head_fusion!r}.")
+        require_known(head_fusion, fusions, "head_fusion")
         self.fuse = fusions[head_fusion]
 
     def applies(self, attn):

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from vitlens import require_known
 from vitlens.attribution.maps import outputs_of
 from vitlens.attribution.target import Target, bound, of_features, resolved
 from vitlens.recorder.forward import evaluating, require_images, run
@@ -133,8 +134,7 @@ def partial_curves(
         raise ValueError("Maps must be finite, or their order of the patches means nothing.")
     target = _target(model, images, target, against, internal_batch_size)
     score = next(iter(target.measures)) if score is None else score
-    if score not in target.measures:
-        raise ValueError(f"The score must be one of {', '.join(target.measures)}, got {score!r}.")
+    require_known(score, target.measures, "The score")
     step = usual_step(patches) if step is None else step
     images = _on_model(model, images)
     device, pixels, blanks = images.device, grid.pixel_patches(images.device), blank(images, baseline, grid)
@@ -246,8 +246,7 @@ def blank(images: Tensor, baseline: str | Tensor, grid: TokenGrid) -> Tensor:
     """(B, C, H, W) images with all patches covered, by a baseline as in `curves`."""
     if isinstance(baseline, Tensor):
         return baseline.detach().to(images).expand_as(images)
-    if baseline not in BASELINES:
-        raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, or a tensor, got {baseline!r}.")
+    require_known(baseline, BASELINES, "baseline")
     if baseline == "mean":
         return images.mean((2, 3), keepdim=True).expand_as(images)
     return blurred(images, max(grid.patch)) if baseline == "blur" else torch.zeros_like(images)

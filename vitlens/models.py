@@ -28,7 +28,7 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
-from vitlens import suggestion
+from vitlens import require_known, suggestion
 from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, load_image
 from vitlens.recorder import supported
 from vitlens.recorder.forward import channels
@@ -106,8 +106,7 @@ def load_model(
         advice = " Check the network, or open a folder" if kind is ConnectionError else ""
         raise kind(f"{name} cannot be opened ({type(error).__name__}: {text}).{advice}") from error
     if (kind := outputs or getattr(model, "outputs", None)) is not None:
-        if kind not in OUTPUTS:
-            raise ValueError(f"outputs of {name} must be one of {', '.join(OUTPUTS)}, got {kind!r}.")
+        require_known(kind, OUTPUTS, f"outputs of {name}")
         model.outputs = kind
     model.opened_as = short(str(folder) if folder.is_dir() else name)
     if checkpoint is not None:
@@ -402,9 +401,9 @@ def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Mod
     import open_clip
 
     name, _, tag = name.partition("/")
-    tags = [f"{name}/{known}" for known in open_clip.list_pretrained_tags_by_model(name)]
-    if pretrained and checkpoint is None and f"{name}/{tag}" not in tags:
-        raise ValueError(f"open_clip has no weights {name}/{tag}. It has {', '.join(tags)}.")
+    if pretrained and checkpoint is None:
+        tags = [f"{name}/{known}" for known in open_clip.list_pretrained_tags_by_model(name)]
+        require_known(f"{name}/{tag}", tags, "MODEL/WEIGHTS of open_clip:MODEL/WEIGHTS")
     quick = bool((open_clip.get_pretrained_cfg(name, tag) or {}).get("quick_gelu"))
     options = {"device": torch.empty(0).device, "force_quick_gelu": quick} | kwargs  # also the meta device
     if pretrained or checkpoint is not None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlens import require_known
 from vitlens.recorder.forward import float64
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, within
@@ -60,12 +61,11 @@ def resize(
     antialiased, pixel centers aligned).
     """
     rows, cols = grid
+    require_known(method, ("paper", "timm"), "method")
     if method == "timm":
         from timm.layers import resample_abs_pos_embed
 
         return resample_abs_pos_embed(pos_embed, size, [rows, cols], num_prefix_tokens=prefix)
-    if method != "paper":
-        raise ValueError(f'method must be "paper" or "timm", got {method!r}.')
     image = pos_embed[:, prefix:].unflatten(1, (rows, cols)).permute(0, 3, 1, 2)
     image = F.interpolate(float64(image), size=size, mode="bilinear", align_corners=True).to(pos_embed)
     return torch.cat([pos_embed[:, :prefix], image.flatten(2).mT], 1)

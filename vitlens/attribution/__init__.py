@@ -35,7 +35,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from vitlens import lazily, suggestion
+from vitlens import lazily, require_known
 
 _ARGUMENTS = ("model", "images", "target", "against", "names")
 
@@ -109,10 +109,9 @@ def methods(names: Iterable[str] | None = None) -> dict[str, Method]:
     """
     if names is None:
         return {name: method for name, method in METHODS.items() if method.quick}
+    texts = [f"{method.name} {method.title}" for method in METHODS.values()]
     for name in (names := list(names)):
-        if name not in METHODS:
-            hint = suggestion(name, METHODS, [f"{method.name} {method.title}" for method in METHODS.values()])
-            raise ValueError(f"vitlens has no method {name!r}.{hint} The methods are {', '.join(METHODS)}.")
+        require_known(name, METHODS, "A method", texts)
     return {name: METHODS[name] for name in names}
 
 

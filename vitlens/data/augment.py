@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlens import require_known
+
 RANGES = {
     "at least 1": lambda n: n >= 1,
     "0 or more": lambda n: n >= 0,
@@ -59,9 +61,9 @@ def check_settings(settings: object, prefix: str = "") -> None:
         if float in (kind, *parts) and not all(abs(n) < 1e30 for n in values):  # float32 would overflow
             raise ValueError(f"{name} must be finite and below 1e30, got {value}.")
         fits = field.metadata.get("fits", "")
-        if isinstance(fits, tuple) and value not in fits:
-            raise ValueError(f"{name} must be one of {', '.join(fits)}, got {value!r}.")
-        if isinstance(fits, str) and fits and not all(map(RANGES[fits], values)):
+        if isinstance(fits, tuple):
+            require_known(value, fits, name)
+        elif fits and not all(map(RANGES[fits], values)):
             raise ValueError(f"{name} must be {fits}, got {value}.")
 
 

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import resized_crop
 
+from vitlens import require_known
 from vitlens.data.augment import Augment, seed_of
 from vitlens.data.sources import SPLITS, opened
 from vitlens.images import MAX_ELONGATION, rgb
@@ -472,8 +473,7 @@ def load(
     Raises `ValueError` for data that is missing, and for images that cannot be decoded or are over 100 times as long as
     wide.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
+    require_known(split, SPLITS, "split")
     if size is None and (squash or stream):
         raise ValueError("squash and stream need a common size of the images. Pass size=….")
     device, source = torch.device(device or "cpu"), str(source)

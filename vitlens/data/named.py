@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torchvision.datasets
 
+from vitlens import require_known
 from vitlens.data.files import announce
 from vitlens.data.folders import folder
 from vitlens.data.imageset import Samples, drawn
@@ -59,8 +60,7 @@ def digits(_, split: str, root: Path | None, fold: int) -> Samples:
 def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
     """`torch/NAME`: read from `root` in torchvision's layout, and downloaded if missing."""
     root = data_root(root)
-    if name.lower() not in TORCH:
-        raise ValueError(f"torch/{name} is not a data set. Choose torch/ and one of {', '.join(TORCH)}.")
+    require_known(name.lower(), TORCH, "NAME of torch/NAME")
     kind, word, train, valid, *test = TORCH[name.lower()]
     options = {word: {"train": train, "valid": valid}.get(split, test[0] if test else valid)}
     try:
@@ -113,9 +113,8 @@ def vtab(name: str, split: str, root: Path | None, _=0, train: int = 1000) -> Sa
     The 1,000 images are a fixed random draw, so a copy sorted by class gives all classes. VTAB's own script takes the
     first images in an order that the copies lack, so its images are others of the same split.
     """
-    task = TASKS.get(f"vtab/{name}")
-    if task is None:
-        raise ValueError(f"vtab/{name} is not a task of VTAB-1k. Choose from {', '.join(t.name for t in VTAB)}.")
+    require_known(f"vtab/{name}", [task.name for task in VTAB], "A task of VTAB-1k")
+    task = TASKS[f"vtab/{name}"]
     testing = split in ("test", "whole")
     whole = opened(task.source, "test" if testing else "train", root)
     labels, raw = torch.as_tensor(whole.labels, dtype=torch.int64), task.raw_classes or task.classes

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from vitlens import require_known
 from vitlens.data import ImageSet, ImageStream, files
 from vitlens.evaluate.classes import class_numbers, matched
 from vitlens.evaluate.protocols import Evaluation
 from vitlens.evaluate.reading import normalized_for
 from vitlens.evaluate.scores import paired, proportion, student
-from vitlens.recorder.forward import evaluating, float64, run
+from vitlens.recorder.forward import evaluating, float64, require_finite, run
 from vitlens.recorder.intervention import WORDS, Place, head_places, intervene, outputs
 from vitlens.recorder.record import POOL
 from vitlens.recorder.supported import attention_modules, require_capturable
@@ -66,8 +67,8 @@ def effects(
     finite.
     """
     ways = [ways] if isinstance(ways, str) else list(ways)
-    if not ways or {*ways} - {*WORDS}:
-        raise ValueError(f"ways must be some of {', '.join(WORDS)}, got {', '.join(map(str, ways))!r}.")
+    for way in ways or [None]:
+        require_known(way, WORDS, "A way")
     if out is not None and Path(out).exists():
         raise ValueError(f"{out} already exists. Choose another file, or delete it.")
     named = isinstance(data, str | Path)
@@ -113,8 +114,7 @@ def effects(
 def _logits(model: nn.Module, images: Tensor) -> Tensor:
     with torch.no_grad():
         logits = float64(run(model, images)).cpu()
-    if not logits.isfinite().all():
-        raise ValueError("The model's logits are not finite, so its heads cannot be compared. Check the weights.")
+    require_finite(model, logits)
     return logits
 
 

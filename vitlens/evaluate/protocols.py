@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitlens import suggestion
+from vitlens import require_known
 from vitlens.data import ImageStream
 from vitlens.data.tasks import TASKS, VTAB, Task
 from vitlens.evaluate import PROTOCOLS
@@ -80,10 +80,7 @@ class Evaluation:
     """A file with the model's weights, as in `load_model`."""
 
     def __post_init__(self):
-        if self.protocol not in PROTOCOLS:
-            hint = suggestion(self.protocol, PROTOCOLS)
-            protocols = ", ".join(PROTOCOLS)
-            raise ValueError(f"vitlens has no protocol {self.protocol!r}.{hint} The protocols are {protocols}.")
+        require_known(self.protocol, PROTOCOLS, "The protocol")
         reads = PROTOCOLS[self.protocol]
         for option in ("data", "shots", "seeds", "neighbors", "tasks", "recipe", "settings"):
             if getattr(self, option) and option not in reads:
@@ -312,8 +309,8 @@ def vtab_tasks(names: Sequence[str]) -> list[Task]:
     """Tasks of VTAB-1k by name, with or without "vtab/", default all 19. Raises ValueError for unknown names."""
     known = {task.name.removeprefix("vtab/"): task for task in VTAB}
     names = [name.removeprefix("vtab/") for name in names] or list(known)
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"VTAB-1k has no task {unknown[0]!r}. Its tasks are {', '.join(known)}.")
+    for name in names:
+        require_known(name, known, "A task of VTAB-1k")
     return [known[name] for name in names]
 
 

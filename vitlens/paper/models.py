@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from vitlens import require_known
 from vitlens.paper.tables import CLASSES, IMAGES, cells
 
 if TYPE_CHECKING:
@@ -143,8 +144,7 @@ def find(name: str) -> Model:
     'vit_large_patch16_224'
     """
     name = name.replace("R50x1+", "R50+")
-    if name not in MODELS:
-        raise ValueError(f"The paper has no model {name!r}. Its models are {', '.join(MODELS)}.")
+    require_known(name, MODELS, "A model of the paper")
     return MODELS[name]
 
 

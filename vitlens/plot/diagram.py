@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from vitlens import require_known
 from vitlens.models import class_count, output_kind, preprocess, restore, title, top_classes
 from vitlens.recorder.supported import MLPS, NORMS, family, head_count, unwrap
 from vitlens.tokens import features
@@ -49,8 +50,8 @@ def architecture(model: nn.Module, image, *, highlight: str | None = None) -> Dr
 
     >>> figure = vitlens.plot.architecture(model, cat)
     """
-    if highlight not in (None, *PARTS):
-        raise ValueError(f"highlight must be one of {', '.join(PARTS)}, got {highlight!r}.")
+    if highlight is not None:
+        require_known(highlight, PARTS, "highlight")
     about = family(model := unwrap(model))
     batch = preprocess(model, image, size=about.built_size)
     with torch.no_grad():
@@ -235,7 +236,7 @@ class _Pen:
     def page(self, width: int, height: int, alt: str) -> str:
         """The file."""
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{min(width, 860)}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
             f'style="max-width:100%;height:auto" role="img" {FONT}><title>{html.escape(alt)}</title><defs>'
             f'{self.defined}<marker id="tip" markerUnits="userSpaceOnUse" markerWidth="9" markerHeight="9" '
             'refX="7" refY="4" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#555"/></marker></defs>'

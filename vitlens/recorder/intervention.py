@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitlens import require_known
 from vitlens.recorder.forward import evaluating, float64, require_images, run, uncompiled, without_checkpointing
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.layer import layer_number
@@ -281,8 +282,8 @@ def _values(
 ) -> dict[Place, Tensor]:
     """The tensor that replaces the output at each place."""
     words = {place: value for place, value in replacements.items() if isinstance(value, str)}
-    if unknown := {*words.values()} - {"zero", "mean"}:
-        raise ValueError(f'A replacement must be "zero", "mean" or a tensor, got {unknown.pop()!r}.')
+    for word in words.values():
+        require_known(word, WORDS, "A replacement that is not a tensor")
     means, count = {place: 0 for place, word in words.items() if word == "mean"}, 0
     batches = reference.split(REFERENCE_BATCH) if isinstance(reference, Tensor) else reference or ()
     for images in batches if means else ():

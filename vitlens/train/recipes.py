@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from vitlens import suggestion
+from vitlens import require_known
 from vitlens.data.augment import Augment
 from vitlens.paper import CLASSES, TABLE_1, TABLE_3, TABLE_4, FineTuning, Pretraining
 from vitlens.train.model import settings_of
@@ -234,11 +234,8 @@ def recipe(name: str) -> Recipe:
     >>> vitlens.train.recipe("digits").epochs
     40
     """
-    if name in RECIPES:
-        return RECIPES[name]
-    moved = " masked-autoencoder moved to experiments/autoencoder.py." if name == "masked-autoencoder" else ""
-    hint = moved or suggestion(name, RECIPES)
-    raise ValueError(f"vitlens has no recipe {name!r}.{hint} The recipes are: {', '.join(RECIPES)}.")
+    require_known(name, RECIPES, "A recipe")
+    return RECIPES[name]
 
 
 def read_recipe(name: str | Path) -> Recipe:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from vitlens import suggestion, variants
+from vitlens import reject, require_known, variants
 from vitlens.data.augment import Augment, check_pad, check_settings, seed_of, setting
 from vitlens.train.masked import OBJECTIVES, MaskedPatches
 from vitlens.train.model import build
@@ -188,9 +188,7 @@ class Recipe:
 
     def __post_init__(self):
         check_settings(self)
-        for contradicts, sentence in CONTRADICTIONS:
-            if contradicts(self):
-                raise ValueError(f"{sentence.format(r=self)}.")
+        reject((contradicts(self), f"{sentence.format(r=self)}.") for contradicts, sentence in CONTRADICTIONS)
         if self.architecture_name == variants.NAME:
             variants.check({**self.arguments(), "patch_drop_rate": self.patch_drop})
         check_pad(self.augment.pad, self.resize or self.image_size, self.resize or self.image_size)
@@ -274,7 +272,7 @@ class Recipe:
         augment = values.pop("augment", {})
         if isinstance(augment, dict) and not augment.get("operations"):  # RandAugment's
             augment = {name: value for name, value in augment.items() if name not in ("operations", "magnitude")}
-        return cls(**known(cls, values), augment=Augment(**known(Augment, augment, "augment.")))
+        return cls(**known(cls, values), augment=Augment(**known(Augment, augment, "augment")))
 
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
@@ -302,7 +300,7 @@ class Recipe:
         variants.check_moved(changes[""])
         own = known(Recipe, changes[""])
         if changes["augment"]:
-            own["augment"] = replace(self.augment, **known(Augment, changes["augment"], "augment."))
+            own["augment"] = replace(self.augment, **known(Augment, changes["augment"], "augment"))
         return replace(self, **own, model_kwargs={**self.model_kwargs, **changes["model"]})
 
     def described(self) -> Iterator[tuple[str, object, str]]:
@@ -334,14 +332,11 @@ def parsed(text: str) -> object:
     return text
 
 
-def known(owner: type, values: object, prefix: str = "") -> dict:
+def known(owner: type, values: object, what: str = "a recipe") -> dict:
     """The values by name. Raises ValueError for a name that is not a field of the dataclass."""
     if not isinstance(values, dict):
-        raise ValueError(f"{prefix.rstrip('.') or 'A recipe'} must be a table of settings, got {values!r}.")
-    names = [field.name for field in dataclasses.fields(owner)]
+        raise ValueError(f"The settings of {what} must be a table, got {values!r}.")
+    names = sorted(field.name for field in dataclasses.fields(owner))
     for name in values:
-        if name not in names:
-            listed = ", ".join(prefix + known_name for known_name in sorted(names))
-            hint = suggestion(name, names)
-            raise ValueError(f"A recipe has no setting {prefix}{name}.{hint} The settings are: {listed}.")
+        require_known(name, names, f"A setting of {what}")
     return values

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from vitlens import require_known
 from vitlens.plot.style import colors, translucent
 from vitlens.widgets.lanes import Answer, Cancelled, Job
 
@@ -180,8 +181,7 @@ class Page:
         try:
             for name, value in values.items():
                 self._renew_controls()  # a new view may have other heads
-                if name not in self.shown:
-                    raise ValueError(f"The page has no control {name!r}. The controls are {', '.join(self.shown)}.")
+                require_known(name, self.shown, "A control of this page")
                 self.shown[name].check(value)
                 self.state = self.state | {name: value}
         except ValueError:
