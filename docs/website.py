@@ -21,8 +21,7 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 MATHJAX = "mathjax@3.2.2"
 CHAPTERS, APPENDICES = "[0-9][0-9]_*.ipynb", "[A-Z]_*.ipynb"
-DOCS = ["explaining", "intervening", "explorer", "models", "training", "evaluation", "paper", "costs", "front-end",
-        "tests"]  # fmt: skip
+DOCS = ["explaining", "intervening", "explorer", "models", "training", "evaluation", "paper", "costs", "front-end"]
 PROJECT = ["CONTRIBUTING.md", "CHANGELOG.md", "data/README.md"]
 LINK = re.compile(r"(\]\(|(?:src|href)=\\?\")([^()\s:\"\\#]+)(?=[)#\"\\\\])")
 HOSTS = {"arxiv.org", "colab.research.google.com", "github.com", "kellerjordan.github.io", "transformer-circuits.pub",
@@ -60,21 +59,24 @@ def heading(path: Path) -> tuple[str, str, str]:
 
 
 def live(page: str, still: str, state: str = "") -> str:
-    """A still image with a button that puts the live page in its place."""
+    """A button that puts the live page in the place of a still image, above the image."""
     address = html.escape(f"{page}#{state}" if state else page)
     return (
-        f'<div class="live" data-page="{address}">{still}<p><button type="button">Try it here</button> '
-        f'<a href="{address}">Open it on a page of its own</a> <span>The model runs in your browser (17 MB).</span>'
-        "</p></div>"
+        f'<div class="live" data-page="{address}"><p><button type="button">Try it here</button> '
+        f'<a href="{address}">Open it on a page of its own</a> <span>17 MB, a few seconds to start. '
+        f"On sample photos, or yours.</span></p>{still}</div>"
     )
 
 
 def notebook(path: Path) -> str:
-    """A notebook with the live page offered below each widget that shows what the page does."""
+    """A notebook with the live page offered above each widget that shows what the page does."""
     book = json.loads(path.read_text(encoding="utf-8"))
     book["metadata"]["language_info"]["pygments_lexer"] = "ipython3"  # which reads lines with % and !
     for cell in book["cells"]:
         code = source(cell)
+        for data in (output.get("data", {}) for output in cell.get("outputs", [])):
+            if drawing := data.pop("image/svg+xml", None):
+                data["text/html"] = drawing  # with its own title, where an image would get its path as alt text
         if "live" in cell["metadata"].get("tags", []) and re.search(r"widgets\.(explore|heads|tour)", code):
             view = re.search(r"view=\"(\w+)\"", code)
             state = cell["metadata"].get("page") or (f"view={view[1]}" if view else "")
@@ -86,8 +88,8 @@ def notebook(path: Path) -> str:
 
 
 def card(path: Path, folder: Path) -> str:
-    """A link to a chapter with its opening picture, made small, and its question."""
-    from PIL import Image
+    """A link to a chapter with the left of its opening picture and its question."""
+    from PIL import Image, ImageOps
 
     title, picture, question = heading(path)
     shown = ""
@@ -96,8 +98,7 @@ def card(path: Path, folder: Path) -> str:
         if file.suffix == ".svg":
             shutil.copy(file, small)
         else:
-            image = Image.open(file).convert("RGB")
-            image.thumbnail((420, 315))
+            image = ImageOps.fit(Image.open(file).convert("RGB"), (440, 330), centering=(0, 0.5))
             image.save(small, quality=72)
         shown = f'<img src="_static/cards/{small.name}" alt="" loading="lazy" width="240">'
     question = re.sub("`(.+?)`", r"<code>\1</code>", html.escape(question))
@@ -109,7 +110,7 @@ def front_page(folder: Path) -> str:
     """The README with the live page in place of its picture, and the chapters below their heading."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     picture = re.search(r"^!\[([^\]]+)\]\((\S+)\)$", text, re.M)
-    still = f'<img src="_static/{Path(picture[2]).name}" alt="{html.escape(picture[1])}" width="900">'
+    still = f'<img src="_static/{Path(picture[2]).name}" alt="{html.escape(picture[1])}" class="best">'
     shutil.copy(ROOT / picture[2], folder / "_static")
     text = text.replace(picture[0], live("live.html", still))
     (cards := folder / "_static/cards").mkdir()
@@ -119,7 +120,7 @@ def front_page(folder: Path) -> str:
         "The book": [f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob(CHAPTERS))],
         "Appendices": [f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob(APPENDICES))],
         "The package": [f"docs/{name}" for name in DOCS],
-        "The project": ["notebooks/README", *(name.removesuffix(".md") for name in PROJECT)],
+        "The project": ["About the book <notebooks/README>", *(name.removesuffix(".md") for name in PROJECT)],
     }
     trees = (
         "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```"])
@@ -182,6 +183,7 @@ def trim(site: Path) -> None:
     for page in site.glob("**/*.html"):
         if page.name != "live.html":
             text = re.sub(r"<(link|script)[^>]*fontawesome\.js[^>]*>(</script>)?", "", page.read_text(encoding="utf-8"))
+            text = re.sub("<title>vitlens .*?<", "<title>vitlens: a microscope for Vision Transformers<", text)
             if page.name in ("index.html", "README.html"):
                 text = re.sub(r"<img (?![^>]*loading=)", '<img loading="lazy" ', text)
             page.write_text(text, encoding="utf-8")

@@ -1,10 +1,19 @@
-// A button below a still image puts the live page in its place, which nothing loads before.
+// A button above a still image puts the live page in its place, which nothing loads before.
+const root = document.documentElement;
 for (const place of document.querySelectorAll(".live[data-page]")) {
   place.querySelector("button").onclick = ({ target }) => {
     const frame = document.createElement("iframe");
     frame.src = place.dataset.page;
     frame.title = "The explorer with the model in the page";
+    const paint = () => { // not in a site opened from disk, where frames have origins of their own
+      if (frame.contentDocument) frame.contentDocument.documentElement.style.colorScheme = root.dataset.theme;
+    };
+    frame.onload = paint;
+    new MutationObserver(paint).observe(root, { attributeFilter: ["data-theme"] });
     place.querySelector("img").replaceWith(frame);
     target.remove();
   };
 }
+// On a narrow screen a tap enlarges a figure, and another one makes it small again.
+for (const figure of document.querySelectorAll(".cell_output :is(img, svg), .bd-article section > p > img"))
+  figure.onclick = () => figure.classList.toggle("full");

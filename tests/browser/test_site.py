@@ -79,7 +79,7 @@ def test_site_has_every_page_of_docs():
     assert {*website.DOCS} == {path.stem for path in (ROOT / "docs").glob("*.md")}
 
 
-def test_notebook_offers_the_live_page_below_each_widget(tmp_path):
+def test_notebook_offers_the_live_page_above_each_widget(tmp_path):
     still = {"data": {"text/html": ["<img alt='A map.' ", "src='data:,'>"], "text/plain": "A map."}}
     live, call = {"tags": ["live"]}, "page = widgets.explore(model)\npage.set(view=\"norms\")\npage"
     cells = [
@@ -91,10 +91,18 @@ def test_notebook_offers_the_live_page_below_each_widget(tmp_path):
     (tmp_path / "a.ipynb").write_text(json.dumps({"metadata": {"language_info": {}}, "cells": cells}))
     changed = json.loads(website.notebook(tmp_path / "a.ipynb"))["cells"]
     shown = changed[0]["outputs"][1]["data"]["text/html"]
-    assert '<img alt=\'A map.\' src=\'data:,\'>' in shown and "<button" in shown
+    assert '<img alt=\'A map.\' src=\'data:,\'>' in shown.partition("</button>")[2]
     assert re.findall('(?:href|data-page)="(.*?)"', shown) == ["../live.html#view=rollout&amp;layer=8"] * 2
     assert changed[0]["outputs"][0] == {"text": "1"} and changed[1:3] == cells[1:3]
     assert "live.html#view=norms\"" in changed[3]["outputs"][0]["data"]["text/html"]
+
+
+def test_notebook_shows_drawings_with_their_titles(tmp_path):
+    drawing = ["<svg role='img'><title>Parts of a model.</title></svg>"]
+    cell = {"metadata": {}, "source": "", "outputs": [{"data": {"image/svg+xml": drawing, "text/plain": "Parts."}}]}
+    (tmp_path / "a.ipynb").write_text(json.dumps({"metadata": {"language_info": {}}, "cells": [cell]}))
+    (changed,) = json.loads(website.notebook(tmp_path / "a.ipynb"))["cells"]
+    assert changed["outputs"][0]["data"] == {"text/html": drawing, "text/plain": "Parts."}
 
 
 def test_dead_links_names_each_dead_link(tmp_path):
@@ -145,25 +153,29 @@ def visit(site, browser):
     return visit
 
 
-PAGES = ["index.html", "docs/models.html", *(f"notebooks/{path.stem}.html" for path in website.chapters()[3:4])]
+PAGES = ["index.html", "docs/models.html", "data/README.html"]
+PAGES += [f"notebooks/{website.chapters()[k].stem}.html" for k in (1, 3)]
+WIDE = """lines => lines.filter((each) => each.checkVisibility() && each.scrollWidth > each.clientWidth)
+    .map((each) => each.innerText)"""
 
 
 @MARKS
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_request_nothing_from_outside_and_are_accessible(site, visit, name):
-    for scheme in ("light", "dark"):
-        page, requests = visit(name, scheme)
+    for scheme, width in (("light", 1440), ("dark", 1440), ("light", 390), ("dark", 390)):
+        page, requests = visit(name, scheme, width)
         outside = [url for url in requests if not url.startswith((site[0], "data:"))]
         assert not outside, outside
         assert page.evaluate("document.documentElement.dataset.theme") == scheme
         found = Axe().run(page).response["violations"]
         assert not [(each["id"], each["nodes"]) for each in found if each["impact"] in ("serious", "critical")]
+        assert "<!--" not in page.inner_text("main")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert width < 1440 or not page.locator("article pre").evaluate_all(WIDE), "lines of code have 120 characters"
+        alts = page.locator("article img").evaluate_all("images => images.map((each) => each.getAttribute('alt'))")
+        assert not [alt for alt in alts if alt is None or alt.endswith((".svg", ".png"))]
         page.close()
-    page, _ = visit(name, width=390)
-    assert "<!--" not in page.inner_text("article")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.close()
 
 
 @MARKS
@@ -183,19 +195,38 @@ def test_front_page_is_small_until_the_live_page_is_opened(site, visit):
 
 @MARKS
 @pytest.mark.slow
-def test_live_page_opens_in_the_view_of_the_cell(visit):
+def test_live_page_opens_in_the_view_and_the_colors_of_the_cell(visit):
     page, _ = visit("notebooks/06_rollout.html")
-    assert page.locator(".live").get_attribute("data-page") == "../live.html#view=rollout"
+    assert page.locator(".live").get_attribute("data-page").startswith("../live.html#view=rollout")
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
     page.locator(".live button").click()
     live = page.frame_locator(".live iframe")
     live.get_by_text("Rollout from the query").first.wait_for()
+    color = "element => getComputedStyle(element).color"
+    assert live.locator("body").evaluate(color) == "rgb(255, 255, 255)"
+    page.evaluate("document.documentElement.dataset.theme = 'light'")
+    assert live.locator("body").evaluate(color) == "rgb(0, 0, 0)"
+    page.close()
+
+
+@MARKS
+@pytest.mark.slow
+def test_a_tap_enlarges_a_figure_on_a_narrow_screen(visit):
+    page, _ = visit("notebooks/03_looking_at_attention.html", width=390)
+    figure = page.locator(".cell_output img").first
+    widths = []
+    for _ in range(3):
+        widths.append(figure.bounding_box()["width"])
+        figure.click()
+    assert widths[0] == widths[2] < 390 and widths[1] > 850
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.close()
 
 
 @MARKS
 @pytest.mark.slow
 def test_search_finds_chapters_and_docs(visit):
-    page, _ = visit("search.html?q=registers")
-    page.locator("#search-results li").first.wait_for()
-    assert page.locator("#search-results li a[href*='docs/']").count() > 0
-    page.close()
+    for word, found in ("registers", "docs/"), ("registers", "10_sinks"), ("softmax", "01_what"), ("rollout", "06_"):
+        page, _ = visit(f"search.html?q={word}")
+        page.locator(f"#search-results li a[href*='{found}']").first.wait_for()
+        page.close()
