@@ -6,6 +6,20 @@ import torch
 
 from vitlens import capture
 
+
+class Headed(torch.nn.Module):
+    """Scales images, and classifies by features of a backbone, or by its class token."""
+
+    def __init__(self, backbone, pools, scale=1.0):
+        super().__init__()
+        self.backbone, self.pools, self.scale = backbone, pools, scale
+        self.head = torch.nn.Linear(backbone.embed_dim, 5)
+
+    def forward(self, x):
+        x = x * self.scale
+        return self.head(self.backbone.forward_features(x)[:, 0] if self.pools else self.backbone(x))
+
+
 CHUNKS = 16
 """Number of tests that share a sweep over all models, for parallel processes."""
 

@@ -103,8 +103,7 @@ def test_effects_written_until_interrupt(tmp_path, monkeypatch):
         return measures(*arguments)
 
     monkeypatch.setattr(ablation, "_measures", stopped)
-    with pytest.raises(ValueError, match="heads.csv already exists"):
-        ablation.effects(model, data, batch=7, out=out, **QUIET)
+    refuses("heads.csv already exists", ablation.effects, model, data, batch=7, out=out, **QUIET)
     out = tmp_path / "stopped.csv"
     with pytest.raises(KeyboardInterrupt):
         ablation.effects(model, data, batch=7, out=out, **QUIET)

@@ -142,17 +142,13 @@ def test_load_names_samples_that_cannot_be_decoded(tmp_path):
     assert_refused("3 of 5 .* train/a/1.png .*; train/a/2.png .*202 × 2 pixels", tmp_path, size=8)
 
 
-@pytest.fixture
-def shards(tmp_path):
-    """Ten training images in two Parquet files, and one for validation."""
+def test_load_parquet_files(tmp_path, monkeypatch):
+    """Ten training images in two files, and one for validation."""
+    shards = tmp_path
     for i in range(2):
         images = [encoded(seed) for seed in range(5 * i, 5 * i + 5)]
-        parquet(tmp_path / f"train-{i:05d}-of-00002.parquet", images, [0, 1, 2, 0, 1], NAMES)
-    parquet(tmp_path / "validation-00000-of-00001.parquet", [encoded(99)], [2], NAMES)
-    return tmp_path
-
-
-def test_load_parquet_files(shards, monkeypatch):
+        parquet(shards / f"train-{i:05d}-of-00002.parquet", images, [0, 1, 2, 0, 1], NAMES)
+    parquet(shards / "validation-00000-of-00001.parquet", [encoded(99)], [2], NAMES)
     cache = {"root": shards / "cache"}
     train, valid = load(shards, **cache), load(shards, "valid", **cache)
     assert train.class_names == valid.class_names == tuple(NAMES) and valid.labels.tolist() == [2]

@@ -64,12 +64,6 @@ def thousand(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("models") / "thousand", num_classes=1000)
 
 
-@pytest.fixture(scope="module")
-def colored(tmp_path_factory):
-    """Images of three classes that no test changes."""
-    return colors(tmp_path_factory.mktemp("data") / "colors")
-
-
 @pytest.mark.parametrize("protocol, more", [
     ("fewshot", ("--shots", "1,5")), ("knn", ("--neighbors", "3")), ("probe", ()),
 ])  # fmt: skip

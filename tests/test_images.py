@@ -191,12 +191,6 @@ def test_load_image_reads_every_mode_and_format():
         assert_close(pixels(saved(image, format, **options, **SAVING.get(format, {}))), expected, tolerance)
 
 
-def test_load_image_lays_every_alpha_level_over_white():
-    alpha, level = np.meshgrid(np.arange(256, dtype=np.uint8), np.arange(0, 256, 5, dtype=np.uint8))
-    image = np.dstack([level, level // 2, 255 - level, alpha])
-    assert_close(pixels(image), over_white(image[..., :3].astype(float), alpha), 1)
-
-
 def test_load_image_divides_every_16_bit_level():
     levels = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     expected = gray(np.floor(levels / 257 + 0.5))

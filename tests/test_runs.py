@@ -194,14 +194,8 @@ def test_run_resumes_stream(tmp_path):
     assert json.loads((tmp_path / "c/data.json").read_text())["stream"] == [False, False]
 
 
-@pytest.fixture
-def stopped(tmp_path):
-    """The folder of a run that was stopped after its first step."""
-    train(tmp_path / "stopped", watch=3, **CUT)
-    return tmp_path / "stopped"
-
-
-def test_run_survives_rejected_start_and_damaged_snapshots(stopped, capsys):
+def test_run_survives_rejected_start_and_damaged_snapshots(tmp_path, capsys):
+    train(stopped := tmp_path / "stopped", watch=3, **CUT)
     before = {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()}
     refuses("already holds a run", train, stopped, overrides=["lr=1e-3"], watch=3)
     refuses("got 0.001", train, stopped, resume=True, overrides=["lr=1e-3"], watch=3)
