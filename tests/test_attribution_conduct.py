@@ -7,8 +7,10 @@ import threading
 import numpy as np
 import timm
 import torch
+from capture_support import Headed
 from maps_support import left_as_found, refuses
 from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision.transforms import Normalize
 
 from vitlens import UnsupportedModelError, attribution, capture
 from vitlens.attribution import METHODS, attention_gradient, explained, grad_cam, gradient_rollout, legrad, relevance
@@ -141,6 +143,7 @@ def test_classes_by_number_and_name(vit):
     for target in (3, np.int64(3), torch.tensor(3), "3", [3, 3], (3, 3), np.array([3, 3]), torch.tensor([3, 3])):
         assert torch.equal(relevance(model, x, target), three)
     assert torch.equal(relevance(model, x, ["Class 3", 3], names=names), three)
+    assert all(torch.equal(method(model, x, "class 3", names=names), method(model, x, 3)) for method in GRADIENT)
     assert torch.equal(relevance(model, x, "crane, machine", names=names), relevance(model, x, 9))
     assert torch.equal(relevance(model, x, "crane", names=names), relevance(model, x, 8))  # a whole name comes first
     refuses("no class called 'class 3'. Its classes have no names", relevance, model, x, "class 3")
@@ -195,25 +198,10 @@ def test_methods_refuse_wrong_arguments(vit):
     assert relevance(model, images(1), 3).isfinite().all()
 
 
-class Normalized(torch.nn.Module):
-    def forward(self, x):
-        return (x - 0.5) / 0.25
-
-
-class Headed(torch.nn.Module):
-    """A backbone and a head. One of them pools the tokens."""
-
-    def __init__(self, backbone, pools):
-        super().__init__()
-        self.backbone, self.pools, self.head = backbone, pools, torch.nn.Linear(backbone.embed_dim, 5)
-
-    def forward(self, x):
-        return self.head(self.backbone.forward_features(x)[:, 0] if self.pools else self.backbone(x))
-
-
 def test_methods_explain_a_normalization_before_a_transformer(vit):
     inner, x = vit(img_size=SIZE), images()
-    wrapped, seen = torch.nn.Sequential(Normalized(), inner), Normalized()(x)
+    normalize = Normalize((0.5,) * 3, (0.25,) * 3)
+    wrapped, seen = torch.nn.Sequential(normalize, inner), normalize(x)
     inner.label_names = [f"plant {k}" for k in range(10)]
     for method in GRADIENT:
         torch.testing.assert_close(method(wrapped, x, "plant 3"), method(inner, seen, 3))
@@ -222,7 +210,7 @@ def test_methods_explain_a_normalization_before_a_transformer(vit):
     values = attribution.integrated_gradients(wrapped, x, TARGET, baseline=0.5)
     torch.testing.assert_close(values, attribution.integrated_gradients(inner, seen, TARGET), rtol=1e-4, atol=1e-5)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in wrapped.modules())
-    headless = torch.nn.Sequential(Normalized(), vit(img_size=SIZE, num_classes=0))
+    headless = torch.nn.Sequential(normalize, vit(img_size=SIZE, num_classes=0))
     refuses("its output is features", relevance, headless, x)
     resized = torch.nn.Sequential(torch.nn.Upsample(SIZE), inner)
     for method in (relevance, attribution.occlusion):

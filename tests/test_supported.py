@@ -289,26 +289,14 @@ def test_intervene_heads_equals_zeroed_weights(name):
             assert not torch.equal(run(model, images), expected)
 
 
-class Wrapped(nn.Module):
-    """A new head on the output of an encoder."""
-
-    def __init__(self, encoder, read):
-        super().__init__()
-        self.encoder, self.read, self.head = encoder, read, nn.Linear(32, 5)
-
-    def forward(self, x):
-        return self.head(self.read(self.encoder(x)))
-
-
 def test_transformer_is_found_in_a_wrapper():
     model = small("Dinov2Model")
-    patches = Wrapped(model, lambda output: output.last_hidden_state[:, 1:].mean(1)).eval()
+    patches = nn.Sequential(model, nn.Linear(32, 5)).eval()
+    patches.forward = lambda x: patches[1](model(x).last_hidden_state[:, 1:].mean(1))
     assert transformer(patches) is model
     images = sized(model)
-    maps = attribution.grad_cam(patches, images, 2)
-    assert maps.shape == (2, 4, 6)
-    with pytest.raises(ValueError, match="reads no weighted sum"):  # the read-out of the wrapper is unknown
-        attribution.relevance(patches, images, 2)
+    assert attribution.grad_cam(patches, images, 2).shape == (2, 4, 6)
+    refuses("reads no weighted sum", attribution.relevance, patches, images, 2)  # its read-out is unknown
 
 
 @pytest.mark.parametrize("name", ["Dinov2ForImageClassification", "open_clip, timm"])
@@ -350,20 +338,13 @@ def test_inspect_omits_rollouts_without_a_readout(tmp_path):
     assert names == {"summary.json", "distance.png", "filters.png", "positions.png", "inspection.png"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "small-vit"
-    model = small("ViTForImageClassification", num_labels=3)
+def test_commands_take_a_folder_in_transformers_layout(tmp_path):
+    model, folder, out = small("ViTForImageClassification", num_labels=3), tmp_path / "vit", tmp_path / "why"
     model.config.id2label = {0: "blue", 1: "green", 2: "red"}
     model.save_pretrained(folder)
     processor = {"size": {"height": 32, "width": 32}, "resample": 3, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    return folder
-
-
-def test_commands_take_a_folder_in_transformers_layout(folder, tmp_path):
     samples()["chelsea"].save(tmp_path / "cat.png")
-    out = tmp_path / "why"
     command("explain", folder, tmp_path / "cat.png", "--target", "green", "--scores", "--orders", 0, "--out", out)
     assert len([*out.iterdir()]) == 2
 

@@ -37,22 +37,14 @@ def test_features_are_the_outputs_of_the_blocks(vit, name):
     assert layers[0].shape == (2, attn.grid.tokens, 96)
 
 
-class Twice(torch.nn.Module):
-    def __init__(self, body):
-        super().__init__()
-        self.body = body
-
-    def forward(self, x):
-        return self.body(x) + self.body(x.flip(-1))
-
-
 def test_features_refuse_models_and_sizes(vit):
-    dropping, naflex = vit(), vit(name="naflexvit_base_patch16_gap", img_size=None)
+    twice, dropping, naflex = torch.nn.Sequential(vit()), vit(), vit(name="naflexvit_base_patch16_gap", img_size=None)
+    twice.forward = lambda x: twice[0](x) + twice[0](x.flip(-1))
     dropping.blocks[0].register_forward_pre_hook(lambda _, args: (args[0][:, :9],))
     for words, model, size, error in (
         ("17 tokens .* got 9 after 3: it leaves patches out", dropping, (64, 64), UnsupportedModelError),
         ("windows", timm.create_model("swin_tiny_patch4_window7_224"), (224, 224), UnsupportedModelError),
-        ("after 6: .* more or less than once", Twice(vit()), (64, 64), UnsupportedModelError),
+        ("after 6: .* more or less than once", twice, (64, 64), UnsupportedModelError),
         ("does not take this size", vit(), (80, 80), ValueError),
         ("size: patches of 16 × 16 pixels do not divide images of 40 × 48", naflex, (40, 48), ValueError),
     ):
