@@ -290,7 +290,7 @@ def contributions(parts: Mapping[str, object], *, ax: plt.Axes | None = None) ->
             panel.set(xlabel="Head", ylabel="Layer")
         for panel in axes[len(values) :]:
             panel.axis("off")
-        scale_bar(shown, ax=list(axes), shrink=min(1, 300 / (20 * layers * rows)), label="Added to the logit")
+        scale_bar(shown, ax=list(axes), shrink=min(1, 300 / (20 * layers * rows)), label="In units of the logit")
     return axes[0].figure if ax is None else ax
 
 
