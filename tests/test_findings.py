@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.model_selection import StratifiedKFold
 
+from experiments.registers import register_neurons, with_register
 from vitlens import attribution, capture, intervene, load_model, preprocess, samples, stream, tokens
 from vitlens.train import snapshots
 
@@ -381,6 +382,8 @@ def test_chapter_09_head_that_writes_most_is_not_missed(specimen, photos):
         without = specimen(photos[1:2])[0]
     rise, answer = without - logits, logits.argmax()
     assert rise[answer] > 0 and without.argmax() == answer
+    average = stream.contributions(specimen, photos, [int(answer)] * len(photos)).heads[:, layer, head].mean()
+    assert added.heads.max() - average > 2, "later parts make up for more than this"
     assert f"Head {head} of layer {layer} writes {added.heads.max():.2f} of it" in prose
     assert f"the logit *rises* by {rise[answer]:.2f}" in prose
 
@@ -407,6 +410,15 @@ def test_chapter_10_patch_on_the_bridge_of_the_nose_is_a_sink(specimen, photos, 
     named = by_token.softmax(-1)[0, 1:, logits.argmax()].unflatten(0, (14, 14))
     assert int((named >= named[7, 8]).sum()) == 2
     assert "(row 7, column 8) is second in naming the class and 7th in attention received" in told("10")[0]
+
+
+def test_chapter_10_sinks_keep_most_of_their_attention(photos):
+    model = load_model()
+    other = with_register(model, register_neurons(model, photos, 5, times=2.0))
+    before, after = (attention_of(each, photos)[-1].mean((1, 2)) for each in (model, other))
+    six = [100 * np.sort(each)[:, -6:].sum(1).mean() for each in (after[:, 2:], before[:, 1:])]
+    words = "{:.0f} % of the last layer's attention, where it was {:.0f} %, and the register {:.0f} %"
+    assert words.format(*six, 100 * after[:, 1].mean()) in told("10")[0]
 
 
 def test_chapter_10_register_and_its_controls():
