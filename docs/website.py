@@ -188,6 +188,8 @@ def trim(site: Path) -> None:
                 text = re.sub(r"<img (?![^>]*loading=)", '<img loading="lazy" ', text)
             page.write_text(text, encoding="utf-8")
     (site / "_static/scripts/fontawesome.js").unlink()
+    search = site / "_static/searchtools.js"  # whose summaries shall not begin with the buttons of a page
+    search.write_text(search.read_text(encoding="utf-8").replace('[role="main"]', "article"), encoding="utf-8")
 
 
 def build(site: Path, model: str) -> None:

@@ -71,7 +71,7 @@ TEXTS = sorted({*READMES, *DOCS, *(f"notebooks/{path.name}" for path in NOTEBOOK
 
 def test_docs_commands_have_valid_options(tmp_path, monkeypatch):
     """Every `vitlens COMMAND …` in a text is understood, up to its doing anything."""
-    words = r"((?:inspect|explain|app|train|evaluate|ablate|paper [a-z]+)(?: [^`\n#|]+)?)"
+    words = r"((?:inspect|explain|app|page|train|evaluate|ablate|paper [a-z]+)(?: [^`\n#|]+)?)"
     content = "\n".join((ROOT / text).read_text() for text in TEXTS).replace('\\"', '"').replace("\\n", "\n")
     found = re.findall(rf"(?:`|-m |bin/|^\W*)vitlens {words}", content, re.M)
     assert len(found) > 40

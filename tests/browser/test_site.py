@@ -153,7 +153,7 @@ def visit(site, browser):
     return visit
 
 
-PAGES = ["index.html", "docs/models.html", "data/README.html"]
+PAGES = ["index.html", "search.html?q=rollout", "docs/models.html", "data/README.html"]
 PAGES += [f"notebooks/{website.chapters()[k].stem}.html" for k in (1, 3)]
 WIDE = """lines => lines.filter((each) => each.checkVisibility() && each.scrollWidth > each.clientWidth)
     .map((each) => each.innerText)"""
@@ -229,4 +229,6 @@ def test_search_finds_chapters_and_docs(visit):
     for word, found in ("registers", "docs/"), ("registers", "10_sinks"), ("softmax", "01_what"), ("rollout", "06_"):
         page, _ = visit(f"search.html?q={word}")
         page.locator(f"#search-results li a[href*='{found}']").first.wait_for()
+        page.locator("#search-results .context").first.wait_for()
+        assert "System Settings" not in page.inner_text("#search-results")
         page.close()
