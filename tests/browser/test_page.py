@@ -243,6 +243,16 @@ def test_saved_page_runs_no_script_in_names(hostile):
     assert page.evaluate("window.hit") is None and requests == [path.as_uri()] and errors == []
 
 
+def test_saved_page_refuses_a_dropped_photo(hostile):
+    """Otherwise the browser would leave the page for the photo."""
+    page = hostile[0]
+    assert page.evaluate("() => !document.dispatchEvent(new DragEvent('dragover', { cancelable: true }))")
+    page.evaluate("() => document.dispatchEvent(new DragEvent('drop', { cancelable: true }))")
+    assert page.locator(".alert").inner_text() == "A saved page takes no other photos. Use vitlens app."
+    page.get_by_role("button", name="Close").click()
+    assert page.locator(".alert").is_hidden()
+
+
 def test_saved_page_formats_numbers_as_python(hostile):
     page, chance = hostile[0], random.Random(0)
     values = [chance.choice((-1, 1)) * 10 ** chance.uniform(-8, 6) for _ in range(2000)]

@@ -82,6 +82,12 @@ def test_value_opens_from_the_picture(page, maps):
     page.keyboard.press("Escape")
     assert page.locator(".detail").is_hidden()
     assert page.evaluate("document.activeElement.className") == "button small how"
+    page.locator(".how").click()
+    shows(page, "Softmax", ".detail")
+    assert page.locator(".detail").bounding_box()["height"] > 200
+    assert page.evaluate("document.querySelector('.detail').getBoundingClientRect().bottom <= innerHeight")
+    page.locator(".detail header button").click()
+    page.evaluate("scrollTo(0, 0)")
 
 
 def test_map_follows_the_pointer(page, maps):

@@ -126,7 +126,8 @@ WORDS = {
     "layer": "layer {layer}",
     "the pool": "the pool",
     # steps of the tour
-    "tour pixels": "The model sees {height} × {width} pixels of {numbers} each: {middle} in the middle of the patch.",
+    "tour pixels": "The model sees {height} × {width} pixels of {numbers} each: {middle} in the middle of the framed "
+    "patch.",
     "tour patches": "The photo is cut into {rows} × {cols} = {count} patches of {height} × {width} pixels, {numbers} "
     "numbers each.",
     "tour tokens": "The model turns each patch into a token of {width} numbers and adds {table} vector for its place; "
@@ -142,8 +143,8 @@ WORDS = {
     "length {second}",
     "tour layer": "the token of length {before} changes by a vector of length {first}",
     "tour depth": "Layer by layer the patch looks elsewhere, and {answer}.",
-    "tour answer": "the head, reading after each layer, goes from “{first}” ({before}) to “{last}” ({after}), the "
-    "model's answer",
+    "tour answer": "the classifier head, reading after each layer, goes from “{first}” ({before}) to “{last}” "
+    "({after}), the model's answer",
     "tour no answer": "as the model has no classes, its tokens are the result",
     # pages without Python
     "page": "A saved page. Other photos and classes, slower methods, and turning heads off need vitlens app.",
@@ -153,8 +154,8 @@ WORDS = {
     "no image": "Expected an image, but “{name}” is damaged or in a format that this browser does not read. Export it "
     "as JPEG or PNG.",
     "over white": "Transparent areas of “{name}” were filled with white. ",
-    "other levels": "“{name}” is no PNG of 8 bits or baseline JPEG without a color profile, so its levels may differ "
-    "from those in Python. ",
+    "other levels": "“{name}” has a color profile, or is neither a PNG of 8 bits nor a baseline JPEG, so its levels may "
+    "differ by one from those in Python. ",
     "not additive": "Parts add up to the logit only if heads are on or replaced with zero. Replace with zero, or turn "
     "the heads on.",
     "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",

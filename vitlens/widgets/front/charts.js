@@ -249,7 +249,7 @@ function mosaicOf(send) {
     if (!waiting()) [aim, off] = [null, described.off || []];
     draw();
   };
-  return { node, actions, update };
+  return { node, update };
 }
 
 // Contribution of each part to a logit: heads and MLP of each layer, and other parts at the right. A click on a bar or

@@ -151,18 +151,19 @@ function render({ model, el }) {
     send({ press: name });
     saving = sent;
   };
-  const saver = button("Save", saved("save"));
+  const saver = button("Save", saved("save"), { title: "A zip file with the map, its numbers and the settings" });
   const pager = button("Save page", saved("page"), { title: "One file that opens in a browser, without Python" });
   const guided = guide({ model, root, send, waiting, panels: made });
-  tools.append(uploader, saver, pager, guided.buttons[0], busy);
-  mosaic.actions.append(guided.buttons[1]);
+  tools.append(uploader, saver, pager, guided.tour, busy);
   root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
   const place = ALONE ? document : root;
   const takes = (event) => {
-    if (!model.get("frame").uploads || gone) return false;
-    event.preventDefault();
+    const most = model.get("frame").uploads;
+    if (gone || !(ALONE || most)) return false;
+    event.preventDefault(); // also where the browser would leave the page for the photo
     if (event.type !== "dragover") event.stopPropagation();
-    return true;
+    if (!most && event.type === "drop") complain("A saved page takes no other photos. Use vitlens app.");
+    return most > 0;
   };
   const handlers = {
     dragover(event) {

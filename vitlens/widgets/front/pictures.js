@@ -99,10 +99,10 @@ function cover(canvas, base, { rows, cols, cell: [height, width] }, patches, fil
 }
 
 // Lines between the cells [height, width] of a grid, as shares of the image.
-function gridLines(rows, cols, [height, width]) {
+function gridLines({ rows, cols, cell: [height, width], lines = true }) {
   const across = Array.from({ length: rows + 1 }, (_, r) => `M0 ${r * height}H${cols * width}`);
   const down = Array.from({ length: cols + 1 }, (_, c) => `M${c * width} 0V${rows * height}`);
-  return make("path", { class: "grid", d: [...across, ...down].join("") });
+  return make("path", { class: `grid ${lines ? "" : "faint"}`, d: [...across, ...down].join("") });
 }
 
 function panelOf(name, send) {
@@ -151,8 +151,7 @@ function panelOf(name, send) {
     const { selected } = looking || panel;
     const boxOf = ([row, col]) => ({ x: col * width, y: row * height, width, height });
     const sinks = panel.sinks.map((place) => make("rect", { class: "sink", ...boxOf(place) }));
-    const lines = panel.lines ? [gridLines(panel.rows, panel.cols, panel.cell)] : [];
-    marks.replaceChildren(...lines, ...sinks, ...(selected ? framed(boxOf(selected)) : []));
+    marks.replaceChildren(gridLines(panel), ...sinks, ...(selected ? framed(boxOf(selected)) : []));
   };
   const pick = (place) => {
     if (!place || !panel.picks || same(place, asked)) return;

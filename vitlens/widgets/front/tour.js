@@ -14,7 +14,7 @@ function stepsOf(about, base) {
   const enlarged = canvasOf(new ImageData(near, pixels[0].length), "The pixels of the patch", { class: "pixels" });
   const cut = () => {
     const node = photo(here, "The photo, cut into patches");
-    node.lastChild.prepend(gridLines(rows, cols, [patch[0] / image[0], patch[1] / image[1]]));
+    node.lastChild.prepend(gridLines({ rows, cols, cell: [patch[0] / image[0], patch[1] / image[1]] }));
     return [node];
   };
   const patches = softmax(value.logits).slice(prefix.length);
@@ -127,12 +127,12 @@ function guide({ model, root, send, waiting, panels }) {
   };
   const closeValue = () => {
     detail.hidden = true;
-    detail.replaceChildren();
     how.focus();
   };
   const openValue = (content) => {
     key = content.key;
     line();
+    if (detail.hidden) detail.replaceChildren();
     detail.hidden = false;
     ask("value", content);
   };
@@ -188,7 +188,8 @@ function guide({ model, root, send, waiting, panels }) {
     if (!playing) forward();
     play(!playing && !STILL.matches);
   };
-  const player = button("▶ Play layers", toggle, { title: "Space" });
+  const player = small("▶ Play layers", toggle, { title: "Space" });
+  const actions = make("div", { class: "actions" }, player, how);
   const space = (event) => {
     const busy = event.target.closest("button, select, input, textarea, summary, a, dialog, [contenteditable=true]");
     if (event.key !== " " || busy || player.hidden) return;
@@ -205,13 +206,13 @@ function guide({ model, root, send, waiting, panels }) {
   root.addEventListener("pointerdown", onpointerdown, true);
   root.append(dialog);
   return {
-    buttons: [tour, player],
+    tour,
     drawn() {
       tour.hidden = !can("tour");
       const layer = controlled("layer");
       player.hidden = !model.get("frame").asks || !layer || layer.hidden || layer.disabled;
       if (!map()) return;
-      if (!how.isConnected) map().node.querySelector(".beneath").after(how);
+      if (!how.isConnected) map().node.querySelector(".beneath").after(actions);
       if (!detail.isConnected) map().node.append(detail);
       const { selected, rows, cols } = map().panel();
       const moved = !same(selected, pinned) || key?.[0] >= rows || key?.[1] >= cols;
@@ -233,8 +234,9 @@ function guide({ model, root, send, waiting, panels }) {
       const { whole: base } = await pixelsOf(model.get("pictures").picture);
       if (asking !== numbers[kind] || answer.problem || (kind === "value" && detail.hidden)) return;
       if (kind === "value") {
-        const held = detail.querySelector(".picture:focus");
+        const [fresh, held] = [!detail.firstChild, detail.querySelector(".picture:focus")];
         detail.replaceChildren(...openedValue(answer, base, openValue, closeValue));
+        if (fresh) detail.scrollIntoView({ block: "nearest" });
         return held && detail.querySelector(".picture").focus();
       }
       steps = stepsOf(answer, base);

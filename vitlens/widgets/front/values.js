@@ -3,8 +3,8 @@
 const bytesOf = (view) => new Uint8Array(view.buffer, view.byteOffset, view.byteLength);
 const floatsOf = (view) => new Float32Array(bytesOf(view).slice().buffer);
 const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
-const shown = (value) =>
-  Math.abs(value) >= 1e-3 || value === 0 ? Number(value.toPrecision(3)) : value.toExponential(1);
+const precise = (value) => (Math.abs(value) >= 1e-3 || !value ? Number(value.toPrecision(3)) : value.toExponential(1));
+const shown = (value) => String(precise(value)).replaceAll("-", "−");
 const sumOf = (values) => values.reduce((sum, value) => sum + value, 0);
 const largestOf = (values) => values.reduce((most, value) => Math.max(most, value), -Infinity);
 const smallestOf = (values) => values.reduce((least, value) => Math.min(least, value), Infinity);
