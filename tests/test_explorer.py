@@ -519,7 +519,7 @@ def test_explorer_marks_and_hides_sinks(vit):
     expected = [divmod(k, 4) for k in np.flatnonzero(received > views.SINK * np.median(received))]
     panel = explorer.frame["panels"][0]
     assert panel["sinks"] == tuple(expected) and len(expected) == 1 and not panel["hides"]
-    assert "Dashed: 1 sinks, patches that receive more than 20 times the median" in words(explorer)
+    assert "Dashed: sinks (1), patches that receive more than 20 times the median" in words(explorer)
     before = values(explorer)
     assert panel["scale"]["high"] == before.max()
     explorer.set(sinks=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_capture import unfused_maps
 
-from browser.fronts import MARKS, START, App
+from browser.fronts import MARKS, START, App, move
 from vitlens import load_model
 from vitlens.images import samples
 from vitlens.models import preprocess
@@ -137,6 +137,13 @@ def test_space_plays_through_the_layers(page):
         page.keyboard.press("Space")
         reaches(wanted)
     page.emulate_media(reduced_motion="no-preference")
+    page.keyboard.press("Space")
+    page.get_by_role("button", name="Pause").wait_for()
+    page.locator(".mosaic h3").click()
+    page.get_by_role("button", name="Play layers").wait_for()
+    assert page.evaluate(layer) < 3, "a click outside the picture stops it"
+    move(page, "layer", 3)
+    reaches(3)
 
 
 @pytest.mark.parametrize("width", [1440, 390])

@@ -65,8 +65,8 @@ WORDS = {
     "norms unit": "norm",
     "contributions unit": "logits",
     # the panel of a map
-    "sinks": " Dashed: {count} sinks, patches that receive more than {times} times the median attention in this layer "
-    "and {even} times an even share.",
+    "sinks": " Dashed: sinks ({count}), patches that receive more than {times} times the median attention in this "
+    "layer and {even} times an even share.",
     "hidden": "{unit}, without sinks",
     "similarity scale": "{unit}, ± the largest of other patches",
     "range": " Range over patches: {low} to {high}.",
@@ -154,8 +154,8 @@ WORDS = {
     "no image": "Expected an image, but “{name}” is damaged or in a format that this browser does not read. Export it "
     "as JPEG or PNG.",
     "over white": "Transparent areas of “{name}” were filled with white. ",
-    "other levels": "“{name}” has a color profile, or is neither a PNG of 8 bits nor a baseline JPEG, so its levels may "
-    "differ by one from those in Python. ",
+    "other levels": "“{name}” has a color profile, or is neither a PNG of 8 bits nor a baseline JPEG, so its levels "
+    "may differ by one from those in Python. ",
     "not additive": "Parts add up to the logit only if heads are on or replaced with zero. Replace with zero, or turn "
     "the heads on.",
     "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",

@@ -138,6 +138,7 @@ function guide({ model, root, send, waiting, panels }) {
   };
   detail.addEventListener("keydown", (event) => event.key === "Escape" && closeValue());
   const onpointerdown = (event) => {
+    if (playing && !actions.contains(event.target) && !over(event)) play(false);
     if (!event.shiftKey || !can("value") || !over(event)) return;
     event.stopPropagation(); // the query stays
     if (map().cell()) openValue({ key: map().cell() });
@@ -175,7 +176,7 @@ function guide({ model, root, send, waiting, panels }) {
   const play = (now) => {
     playing = now;
     clearTimeout(timer);
-    player.textContent = now ? "⏸ Pause" : "▶ Play layers";
+    player.textContent = now ? "❚❚ Pause" : "▶ Play layers";
   };
   const forward = () => {
     const { value, high, options } = controlled("layer");
