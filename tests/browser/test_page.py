@@ -442,6 +442,7 @@ def test_tour_fits_the_model(vit, browser, tmp_path, kwargs, words):
     }""")
     page.get_by_role("button", name="Tour", exact=True).click()
     page.wait_for_selector(".touring .tour[open]")
-    assert page.locator(".body").is_hidden() and page.get_by_role("button", name="Close the tour").count() == 0
+    assert page.locator(".body").is_hidden() and page.locator(".questions").is_hidden()
+    assert page.get_by_role("button", name="Close the tour").count() == 0
     assert errors == []
     page.close()

@@ -145,7 +145,7 @@ function guide({ model, root, send, waiting, panels }) {
   };
 
   // The tour.
-  let [steps, step] = [[], 0];
+  let [steps, step, toured] = [[], 0, null]; // toured: name of the photo
   const dialog = make("dialog", { class: "tour", "aria-label": "Tour", onkeydown: (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (by) go(step + by);
@@ -224,7 +224,9 @@ function guide({ model, root, send, waiting, panels }) {
       look();
       clearTimeout(timer);
       if (playing && !waiting()) timer = setTimeout(forward, LAYER);
-      if (model.get("frame").tour && !steps.length) ask("tour");
+      const photo = controlled("photograph")?.value;
+      if (model.get("frame").tour && photo !== toured) ask("tour");
+      toured = photo;
     },
     async answered({ ask: kind, number: asking, answer }, [values, colors]) {
       if (kind === "look") {
