@@ -278,6 +278,7 @@ def test_app_layout_stays_put(browser, served):
             assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
             assert tab.page.locator(".legend canvas").bounding_box()["width"] >= 100, "beside a long unit, too"
             assert len({tuple(tile.evaluate(box))[1] for tile in tab.page.locator(".tab").all()}) <= 1 + (width < 720)
+        tab.choose("view", "relevance")
         tab.page.set_viewport_size({"width": 1000, "height": 560})
         tab.page.evaluate("document.querySelectorAll('details').forEach((node) => (node.open = true))")
         tab.page.evaluate("scrollTo(0, 1e6)")

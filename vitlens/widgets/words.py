@@ -155,7 +155,7 @@ WORDS = {
     "as JPEG or PNG.",
     "over white": "Transparent areas of “{name}” were filled with white. ",
     "other levels": "“{name}” has a color profile, or is neither a PNG of 8 bits nor a baseline JPEG, so its levels "
-    "may differ by one from those in Python. ",
+    "may differ from those in Python. ",
     "not additive": "Parts add up to the logit only if heads are on or replaced with zero. Replace with zero, or turn "
     "the heads on.",
     "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",

@@ -127,6 +127,7 @@ function guide({ model, root, send, waiting, panels }) {
   };
   const closeValue = () => {
     detail.hidden = true;
+    detail.replaceChildren();
     how.focus();
   };
   const openValue = (content) => {
