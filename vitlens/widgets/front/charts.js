@@ -173,20 +173,19 @@ function mosaicOf(send) {
 
   const draw = () => {
     const { layers, rows, cols, names, distances } = all;
-    const [maps, table] = [bytesOf(all.maps), bytesOf(all.colors)];
+    const [maps, colors] = [bytesOf(all.maps), new Uint32Array(bytesOf(all.colors).slice().buffer)];
     const [w, h] = [cols + 1, rows + 1]; // a gap of one cell between tiles
     const [width, height] = [columns() * w - 1, names.length * h - 1];
     const image = new ImageData(width, height);
+    const out = new Uint32Array(image.data.buffer);
     const most = largestOf([all.uniform, ...(distances || []).flat()]);
     const every = [...Array(columns()).keys()].flatMap((k) => names.map((_, r) => [k, r])).filter(inside);
     for (const [k, r] of every) {
       const distance = distances?.[k]?.[r - 2];
       const blank = k === layers || (far && distance === undefined);
-      for (let i = 0; i < rows * cols; i += 1) {
-        const value = far ? Math.round((255 * distance) / most) : maps[(k * names.length + r) * rows * cols + i];
-        const color = blank ? [128, 128, 128, 90] : table.subarray(4 * value, 4 * value + 4);
-        image.data.set(color, 4 * ((r * h + Math.floor(i / cols)) * width + k * w + (i % cols)));
-      }
+      const color = blank ? 0x5a808080 : far && colors[Math.round((255 * distance) / most)];
+      for (let y = 0, i = (k * names.length + r) * rows * cols; y < rows; y += 1)
+        for (let x = 0; x < cols; x += 1, i += 1) out[(r * h + y) * width + k * w + x] = color || colors[maps[i]];
     }
     put(canvas, image);
     marks.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -209,8 +208,8 @@ function mosaicOf(send) {
     const step = Math.ceil(columns() / 16);
     const numbers = Array.from({ length: columns() }, (_, k) => (k === layers ? "pool" : k % step ? "" : k));
     const spans = (texts) => texts.map((text) => make("span", {}, text));
-    across.replaceChildren(...spans(numbers));
-    down.replaceChildren(...spans(names.map((name, r) => (r < 2 || r % step === 0 ? name : ""))));
+    renew(across, numbers, spans);
+    renew(down, names.map((name, r) => (r < 2 || r % step === 0 ? name : "")), spans);
     tiles.style.cssText = `--columns: ${columns()}; --rows: ${names.length}; --shape: ${width / height}`;
     title.textContent = all.titles[Number(far)];
     const how = `Arrow keys choose a layer and a head${all.off ? ", X turns it off or on" : ""}.`;

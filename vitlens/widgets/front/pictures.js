@@ -22,67 +22,64 @@ async function pixelsOf(view) {
 // For each of `length` pixels over `count` cells: the offsets of the two neighboring cells, `size` apart, and the
 // weight of the second.
 function between(length, count, size, smooth) {
-  const [first, next, weight] = [new Int32Array(length), new Int32Array(length), new Float64Array(length)];
-  for (let pixel = 0; pixel < length; pixel += 1) {
-    const middle = ((pixel + 0.5) * count) / length;
-    const place = smooth ? Math.min(Math.max(middle - 0.5, 0), count - 1) : middle;
-    const cell = Math.floor(place);
-    first[pixel] = cell * size;
-    next[pixel] = Math.min(cell + 1, count - 1) * size;
-    weight[pixel] = smooth ? place - cell : 0;
-  }
-  return [first, next, weight];
+  const middles = Float64Array.from({ length }, (_, pixel) => ((pixel + 0.5) * count) / length);
+  const places = middles.map((place) => (smooth ? Math.min(Math.max(place - 0.5, 0), count - 1) : place));
+  const first = Int32Array.from(places, (place) => Math.floor(place) * size);
+  const next = first.map((cell) => Math.min(cell + size, (count - 1) * size));
+  return [first, next, places.map((place) => (smooth ? place % 1 : 0))];
 }
 
-// A map over the gray image, as in plot.overlay. One loop without closures, because it runs at every click.
+// A map over the gray image, as in plot.overlay, valid until the next one over this image. One loop without closures,
+// because it runs at every click.
 function painted(base, panel) {
   const { width, height, data } = base;
-  const result = new ImageData(width, height);
-  const out = result.data;
   const { rows, cols, strength, scale, smooth } = panel;
-  out.set(data);
-  if (!strength) return result;
+  if (!strength) return base;
   if (!base.gray) {
-    base.gray = new Uint8Array(width * height);
-    for (let p = 0, i = 0; i < data.length; p += 1, i += 4)
-      base.gray[p] = (data[i] * 19595 + data[i + 1] * 38470 + data[i + 2] * 7471 + 32768) >> 16;
+    base.over = new ImageData(width, height);
+    base.gray = new Uint32Array(width * height);
+    for (let p = 0, i = 0; i < data.length; p += 1, i += 4) {
+      const level = (data[i] * 19595 + data[i + 1] * 38470 + data[i + 2] * 7471 + 32768) >> 16;
+      base.gray[p] = (data[i + 3] << 24) | (0x010101 * level);
+    }
   }
-  const gray = base.gray;
-  for (let p = 0, i = 0; i < out.length; p += 1, i += 4) out[i] = out[i + 1] = out[i + 2] = gray[p];
+  const [gray, out] = [base.gray, new Uint32Array(base.over.data.buffer)];
+  out.set(gray);
   const values = floatsOf(panel.values);
   if (panel.hides) for (const [row, col] of panel.sinks) values[row * cols + col] = Math.max(scale.low, 0);
   const channels = values.length / (rows * cols);
-  const table = scale && bytesOf(scale.colors); // red, green, blue and opacity
+  const table = scale && Float64Array.from(bytesOf(scale.colors)); // red, green, blue and opacity
+  const steps = table?.map((value, i) => (table[i + 4] ?? value) - value);
   const [low, range] = scale ? [scale.low, scale.high - scale.low || 1] : [0, 1];
   const [left, right, beside] = between(Math.round(cols * panel.cell[1] * width), cols, channels, smooth);
   const [top, bottom, below] = between(Math.round(rows * panel.cell[0] * height), rows, cols * channels, smooth);
   const [w, h] = [Math.min(width, left.length), Math.min(height, top.length)];
+  const line = new Float64Array(cols * channels); // the values at the height of a pixel
   for (let y = 0; y < h; y += 1) {
     const [t, b, v] = [top[y], bottom[y], below[y]];
-    for (let x = 0, i = 4 * y * width; x < w; x += 1, i += 4) {
+    for (let i = 0; i < line.length; i += 1)
+      line[i] = ((values[t + i] * (1 - v) + values[b + i] * v - low) / range) * 255;
+    for (let x = 0, p = y * width; x < w; x += 1, p += 1) {
       const [l, r, u] = [left[x], right[x], beside[x]];
+      let [red, green, blue, opacity] = [line[l] + (line[r] - line[l]) * u, 0, 0, strength];
       if (table) {
-        const upper = values[t + l] * (1 - u) + values[t + r] * u;
-        const lower = values[b + l] * (1 - u) + values[b + r] * u;
-        const place = Math.min(255, Math.max(0, ((upper * (1 - v) + lower * v - low) / range) * 255));
-        const color = Math.floor(place);
-        const part = place - color;
-        const rest = 1 - place + color;
-        const [k, n] = [4 * color, 4 * Math.min(color + 1, 255)];
-        const opacity = (table[k + 3] * rest + table[n + 3] * part) / 255;
-        const photo = gray[i >> 2] * (1 - opacity);
-        out[i] = photo + (table[k] * rest + table[n] * part) * opacity;
-        out[i + 1] = photo + (table[k + 1] * rest + table[n + 1] * part) * opacity;
-        out[i + 2] = photo + (table[k + 2] * rest + table[n + 2] * part) * opacity;
-      } else
-        for (let c = 0; c < channels; c += 1) {
-          const upper = values[t + l + c] * (1 - u) + values[t + r + c] * u;
-          const lower = values[b + l + c] * (1 - u) + values[b + r + c] * u;
-          out[i + c] = gray[i >> 2] * (1 - strength) + (upper * (1 - v) + lower * v) * 255 * strength;
-        }
+        const place = red > 255 ? 255 : red > 0 ? red : 0;
+        const k = 4 * (place | 0);
+        const part = place - (place | 0);
+        red = table[k] + steps[k] * part;
+        green = table[k + 1] + steps[k + 1] * part;
+        blue = table[k + 2] + steps[k + 2] * part;
+        opacity = (table[k + 3] + steps[k + 3] * part) / 255;
+      } else {
+        green = line[l + 1] + (line[r + 1] - line[l + 1]) * u;
+        blue = line[l + 2] + (line[r + 2] - line[l + 2]) * u;
+      }
+      const photo = (gray[p] & 255) * (1 - opacity) + 0.5;
+      const [high, middle] = [(blue * opacity + photo) << 16, (green * opacity + photo) << 8];
+      out[p] = (gray[p] & 0xff000000) | high | middle | (red * opacity + photo);
     }
   }
-  return result;
+  return base.over;
 }
 
 // Draws a photo with some patches of a panel filled with a color. The last row and column include the margins.

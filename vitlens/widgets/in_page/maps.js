@@ -16,10 +16,10 @@ function queryWords(record, query) {
 // One map of those of the heads, or their mean or maximum.
 function fuse(maps, head) {
   if (typeof head === "number") return maps[head];
-  return maps[0].map((_, t) => {
-    const values = maps.map((map) => map[t]);
-    return head === "max" ? largestOf(values) : sumOf(values) / values.length;
-  });
+  const fused = maps[0].slice();
+  for (const map of maps.slice(1))
+    for (let t = 0; t < map.length; t += 1) fused[t] = head === "max" ? Math.max(fused[t], map[t]) : fused[t] + map[t];
+  return head === "max" ? fused : fused.map((sum) => sum / maps.length);
 }
 
 const patchesOf = (record, values) => Float32Array.from(values.slice(record.grid.prefix.length));
@@ -118,9 +118,9 @@ const explained = (record, { target, against }, view) => record.maps[view][pairO
 
 // (256) RGBA colors of a scale from low to high, with an opacity for each value.
 function colorsOf({ low, high }, map, strength, opacity) {
-  const table = new Uint8Array(1024);
+  const [table, levels] = [new Uint8Array(1024), bytesOf(map)];
   for (let i = 0; i < 256; i += 1) {
-    table.set(bytesOf(map).subarray(3 * i, 3 * i + 3), 4 * i);
+    table.set(levels.subarray(3 * i, 3 * i + 3), 4 * i);
     table[4 * i + 3] = Math.round(255 * strength * opacity(low + ((high - low) * i) / 255));
   }
   return new DataView(table.buffer);
@@ -145,22 +145,25 @@ const CELLS = 16; // largest number of rows and of columns of a map in the mosai
 function tilesOfHeads(record, weights) {
   const { rows, cols } = record.grid;
   const [r, c] = [Math.min(rows, CELLS), Math.min(cols, CELLS)];
-  const tops = [];
-  const maps = record.layers.flatMap((stored, layer) => {
+  const maps = new Uint8Array(record.layers.length * (record.heads + 2) * r * c);
+  let at = 0;
+  const tops = record.layers.map((stored, layer) => {
     const heads = stored ? read(record, layer, weights).map((values) => patchesOf(record, values)) : [];
     const blank = Array(record.heads + 2).fill(new Float32Array(rows * cols));
-    const tiles = stored ? [fuse(heads, "mean"), fuse(heads, "max"), ...heads] : blank;
-    tops.push(tiles.map(largestOf));
-    return tiles.flatMap((tile, k) => Array.from({ length: r * c }, (_, i) => {
-      const [y, x] = [Math.floor(i / c), i % c];
-      let most = 0;
-      for (let a = Math.floor((y * rows) / r); a < Math.ceil(((y + 1) * rows) / r); a += 1)
-        for (let b = Math.floor((x * cols) / c); b < Math.ceil(((x + 1) * cols) / c); b += 1)
-          most = Math.max(most, tile[a * cols + b]);
-      return Math.round((255 * most) / Math.max(tops.at(-1)[k], 1e-30));
-    }));
+    return (stored ? [fuse(heads, "mean"), fuse(heads, "max"), ...heads] : blank).map((tile) => {
+      const top = largestOf(tile);
+      for (let y = 0; y < r; y += 1)
+        for (let x = 0; x < c; x += 1, at += 1) {
+          let most = 0;
+          for (let a = Math.floor((y * rows) / r); a < ((y + 1) * rows) / r; a += 1)
+            for (let b = Math.floor((x * cols) / c); b < ((x + 1) * cols) / c; b += 1)
+              if (tile[a * cols + b] > most) most = tile[a * cols + b];
+          maps[at] = Math.round((255 * most) / Math.max(top, 1e-30));
+        }
+      return top;
+    });
   });
-  return { maps: new DataView(Uint8Array.from(maps).buffer), tops, rows: r, cols: c };
+  return { maps: new DataView(maps.buffer), tops, rows: r, cols: c };
 }
 
 // Tiles of the queries besides patches, with the shares of the prefix tokens.
