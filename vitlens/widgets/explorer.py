@@ -70,6 +70,7 @@ PREDICTED, NO_OTHER, PICTURE, TEXT = "predicted", "none", "picture", "text"
 BARS = 5
 LOOKING = ("attention", "received", "rollout")
 """Views that mark sinks."""
+TILES = Scale("viridis", 0, 1).table().tobytes()  # colors of the mosaic
 TYPED = 10
 """Largest number of typed classes and texts in the menus."""
 ZERO, AVERAGE = "zero", "mean"
@@ -100,6 +101,7 @@ class Explorer(Pictured):
         )  # fmt: skip
         self.guided = guided
         self._reads_text = embeds_texts(self.model)
+        self._pool = sum(layer == "pool" for layer, _ in _places(self.model))  # heads of the attention pool
 
     def take(self, content, buffers):
         if "pick" in content:
@@ -452,13 +454,12 @@ class Explorer(Pictured):
         return {
             "titles": [say("mosaic", source=query_words(forward, self.query)), say("distances")],
             "layers": maps.shape[0], "rows": maps.shape[2], "cols": maps.shape[3], "maps": maps.tobytes(),
-            "tops": tops.tolist(), "colors": Scale("viridis", 0, 1).table().tobytes(),
+            "tops": tops.tolist(), "colors": TILES,
             "names": [say("mean row"), say("max row"), say("head", head=0), *map(str, heads[1:])],
             "picks": [*picks, *single],
             "layer": None if choice.head == EVERY else choice.layer, "head": choice.head if row.head else None,
             "distances": distances.tolist() if isinstance(distances, np.ndarray) else None,
-            "uniform": forward.grid.uniform_distance(), "off": self.state["off"],
-            "pool": sum(layer == "pool" for layer, _ in _places(self.model)),
+            "uniform": forward.grid.uniform_distance(), "off": self.state["off"], "pool": self._pool,
         }  # fmt: skip
 
     @property
