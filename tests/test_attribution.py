@@ -164,9 +164,9 @@ def by_hand(model, x, layer):
 
 
 def test_maps_equal_autograd_in_every_family():
-    """All maps at the built size, and relevance by the full product."""
+    """Relevance at the built size equals the full product."""
     for name in QUICK:
-        if name in ("vitamin_small_224", "vit_small_patch14_reg4_dinov2"):  # long in float64
+        if name == "vit_small_patch14_reg4_dinov2":  # long in float64
             continue
         model = shrunk(name).double()
         x = images(1, model.pretrained_cfg["input_size"][1:])
@@ -181,9 +181,6 @@ def test_maps_equal_autograd_in_every_family():
         expected = attn.grid.image_map(relevance_of(layers, row, pooled))
         got = relevance(model, x, 3)
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9 * expected.abs().max().item(), msg=name)
-        for method in (gradient_rollout, legrad, attention_gradient, grad_cam):
-            values = method(model, x, 3)
-            assert values.shape == got.shape and values.isfinite().all(), name
 
 
 def test_grad_cam_equals_pytorch_grad_cam(vit):

@@ -47,15 +47,12 @@ def test_exaflops_equal_closed_form():
         assert cost.pretraining(7, data) == pytest.approx(3 * 7 * paper.IMAGES[data] * forward / 1e18, rel=1e-12)
 
 
-def test_stored_costs_equal_counted_costs():
-    for model in ("ViT-B/16", "ViT-b/32", "R50x1", "R50+ViT-L/16"):
-        assert paper.COSTS[model] == compute.cost(model)
+QUICK = "ViT-B/16", "ViT-b/32", "R50x1", "R50+ViT-L/16"
 
 
-@pytest.mark.slow
-def test_all_stored_costs_equal_counted_costs():
-    for model in paper.MODELS:
-        assert paper.COSTS[model] == compute.cost(model)
+@pytest.mark.parametrize("models", [QUICK, pytest.param(paper.MODELS, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_stored_costs_equal_counted_costs(models):
+    assert {name: paper.COSTS[name] for name in models} == {name: compute.cost(name) for name in models}
 
 
 def test_flops_of_dropped_patches():

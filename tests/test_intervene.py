@@ -331,9 +331,6 @@ def test_intervene_refuses_wrong_arguments():
 
 def test_intervene_refuses_models_and_forwards():
     model, x = small(), pictures()
-    pair = torch.nn.Sequential(model, small())
-    for other, match in ((timm.create_model("resnet18"), "convolutions"), (pair, "contains 2 Vision Transformers")):
-        refuses(match, run, other, x, error=UnsupportedModelError)
     shared = small()
     shared.blocks[1].attn = shared.blocks[0].attn
     refuses("share one attention module", run, shared, x, heads={(2, 0): "zero"}, error=UnsupportedModelError)
