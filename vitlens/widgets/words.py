@@ -99,9 +99,9 @@ WORDS = {
     "max row": "max",
     "trust": "How much to trust this map",
     "scoring": "Scoring: covering and revealing patches …",
-    "unscored": "This page has the scores of the likeliest class only. `vitlens page --scores` computes the others.",
-    "live unscored": "A live page has no scores. `vitlens explain --scores` computes them.",
-    "too long": "Scoring would take about {minutes} minutes here. Use `vitlens explain`.",
+    "unscored": "This page has the scores of the likeliest class only. For others, use vitlens page --scores.",
+    "live unscored": "A live page has no scores. Use vitlens explain --scores.",
+    "too long": "Scoring would take about {minutes} minutes here. Use vitlens explain.",
     "score": "Patches are covered {baseline}. Areas: deletion {deletion} (lower is better), insertion {insertion} "
     "(higher is better). Insertion − deletion is {verdict}.",
     "above": "{sigmas} σ above {orders} random orderings",
