@@ -47,7 +47,7 @@ def test_randomized_draws_bars_over_draws():
     draws = [randomization([1.0, 0.8, 0.4]), randomization([0.8, 0.4, 0.0])]
     figure = plot.randomized({"rollout": draws, "grad_cam": [randomization([0.2, 0.1, 0.0])]}, titles="abc")
     assert_tidy(figure)
-    assert [ax.get_title() for ax in figure.axes] == [*"abc"]
+    assert [ax.get_title("left") for ax in figure.axes] == [*"abc"]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["rollout", "grad_cam"]
     middle = figure.axes[1]
     rollout, cam, threshold = middle.lines

@@ -204,7 +204,7 @@ def attention_distance(
         if uniform is not None:
             ax.axhspan(0, LOCAL * uniform, color="0.94", linewidth=0, zorder=0)
             ax.axhline(uniform, **REFERENCE)
-            words = ax.annotate("uniform\nattention", (high, uniform), (-3, 0), va="center", **where)
+            words = ax.annotate("uniform\nattention", (high, uniform), (0, 0), va="center", **where)
             words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
             room = ax.bbox.width * DPI / ax.figure.dpi
             ax.annotate(style.wrapped("gray: local, below a third of uniform", room, 5.5), (high, 0), (-4, 4), **where)

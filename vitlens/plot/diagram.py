@@ -236,7 +236,7 @@ class _Pen:
     def page(self, width: int, height: int, alt: str) -> str:
         """The file."""
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{min(width, 860)}" '
             f'style="max-width:100%;height:auto" role="img" {FONT}><title>{html.escape(alt)}</title><defs>'
             f'{self.defined}<marker id="tip" markerUnits="userSpaceOnUse" markerWidth="9" markerHeight="9" '
             'refX="7" refY="4" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#555"/></marker></defs>'

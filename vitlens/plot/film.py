@@ -47,7 +47,7 @@ def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
         figure.suptitle(f"Step {run.steps[index]:,}", x=0.01, ha="left", size=12, weight="bold")
         axes = figure.subplots(2, 2, width_ratios=[1.2, 1], height_ratios=[1.6, 1]).ravel()
         for ax, name in zip(axes, NAMES, strict=True):
-            ax.set_title(name, loc="left", size=10.5)
+            ax.set_title(name, size=10.5)
         scales = _draw(run, index, axes, filters=(7, 28), rollouts=(4, 8), size=5)
         axes[2].set_xlabel("Network depth (layer); dashed: uniform attention")
         for ax, scale in zip(axes[1::2], scales, strict=True):

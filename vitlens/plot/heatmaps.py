@@ -275,13 +275,14 @@ def tiles(maps: Mapping[str, object], *, signed: bool = False, labels: Sequence[
 def overlays(
     image, maps: Mapping[str, object], *, grid: TokenGrid,
     query: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
-    limits: Mapping[str, tuple[float, float]] | None = None, smooth: bool = True,
+    limits: Mapping[str, tuple[float, float]] | None = None, smooth: bool = True, note: str = "",
 ) -> plt.Figure:  # fmt: skip
     """An image, and beside it the image under each map, as `overlay` draws it in the style "heat".
 
     image: the model's input, as for `overlay`. maps: (rows, cols), or (rows, cols, 3) colors, by name, at most five.
     Below each is its color bar: from 0 to its largest value, from −max to max if some are negative, or between its
     `limits`, by name. query: (row, column) of a patch to mark in all maps and in the image, or one per map by name.
+    note: the meaning of the colors, at the foot.
     Raises ValueError for a map of another shape than the grid, and IndexError for a patch outside of it.
 
     >>> maps = {"rollout": vitlens.attention.rollout(attn)[0]}
@@ -294,7 +295,7 @@ def overlays(
             grid.index(*patch)
     bars = any(np.ndim(each) == 2 for each in maps.values())
     with styled():
-        figure, axes = _line(len(maps) + 1, 200, grid.image[0] / grid.image[1], below=46 if bars else 8)
+        figure, axes = _line(len(maps) + 1, 200, grid.image[0] / grid.image[1], below=46 * bars + 8 + 20 * bool(note))
         draw_input(axes[0], picture, grid)
         for ax, (name, each) in zip(axes[1:], maps.items(), strict=True):
             ends = (limits or {}).get(name)
@@ -306,6 +307,7 @@ def overlays(
                 scale_bar(ax.images[-1], ax=ax, **BELOW)
             elif bars:
                 figure.colorbar(plt.cm.ScalarMappable(), ax=ax, **BELOW).ax.set_visible(False)  # keeps the room
+        write_note(figure, note)
     return figure
 
 
@@ -341,7 +343,7 @@ def attributions(
     with styled():
         figure, axes = frames(lines, cols, WIDTH, height)
         heading(figure, title)
-        draw_input(axes.flat[0], picture, grid, loc="left")
+        draw_input(axes.flat[0], picture, grid)
         for k, (name, image) in enumerate(compared[:4]):
             room = max(0.25, 1 / len(compared))  # of the width of the input
             thumbnail = axes.flat[0].inset_axes((room * k, -0.34, min(0.31, room - 0.02), 0.31), anchor="SW")
@@ -350,7 +352,7 @@ def attributions(
             write_below(thumbnail, wrapped(name, room * 200, 6))
         for ax, (name, values) in zip(axes.flat[1:], maps.items(), strict=False):
             overlay(picture, values, grid=grid, ax=ax, style="heat", colorbar=False)
-            name_above(ax, name, loc="left")
+            name_above(ax, name)
             write_below(ax, below[name])
         for ax in axes.flat[len(maps) + 1 :]:
             ax.remove()
@@ -426,14 +428,14 @@ def _line(count: int, most: int, aspect: float, below: float) -> tuple[plt.Figur
     return figure, axes[0]
 
 
-def name_above(ax: plt.Axes, text: str, loc: str = "center") -> None:
-    ax.set_title(text, loc=loc, size=9.5, pad=5, linespacing=1.1, parse_math=False)
+def name_above(ax: plt.Axes, text: str) -> None:
+    ax.set_title(text, loc="left", size=9.5, pad=5, linespacing=1.1, parse_math=False)
 
 
-def draw_input(ax: plt.Axes, picture, grid: TokenGrid, loc: str = "center") -> None:
+def draw_input(ax: plt.Axes, picture, grid: TokenGrid) -> None:
     """Draw the model's input."""
     ax.imshow(picture, extent=(0, grid.image[1], grid.image[0], 0))
-    name_above(ax, "Input", loc)
+    name_above(ax, "Input")
 
 
 def write_below(ax: plt.Axes, text: str, size: float = 8.5) -> None:

@@ -60,7 +60,7 @@ def filters(
             for k, share in enumerate(shares):
                 text = f"{share:.1%}" if share >= 0.01 else f"{share:.2%}"
                 text = f"{names[k]}, {text}" if names and k in names else text
-                _below(ax, xs[k % cols], ys[k // cols] + p / 2, text, size=7.5)
+                _below(ax, xs[k % cols], ys[k // cols] + p / 2, text, size=8)
             words = f"Below each: its share of the filters’ variance, {shares.sum():.1%} together."
             ax.set_xlabel(words, size=8.5, loc="left")
         if untrained is not None:
@@ -174,7 +174,7 @@ def heads(
             shown_grid = grid.image[1] * scale, grid.image[0] * scale
             ax.imshow(image, extent=(0, shown_grid[0], shown_grid[1], 0))
             mark(ax, query, (grid.patch[0] * scale, grid.patch[1] * scale))
-            _above(ax, wide * scale / 2, 0, "Input")
+            _above(ax, 0, 0, "Input")
         start = 0 if not left else bottom * wide / high + 10 * pixel
         for head, values_of_head in enumerate(values):
             x, y = start + head % cols * across, head // cols * down
@@ -184,9 +184,9 @@ def heads(
                 look["cmap"] = style.translucent("inferno", look["vmin"], look["vmax"], OPAQUE, "value", FAINT)
             shown = ax.imshow(values_of_head, extent=(x, x + wide, y + high, y), **look)
             mark(ax, query, grid.patch, (x, y))
-            _above(ax, x + wide / 2, y, names[head] if names else f"Head {head}")
+            _above(ax, x, y, names[head] if names else f"Head {head}")
             if not shared:
-                _below(ax, x + wide / 2, y + high, f"largest {100 * values_of_head.max():.3g} %", size=8.5)
+                _below(ax, x, y + high, f"largest {100 * values_of_head.max():.3g} %", size=8.5, ha="left")
         right = start + cols * across - 10 * pixel
         ax.set(xlim=(0, right), ylim=(bottom + (0 if shared else 16 * pixel), -20 * pixel), aspect="equal")
         bare(ax)
@@ -233,13 +233,13 @@ def all_heads(
         xs, ys = mosaic(ax, painted, layers, (20 / cell, 8 / cell))
         for k, tile in enumerate(tiles):
             place = xs[k % layers], ys[k // layers] + rows * fine / 2
-            _below(ax, *place, f"{100 * tile.max():.3g}", size=7)
+            _below(ax, *place, f"{float(f'{100 * tile.max():.2g}'):g}", size=8)
         words = "Colors: attention weight, each from 0 to its own largest. Below each: its largest weight in percent."
         if query is not None:
             x, y = np.meshgrid(xs - cols * fine / 2, ys - rows * fine / 2)
-            look = {"color": INK, "linewidth": 1.2, "clip_on": False}
-            ax.vlines((x + (query[1] + 0.5) * fine).ravel(), y.ravel() - 5 / cell, y.ravel() - 1 / cell, **look)
-            ax.hlines((y + (query[0] + 0.5) * fine).ravel(), x.ravel() - 5 / cell, x.ravel() - 1 / cell, **look)
+            look = {"color": INK, "linewidth": 1.4, "clip_on": False}
+            ax.vlines((x + (query[1] + 0.5) * fine).ravel(), y.ravel() - 6 / cell, y.ravel() - 1 / cell, **look)
+            ax.hlines((y + (query[0] + 0.5) * fine).ravel(), x.ravel() - 6 / cell, x.ravel() - 1 / cell, **look)
             words += "\nTicks beside each: the row and the column of the patch that asks."
         for layer, head in framed:
             corner = xs[layer] - cols * fine / 2, ys[head] - rows * fine / 2
@@ -343,8 +343,8 @@ def _gray(image: Image.Image, grid: TokenGrid) -> Image.Image:
 
 
 def _above(ax: plt.Axes, x: float, y: float, text: str) -> None:
-    """Write the name of a map above the middle of its upper edge."""
-    ax.annotate(text, (x, y), (0, 3), textcoords="offset points", ha="center", size=9.5).set_in_layout(False)
+    """Write the name of a map above its upper left corner."""
+    ax.annotate(text, (x, y), (0, 3), textcoords="offset points", size=9.5).set_in_layout(False)
 
 
 def _below(ax: plt.Axes, x: float, y: float, text: str, size: float, ha: str = "center") -> None:

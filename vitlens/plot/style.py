@@ -37,6 +37,7 @@ STYLE = {
     "font.size": 9,
     "axes.titlesize": 11,
     "axes.titlepad": 9,
+    "axes.titlelocation": "left",
     "axes.labelsize": 9.5,
     "axes.labelpad": 6,
     "xtick.labelsize": 8.5,
