@@ -50,7 +50,6 @@ OUTPUTS = ("classes", "independent", "value")
 
 _PREPROCESSING = ("input_size", "interpolation", "crop_pct", "mean", "std")
 _PROBLEMS = {"multi_label_classification": "independent", "regression": "value"}
-_PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "teacher.")
 _KERNELS = r"((patch_embed|embeds|patchifier|vision_embed)\.proj|visual\.conv1)\.weight$|embedding/kernel$"
 
 

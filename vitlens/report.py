@@ -26,6 +26,7 @@ from vitlens import attention, filters, models, positions
 from vitlens.data import files
 from vitlens.images import ImageError
 from vitlens.models import restore, run, top_classes
+from vitlens.plot.alt_text import number
 from vitlens.recorder import supported
 from vitlens.recorder.forward import float64, require_finite
 from vitlens.recorder.grid import TokenGrid
@@ -106,7 +107,7 @@ class Picture:
         if not self.top5:
             return self.name
         label, score = self.top5[0]
-        words = _number(score) if self.kind == "value" else f"{score:.0%}"
+        words = number(score) if self.kind == "value" else f"{score:.0%}"
         return words if self.kind == "value" and len(self.top5) == 1 else f"{label.split(',')[0]} {words}"
 
 
@@ -500,9 +501,9 @@ def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     about = models.title(model)
     if target.numbers is None:
         name, value = target.called(0), target.score(output)[0].item()
-        title = f"Why is {name} {_number(value)}? {about}"
+        title = f"Why is {name} {number(value)}? {about}"
         if than := getattr(target.function, "than", ""):
-            more, differ = "more" if value > 0 else "less", _number(abs(value))
+            more, differ = "more" if value > 0 else "less", number(abs(value))
             title = f"Why is this image {more} similar to {target.function.to} than to {than}? "
             title += f"The cosines differ by {differ}. {about}"
         return {"target": name, "value": value, "title": title}
@@ -511,14 +512,10 @@ def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     name, other = ("" if k is None else names[k] if names else str(k) for k in numbers)
     value = models.scores(model, output)[0, numbers[0]].item()
     is_value = models.output_kind(model) == "value"
-    words = _number(value) if is_value else f"{value:.1%}"
+    words = number(value) if is_value else f"{value:.1%}"
     words = words if is_value and output.shape[-1] == 1 else f"“{name}” ({words})"
     rather = f" rather than “{other}”" if other else ""
     return {"target": name, "against": other, "value": value, "title": f"Why {words}{rather}? {about}"}
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}".replace("-", "−")
 
 
 def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterator[Path]:

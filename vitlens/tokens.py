@@ -3,9 +3,7 @@
 Shapes: B batch, L layers, T tokens = R prefix + P patches, D width.
 """
 
-import contextlib
 import itertools
-import threading
 from typing import NamedTuple
 
 import torch
@@ -13,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlens.recorder.forward import cast, evaluating, float64, require_images, run, shapes
-from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, transformer, unwrap
+from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, hooked, transformer, unwrap
 
 __all__ = [
     "Colored", "Pairs", "colored", "colors", "components", "correspondences", "features", "norms", "similarity",
@@ -40,15 +38,9 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
     attention_modules(inner)
     require_images(images, model)
     blocks, expected = family(inner).blocks, family(inner).grid(tuple(images.shape[-2:])).tokens
-    layers, thread = [], threading.get_ident()
-
-    def keep(_, args: tuple, output: Tensor) -> None:
-        if threading.get_ident() == thread:
-            layers.append(output)
-
-    with evaluating(model), contextlib.ExitStack() as hooks:
-        for block in blocks:
-            hooks.enter_context(block.register_forward_hook(keep))
+    layers = []
+    hooks = [(block.register_forward_hook, lambda _, args, output: layers.append(output)) for block in blocks]
+    with evaluating(model), hooked(hooks):
         output = run(model, cast(model, images))
     if (counts := [tokens.shape[1] for tokens in layers]) != [expected] * len(blocks):
         got = f"{', '.join(map(str, sorted({*counts})))} after {len(counts)}"

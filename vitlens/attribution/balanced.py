@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.attribution.maps import Constants, Hook, captured, checked, explaining, hooked, require_layers
+from vitlens.attribution.maps import Constants, Hook, captured, checked, explaining, require_layers
 from vitlens.attribution.target import of_features, resolved
 from vitlens.recorder.forward import full_precision
 from vitlens.recorder.record import explicit_attention
-from vitlens.recorder.supported import UnsupportedModelError, family, model_name, transformer
+from vitlens.recorder.supported import UnsupportedModelError, family, hooked, model_name, transformer
 
 
 def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:

@@ -9,8 +9,7 @@ Shapes: B batch, L layers, H heads, T tokens, Q queries of one block.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,6 +27,7 @@ from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
     family,
+    hooked,
     model_name,
     pooled,
     transformer,
@@ -205,20 +205,6 @@ def explaining(model: nn.Module, *, gradients: bool = True, constants: Constants
     with contextlib.ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
-        yield
-
-
-@contextlib.contextmanager
-def hooked(hooks: Iterable[Hook]) -> Iterator[None]:
-    """Register hooks for this block and this thread."""
-    thread = threading.get_ident()
-
-    def here(hook: Callable) -> Callable:
-        return lambda *args: hook(*args) if threading.get_ident() == thread else None
-
-    with contextlib.ExitStack() as stack:
-        for register, hook in hooks:
-            stack.enter_context(register(here(hook)))
         yield
 
 

@@ -27,11 +27,6 @@ class Weights:
     data: str
     source: str
 
-    @property
-    def classifies(self) -> bool:
-        """True for weights with a head for ImageNet's 1,000 classes, False for pre-trained ones."""
-        return self.timm.endswith(("_in1k", "_475"))
-
 
 @dataclass(frozen=True)
 class Model:

@@ -63,11 +63,11 @@ def _curves(ax) -> Iterator[str]:
         label = str(line.get_label())
         label = label if label[:1].isalnum() else ""
         if len(x) == len(names) and any(each[:1].isalpha() for each in names):
-            yield ", ".join(f"{name} {_number(value)}" for name, value in zip(names, x, strict=True))
+            yield ", ".join(f"{name} {number(value)}" for name, value in zip(names, x, strict=True))
             return  # the other lines are ends of intervals
         if len(y) > 2 or (label and len(y)):
             dots = line.get_linestyle() == "None"
-            yield f"{label or 'curve'} from {_number(y[0])} to {_number(y[-1])}" if not dots else _points(label, y)
+            yield f"{label or 'curve'} from {number(y[0])} to {number(y[-1])}" if not dots else _points(label, y)
     for points in ax.collections:
         if hasattr(points, "get_sizes") and len(y := np.asarray(points.get_offsets(), float)[:, 1]) > 2:
             yield _points("", y)
@@ -87,10 +87,11 @@ def _words(texts: Iterable) -> Iterator[str]:
 
 
 def _span(values: np.ndarray) -> str:
-    return f"from {_number(np.nanmin(values))} to {_number(np.nanmax(values))}"
+    return f"from {number(np.nanmin(values))} to {number(np.nanmax(values))}"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Three significant digits, with a proper minus sign."""
     return f"{value:.3g}".replace("-", "−")
 
 

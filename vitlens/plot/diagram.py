@@ -15,7 +15,7 @@ from torch import nn
 
 from vitlens import require_known
 from vitlens.models import class_count, output_kind, preprocess, restore, title, top_classes
-from vitlens.recorder.supported import MLPS, NORMS, family, head_count, unwrap
+from vitlens.recorder.supported import MLPS, NORMS, family, head_count, read_tokens, unwrap
 from vitlens.tokens import features
 
 PARTS = {
@@ -134,10 +134,8 @@ def _readout(about, grid) -> tuple[list[int], str]:
     """The tokens that the head reads, and words for it."""
     if grid.readout is None:
         return [], "an attention pool reads all tokens" if about.pool else "pooling of the tokens"
-    read = grid.readout.nonzero().flatten().tolist()
-    if read[-1] < grid.prefix:
-        return read, "the head reads the " + " and the ".join(about.prefix[k] for k in read)
-    return read, "the head reads the mean of the " + ("patches" if read[0] >= grid.prefix else "tokens")
+    read, names = read_tokens(grid, about.prefix)
+    return read, "the head reads the " + " and the ".join(names)
 
 
 def _layer(draw: _Pen, about, tokens: int, width: int) -> str:

@@ -9,7 +9,6 @@ Shapes: B batch, H heads, T tokens = R prefix + P patches, D width, K head width
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from vitlens.recorder.supported import (
     attention_modules,
     family,
     head_count,
+    hooked,
     model_name,
     refuse,
     require_capturable,
@@ -136,7 +136,7 @@ class Intervention(Interception):
     ):
         super().__init__(model, modules)
         self.places, self.act, self.blocks = list(places), act, blocks or {}
-        self.thread, self.reached = threading.get_ident(), set()
+        self.reached = set()
         self.first = {
             (i, j): sum(head_count(module) for _, module in layer[:j])
             for i, layer in enumerate(modules)
@@ -146,12 +146,12 @@ class Intervention(Interception):
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
         """Call `act` in this block, by hooks for MLPs and the residual stream."""
-        with contextlib.ExitStack() as stack:
-            for kind, layer, call in dict.fromkeys((p.kind, p.layer, p.call) for p in self.places if p.kind != "head"):
-                block = self.family.blocks[layer]
-                module = _mlps(block)[call] if kind == "MLP" else block
-                stack.enter_context(module.register_forward_hook(self._hook(kind, layer, call)))
-            stack.enter_context(self)
+        hooks = []
+        for kind, layer, call in dict.fromkeys((p.kind, p.layer, p.call) for p in self.places if p.kind != "head"):
+            block = self.family.blocks[layer]
+            module = _mlps(block)[call] if kind == "MLP" else block
+            hooks.append((module.register_forward_hook, self._hook(kind, layer, call)))
+        with hooked(hooks), self:
             yield
 
     def attend(self, where, func, query, key, value, mask, **kwargs) -> Tensor:
@@ -165,7 +165,7 @@ class Intervention(Interception):
 
     def _hook(self, kind: str, layer: int, call: int) -> Callable:
         def change(_, args: tuple, output: Tensor) -> Tensor:
-            if threading.get_ident() == self.thread and THREAD.alone in (None, self):
+            if THREAD.alone in (None, self):
                 for place in self.places:
                     if (place.kind, place.layer, place.call) == (kind, layer, call):
                         output = self._changed(place, output, (slice(None), positions(place.part, self.grid)))

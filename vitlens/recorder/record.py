@@ -31,6 +31,7 @@ from vitlens.recorder.supported import (
     attention_modules,
     family,
     gated,
+    hooked,
     known,
     model_name,
     refuse,
@@ -425,7 +426,7 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
         for hook in family(model).forward_checks():
             above.callback(hook.remove)
         if given is not model:
-            above.callback(model.register_forward_hook(recorder.returned).remove)
+            above.enter_context(hooked([(model.register_forward_hook, recorder.returned)]))
         for intervention in THREAD.interventions:  # inside, so the recorder gets their masks and not their outputs
             above.enter_context(intervention)
         if gradients:
@@ -460,10 +461,10 @@ class _Recorder(Interception):
     def __init__(self, model: nn.Module, modules: list, attn: Attention, values: bool, gradients: bool, wrapped: bool):
         super().__init__(model, modules)
         self.attn, self.values, self.gradients = attn, values or gradients, gradients
-        self.wrapped, self.thread = wrapped, threading.get_ident()
+        self.wrapped = wrapped
 
     def returned(self, _, args: tuple, output: object) -> None:
-        if isinstance(getattr(output, "logits", output), Tensor) and threading.get_ident() == self.thread:
+        if isinstance(getattr(output, "logits", output), Tensor):
             self.attn.grid = self.grid
 
     def check(self, index: int, call: int, *arguments) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -57,14 +56,6 @@ class World:
         shared = torch.tensor(value, dtype=torch.float64, device=self.device)
         self.sum([shared])
         return shared.item()
-
-    def joined(self, values: Sequence) -> list:
-        """Values of all processes in the order of their ranks, returned in every process."""
-        if self.size == 1:
-            return list(values)
-        from accelerate.utils import gather_object
-
-        return gather_object(list(values))
 
     def first(self, value: float) -> float:
         """The first process's `value`, returned in every process."""

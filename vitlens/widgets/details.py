@@ -6,13 +6,13 @@ Shapes: L layers, H heads, T tokens = R prefix + P patches, K head width, D widt
 from __future__ import annotations
 
 import re
-import threading
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlens.recorder.forward import evaluating, run
-from vitlens.recorder.supported import family
+from vitlens.recorder.supported import family, hooked
 from vitlens.widgets.page import unchecked
 from vitlens.widgets.photographs import READOUT, Forward
 from vitlens.widgets.views import MAX, MEAN, by_layer, query_row
@@ -130,27 +130,18 @@ def _tokens(forward: Forward) -> dict:
 
 def _stream(forward: Forward, position: int) -> tuple[list[Tensor], list[Tensor]]:
     """The token (D,) at a position that enters the first layer, and after the attention of each pre-norm layer."""
-    about, thread, found, hooks = family(forward.model), threading.get_ident(), {}, []
+    about, before, between = family(forward.model), [], []
 
-    def keep(name: str, layer: int):
-        def before(module, args) -> None:
-            if threading.get_ident() == thread:
-                found[name, layer] = args[0][0, position].float().cpu()
+    def keep(module: nn.Module, tokens: list[Tensor]) -> tuple[Callable, Callable]:
+        return module.register_forward_pre_hook, lambda _, args: tokens.append(args[0][0, position].float().cpu())
 
-        return before
-
-    for layer, block in enumerate(about.blocks):
-        hooks += [block.register_forward_pre_hook(keep("before", layer))] if layer == 0 else []
-        if not about.stream_problem:
-            norms = [module for name, module in block.named_modules() if re.fullmatch(AFTER_ATTENTION, name)]
-            hooks += [norm.register_forward_pre_hook(keep("between", layer)) for norm in norms]
-    try:
-        with evaluating(forward.model), forward.switched():
-            run(forward.model, forward.batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [found.pop(("before", 0))], [*found.values()]
+    hooks = [keep(about.blocks[0], before)]
+    for block in about.blocks if not about.stream_problem else ():
+        norms = [module for name, module in block.named_modules() if re.fullmatch(AFTER_ATTENTION, name)]
+        hooks += [keep(norm, between) for norm in norms]
+    with evaluating(forward.model), forward.switched(), hooked(hooks):
+        run(forward.model, forward.batch)
+    return before, between
 
 
 def rounded(values: Tensor, digits: int = 8) -> list | float | None:

@@ -23,7 +23,7 @@ from vitlens.models import built_size, class_count, label_names, output_kind, pr
 from vitlens.recorder.forward import evaluating, require_finite
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
-from vitlens.recorder.supported import family, unwrap
+from vitlens.recorder.supported import family, read_tokens, unwrap
 from vitlens.widgets.drawing import enlarged
 from vitlens.widgets.page import MAPS, Control, Page
 from vitlens.widgets.words import number, percent
@@ -130,15 +130,12 @@ class Forward:
     @functools.cached_property
     def readout(self) -> str:
         """Name of the classifier head's input."""
-        readout, grid = self.grid.readout, self.grid
-        if readout is None:
+        if self.grid.readout is None:
             return "no sum of tokens"
-        if readout.dim() == 2:
+        if self.grid.readout.dim() == 2:
             return "what the attention pool reads"
-        read = readout.nonzero().squeeze(-1).tolist()
-        if read[-1] < grid.prefix:
-            return " and ".join(self.prefix[i] for i in read)
-        return "the mean of the patches" if read[0] >= grid.prefix else "the mean of all tokens"
+        _, names = read_tokens(self.grid, self.prefix)
+        return " and ".join(names) if names[0] in self.prefix else f"the {names[0]}"
 
 
 @functools.lru_cache(4)

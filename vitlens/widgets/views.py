@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +22,7 @@ from vitlens.attribution.target import Target
 from vitlens.models import preprocess, restore, scores
 from vitlens.recorder.forward import evaluating, run
 from vitlens.recorder.layer import Layer
-from vitlens.recorder.supported import family
+from vitlens.recorder.supported import family, hooked
 from vitlens.widgets.page import Check, Control, Panel, scale_of
 from vitlens.widgets.photographs import READOUT, Forward
 from vitlens.widgets.words import number, percent, say
@@ -154,18 +153,10 @@ class Layers(Sequence):
         return self.layers[index]
 
 
-@contextlib.contextmanager
-def until(model: nn.Module, check: Check) -> Iterator[None]:
-    """Call check(images) before each forward of the model in this context and thread. The hook is on the patch
+def until(model: nn.Module, check: Check) -> contextlib.AbstractContextManager[None]:
+    """Context that calls check(images) before each forward of the model in this thread. The hook is on the patch
     embedding, because `forward_features` skips the head."""
-    thread = threading.get_ident()
-
-    def before(module, args) -> None:
-        if threading.get_ident() == thread:
-            check(len(args[0]))
-
-    with family(model).embedding.register_forward_pre_hook(before):
-        yield
+    return hooked([(family(model).embedding.register_forward_pre_hook, lambda _, args: check(len(args[0])))])
 
 
 def query_row(forward: Forward, query: str | int | tuple[int, int]) -> Tensor:

@@ -5,6 +5,8 @@ A sentence has named fields: `say("head", head=3)`. `number` and `percent` also 
 
 from __future__ import annotations
 
+from vitlens.plot.alt_text import number as number
+
 WORDS = {
     # parts of captions
     "mean": "mean over heads",
@@ -168,11 +170,6 @@ WORDS = {
 def say(name: str, /, **fields: object) -> str:
     """A sentence of `WORDS` with its fields filled in."""
     return WORDS[name].format(**fields)
-
-
-def number(value: float) -> str:
-    """Three significant digits, with a proper minus sign."""
-    return f"{value:.3g}".replace("-", "−")
 
 
 def percent(share: float) -> str:

@@ -7,10 +7,11 @@ adapter that implements `Family`. The rest of vitlens uses `family(model)`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -450,13 +451,8 @@ def pooled(model: nn.Module, images: Tensor) -> Tensor:
         return model.forward_head(model.forward_features(images), pre_logits=True)
     if adapter.classes == 0:
         return adapter.run(images)
-    tokens, thread = [], threading.get_ident()
-
-    def keep(_, args: tuple, output: Tensor) -> None:
-        if threading.get_ident() == thread:
-            tokens.append(output)
-
-    with adapter.blocks[-1].register_forward_hook(keep):
+    tokens = []
+    with hooked([(adapter.blocks[-1].register_forward_hook, lambda _, args, output: tokens.append(output))]):
         adapter.run(images)
     return adapter.head(tokens[-1], pre_logits=True)
 
@@ -498,6 +494,28 @@ def title(model: nn.Module) -> str:
         if named and built and tuple(built) != (int(named[1]),) * 2:
             parts.append(words.format(" × ".join(map(str, dict.fromkeys(built)))))
     return ", ".join(parts)
+
+
+@contextlib.contextmanager
+def hooked(hooks: Iterable[tuple[Callable, Callable]]) -> Iterator[None]:
+    """Register hooks, (method of a module that registers one, hook), for this block and this thread."""
+    thread = threading.get_ident()
+
+    def here(hook: Callable) -> Callable:
+        return lambda *args: hook(*args) if threading.get_ident() == thread else None
+
+    with contextlib.ExitStack() as stack:
+        for register, hook in hooks:
+            stack.enter_context(register(here(hook)))
+        yield
+
+
+def read_tokens(grid: TokenGrid, prefix: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Positions of the tokens whose mean the head reads, and their names: prefix tokens, or one name for all others."""
+    read = grid.readout.nonzero().flatten().tolist()
+    if read[-1] < grid.prefix:
+        return read, [prefix[position] for position in read]
+    return read, ["mean of the patches" if read[0] >= grid.prefix else "mean of all tokens"]
 
 
 def states_preprocessing(model: nn.Module) -> bool:
