@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,7 @@ def parquet(folder: Path, split: str, root: str | Path | None = None) -> Samples
             problem
         )
     samples = _samples(table, str(folder), chosen, names_beside(folder))
-    if samples.class_names or train in (None, chosen):
-        return _numbered(samples)
-    return _numbered(samples, parquet(folder, "train", root))
+    return _numbered(samples, None if train in (None, chosen) else lambda: parquet(folder, "train", root))
 
 
 def hub(name: str, split: str, root: Path | None, _) -> Samples:
@@ -92,9 +90,7 @@ def hub(name: str, split: str, root: Path | None, _) -> Samples:
     if tables[chosen].info.builder_name == "imagefolder":  # it may read a class as a split
         raise ValueError(f"{title} is a folder of images, not a table. Download it and pass the folder.")
     samples = _samples(tables[chosen], title, chosen)
-    if samples.class_names or train in (None, chosen):
-        return _numbered(samples)
-    return _numbered(samples, _samples(tables[train], title, train))
+    return _numbered(samples, None if train in (None, chosen) else lambda: _samples(tables[train], title, train))
 
 
 def reason(problem: BaseException) -> str:
@@ -197,9 +193,8 @@ def shards(folder: Path, split: str) -> Samples:
             keys.append(key)
             labels.append(label)
     samples = Samples(Streamed(files, keys), labels, names_beside(folder) or (), [": ".join(key) for key in keys])
-    if samples.class_names or split == "train" or not _files(folder, "train"):
-        return _numbered(samples)
-    return _numbered(samples, shards(folder, "train"))
+    alone = split == "train" or not _files(folder, "train")
+    return _numbered(samples, None if alone else lambda: shards(folder, "train"))
 
 
 def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | None, object]]:
@@ -265,10 +260,11 @@ def _fetch(name: str, folder: Path, split: str) -> None:
 # Class names
 
 
-def _numbered(samples: Samples, training: Samples | None = None) -> Samples:
+def _numbered(samples: Samples, training: Callable[[], Samples] | None) -> Samples:
     """Samples with class names, by default the numbers up to the highest label, also of the training split."""
-    names = samples.class_names or numbered([*samples.labels, *(training.labels if training else ())])
-    return replace(samples, class_names=tuple(names))
+    if samples.class_names:
+        return samples
+    return replace(samples, class_names=numbered([*samples.labels, *(training().labels if training else ())]))
 
 
 def numbered(labels: Sequence[int]) -> tuple[str, ...]:

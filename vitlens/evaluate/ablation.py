@@ -21,8 +21,9 @@ from vitlens.evaluate.classes import class_numbers, matched
 from vitlens.evaluate.protocols import Evaluation
 from vitlens.evaluate.reading import normalized_for
 from vitlens.evaluate.scores import paired, proportion, student
+from vitlens.recorder import intervention
 from vitlens.recorder.forward import evaluating, float64, require_finite, run
-from vitlens.recorder.intervention import WORDS, Place, head_places, intervene, outputs
+from vitlens.recorder.intervention import WORDS, Place, head_places, intervene
 from vitlens.recorder.record import POOL
 from vitlens.recorder.supported import attention_modules, require_capturable
 
@@ -125,15 +126,14 @@ def mean_outputs(model: nn.Module, batches: Iterable[Tensor], bar: tqdm | None =
     36
     """
     modules = attention_modules(model)
-    heads = head_places(model, modules)
-    sums, count = dict.fromkeys(heads, 0), 0
-    for images in batches:
-        for head, output in outputs(model, modules, heads, images).items():
-            sums[head] = sums[head] + float64(output).sum(0)
-        count += len(images)
-        if bar is not None:
-            bar.update()
-    return {head: total / count for head, total in sums.items()}
+
+    def counted() -> Iterator[Tensor]:
+        for images in batches:
+            yield images
+            if bar is not None:
+                bar.update()
+
+    return intervention.mean_outputs(model, modules, head_places(model, modules), counted())
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:

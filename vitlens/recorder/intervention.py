@@ -224,6 +224,21 @@ def outputs(
     return kept
 
 
+def mean_outputs(
+    model: nn.Module, modules: list, places: Iterable[Place], batches: Iterable[Tensor], whole: nn.Module | None = None
+) -> dict[Place, Tensor]:
+    """Mean over all images of the `outputs` at these places. Raises ValueError without images."""
+    sums, count = dict.fromkeys(places, 0), 0
+    for images in batches:
+        require_images(images, model if whole is None else whole)
+        for place, part in outputs(model, modules, sums, images, whole).items():
+            sums[place] = sums[place] + float64(part).sum(0)
+        count += len(images)
+    if not count:
+        raise ValueError('The replacement "mean" is a mean over reference images. Give reference=images.')
+    return {place: total / count for place, total in sums.items()}
+
+
 def positions(tokens: Any, grid: TokenGrid) -> list[int]:
     """Positions in the sequence of tokens as `intervene` takes them. Raises IndexError outside the grid."""
     if isinstance(tokens, str):
@@ -284,15 +299,8 @@ def _values(
     words = {place: value for place, value in replacements.items() if isinstance(value, str)}
     for word in words.values():
         require_known(word, WORDS, "A replacement that is not a tensor")
-    means, count = {place: 0 for place, word in words.items() if word == "mean"}, 0
-    batches = reference.split(REFERENCE_BATCH) if isinstance(reference, Tensor) else reference or ()
-    for images in batches if means else ():
-        require_images(images, whole)
-        count += len(images)
-        for place, part in outputs(model, modules, means, images, whole).items():
-            means[place] = means[place] + float64(part).sum(0)
-    if means and not count:
-        raise ValueError('The replacement "mean" is a mean over reference images. Give reference=images.')
-    zero = {place: 0.0 for place, word in words.items() if word == "zero"}
-    means = {place: total / count for place, total in means.items()}
-    return {place: torch.as_tensor(value) for place, value in {**replacements, **zero, **means}.items()}
+    values = {**replacements} | {place: 0.0 for place, word in words.items() if word == "zero"}
+    if means := [place for place, word in words.items() if word == "mean"]:
+        batches = reference.split(REFERENCE_BATCH) if isinstance(reference, Tensor) else reference or ()
+        values |= mean_outputs(model, modules, means, batches, whole)
+    return {place: torch.as_tensor(value) for place, value in values.items()}

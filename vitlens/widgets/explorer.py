@@ -8,7 +8,7 @@ import json
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath
@@ -21,8 +21,7 @@ from vitlens import __version__
 from vitlens.attribution import METHODS
 from vitlens.attribution.target import classes
 from vitlens.models import preprocess
-from vitlens.recorder.forward import float64
-from vitlens.recorder.intervention import head_places, outputs
+from vitlens.recorder.intervention import head_places, mean_outputs
 from vitlens.recorder.record import POOL
 from vitlens.recorder.supported import attention_modules, embeds_texts, unwrap
 from vitlens.widgets import details
@@ -550,12 +549,12 @@ def switches(model: nn.Module, off: tuple[Head, ...], way: str) -> list[Control]
 
 def means(model: nn.Module, batch: Tensor, check: Check) -> dict[Head, Tensor]:
     """Mean output (T, K) of each head over the sample photographs, at the image size of `batch`."""
-    places, photographs = _places(model), sample_photographs().values()
-    sums: dict[Head, Tensor] = {}
-    for photograph in photographs:
-        check()
-        images = preprocess(model, photograph.image, size=tuple(batch.shape[-2:])).to(batch)
-        values = outputs(model, attention_modules(model), places.values(), images)
-        for head, place in places.items():
-            sums[head] = sums.get(head, 0) + float64(values[place][0])
-    return {head: (total / len(photographs)).to(batch.dtype) for head, total in sums.items()}
+    places = _places(model)
+
+    def batches() -> Iterator[Tensor]:
+        for photograph in sample_photographs().values():
+            check()
+            yield preprocess(model, photograph.image, size=tuple(batch.shape[-2:])).to(batch)
+
+    values = mean_outputs(model, attention_modules(model), places.values(), batches())
+    return {head: values[place].to(batch.dtype) for head, place in places.items()}

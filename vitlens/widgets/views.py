@@ -517,14 +517,14 @@ def seconds(forward: Forward) -> float:
 
 def curve_forwards(forward: Forward, maps: int) -> int:
     """Number of forwards of the `curves` of some maps."""
-    between = len(range(0, patches := forward.grid.patches, -(-patches // POINTS))) - 1
+    between = len(range(0, patches := forward.grid.patches, faithfulness.usual_step(patches, POINTS))) - 1
     return 2 + 2 * maps * between
 
 
 def curves(forward: Forward, choice: Choice, maps: Tensor | None, check: Check) -> np.ndarray | str:
     """Deletion and insertion curves (2, maps, S) of maps (maps, rows, cols), default of random orders of the patches.
     Random orders that would take longer than `LONGEST` return a message instead."""
-    grid, step = forward.grid, -(-forward.grid.patches // POINTS)
+    grid, step = forward.grid, faithfulness.usual_step(forward.grid.patches, POINTS)
     if maps is None:
         maps = faithfulness.random_maps(grid, ORDERS)
         if (duration := 2 * POINTS * (1 + ORDERS) * seconds(forward)) > LONGEST:
@@ -550,7 +550,8 @@ def covering(forward: Forward, choice: Choice, values: np.ndarray) -> dict:
 
 def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray) -> dict:
     """Score of a map for the front end. own, random: `curves` of the map and of random orders."""
-    counts = torch.tensor([*range(0, patches := forward.grid.patches, -(-patches // POINTS)), patches])
+    patches = forward.grid.patches
+    counts = torch.tensor([*range(0, patches, faithfulness.usual_step(patches, POINTS)), patches])
     mine, others = (faithfulness.Curves(counts, *map(torch.from_numpy, pair)) for pair in (own[:, 0], random))
     gain, gains = mine.insertion_area - mine.deletion_area, others.insertion_area - others.deletion_area
     sigmas = ((gain - gains.mean()) / gains.std()).item()
