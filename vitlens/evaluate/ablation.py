@@ -67,6 +67,8 @@ def effects(
     Raises UnsupportedModelError as `intervene` does, and ValueError for unknown ways and for logits that are not
     finite.
     """
+    import pandas as pd
+
     ways = [ways] if isinstance(ways, str) else list(ways)
     for way in ways or [None]:
         require_known(way, WORDS, "A way")
@@ -106,9 +108,8 @@ def effects(
             bar.update()
             table = [_row(*key, torch.cat(parts)) | about for key, parts in measures.items()]
             if out is not None:
-                _write(Path(out), table)
-    import pandas as pd
-
+                (out := Path(out)).parent.mkdir(parents=True, exist_ok=True)
+                files.write(out, pd.DataFrame(table).to_csv(index=False).encode())
     return pd.DataFrame(table)
 
 
@@ -175,10 +176,3 @@ def _row(head: Place, way: str, measures: Tensor) -> dict[str, object]:
     for name, (value, low, high) in scores.items():
         row |= {name: float(value), f"{name}_low": float(low), f"{name}_high": float(high)}
     return row
-
-
-def _write(out: Path, table: list[dict]) -> None:
-    import pandas as pd
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    files.write(out, pd.DataFrame(table).to_csv(index=False).encode())

@@ -44,7 +44,10 @@ def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None, *, 
     2507059200
     """
     model = unwrap(model)
-    size = image_size or _own_size(model)
+    config = getattr(model, "pretrained_cfg", None) or {}
+    size = image_size or built_size(model) or (config.get("input_size") or ())[-2:]
+    if not size:
+        raise ValueError(f"The image size of {model_name(model)} is unknown. Give image_size.")
     height, width = (size, size) if isinstance(size, int) else size
     state = {name: t.detach().to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
     kind = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
@@ -125,10 +128,3 @@ def _dropping(model: nn.Module, share: float) -> Iterator[None]:
         yield
     finally:
         layer.prob, layer.training = before
-
-
-def _own_size(model: nn.Module) -> int | tuple[int, int]:
-    size = built_size(model) or ((getattr(model, "pretrained_cfg", None) or {}).get("input_size") or ())[-2:]
-    if not size:
-        raise ValueError(f"The image size of {model_name(model)} is unknown. Give image_size.")
-    return tuple(size)

@@ -348,12 +348,6 @@ def randomized(results: Mapping[str, Sequence], *, titles: Sequence[str] = ()) -
     return figure
 
 
-def legend_by_end(ax: plt.Axes, curves: Iterable) -> None:
-    """Draw a legend beside the axes that lists the curves by their last value."""
-    curves = sorted(curves, key=lambda curve: -curve.get_ydata()[-1])
-    ax.legend(handles=curves, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-
-
 def _by_head(mean_distance) -> np.ndarray:
     """(L, H) distances, averaged over images, also from the table of `Summary.to_pandas`."""
     if hasattr(mean_distance, "columns"):

@@ -10,7 +10,6 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFor
 from matplotlib.transforms import offset_copy
 
 from vitlens import paper
-from vitlens.plot.charts import legend_by_end
 from vitlens.plot.style import array, canvas, charts, palette, rule, styled
 
 KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45", "^")}
@@ -146,7 +145,8 @@ def few_shot(
                 ax.vlines(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.5, lw=2)
         ax.margins(0.05, 0.08)
         _ticks(ax, series.values())
-        legend_by_end(ax, lines)
+        lines = sorted(lines, key=lambda line: -line.get_ydata()[-1])
+        ax.legend(handles=lines, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
     return result
 
 

@@ -89,19 +89,14 @@ def _arguments_of(source: str | Path) -> dict:
     return {name: value for name, value in arguments.items() if not name.endswith(SET_BY_RECIPES) and value is not None}
 
 
-def head_names(model: nn.Module) -> list[str]:
-    """Names of the linear layers from `get_classifier()`: two for a distilled DeiT, [] for a model without a head."""
-    heads = model.get_classifier()
-    heads = heads if isinstance(heads, tuple | list) else (heads,)
-    return [name for name, m in model.named_modules() if any(m is h for h in heads) and not isinstance(m, nn.Identity)]
-
-
 def transfer(source: nn.Module, model: nn.Module) -> None:
     """Copy all weights except the head's, with positions resized as in the paper. The linear head starts at zero.
 
     Raises ValueError if another weight has a different shape, such as relative positions of another grid.
     """
-    heads = head_names(model)
+    ends = model.get_classifier()  # two for a distilled DeiT, Identity without a head
+    ends = [m for m in (ends if isinstance(ends, tuple | list) else (ends,)) if not isinstance(m, nn.Identity)]
+    heads = [name for name, module in model.named_modules() if any(module is end for end in ends)]
     if not heads:
         raise ValueError(f"Fine-tuning needs a classifier head, which {type(model).__name__} lacks. Use another model.")
     within = tuple(f"{head}." for head in heads)
