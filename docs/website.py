@@ -16,7 +16,7 @@ import sys
 import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 MATHJAX = "mathjax@3.2.2"
@@ -75,8 +75,9 @@ def notebook(path: Path) -> str:
     for cell in book["cells"]:
         code = source(cell)
         for data in (output.get("data", {}) for output in cell.get("outputs", [])):
-            if drawing := data.pop("image/svg+xml", None):
-                data["text/html"] = drawing  # with its own title, where an image would get its path as alt text
+            if drawing := data.pop("image/svg+xml", None):  # Sphinx would give it its path as alt text
+                alt = html.escape("".join(data["text/plain"]))
+                data["text/html"] = f'<img alt="{alt}" src="data:image/svg+xml,{quote("".join(drawing))}">'
         if "live" in cell["metadata"].get("tags", []) and re.search(r"widgets\.(explore|heads|tour)", code):
             view = re.search(r"view=\"(\w+)\"", code)
             state = cell["metadata"].get("page") or (f"view={view[1]}" if view else "")
@@ -88,8 +89,8 @@ def notebook(path: Path) -> str:
 
 
 def card(path: Path, folder: Path) -> str:
-    """A link to a chapter with the left of its opening picture and its question."""
-    from PIL import Image, ImageOps
+    """A link to a chapter with its question and the left of its opening picture, or the middle if the left is empty."""
+    from PIL import Image, ImageOps, ImageStat
 
     title, picture, question = heading(path)
     shown = ""
@@ -98,8 +99,10 @@ def card(path: Path, folder: Path) -> str:
         if file.suffix == ".svg":
             shutil.copy(file, small)
         else:
-            image = ImageOps.fit(Image.open(file).convert("RGB"), (440, 330), centering=(0, 0.5))
-            image.save(small, quality=72)
+            image = Image.open(file).convert("RGB")
+            left, middle = (ImageOps.fit(image, (440, 330), centering=(x, 0.5)) for x in (0, 0.5))
+            ink, more = (ImageStat.Stat(part.convert("L")).stddev[0] for part in (left, middle))
+            (left if more < 1.1 * ink else middle).save(small, quality=72)
         shown = f'<img src="_static/cards/{small.name}" alt="" loading="lazy" width="240">'
     question = re.sub("`(.+?)`", r"<code>\1</code>", html.escape(question))
     inside = f"{shown}<b>{html.escape(title)}</b><span>{question}</span>"

@@ -15,7 +15,7 @@ for (const place of document.querySelectorAll(".live[data-page]")) {
   };
 }
 // On a narrow screen a tap enlarges a figure, and another one makes it small again.
-for (const figure of document.querySelectorAll(".cell_output :is(img, svg), .bd-article section > p > img"))
+for (const figure of document.querySelectorAll(".cell_output img, .bd-article section > p > img"))
   figure.onclick = () => figure.classList.toggle("full");
 // What scrolls sideways can be reached with the keyboard, also formulas, which are drawn late.
 const reach = new ResizeObserver(() => {

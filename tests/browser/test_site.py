@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -97,12 +98,14 @@ def test_notebook_offers_the_live_page_above_each_widget(tmp_path):
     assert "live.html#view=norms\"" in changed[3]["outputs"][0]["data"]["text/html"]
 
 
-def test_notebook_shows_drawings_with_their_titles(tmp_path):
-    drawing = ["<svg role='img'><title>Parts of a model.</title></svg>"]
-    cell = {"metadata": {}, "source": "", "outputs": [{"data": {"image/svg+xml": drawing, "text/plain": "Parts."}}]}
+def test_notebook_shows_drawings_with_alt_text(tmp_path):
+    data = {"image/svg+xml": ["<svg>", "…"], "text/plain": "A, B."}
+    cell = {"metadata": {}, "source": "", "outputs": [{"data": data}]}
     (tmp_path / "a.ipynb").write_text(json.dumps({"metadata": {"language_info": {}}, "cells": [cell]}))
     (changed,) = json.loads(website.notebook(tmp_path / "a.ipynb"))["cells"]
-    assert changed["outputs"][0]["data"] == {"text/html": drawing, "text/plain": "Parts."}
+    shown = changed["outputs"][0]["data"]
+    assert "image/svg+xml" not in shown
+    assert unquote(shown["text/html"]) == '<img alt="A, B." src="data:image/svg+xml,<svg>…">'
 
 
 def test_dead_links_names_each_dead_link(tmp_path):
