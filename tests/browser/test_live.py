@@ -15,7 +15,7 @@ from test_images import WIDE
 
 import vitlens
 from browser.fronts import MARKS, faults
-from browser.test_page import FRAME, NAME, Reference, assert_alike, control, floats, opened, plain, settings
+from browser.test_page import ASK, FRAME, NAME, Reference, assert_alike, control, floats, opened, plain, settings
 from vitlens import attention, attribution, stream
 from vitlens.models import preprocess
 from vitlens.recorder.record import capture
@@ -234,6 +234,23 @@ def test_pictures_equal_those_of_python(page):
     assert np.array_equal(got, expected)
 
 
+def assert_tour(found, exact):
+    """Equal texts and whole numbers, and numbers that Python rounds to three or more digits."""
+    if isinstance(exact, dict):
+        assert {*exact} - {*found} <= {"channels", "table"}
+        for name in found:
+            assert_tour(found[name], exact[name])
+    elif np.array(exact).dtype.kind == "f":
+        found, exact = np.array(found), np.array(exact)
+        assert found.shape == exact.shape and np.abs(found - exact).max() <= 1e-3 * np.abs(exact).max()
+    elif isinstance(exact, list) and exact and isinstance(exact[0], list):
+        for pair in zip(found, exact, strict=True):
+            for each in zip(*pair, strict=True):
+                assert_tour(*each)
+    else:
+        assert found == exact
+
+
 LIVE = {"view", "layer", "head", "query", "row", "column", "off", "way", "target", "against"}
 
 
@@ -270,6 +287,10 @@ def test_live_page_equals_explorer(vit, browser, tmp_path, pooling):
             assert len({tuple(value for _, value in menu["options"]) for menu in menus}) == 1, name
             assert menus[0]["value"] == menus[1]["value"] and menus[0]["hidden"] == menus[1]["hidden"]
         near(floats(got["values"]), torch.from_numpy(np.frombuffer(wanted["values"], "<f4").copy()), str(values))
+        if number in (0, len(views), len(views) + 9):  # the page's own photo, and an uploaded one, also with heads off
+            tour = shown.evaluate(ASK, {"ask": "tour"})[0]
+            assert_tour(tour, plain(exact.page.look_up({"ask": "tour"}, lambda: None)[0]))
+            assert len(tour["sentences"]) == 8
         drawn = frame
     assert frame["about"].startswith("The model runs in this page.") and "rocket.jpg" in shown.content()
     (tmp_path / "wrong.jpg").write_bytes(b"no image")

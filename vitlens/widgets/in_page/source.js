@@ -38,15 +38,16 @@ class PageSource extends Source {
   }
 
   // Answers a question without a drawing, as `Explorer.look_up`.
-  reply({ ask, number = 0, row, col, ...about }) {
-    const { record, choice, query } = this;
+  async reply({ ask, number = 0, row, col, ...about }) {
+    const { record, choice, query, page } = this;
     let [answer, buffers] = [null, []];
     try {
       if (ask === "look") {
         const panel = this.panel({ ...choice, query: [row, col] });
         buffers = [panel.values, panel.scale.colors];
         answer = { ...panel, values: null, scale: { ...panel.scale, colors: null } };
-      } else answer = ask === "tour" ? record.tour : valueOf(record, { ...choice, query, key: null, ...about });
+      } else if (ask === "tour") answer = record.tour || (await page.tour(this));
+      else answer = valueOf(record, { ...choice, query, key: null, ...about });
     } catch (error) {
       answer = { problem: error.message };
     }
@@ -140,14 +141,14 @@ class PageSource extends Source {
   draw(message) {
     const { page, record, choice, state, view } = this;
     const map = this.map(choice);
-    const asks = { tour: record.tour, look: view.query && !view.explains, value: state.view === "attention" };
+    const looks = view.query && !view.explains;
     this.traits.pictures = { picture: record.picture };
     this.traits.frame = {
       panels: [this.panel(choice, map)], controls: this.controls(), model: page.model, bars: this.bars(choice),
       mosaic: this.mosaic(choice), six: this.six(choice), score: map.score || null, parts: null, lens: null,
       ...map.beside, about: [record.about, page.about].filter(Boolean).join(" "), uploads: page.uploads || 0,
       saves: true, answers: this.answers, message, tour: false,
-      asks: Object.keys(asks).filter((kind) => asks[kind]),
+      asks: ["tour", ...(looks ? ["look"] : []), ...(state.view === "attention" ? ["value"] : [])],
     };
     this.emit("change:frame");
   }

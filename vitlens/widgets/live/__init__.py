@@ -67,8 +67,7 @@ def save_live_page(
     for name, photograph in photographs.items():
         page.state = page.state | {"photograph": name}
         seen = png(Image.fromarray(np.asarray(page.forward.pixels)))
-        tour = page.look_up({"ask": "tour"}, unchecked)[0]
-        photos.append({"name": name, "png": seen, "about": photograph.note, "tour": tour})
+        photos.append({"name": name, "png": seen, "about": photograph.note})
     views = {name: view for name, view in possible(page.forward).items() if not view.attributes or name in METHODS}
     grid, forward = in_page.grid_of(page.forward), page.forward
     base = {"grid": grid, "heads": forward.heads, "gated": forward.gated, "outputs": forward.outputs}

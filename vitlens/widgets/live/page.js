@@ -23,13 +23,13 @@ class Live {
   }
 
   // Reads a file. `ready` files are model inputs of the page's own photos, which are only normalized.
-  async add(name, bytes, { about = "", tour = null, ready = false } = {}) {
+  async add(name, bytes, { about = "", ready = false } = {}) {
     const photo = await this.ask("photo", { bytes, ready }).catch(() => {
       throw Error(say("no image", { name }));
     });
     if (photo.clear) about += say("over white", { name });
     if (!photo.exact) about += say("other levels", { name });
-    Object.assign(photo, { about, tour, number: (this.read += 1) });
+    Object.assign(photo, { about, number: (this.read += 1) });
     this.photos.delete(name);
     this.photos = new Map(ready ? [...this.photos, [name, photo]] : [[name, photo], ...this.photos]);
     for (const controls of Object.values(this.stored.controls))
@@ -43,7 +43,7 @@ class Live {
   }
 
   async record(name, { off, way }) {
-    const { stored, photos } = this, { input, picture, about, tour } = photos.get(name);
+    const { stored, photos } = this, { input, picture, about } = photos.get(name);
     const key = this.key(name, { off, way }), given = { key, input, off, mean: way === "mean" };
     const whole = off.length ? (photos.get(name).whole ||= await this.record(name, { off: [] })) : null;
     const { logits, layers, tokens } = await this.ask("forward", given);
@@ -51,8 +51,7 @@ class Live {
     const likeliest = [...shares.keys()].sort((a, b) => shares[b] - shares[a]).slice(0, LIKELIEST);
     return {
       ...stored.base, key, given, picture, about, layers, tokens, logits, shares, likeliest, whole, maps: {},
-      contributions: {}, lens: [], tour: off.length ? null : tour, note: off.length ? offWords(off, way) : "",
-      ...namesOf(stored),
+      contributions: {}, lens: [], note: off.length ? offWords(off, way) : "", ...namesOf(stored),
     };
   }
 
@@ -117,6 +116,54 @@ class Live {
   }
 }
 
+// The numbers of the tour for the patch, layer and head of a state, as `tour` in details.py.
+async function tourOf(photos, { record, choice, state: { photograph, layer, head, row, column: col } }) {
+  const { grid: { prefix, rows, cols, patch: [height, width], image }, outputs, given } = record;
+  const { seen } = photos.photos.get(photograph);
+  const stream = await photos.ask("stream", { ...given, at: row * cols + col });
+  await photos.explain(record, "lens", {}, choice);
+  const query = [row, col], whose = typeof head === "number" ? head : "mean";
+  const weights = record.layers.map((_, l) =>
+    read(record, l, queryRow(record, query)).map((values) => [...patchesOf(record, values)]));
+  const pixel = (y, x) => [...seen.subarray(3 * (y * image[1] + x)).subarray(0, 3)];
+  const line = (_, y) => Array.from({ length: width }, (_, x) => pixel(row * height + y, col * width + x));
+  const about = {
+    prefix, rows, cols, patch: [height, width], image, layer, row, col, ...stream, plain: outputs === "value",
+    pixels: Array.from({ length: height }, line), value: valueOf(record, { layer, head: whose, query, key: null }),
+    heads: weights[layer], depth: weights.map((maps) => fuse(maps, "mean")),
+    lens: record.lens.map(({ classes, shares }) => [record.label(classes[0]), shares[0]]),
+  };
+  return { ...about, sentences: tourWords(about) };
+}
+
+// A sentence for each step of the tour, as `_sentences` in details.py.
+function tourWords({ image, rows, cols, pixels, token, position, prefix, layer, value, lengths, added, ...about }) {
+  const [[height, width], count, key] = [about.patch, value.logits.length, value.key - prefix.length];
+  const extra = ["", ` with the ${prefix[0]}`, ` with ${prefix.length} prefix tokens`][Math.min(prefix.length, 2)];
+  const [logit, tops] = [number(value.logits[value.key]), about.heads.map(largestOf)];
+  const range = `${number(smallestOf(tops))} to ${number(largestOf(tops))}`;
+  const score = about.plain ? number : inPercent;
+  const [[first, before], [last, after]] = [about.lens[0], about.lens.at(-1)];
+  const [attention, mlp] = added[layer].map(number);
+  return Object.entries({
+    "tour pixels": {
+      height: image[0], width: image[1], numbers: "3 numbers", middle: pixels[height >> 1][width >> 1].join(", "),
+    },
+    "tour patches": { rows, cols, count: rows * cols, height, width, numbers: 3 * height * width },
+    "tour tokens": { width: token.length, table: position ? "a" : "no", count, extra },
+    "tour product": {
+      layer, head: value.head, row: Math.floor(key / cols), column: key % cols, width: value.q.length, logit,
+    },
+    "tour softmax": { count, logit, weight: number(value.weight) },
+    "tour heads": { count: tops.length, reach: tops.length <= 4 ? tops.map(number).join(", ") : range },
+    "tour stream": {
+      layer, after: number(lengths[layer + 1]),
+      added: say("tour parts", { before: number(lengths[layer]), first: attention, second: mlp }),
+    },
+    "tour depth": { answer: say("tour answer", { first, before: score(before), last, after: score(after) }) },
+  }).map(([name, fields]) => say(name, fields));
+}
+
 function offWords(off, way) {
   const heads = off.map(([layer, head]) => say("head of", { head, layer: say("layer", { layer }) }));
   const which = heads.length <= 4 ? heads.join(", ") : say("count of heads", { count: heads.length });
@@ -134,5 +181,6 @@ async function live(stored) {
   for (const { name, png, ...more } of stored.photos) await photos.add(name, copy(png), { ...more, ready: true });
   const first = stored.photos[0].name;
   stored.records.set(first, await photos.record(first, { off: [] }));
-  return { ...stored, prepare: (...message) => photos.prepare(...message) };
+  const tour = (source) => tourOf(photos, source);
+  return { ...stored, tour, prepare: (...message) => photos.prepare(...message) };
 }

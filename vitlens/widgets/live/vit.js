@@ -170,6 +170,20 @@ class Vit {
     return record;
   }
 
+  // {token (D) of a patch that enters the first layer, position (D) or null, lengths (L + 1) before and after layers,
+  // added (L, 2): lengths of what attention and MLP add}.
+  stream(patch) {
+    const { width: D, prefix: R, kept: { begins, middles }, held } = this;
+    const at = (x, row) => [...x.subarray(row * D, (row + 1) * D)], token = (x) => at(x, R + patch);
+    const apart = (to, from) => Math.hypot(...token(to).map((value, i) => value - from[(R + patch) * D + i]));
+    const position = at(held.positions, patch);
+    return {
+      token: token(begins[0]), position: position.some(Boolean) ? position : null,
+      lengths: begins.map((x) => Math.hypot(...token(x))),
+      added: middles.map((middle, layer) => [apart(middle, begins[layer]), apart(begins[layer + 1], middle)]),
+    };
+  }
+
   // Sets the outputs (T, D) of the heads of a layer that are off to zero, or to their means.
   replace(o, layer, mean) {
     const { width: D, tokens: T, K, held: { means }, kept: { off } } = this;
