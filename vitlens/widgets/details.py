@@ -20,6 +20,8 @@ from vitlens.widgets.words import number, say
 
 AFTER_ATTENTION = r"norm2|ln_2|layer_norm2|layernorm_after"
 """Pattern of names: the norms of a pre-norm block whose input is the residual stream between attention and MLP."""
+STEPS = ("pixels", "patches", "tokens", "product", "softmax", "heads", "stream", "depth")
+"""Steps of the tour."""
 
 
 def value(forward: Forward, layer: int, head: int | str, query: str | int | tuple, key: int | tuple | None) -> dict:
@@ -107,20 +109,16 @@ def _sentences(
     if lens:
         (first, before), (last, after) = lens[0], lens[-1]
         answer = say("tour answer", first=first, before=score(before), last=last, after=score(after))
-    return [
-        say("tour pixels", height=image[0], width=image[1], numbers=count, middle=", ".join(map(str, middle))),
-        say("tour patches", rows=rows, cols=cols, count=rows * cols, height=patch[0], width=patch[1],
-            numbers=patch[0] * patch[1] * channels),
-        say("tour tokens", width=len(token), table="a" if table else "no", count=len(value["logits"]),
-            extra=some[min(len(prefix), 2)]),
-        say("tour product", layer=layer, head=value["head"], row=key // cols, column=key % cols, width=len(value["q"]),
-            logit=logit),
-        say("tour softmax", count=len(value["logits"]), logit=logit, weight=number(value["weight"])),
-        say("tour heads", count=len(heads), reach=reach),
-        say("tour stream", layer=layer, added=say("tour parts" if len(steps) == 3 else "tour layer", **steps),
-            after=number(lengths[layer + 1])),
-        say("tour depth", answer=answer),
-    ]  # fmt: skip
+    fields = {
+        "image": f"{image[0]} × {image[1]}", "channels": count, "middle": ", ".join(map(str, middle)), "rows": rows,
+        "cols": cols, "patches": rows * cols, "patch": f"{patch[0]} × {patch[1]}",
+        "size": patch[0] * patch[1] * channels, "width": len(token), "table": "a" if table else "no",
+        "tokens": len(value["logits"]), "extra": some[min(len(prefix), 2)], "layer": layer, "head": value["head"],
+        "row": key // cols, "column": key % cols, "products": len(value["q"]), "logit": logit,
+        "weight": number(value["weight"]), "heads": len(heads), "reach": reach, "answer": answer,
+        "added": say("tour parts" if len(steps) == 3 else "tour layer", **steps), "after": number(lengths[layer + 1]),
+    }  # fmt: skip
+    return [say(f"tour {step}", **fields) for step in STEPS]
 
 
 def _tokens(forward: Forward) -> dict:

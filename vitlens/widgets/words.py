@@ -128,17 +128,15 @@ WORDS = {
     "layer": "layer {layer}",
     "the pool": "the pool",
     # steps of the tour
-    "tour pixels": "The model sees {height} × {width} pixels of {numbers} each: {middle} in the middle of the framed "
-    "patch.",
-    "tour patches": "The photo is cut into {rows} × {cols} = {count} patches of {height} × {width} pixels, {numbers} "
-    "numbers each.",
+    "tour pixels": "The model sees {image} pixels of {channels} each: {middle} in the middle of the framed patch.",
+    "tour patches": "The photo is cut into {rows} × {cols} = {patches} patches of {patch} pixels, {size} numbers each.",
     "tour tokens": "The model turns each patch into a token of {width} numbers and adds {table} vector for its place; "
-    "there are {count} tokens{extra}.",
+    "there are {tokens} tokens{extra}.",
     "tour product": "In layer {layer}, head {head}, the patch has a query and row {row}, column {column} a key: the "
-    "{width} products of their numbers, summed and scaled, give {logit}.",
-    "tour softmax": "Softmax turns the {count} results of this query into weights that sum to 1: {logit} becomes "
+    "{products} products of their numbers, summed and scaled, give {logit}.",
+    "tour softmax": "Softmax turns the {tokens} results of this query into weights that sum to 1: {logit} becomes "
     "{weight}.",
-    "tour heads": "Each of the {count} heads mixes the values of all tokens by its own weights; the largest on a "
+    "tour heads": "Each of the {heads} heads mixes the values of all tokens by its own weights; the largest on a "
     "patch: {reach}.",
     "tour stream": "In layer {layer}, {added}; its length is then {after}.",
     "tour parts": "attention adds a vector of length {first} to the token of length {before}, and the MLP one of "

@@ -87,10 +87,7 @@ function curves({ title, verdict, words, scale, shares, curves: lines, name, ord
     kind = kinds[nearest(kinds.map((each) => Math.abs(y(lines[each][at]) - top)))];
     show();
   };
-  const onkeydown = (event) => {
-    const [other, step] = ARROWS[event.key] || [];
-    if (step === undefined) return;
-    event.preventDefault();
+  const move = (other, step) => {
     if (other) kind = kinds[1 - kinds.indexOf(kind)];
     at = Math.min(Math.max(at + step, 0), shares.length - 1);
     show();
@@ -98,11 +95,10 @@ function curves({ title, verdict, words, scale, shares, curves: lines, name, ord
   plot.append(dot);
   show();
   const hint = "Point at a curve, or use the arrow keys, to see the photo at that point.";
-  const acts = { onpointermove: point, onpointerdown: point, onkeydown };
-  const steered = { class: "plot", tabindex: 0, role: "application", "aria-label": `${title}. ${hint}`, ...acts };
+  const acts = { class: "plot", "aria-label": `${title}. ${hint}`, onpointermove: point, onpointerdown: point };
   const keys = keysOf([...kinds, "random"].map((each) => [each, each]));
   return [
-    make("h3", {}, title), make("p", { class: "verdict" }, verdict), make("div", steered, plot), keys,
+    make("h3", {}, title), make("p", { class: "verdict" }, verdict), steered(acts, move, plot), keys,
     make("div", { class: "covered" }, canvas, line), make("p", { class: "note" }, `${words} ${hint}`),
   ];
 }
@@ -114,7 +110,11 @@ function mosaicOf(send) {
   const hidden = { "aria-hidden": "true" };
   const [title, canvas, note] = [make("h3"), make("canvas"), make("p", { class: "note" })];
   const marks = make("svg", { ...hidden, preserveAspectRatio: "none" });
-  const stage = make("div", { class: "stage", tabindex: 0, role: "application" }, canvas, marks);
+  const step = (down, across) => {
+    const [k, r] = chosen();
+    choose(k === null ? [0, 2] : [k + across, r < 0 ? 0 : r + down]);
+  };
+  const stage = steered({ class: "stage" }, step, canvas, marks);
   const [down, across, corner] = ["down", "across", "corner"].map((kind) => make("div", { class: kind, ...hidden }));
   const tiles = make("div", { class: "tiles" }, stage, down, across, corner);
   corner.textContent = "layer";
@@ -233,14 +233,7 @@ function mosaicOf(send) {
   });
   stage.addEventListener("pointermove", (event) => tell(under(event)));
   stage.addEventListener("pointerleave", () => tell(null));
-  stage.addEventListener("keydown", (event) => {
-    const [k, r] = chosen();
-    const [dr, dk] = ARROWS[event.key] || [];
-    if (dk !== undefined) choose(k === null ? [0, 2] : [k + dk, r < 0 ? 0 : r + dr]);
-    else if (["x", "X", "Delete"].includes(event.key)) turn([k, r]);
-    else return;
-    event.preventDefault();
-  });
+  stage.addEventListener("keydown", ({ key }) => ["x", "X", "Delete"].includes(key) && turn(chosen()));
   const update = (described, waiting) => {
     node.hidden = !described;
     if (!described) return;
@@ -288,20 +281,17 @@ function contributions({ heads, mlps, others, layer, head, title, note }, send, 
     bar("other", name, value);
     slot += 1;
   }
-  const onkeydown = (event) => {
-    const [dh, dk] = ARROWS[event.key] || [];
-    if (dk === undefined) return;
-    event.preventDefault();
+  const move = (down, across) => {
     const [k, h] = aim.at || [layer, head];
     if (k === null) go(0, 0);
-    else go(k + dk, h === null ? 0 : h - dh);
+    else go(k + across, h === null ? 0 : h - down);
   };
   const hint = "Click the bar of a head, or use the arrow keys, to see its map.";
-  const steered = { class: "plot", tabindex: 0, role: "application", "aria-label": `${title}. ${hint}`, onkeydown };
   const keys = [["heads", "head"], ["MLPs", "mlp"], [others.map(([name]) => name).join(", "), "other"]];
   const now = head === null ? "" : `Layer ${layer}, head ${head}: ${shown(heads[layer][head])} logits. `;
   return [
-    make("h3", {}, title), make("div", steered, plot), keysOf(keys.map(([name, kind]) => [name, `part ${kind}`])),
+    make("h3", {}, title), steered({ class: "plot", "aria-label": `${title}. ${hint}` }, move, plot),
+    keysOf(keys.map(([name, kind]) => [name, `part ${kind}`])),
     make("p", { class: "note" }, `${now}${note} ${hint}`),
   ];
 }

@@ -51,30 +51,11 @@ function mapOf(base, { rows, cols, patch, image }, values, marks, label, pick = 
     svg.append(...framed({ x: place[1] * width, y: place[0] * height, width, height }, name));
   const canvas = canvasOf(values.length ? painted(base, panel) : base, label);
   if (!pick) return make("div", { class: "picture small" }, canvas, svg);
-  const go = (row, col) => row >= 0 && row < rows && col >= 0 && col < cols && pick([row, col]);
+  const go = (row, col) => void (row >= 0 && row < rows && col >= 0 && col < cols && pick([row, col]));
   const onclick = (event) => go(...cellUnder(event, canvas, panel.cell));
-  const onkeydown = (event) => {
-    const step = ARROWS[event.key];
-    if (!step || !marks.key) return;
-    event.preventDefault();
-    go(marks.key[0] + step[0], marks.key[1] + step[1]);
-  };
-  const aim = { tabindex: 0, role: "application", "aria-label": `${label} Arrow keys open other patches.` };
-  return make("div", { class: "picture small picks", ...aim, onclick, onkeydown }, canvas, svg);
-}
-
-// The weights of a query as a bar for each token, with the key's in orange.
-function weightBars({ logits, key, ...about }) {
-  const weights = softmax(logits);
-  const x = (at) => ((at + 0.5) / weights.length) * WIDTH;
-  const bar = (at, least = 0) => `M${x(at)} 64v${-Math.max(least, (56 * weights[at]) / largestOf(weights))}`;
-  const label = `Weights of ${weights.length} tokens. ${tokenName(about, key)}: ${shown(weights[key])}.`;
-  const wide = Math.max(0.5, (0.7 * WIDTH) / weights.length);
-  return make(
-    "svg", { class: "weights", viewBox: `0 0 ${WIDTH} 64`, role: "img", "aria-label": label },
-    make("path", { d: weights.map((_, at) => bar(at)).join(""), "stroke-width": wide }),
-    make("path", { class: "now", d: `${bar(key, 1)}m-3 -7h6l-3 6z`, "stroke-width": Math.max(2, wide) }),
-  );
+  const move = (down, across) => (marks.key ? go(marks.key[0] + down, marks.key[1] + across) : false);
+  const words = `${label} Arrow keys open other patches.`;
+  return steered({ class: "picture small picks", "aria-label": words, onclick }, move, canvas, svg);
 }
 
 // Query, key and their products, and the logit in words.
@@ -87,8 +68,7 @@ function products({ q, k, scale, mask, logits, key }) {
 }
 
 // The softmax in words, above the weights of the row.
-function weighing(answer) {
-  const { logits, key, weight } = answer;
+function weighing({ logits, key, weight }) {
   const most = largestOf(finite(logits));
   const power = logits[key] - most;
   const how = power ? `${shown(-power)} below the largest of the row` : "the largest of the row";
@@ -96,7 +76,7 @@ function weighing(answer) {
   const over = `the sum over ${logits.length} tokens, ${shown(sum)}`;
   let words = `Softmax: ${shown(logits[key])} is ${how}; e^${shown(power)} divided by ${over}, is ${shown(weight)}.`;
   if (logits[key] === null) words = "The mask hides this token, so its weight is 0.";
-  return make("div", {}, make("p", { class: "sum" }, words), weightBars(answer));
+  return make("div", {}, make("p", { class: "sum" }, words), strip("weights", softmax(logits)));
 }
 
 // The opened value. open: asks for the value of another key, {key: [row, col]}.

@@ -34,6 +34,14 @@ const button = (text, onclick, more) => make("button", { type: "button", class: 
 const small = (text, onclick, more) => button(text, onclick, { class: "button small", ...more });
 const press = (node, pressed) => node.setAttribute("aria-pressed", String(Boolean(pressed)));
 
+// A part that takes the focus, and whose arrow keys call move(rows, columns). It returns false where they do nothing.
+function steered(attributes, move, ...nodes) {
+  const onkeydown = (event) => {
+    if (event.key in ARROWS && move(...ARROWS[event.key]) !== false) event.preventDefault();
+  };
+  return make("div", { tabindex: 0, role: "application", onkeydown, ...attributes }, ...nodes);
+}
+
 // Draws an image on a canvas of its size.
 function put(canvas, image) {
   if (canvas.width !== image.width || canvas.height !== image.height)

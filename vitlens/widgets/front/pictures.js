@@ -106,7 +106,7 @@ function panelOf(name, send) {
   const title = make("h3");
   const canvas = make("canvas", { role: "img" });
   const marks = make("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" });
-  const picture = make("div", { class: "picture", tabindex: 0, role: "application" }, canvas, marks);
+  const picture = steered({ class: "picture" }, (...step) => panel?.picks ? move(step) : false, canvas, marks);
   const under = make("p", { class: "under", "aria-live": "off" });
   const tokens = make("div", { class: "tokens", role: "group", "aria-label": "Look from a token outside the photo" });
   const beneath = make("div", { class: "beneath" }, under, tokens);
@@ -173,15 +173,12 @@ function panelOf(name, send) {
     hover(cell(event));
   });
   picture.addEventListener("pointerleave", () => hover(null));
-  picture.addEventListener("keydown", (event) => {
-    const step = ARROWS[event.key];
-    if (!step || !panel?.picks) return;
-    event.preventDefault();
+  const move = (step) => {
     asked = hovered = null;
     const ends = [panel.rows - 1, panel.cols - 1];
     const moved = panel.selected?.map((at, i) => Math.min(Math.max(at + step[i], 0), ends[i]));
     pick(moved || ends.map((end) => Math.ceil(end / 2)));
-  });
+  };
 
   const paint = ({ ends, scale, ...next }) => {
     put(canvas, painted(base, { scale, ...next }));

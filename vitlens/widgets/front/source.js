@@ -35,12 +35,12 @@ class Source {
   emit = (event, ...values) => [...(this.handlers[event] || [])].forEach((handler) => handler(...values));
 }
 
-// Message: length of the header, header, and byte strings, {"$": number} in the header.
-function unpacked(data) {
+// Message: length of the header, header, and byte strings, {"$": number} in the header. revive: maps all values.
+function unpacked(data, revive = (each) => each) {
   const length = new DataView(data).getUint32(0, true);
   const text = new TextDecoder().decode(new Uint8Array(data, 4, length));
   let at = 4 + length;
   const parts = JSON.parse(text).sizes.map((size) => new DataView(data, (at += size) - size, size));
-  const { name, value } = JSON.parse(text, (_, each) => (each?.$ === undefined ? each : parts[each.$]));
+  const { name, value } = JSON.parse(text, (_, each) => (each?.$ === undefined ? revive(each) : parts[each.$]));
   return [name, value];
 }

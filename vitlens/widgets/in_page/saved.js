@@ -1,19 +1,5 @@
 // Opens the page of a file that in_page wrote, in the element #page.
 
-// A value of the file, whose stored arrays become Float32Array when they are needed.
-function revived(value) {
-  if (!value || typeof value !== "object" || value instanceof DataView) return value;
-  if (value.data instanceof DataView) return floats(value);
-  if (Array.isArray(value) && typeof value[0] !== "object") return value;
-  const made = Array.isArray(value) ? [] : {};
-  for (const [name, item] of Object.entries(value)) {
-    let found;
-    const get = () => (found ??= revived(item));
-    Object.defineProperty(made, name, { get, set: (next) => (found = next), enumerable: true });
-  }
-  return made;
-}
-
 // Functions of a class's number: its short name, and its whole one.
 function namesOf({ labels, names }) {
   return { label: (k) => labels?.[k] ?? String(k), full: (k) => names?.[k] ?? String(k) };
@@ -24,12 +10,12 @@ async function opened(id) {
   const packed = Uint8Array.from(atob(element.textContent), (letter) => letter.charCodeAt(0));
   element.remove();
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return unpacked(await new Response(stream).arrayBuffer())[1];
+  const revive = (each) => (each?.data instanceof DataView ? floats(each) : each);
+  return unpacked(await new Response(stream).arrayBuffer(), revive)[1];
 }
 
 // A live page makes its records from the weights that it holds (live/page.js).
-opened("data").then(async (file) => {
-  const stored = revived(file);
+opened("data").then(async (stored) => {
   const recordOf = (record) => ({
     ...record, shares: sharesOf(record.logits, record.outputs), contributions: record.contributions, ...namesOf(stored),
   });

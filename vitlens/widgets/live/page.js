@@ -138,30 +138,25 @@ async function tourOf(photos, { record, choice, state: { photograph, layer, head
 
 // A sentence for each step of the tour, as `_sentences` in details.py.
 function tourWords({ image, rows, cols, pixels, token, position, prefix, layer, value, lengths, added, ...about }) {
-  const [[height, width], count, key] = [about.patch, value.logits.length, value.key - prefix.length];
+  const [[height, width], key] = [about.patch, value.key - prefix.length];
   const extra = ["", ` with the ${prefix[0]}`, ` with ${prefix.length} prefix tokens`][Math.min(prefix.length, 2)];
   const [logit, tops] = [number(value.logits[value.key]), about.heads.map(largestOf)];
   const range = `${number(smallestOf(tops))} to ${number(largestOf(tops))}`;
   const score = about.plain ? number : inPercent;
   const [[first, before], [last, after]] = [about.lens[0], about.lens.at(-1)];
   const [attention, mlp] = added[layer].map(number);
-  return Object.entries({
-    "tour pixels": {
-      height: image[0], width: image[1], numbers: "3 numbers", middle: pixels[height >> 1][width >> 1].join(", "),
-    },
-    "tour patches": { rows, cols, count: rows * cols, height, width, numbers: 3 * height * width },
-    "tour tokens": { width: token.length, table: position ? "a" : "no", count, extra },
-    "tour product": {
-      layer, head: value.head, row: Math.floor(key / cols), column: key % cols, width: value.q.length, logit,
-    },
-    "tour softmax": { count, logit, weight: number(value.weight) },
-    "tour heads": { count: tops.length, reach: tops.length <= 4 ? tops.map(number).join(", ") : range },
-    "tour stream": {
-      layer, after: number(lengths[layer + 1]),
-      added: say("tour parts", { before: number(lengths[layer]), first: attention, second: mlp }),
-    },
-    "tour depth": { answer: say("tour answer", { first, before: score(before), last, after: score(after) }) },
-  }).map(([name, fields]) => say(name, fields));
+  const fields = {
+    image: image.join(" × "), channels: "3 numbers", middle: pixels[height >> 1][width >> 1].join(", "), rows, cols,
+    patches: rows * cols, patch: about.patch.join(" × "), size: 3 * height * width, width: token.length,
+    table: position ? "a" : "no", tokens: value.logits.length, extra, layer, head: value.head,
+    row: Math.floor(key / cols), column: key % cols, products: value.q.length, logit, weight: number(value.weight),
+    heads: tops.length, reach: tops.length <= 4 ? tops.map(number).join(", ") : range,
+    added: say("tour parts", { before: number(lengths[layer]), first: attention, second: mlp }),
+    after: number(lengths[layer + 1]),
+    answer: say("tour answer", { first, before: score(before), last, after: score(after) }),
+  };
+  const steps = ["pixels", "patches", "tokens", "product", "softmax", "heads", "stream", "depth"];
+  return steps.map((step) => say(`tour ${step}`, fields));
 }
 
 function offWords(off, way) {
