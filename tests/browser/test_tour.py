@@ -75,7 +75,7 @@ def test_value_opens_from_the_picture(page, maps):
     assert f"row {ROW}, column {COL}" in page.locator("figcaption").first.inner_text(), "the query stays"
     assert page.locator(".how").inner_text().startswith(digits(maps[LAYER, :, query, key].mean()))
     assert f"head {head} has the largest weight" in page.locator(".detail .note").first.inner_text()
-    assert page.locator(".detail .strip").evaluate_all("all => all.map(each => each.width)") == [32, 32, 32]
+    assert page.locator(".detail .strip").evaluate_all("all => all.map(each => each.width)") == [32, 32, 32, 65]
     page.locator(".detail .picture").focus()
     page.keyboard.press("ArrowUp")
     shows(page, "row 5, column 1", ".detail h3")

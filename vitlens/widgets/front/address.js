@@ -21,18 +21,15 @@ function addressOf(frame, first, uploads) {
 // The values that an address sets, in an order that Page.change takes.
 function valuesIn(address, first) {
   const given = new URLSearchParams(address.slice(1));
-  const read = (text) => (/^\d+$/.test(text) ? Number(text) : text);
+  const one = (text) => (/^\d+$/.test(text) ? Number(text) : text);
+  const read = (text) => text.match(/^(\w+):(.+)$/s)?.slice(1) || one(text); // a kind and its value, or a value
   const values = { photograph: given.get("sample") ?? first.photograph };
-  for (const name of ["view", "layer", "head", "query", "row", "column"])
+  for (const name of ["view", "layer", "head", "query", "row", "column", "off", ...RARE])
     values[name] = given.has(name) ? read(given.get(name)) : first[name];
   if (!given.has("head")) delete values.head; // each view has its own
-  const patch = given.get("patch")?.split(",").map(read);
+  const patch = given.get("patch")?.split(",").map(one);
   if (patch) [values.query, values.row, values.column] = ["patch", ...patch];
-  values.off = given.get("off") ? given.get("off").split(",").map((place) => place.split(".").map(read)) : [];
-  for (const name of RARE) {
-    const [kind, ...rest] = (given.get(name) ?? "").split(":");
-    values[name] = !given.has(name) ? first[name] : rest.length ? [kind, rest.join(":")] : read(kind);
-  }
+  values.off = given.get("off") ? given.get("off").split(",").map((place) => place.split(".").map(one)) : [];
   for (const name of Object.keys(values)) if (!(name in first)) delete values[name];
   return values;
 }

@@ -86,12 +86,10 @@ function painted(base, panel) {
 function cover(canvas, base, { rows, cols, cell: [height, width] }, patches, fill) {
   const context = put(canvas, base).getContext("2d");
   context.fillStyle = `rgb(${fill})`;
-  const edges = (count, size, whole) =>
-    Array.from({ length: count + 1 }, (_, k) => (k === count ? whole : Math.round(k * size * whole)));
-  const [x, y] = [edges(cols, width, base.width), edges(rows, height, base.height)];
+  const [w, h] = [width * base.width, height * base.height];
   for (const patch of patches) {
     const [row, col] = [Math.floor(patch / cols), patch % cols];
-    context.fillRect(x[col], y[row], x[col + 1] - x[col], y[row + 1] - y[row]);
+    context.fillRect(col * w, row * h, col === cols - 1 ? base.width : w, row === rows - 1 ? base.height : h);
   }
 }
 

@@ -16,9 +16,7 @@ async function opened(id) {
 
 // A live page makes its records from the weights that it holds (live/page.js).
 opened("data").then(async (stored) => {
-  const recordOf = (record) => ({
-    ...record, shares: sharesOf(record.logits, record.outputs), contributions: record.contributions, ...namesOf(stored),
-  });
+  const recordOf = (record) => ({ ...record, shares: sharesOf(record.logits, record.outputs), ...namesOf(stored) });
   const records = () => new Map(stored.records.map((record) => [record.name, recordOf(record)]));
   const source = new PageSource(stored.weights ? await live(stored) : { ...stored, records: records() });
   const page = document.getElementById("page");
