@@ -129,12 +129,13 @@ class Explorer(Pictured):
             scale = panel["scale"]
             return panel | {"values": None, "scale": scale | {"colors": None}}, [panel["values"], scale["colors"]]
         layer = content.get("layer", self.state["layer"])
+        colors = [Scale("viridis", 0, 1).table(0.9, "value").tobytes()]  # of small maps
         if content["ask"] == "tour":
             head = self.state["head"] if isinstance(self.state["head"], int) else MEAN
-            return details.tour(forward, layer, head, self.state["row"], self.state["column"]), []
+            return details.tour(forward, layer, head, self.state["row"], self.state["column"]), colors
         head, query = content.get("head", choice.head), content.get("query", self.query)
         query = tuple(query) if isinstance(query, list) else query
-        return details.value(forward, layer, head, query, content.get("key")), []
+        return details.value(forward, layer, head, query, content.get("key")), colors
 
     def draw(self, check):
         whole, forward = self._forward_without((), check), self._forward_without(self.state["off"], check)

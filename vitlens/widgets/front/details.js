@@ -1,13 +1,5 @@
 // Numbers behind an attention weight, drawn from the answer to {ask: "value"}, and small maps and strips of numbers.
 
-const VIRIDIS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
-const MAPPED = Uint8Array.from({ length: 1024 }, (_, i) => {
-  const share = Math.floor(i / 4) / 255;
-  const [at, part] = [Math.min(3, Math.floor(4 * share)), i % 4];
-  if (part === 3) return 230 * share;
-  return VIRIDIS[at][part] + (VIRIDIS[at + 1][part] - VIRIDIS[at][part]) * (4 * share - at);
-}); // colors whose opacity grows with the value
-
 // [row, col] of a token, or null for a prefix token.
 function patchAt({ prefix, cols }, at) {
   const patch = at - prefix.length;
@@ -42,9 +34,9 @@ const canvasOf = (image, label, more) => put(make("canvas", { role: "img", "aria
 
 // Weights of the patches over the photo, with frames around the patches in `marks`: {name: [row, col]}. pick: called
 // with the patch of a click, or of an arrow key from marks.key.
-function mapOf(base, { rows, cols, patch, image }, values, marks, label, pick = null) {
+function mapOf(base, { rows, cols, patch, image, colors }, values, marks, label, pick = null) {
   const [height, width] = [patch[0] / image[0], patch[1] / image[1]];
-  const scale = { low: 0, high: largestOf(values), colors: MAPPED };
+  const scale = { low: 0, high: largestOf(values), colors };
   const panel = { rows, cols, cell: [height, width], strength: 1, scale, values: Float32Array.from(values) };
   const svg = make("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" });
   for (const [name, place] of Object.entries(marks).filter(([, place]) => place))

@@ -104,9 +104,10 @@ function render({ model, el }) {
     [coming, complaint] = [null, problem];
     notify();
   };
-  // Sends a file in parts, each after Python confirmed the last. A new file replaces it.
+  // Sends a file, to Python in parts, each after the last was confirmed. A new file replaces it.
   const upload = async (file) => {
     const mine = (coming = { id: (number += 1), received: 0, size: file.size });
+    const part = model.near ? file.size : PART;
     const most = model.get("frame").uploads;
     const limit = `is larger than ${most / 2 ** 20} MB, the upload limit. Make it smaller`;
     if (file.size > most) return complain(`${file.name} (${megabytes(file.size)} MB) ${limit}.`);
@@ -114,12 +115,12 @@ function render({ model, el }) {
     do {
       notify();
       const at = mine.received;
-      const data = await file.slice(at, at + PART).arrayBuffer().catch((error) => error);
+      const data = await file.slice(at, at + part).arrayBuffer().catch((error) => error);
       if (coming !== mine) return;
       if (data instanceof Error) return complain(`${file.name} could not be read by this browser (${data.message}).`);
       const content = { upload: file.name, file: mine.id, at, of: file.size };
       const confirmed = new Promise((done) => (mine.confirm = done));
-      if (at + PART < file.size) model.send(content, undefined, [data]);
+      if (at + part < file.size) model.send(content, undefined, [data]);
       else send(content, [data], complaint);
       const { received, problem } = await confirmed;
       if (coming !== mine) return;

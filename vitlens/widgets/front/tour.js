@@ -229,7 +229,8 @@ function guide({ model, root, send, waiting, panels }) {
       if (model.get("frame").tour && photo !== toured) ask("tour");
       toured = photo;
     },
-    async answered({ ask: kind, number: asking, answer }, [values, colors]) {
+    async answered({ ask: kind, number: asking, answer }, buffers) {
+      const [colors, values] = [buffers.at(-1), buffers[0]];
       if (kind === "look") {
         asked = null;
         if (target && !answer.problem) map().peek({ ...answer, values, scale: { ...answer.scale, colors } });
@@ -239,11 +240,11 @@ function guide({ model, root, send, waiting, panels }) {
       if (asking !== numbers[kind] || answer.problem || (kind === "value" && detail.hidden)) return;
       if (kind === "value") {
         const [fresh, held] = [!detail.firstChild, detail.querySelector(".picture:focus")];
-        detail.replaceChildren(...openedValue(answer, base, openValue, closeValue));
+        detail.replaceChildren(...openedValue({ ...answer, colors }, base, openValue, closeValue));
         if (fresh) detail.scrollIntoView({ block: "nearest" });
         return held && detail.querySelector(".picture").focus();
       }
-      steps = stepsOf(answer, base);
+      steps = stepsOf({ ...answer, colors }, base);
       root.classList.toggle("touring", Boolean(model.get("frame").tour));
       if (!dialog.open) dialog[model.get("frame").tour ? "show" : "showModal"]();
       go(0);

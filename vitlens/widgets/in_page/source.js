@@ -40,7 +40,7 @@ class PageSource extends Source {
   // Answers a question without a drawing, as `Explorer.look_up`.
   async reply({ ask, number = 0, row, col, ...about }) {
     const { record, choice, query, page } = this;
-    let [answer, buffers] = [null, []];
+    let [answer, buffers] = [null, [colorsOf({ low: 0, high: 1 }, page.tables.maps.viridis, 0.9, (value) => value)]];
     try {
       if (ask === "look") {
         const panel = this.panel({ ...choice, query: [row, col] });

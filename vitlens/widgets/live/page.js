@@ -15,7 +15,6 @@ function worker(script) {
 
 class Live {
   photos = new Map();
-  parts = []; // of the file that is being uploaded
   read = 0; // number of photos that were read
 
   constructor(stored, ask) {
@@ -57,7 +56,7 @@ class Live {
 
   // Computes what the view of the new state needs, before it is drawn.
   async prepare(source, content, [buffer]) {
-    if ("upload" in content && !(await this.receive(source, content, buffer))) return;
+    if ("upload" in content) await this.receive(source, content, buffer);
     const places = source.controls().find((each) => each.name === "off").options.map(([, place]) => place);
     const off = places.filter((place) => source.state.off.some((each) => same(each, place))); // in the order of layers
     const state = (source.state = { ...source.state, off }), name = state.photograph, { records } = source.page;
@@ -69,16 +68,10 @@ class Live {
     await this.explain(source.record, state.view, source.view, source.choice);
   }
 
-  // Collects the parts of a file, and reads it after the last. Returns whether it was the last.
-  async receive(source, { upload, file, at, of }, buffer) {
-    if (at === 0) this.parts = [];
-    this.parts.push(buffer);
-    const bytes = await new Blob(this.parts).arrayBuffer();
-    source.emit("msg:custom", { file, received: bytes.byteLength }, []);
-    if (bytes.byteLength < of) return false;
-    await this.add(upload, bytes);
+  async receive(source, { upload, file, of }, buffer) {
+    source.emit("msg:custom", { file, received: of }, []);
+    await this.add(upload, buffer);
     source.state = { ...source.state, photograph: upload };
-    return true;
   }
 
   // Shows a photo before the model has run on it.
