@@ -85,8 +85,8 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
         "token": rounded(stream[0], 4), "table": table is not None,
         "position": None if table is None or table.shape[:2] != (grid.rows, grid.cols)
         else rounded(table[row, col].detach().float().cpu(), 4),
-        "lengths": [rounded(vector.norm(), 4) for vector in stream],
-        "added": [[rounded(vector.norm(), 4) for vector in vectors] for vectors in added],
+        "lengths": [rounded(vector.norm()) for vector in stream],
+        "added": [[rounded(vector.norm()) for vector in vectors] for vectors in added],
         "heads": rounded(weights[layer], 3), "depth": rounded(torch.stack([each.mean(0) for each in weights]), 3),
         "lens": [[forward.label(target), share] for share, target in lens], "plain": forward.outputs == "value",
     }  # fmt: skip
