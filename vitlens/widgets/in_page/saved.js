@@ -5,17 +5,14 @@ function namesOf({ labels, names }) {
   return { label: (k) => labels?.[k] ?? String(k), full: (k) => names?.[k] ?? String(k) };
 }
 
-async function opened(id) {
-  const element = document.getElementById(id);
-  const packed = Uint8Array.from(atob(element.textContent), (letter) => letter.charCodeAt(0));
-  element.remove();
+// Draws the page. A live page makes its records from the weights that it holds (live/page.js).
+async function opened() {
+  const data = document.getElementById("data");
+  const packed = Uint8Array.from(atob(data.textContent), (letter) => letter.charCodeAt(0));
+  data.remove();
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const revive = (each) => (each?.data instanceof DataView ? floats(each) : each);
-  return unpacked(await new Response(stream).arrayBuffer(), revive)[1];
-}
-
-// A live page makes its records from the weights that it holds (live/page.js).
-opened("data").then(async (stored) => {
+  const [, stored] = unpacked(await new Response(stream).arrayBuffer(), revive);
   const recordOf = (record) => ({ ...record, shares: sharesOf(record.logits, record.outputs), ...namesOf(stored) });
   const records = () => new Map(stored.records.map((record) => [record.name, recordOf(record)]));
   const source = new PageSource(stored.weights ? await live(stored) : { ...stored, records: records() });
@@ -23,6 +20,8 @@ opened("data").then(async (stored) => {
   page.replaceChildren();
   page.source = source; // for scripts that drive the page
   render({ model: source, el: page });
-}).catch(({ message }) => {
+}
+
+opened().catch(({ message }) => {
   document.getElementById("page").textContent = `This page could not be opened: ${message}. It needs a newer browser.`;
 });
