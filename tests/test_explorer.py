@@ -252,6 +252,8 @@ def test_explorer_score_equals_curves(explained):
                       faithfulness.random_maps(explorer.page.forward.grid, views.ORDERS)])  # fmt: skip
     expected = faithfulness.curves(model, given(model), maps[:, None], target, against=against, step=2)
     assert found["shares"] == [k / 8 for k in range(9)] and found["scale"].startswith("probability")
+    assert found["order"] == maps[0].flatten().argsort(descending=True).tolist()
+    assert found["name"] == f"{target} rather than {against}"
     for name in ("deletion", "insertion"):
         curve = getattr(expected, name)[:, 0]
         close(found["curves"][name], curve[0])
