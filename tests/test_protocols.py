@@ -57,6 +57,7 @@ def test_few_shot_accuracy_of_separated_classes():
     assert set(found) == {1, 25} and len(found[1]) == 3 and min(found[25]) > 95 and np.mean(found[1]) > 50
     x, y = (part[drawn[25][1]] for part in train)
     by_hand = (least_squares(x, y, 3).values(test[0]).argmax(1) == test[1]).double().mean() * 100
+    torch.testing.assert_close(least_squares(x, y, 3).weights, least_squares(x, y, 3, 1024.0).weights)
     assert found[25][1] == pytest.approx(by_hand.item())
     assert few_shot(train, (test[0], (test[1] + 1) % 3), drawn, 3)[25][0] < 5
 
