@@ -675,6 +675,7 @@ def test_tiles_have_separate_scales():
 def test_tiles_writes_values_of_labeled_matrices():
     figure = plot.tiles({"A": np.array([[0.25, -1], [0, 1]]), "B": np.eye(2)}, labels=["cat", "sky"])
     assert [[text.get_text() for text in ax.texts] for ax in figure.axes] == [["0.25", "−1", "0", "1"], [*"1001"]]
+    assert [text.get_position() for text in figure.axes[0].texts] == [(0, 0), (1, 0), (0, 1), (1, 1)], "column, row"
     assert [[tick.get_text() for tick in ax.get_xticklabels()] for ax in figure.axes] == 2 * [["cat", "sky"]]
     assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["cat", "sky"]
 

@@ -55,3 +55,4 @@ def test_randomized_draws_bars_over_draws():
     np.testing.assert_allclose(cam.get_xydata(), [[0.075, 1]])
     np.testing.assert_allclose([bar.get_width() for bar in middle.patches], [0.45, 0.075])
     assert list(threshold.get_xdata()) == [0.4, 0.4]
+    assert {ax.get_xlim() for ax in figure.axes} == {(0, 1)}, "bars begin at 0"
