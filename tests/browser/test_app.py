@@ -110,7 +110,8 @@ class Tab:
         self.page.wait_for_function(
             "() => { const { dataset } = document.querySelector('.vitlens'); return dataset.sent === dataset.answers }"
         )
-        self.page.wait_for_timeout(350)
+        # in the page: a timer of the browser that is later than that of the address, also on a busy machine
+        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 350)))")
 
     def act(self, action):
         action()
