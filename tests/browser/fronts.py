@@ -191,6 +191,14 @@ def assert_covered(page, root, model, x, maps, target, against=None):
     line.filter(has_text="% of the patches revealed").wait_for()
     page.mouse.move(*place)
     line.filter(has_text=words).wait_for()
+    shown = [
+        root.locator(f"{kind} canvas").first.evaluate("node => node.toDataURL()") for kind in (".picture", ".covered")
+    ]
+    assert shown[0] == shown[1] and words == root.locator(".under").first.inner_text()
+    page.mouse.move(*(at - 3 * box["width"] for at in (place[0], root.locator(".score").bounding_box()["y"])))
+    chart.blur()
+    map_ = root.locator(".picture canvas").first.evaluate("node => node.toDataURL()")
+    assert map_ not in shown and root.locator(".picture svg path").count()
 
 
 class App:

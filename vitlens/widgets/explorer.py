@@ -438,7 +438,8 @@ class Explorer(Pictured):
             elif message := next((message for message in (found, own) if isinstance(message, str)), ""):
                 tile["failed"] = message
             tiles.append(tile)
-        return {"title": say("six"), "picture": "picture", "tiles": tiles}
+        title = say("six unscored" if all("failed" in tile for tile in tiles) else "six")
+        return {"title": title, "picture": "picture", "tiles": tiles}
 
     def _mosaic(self, check: Check) -> dict | None:
         """The maps of all heads from the query, by which layer, head and switched-off heads are chosen."""

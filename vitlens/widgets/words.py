@@ -90,6 +90,7 @@ WORDS = {
     "question why": "Why this class?",
     "line why": "Six methods show which patches count for the class. They often disagree, so do not trust one alone.",
     "six": "Six methods, and how far each is above random orderings",
+    "six unscored": "Six methods",
     "sigmas": "{sigmas} σ",
     "better": "Clearly better than chance",
     "no better": "No better than chance",
@@ -104,6 +105,7 @@ WORDS = {
     "unscored": "This page has the scores of the likeliest class only. For others, use vitlens page --scores.",
     "live unscored": "A live page has no scores. Use vitlens explain --scores.",
     "too long": "Scoring would take about {minutes} minutes here. Use vitlens explain.",
+    "page too long": "Scoring takes minutes, so it was left out of this page. Use vitlens page --scores.",
     "score": "Patches are covered {baseline}. Areas: deletion {deletion} (lower is better), insertion {insertion} "
     "(higher is better). Insertion − deletion is {verdict}.",
     "above": "{sigmas} σ above {orders} random orderings",

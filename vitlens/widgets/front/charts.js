@@ -56,8 +56,9 @@ const keysOf = (kinds) =>
   make("p", { class: "keys" }, ...kinds.map(([name, kind]) => make("span", { class: `key ${kind}` }, name)));
 
 // The score while patches are covered or revealed in the order of the map, and in random orders. The pointer and the
-// arrow keys choose a point of the map's own curves, whose photo is shown. panel, picture: of the map.
-function curves({ title, verdict, words, scale, shares, curves: lines, name, order, fill }, panel, picture) {
+// arrow keys choose a point of the map's own curves, whose photo is shown, also in place of the map. panel, picture: of
+// the map. reveal: of its panel.
+function curves({ title, verdict, words, scale, shares, curves: lines, name, order, fill }, panel, picture, reveal) {
   if (!lines) return [make("h3", {}, title), make("p", { class: "note" }, words)];
   const every = [...Object.values(lines).flat(), 0.02];
   const { plot, x, y, tick } = chartOf(`${title}. ${words}`, every, "share of patches covered / revealed", scale);
@@ -69,16 +70,18 @@ function curves({ title, verdict, words, scale, shares, curves: lines, name, ord
   const [dot, canvas, line] = [make("circle", { r: 4 }), make("canvas", { role: "img" }), make("p", { class: "sum" })];
   const kinds = ["deletion", "insertion"];
   let [kind, at] = ["deletion", Math.floor(shares.length / 2)];
-  const show = async () => {
+  const show = async (large = true) => {
     const { whole } = await pixelsOf(picture);
     const count = Math.round(shares[at] * order.length);
     const value = lines[kind][at];
     const done = kind === "deletion" ? "covered" : "revealed";
-    cover(canvas, whole, panel, kind === "deletion" ? order.slice(0, count) : order.slice(count), fill);
+    const patches = kind === "deletion" ? order.slice(0, count) : order.slice(count);
+    cover(canvas, whole, panel, patches, fill);
     for (const [key, place] of Object.entries({ cx: x(shares[at]), cy: y(value), class: `part ${kind}` }))
       dot.setAttribute(key, place);
     line.textContent = `${Math.round(100 * shares[at])}% of the patches ${done}: ${name} ${shown(value)}`;
     canvas.setAttribute("aria-label", `The photo with ${line.textContent}`);
+    if (large) reveal(patches, fill, line.textContent);
   };
   const point = (event) => {
     const [top, left] = cellUnder(event, plot, [1 / HEIGHT, 1 / WIDTH]);
@@ -93,9 +96,10 @@ function curves({ title, verdict, words, scale, shares, curves: lines, name, ord
     show();
   };
   plot.append(dot);
-  show();
+  show(false);
   const hint = "Point at a curve, or use the arrow keys, to see the photo at that point.";
-  const acts = { class: "plot", "aria-label": `${title}. ${hint}`, onpointermove: point, onpointerdown: point };
+  const [acts, away] = [{ class: "plot", "aria-label": `${title}. ${hint}` }, () => reveal(null)];
+  Object.assign(acts, { onpointermove: point, onpointerdown: point, onpointerleave: away, onblur: away });
   const keys = keysOf([...kinds, "random"].map((each) => [each, each]));
   return [
     make("h3", {}, title), make("p", { class: "verdict" }, verdict), steered(acts, move, plot), keys,

@@ -223,7 +223,10 @@ function render({ model, el }) {
     renew(list, frame.bars?.length ? frame.bars : null, (each) => bars(each, send));
     renew(written, frame.parts, (each) => contributions(each, send, aim));
     renew(said, frame.lens, (each) => classes(each, send));
-    renew(trust, frame.score, (each) => curves(each, frame.panels[0], pictures.picture));
+    renew(trust, frame.score, (each) => {
+      const [panel] = frame.panels;
+      return curves(each, panel, pictures.picture, (...given) => made.get(panel.name).reveal(...given));
+    });
     mosaic.update(frame.mosaic, waiting);
     six.update(frame.six, pictures);
     uploader.hidden = !frame.uploads;

@@ -196,6 +196,15 @@ function panelOf(name, send) {
     paint(looking || panel);
   };
 
+  // Shows the photo with these patches covered, and a line about it. null: the map of the last frame again.
+  const reveal = (patches, fill, line) => {
+    paint(panel);
+    if (!patches) return;
+    cover(canvas, base, panel, patches, fill);
+    marks.replaceChildren();
+    under.textContent = line;
+  };
+
   const update = async (next, pictures, waiting) => {
     const turn = (wanted += 1);
     const { whole } = await pixelsOf(pictures[next.picture]);
@@ -217,7 +226,7 @@ function panelOf(name, send) {
     renew(tokens, panel.tokens, (tiles) => tiles.map(tileOf));
     paint(panel);
   };
-  return { node, update, peek, cell: () => hovered, panel: () => panel };
+  return { node, update, peek, reveal, cell: () => hovered, panel: () => panel };
 }
 
 // Small maps side by side, each with its score. A click enlarges one.

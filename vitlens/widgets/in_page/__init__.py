@@ -11,6 +11,7 @@ import contextlib
 import gzip
 import hashlib
 import html
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
@@ -36,6 +37,7 @@ from vitlens.widgets.views import (
     EVEN,
     EVERY,
     INSIDE,
+    LONGEST,
     SINK,
     Choice,
     View,
@@ -269,8 +271,8 @@ def _record(
         record["contributions"][target] = parts | {"written": written, "logit": logit}
     explaining = {name: view for name, view in views.items() if view.attributes and not view.slow}
     for target in targets:
-        scored = scores or target == targets[0]
-        _explain(forward, target, explaining, record["maps"], scored, lambda step: progress(f"{name}: {step}"), check)
+        longest = math.inf if scores else LONGEST if target == targets[0] else 0
+        _explain(forward, target, explaining, record["maps"], longest, lambda step: progress(f"{name}: {step}"), check)
     return record
 
 
@@ -318,19 +320,22 @@ def _lens(forward: Forward, tokens: Tensor, targets: Sequence[int]) -> dict:
 
 
 def _explain(
-    forward: Forward, target: int, views: Mapping[str, View], maps: dict, scores: bool,
+    forward: Forward, target: int, views: Mapping[str, View], maps: dict, longest: float,
     progress: Callable[[str], None], check: Check,
 ) -> None:  # fmt: skip
-    """Add the maps of a class to `maps[view][class]`, with their scores. Views that fail are left out."""
+    """Add the maps of a class to `maps[view][class]`, with scores that take at most `longest` seconds. Views that fail
+    are left out."""
     choice, made, own, random = Choice(target=target), {}, None, say("unscored")
     for name, view in views.items():
         progress(f"{view.entry} for “{forward.label(target)}”")
         with contextlib.suppress(UnsupportedModelError, ValueError):
             made[name] = view.make(forward, choice, check)
-    if scores:
+    if longest:
         progress(f"scores for “{forward.label(target)}”")
-        random = curves(forward, choice, None, check)
-        if not isinstance(random, str):
+        random = curves(forward, choice, None, check, longest)
+        if isinstance(random, str):
+            random = say("page too long")
+        else:
             stacked = torch.from_numpy(np.stack([each.values for each in made.values()]))
             own = curves(forward, choice, stacked, check)
     for k, (name, each) in enumerate(made.items()):

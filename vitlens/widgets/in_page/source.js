@@ -203,7 +203,8 @@ class PageSource extends Source {
       const score = map.score?.short ? { words: map.score.short } : { failed: map.score?.words };
       return { ...tile, rows, cols, cell, values, scale, strength, smooth, ...score };
     });
-    return { title: say("six"), picture: "picture", tiles };
+    const title = say(tiles.every(({ failed }) => failed) ? "six unscored" : "six");
+    return { title, picture: "picture", tiles };
   }
 
   // The maps of all heads from the query, and their mean distances when all layers have been swept.
