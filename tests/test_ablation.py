@@ -81,6 +81,12 @@ def test_paired_interval_equals_agresti_and_min():
     assert scores.student(values) == pytest.approx(student.ppf(0.975, 24) * values.std(ddof=1) / 5)
 
 
+def test_divergence_ignores_excluded_classes():
+    before, after = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    more = [torch.cat([logits, torch.full((5, 1), -torch.inf)], 1) for logits in (before, after)]
+    torch.testing.assert_close(ablation.divergence(*more), ablation.divergence(before, after))
+
+
 def test_effects_in_half_precision():
     """The rounding of the weights, not that of the computation, makes the difference."""
     data, columns = labeled(), ["kl", "margin"]

@@ -146,11 +146,13 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
 def divergence(before: Tensor, after: Tensor) -> Tensor:
     """KL divergence Σ p·log(p/q) in nats, (B,), of probabilities q after from p before, for (B, classes) logits.
 
+    Classes that are excluded, with a logit of −∞, add nothing.
+
     >>> vitlens.ablation.divergence(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))
     tensor([0.1201])
     """
     p, q = before.log_softmax(1), after.log_softmax(1)
-    return (p.exp() * (p - q)).sum(1)
+    return (p.exp() * (p - q)).where(p > -torch.inf, 0).sum(1)
 
 
 def _measures(before: Tensor, after: Tensor, labels: Tensor) -> Tensor:
