@@ -28,7 +28,7 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
-from vitlens import require_known, suggestion
+from vitlens import reject, require_known, suggestion
 from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, load_image
 from vitlens.recorder import supported
 from vitlens.recorder.forward import channels
@@ -402,7 +402,8 @@ def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Mod
     name, _, tag = name.partition("/")
     if pretrained and checkpoint is None:
         tags = [f"{name}/{known}" for known in open_clip.list_pretrained_tags_by_model(name)]
-        require_known(f"{name}/{tag}", tags, "MODEL/WEIGHTS of open_clip:MODEL/WEIGHTS")
+        listed = ", ".join(tags) or "no such model"
+        reject([(f"{name}/{tag}" not in tags, f"open_clip has no weights {name}/{tag}. It has {listed}.")])
     quick = bool((open_clip.get_pretrained_cfg(name, tag) or {}).get("quick_gelu"))
     options = {"device": torch.empty(0).device, "force_quick_gelu": quick} | kwargs  # also the meta device
     if pretrained or checkpoint is not None:

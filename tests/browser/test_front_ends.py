@@ -231,7 +231,8 @@ def test_explorer_bars_and_switches(page, model):
         box = canvas.bounding_box()
         page.mouse.move(box["x"] + 0.99 * box["width"], box["y"] + 0.01 * box["height"])
         found = re.fullmatch(r"row 0, column 7: (.*) logits", explorer.text(".under"))
-        assert float(found[1]) == pytest.approx(written[layer, head, 0, 7].item(), rel=0.052)  # two digits at least
+        shown, right = float(found[1].replace("−", "-")), written[layer, head, 0, 7].item()
+        assert shown == pytest.approx(right, rel=0.052)  # two digits at least
 
     explorer.act(explorer.root.locator(".parts .goes").nth(3 * 2 + 1).click)
     written_by(2, 1)
