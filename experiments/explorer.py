@@ -137,7 +137,7 @@ def inside(
     for way in WAYS:
         page.evaluate(CHOOSE, ["way", instead(way)])
         yield f"switch of a head, {way}", turned(rng.permutation(35)[:switches])
-    pressed(".actions > .button", [1])
+    pressed(".mosaic .actions > .button", [1])
 
 
 def photographs(count: int) -> list[str]:
