@@ -198,8 +198,7 @@ function panelOf(name, send) {
 
   // Shows the photo with these patches covered, and a line about it. null: the map of the last frame again.
   const reveal = (patches, fill, line) => {
-    paint(panel);
-    if (!patches) return;
+    if (!patches) return paint(panel);
     cover(canvas, base, panel, patches, fill);
     marks.replaceChildren();
     under.textContent = line;
