@@ -28,8 +28,8 @@ from tqdm import tqdm
 from experiments.results import about, command, in_own_process, kept, memory, parser, rounded, write
 from vitlens import faithfulness, load_model
 from vitlens.attribution import METHODS
-from vitlens.evaluate import student
 from vitlens.models import preprocess
+from vitlens_paper.evaluate import student
 
 STEP, ORDERS, BASELINE = 14, 4, "mean"
 COVERS = 3136  # of KernelSHAP, in pairs: its default for the 196 patches of DeiT-Tiny

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from browser.fronts import Front, chromium, notebook  # the tests' own way to open an application
 
 from vitlens.images import samples
-from vitlens.widgets.explorer import WAYS, instead
-from vitlens.widgets.views import INSIDE, VIEWS
+from vitlens_explorer.explorer import WAYS, instead
+from vitlens_explorer.views import INSIDE, VIEWS
 
 CELL = """
 import json, os, time, timm, torch

@@ -3,7 +3,7 @@
     python -m experiments.finetune --model deit-tiny --data flowers5 --out data/results/finetune-flowers5.csv
 
 Fine-tuning is `vitlens train --recipe finetune-small`, once for each seed, in a separate process. Accuracy is that of
-the last step. The probe is `vitlens.evaluate.linear_probe` on the input of the head. The five nearest neighbors vote by
+the last step. The probe is `evaluate.linear_probe` on the input of the head. The five nearest neighbors vote by
 their cosine on the same features. Neither is trained on augmented images.
 """
 
@@ -23,8 +23,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from experiments.results import about, command, parser, rounded, write
 from vitlens import data as datasets
 from vitlens import load_model
-from vitlens.evaluate import features, linear_probe
 from vitlens.train.recipes import Recipe, recipe
+from vitlens_paper.evaluate import features, linear_probe
 
 RECIPE = "finetune-small"
 

@@ -22,7 +22,7 @@ from browser.fronts import chromium
 
 from vitlens import load_model
 from vitlens.images import samples
-from vitlens.widgets.live import save_live_page
+from vitlens_explorer.live import save_live_page
 
 WATCH = """
 window.written = 0;

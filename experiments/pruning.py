@@ -13,8 +13,8 @@ import torch
 
 from experiments.results import SPECIMEN, about, command, labeled, parser, write
 from vitlens import intervene, load_model
-from vitlens.evaluate.ablation import divergence, mean_outputs
-from vitlens.evaluate.scores import proportion
+from vitlens.scores import proportion
+from vitlens_paper.evaluate.ablation import divergence, mean_outputs
 
 
 def pruned(model, chosen: list, measured: list, step: int = 1, orders: int = 3, way: str = "mean") -> list[dict]:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import load_model
-from vitlens.evaluate.classes import class_numbers
-from vitlens.evaluate.reading import normalized_for, opened
+from vitlens.classes import class_numbers
 from vitlens.train.runs import hardware, versions
+from vitlens_paper.evaluate.reading import normalized_for, opened
 
 SPECIMEN = "data/checkpoints/vit_tiny_patch16_224"
 MODELS = SPECIMEN, "data/checkpoints/vit_tiny_patch8_64"

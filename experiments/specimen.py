@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from experiments.results import about, command, parser, write
 from vitlens import attention, capture, data, load_model, report
-from vitlens.evaluate import student
 from vitlens.report import prepared
+from vitlens_paper.evaluate import student
 
 BATCH = 10
 

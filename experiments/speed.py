@@ -22,9 +22,9 @@ from matplotlib.ticker import NullLocator, StrMethodFormatter
 from torch import Tensor, nn
 
 from experiments.results import about, command, parser, write
-from vitlens.evaluate import compute
 from vitlens.plot.style import SERIES, charts, styled
 from vitlens.recorder.forward import evaluating, out_of_memory, run
+from vitlens_paper.evaluate import compute
 
 MODELS = "ViT-B/32", "ViT-B/16", "ViT-L/32", "ViT-L/16", "R50x1", "R50x2"
 

@@ -23,12 +23,18 @@ import pandas as pd
 import torch
 from torch import nn
 
+import vitlens_paper as paper
 from experiments.designs import STUDIES, Cell, Study, study
 from experiments.results import about, command, parser, write
 from experiments.small_data import change_under
 from vitlens import plot
 from vitlens.data import ImageSet, load
-from vitlens.evaluate import (
+from vitlens.images import ModelInput
+from vitlens.train import export, fit, snapshots
+from vitlens.train.criteria import ObjectiveLoss
+from vitlens.train.recipes import Recipe
+from vitlens.train.run_folder import aside_of
+from vitlens_paper.evaluate import (
     compute,
     features,
     few_shot,
@@ -38,11 +44,6 @@ from vitlens.evaluate import (
     student,
     support,
 )
-from vitlens.images import ModelInput
-from vitlens.train import export, fit, snapshots
-from vitlens.train.criteria import ObjectiveLoss
-from vitlens.train.recipes import Recipe
-from vitlens.train.run_folder import aside_of
 
 SHOTS, DRAWS = 5, 3
 PROBED = 100
@@ -238,7 +239,7 @@ def _number(text: str) -> int | float | str:
 
 
 def curves(records: Iterable[dict], metric: str = "top1", over: str = "seeds") -> dict[str, list[tuple]]:
-    """By model, rows of (training images, mean over the seeds, low, high), for `plot.few_shot`.
+    """By model, rows of (training images, mean over the seeds, low, high), for `paper.few_shot`.
 
     over: of the 95 % interval. "seeds": other seeds, Student's interval of the mean; "images": other validation images,
     Wilson's, a mean over the seeds; of `top1` alone.
@@ -330,10 +331,10 @@ def models_figure(records: list[dict], baseline: str):
 
 
 FIGURES = {
-    "sizes": lambda records, _: plot.few_shot(curves(records), xlabel="Training images", ylabel="Top-1 (%)"),
+    "sizes": lambda records, _: paper.few_shot(curves(records), xlabel="Training images", ylabel="Top-1 (%)"),
     "models": models_figure,
-    "rates": lambda records, _: plot.few_shot(rates(records), xlabel="Learning rate", ylabel="Top-1 (%)"),
-    "scaling": lambda records, baseline: plot.few_shot(
+    "rates": lambda records, _: paper.few_shot(rates(records), xlabel="Learning rate", ylabel="Top-1 (%)"),
+    "scaling": lambda records, baseline: paper.few_shot(
         scales(records, baseline), xlabel=f"FLOPs of an image, as a multiple of those of the {baseline} model",
         ylabel="Top-1 (%)",
     ),

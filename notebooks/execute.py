@@ -23,12 +23,12 @@ from pathlib import Path
 import matplotlib.font_manager  # noqa: F401  (the first import anywhere builds a cache, and says so on stderr)
 import nbformat
 import numpy as np
+from book import open_images
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from PIL import Image, ImageOps
 
 from vitlens import load_model, report
-from vitlens.book import open_images
 from vitlens.plot.alt_text import image
 from vitlens.train.runs import versions
 
@@ -38,7 +38,7 @@ INSTALL = 'git clone -q {REPOSITORY} v; {sys.executable} -m pip install -q ./v c
 SETUP = f"""\
 import os, sys; REPOSITORY = ""  # on Colab, the address of the repository, which is then installed
 if os.getenv("COLAB_RELEASE_TAG"): os.system(f"{INSTALL}"); os.chdir("v/notebooks")
-from vitlens.book import *"""
+from book import *"""
 FOLDED = {"tags": ["setup", "hide-input"], "jupyter": {"source_hidden": True}}
 KEPT = ("alt", "jupyter", "page", "tags", "tiny")  # of the metadata of a cell
 LIVE = "application/vnd.jupyter.widget-view+json"

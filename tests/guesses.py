@@ -81,7 +81,7 @@ GUESSES = (
     ("vitlens.top_classes(model, images)", "logits"),
     ("vitlens.top_classes(model, logits[0])", "logits"),
     ("vitlens.models.label_names(model)", "works"),
-    ("vitlens.widgets.explore", "works"),
+    ("vitlens_explorer.explore", "works"),
     # features and figures
     ("tokens.features(mine, images)", "works"),
     ("tokens.features(model, cat)", "preprocess"),
@@ -101,9 +101,9 @@ GUESSES = (
     ("plot.position_similarity(model)", "got VisionTransformer"),
     ("plot.inspected(report.inspect(model, vitlens.samples()))", "works"),
     ("report.inspect(model, images)", "by their names"),
-    ("vitlens.widgets.training('run')", "works"),
-    ("vitlens.widgets.training('run/snapshots.npz')", "works"),
-    ("vitlens.widgets.training('elsewhere')", "no snapshots"),
+    ("vitlens_explorer.training('run')", "works"),
+    ("vitlens_explorer.training('run/snapshots.npz')", "works"),
+    ("vitlens_explorer.training('elsewhere')", "no snapshots"),
 )
 """Python code, and "works" or a word of the sentence."""
 

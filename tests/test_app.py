@@ -24,9 +24,9 @@ from timm.models import save_for_hf
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
-from vitlens.widgets.app import App, listening
-from vitlens.widgets.lanes import QUICK
-from vitlens.widgets.photographs import sample_photographs
+from vitlens_explorer.app import App, listening
+from vitlens_explorer.lanes import QUICK
+from vitlens_explorer.photographs import sample_photographs
 
 PATIENCE = 60
 
@@ -197,7 +197,7 @@ def test_app_shows_error_of_opening(tmp_path):
 def test_app_interrupt_ends_download():
     code = (
         "import sys, time, types\n"
-        "from vitlens.widgets.app import serve\n"
+        "from vitlens_explorer.app import serve\n"
         "def load_model(name, **_):\n"
         "    print('downloading', flush=True)\n"
         "    time.sleep(600)\n"

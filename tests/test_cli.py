@@ -26,10 +26,10 @@ from timm.models import save_for_hf
 from vitlens import attention, attribution, capture, cli, faithfulness, filters, load_model, positions, report, stream
 from vitlens.data import load
 from vitlens.data.augment import Augment
-from vitlens.evaluate import PROTOCOLS
 from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.train.recipes import FROM_MODEL, RECIPES, Recipe
+from vitlens_paper.evaluate import PROTOCOLS
 
 
 def vitlens(*arguments, expect=0):
@@ -187,7 +187,7 @@ def test_commands_without_a_model_use_the_bundled_one(model_folder, photographs,
         assert "the bundled one is used" in done.stderr and f"\n{model_folder.name}\n" in done.stdout
         assert len(summary_in(tmp_path)["images"]) == images
     served = []
-    monkeypatch.setattr("vitlens.widgets.app.serve", lambda *arguments, **options: served.append((arguments, options)))
+    monkeypatch.setattr("vitlens_explorer.app.serve", lambda *arguments, **options: served.append((arguments, options)))
     vitlens("app", photographs)
     vitlens("app", model_folder, photographs / "rocket.png", "--checkpoint", model_folder / "model.safetensors")
     assert [arguments for arguments, _ in served] == [

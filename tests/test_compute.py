@@ -6,9 +6,9 @@ import torch
 from maps_support import refuses
 from torch import nn
 
-from vitlens import paper
-from vitlens.evaluate import compute
-from vitlens.paper import TABLE_6
+import vitlens_paper as paper
+from vitlens_paper import TABLE_6
+from vitlens_paper.evaluate import compute
 
 
 def transformer(width, mlp, layers, patch, size, classes, kept=None):

@@ -13,9 +13,9 @@ from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import family
-from vitlens.widgets.details import tour, value
-from vitlens.widgets.explorer import Explorer
-from vitlens.widgets.lanes import QUICK
+from vitlens_explorer.details import tour, value
+from vitlens_explorer.explorer import Explorer
+from vitlens_explorer.lanes import QUICK
 
 MODELS = {
     "class token": {},

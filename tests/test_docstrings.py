@@ -5,16 +5,22 @@ import importlib
 import inspect
 import pkgutil
 
+import architecture
+import book
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 
 import vitlens
+import vitlens_explorer
+import vitlens_paper.evaluate
 
-MODULES = ["vitlens"] + sorted(
-    module.name for module in pkgutil.walk_packages(vitlens.__path__, "vitlens.") if "__main__" not in module.name
-)
+PACKAGES = (vitlens, vitlens_explorer, vitlens_paper)
+MODULES = ["architecture", "book", *(package.__name__ for package in PACKAGES)]
+for each in PACKAGES:
+    MODULES += sorted(module.name for module in pkgutil.walk_packages(each.__path__, f"{each.__name__}."))
+MODULES.remove("vitlens.__main__")
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 LINES = 4
 
@@ -27,8 +33,8 @@ def names() -> dict:
     images = vitlens.preprocess(model, [cat, vitlens.samples()["rocket"]])
     with torch.no_grad(), vitlens.capture(model) as attn:
         logits = model(images)
-    return {"vitlens": vitlens, "torch": torch, "np": np, "model": model, "cat": cat, "images": images, "attn": attn,
-            "logits": logits}  # fmt: skip
+    modules = {module.__name__: module for module in (*PACKAGES, architecture, book, torch)}
+    return modules | {"np": np, "model": model, "cat": cat, "images": images, "attn": attn, "logits": logits}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -45,10 +51,12 @@ def test_examples_of_docstrings_run(name, names, tmp_path, monkeypatch):
 def public() -> dict:
     """Public functions and classes by their full name."""
     names = {}
-    for module in [vitlens, *(getattr(vitlens, name) for name in vitlens.MODULES)]:
+    submodules = [getattr(vitlens, name) for name in vitlens.MODULES]
+    for module in [*PACKAGES, vitlens_paper.evaluate, book, *submodules]:
         for name in getattr(module, "__all__", ()):
             thing = getattr(module, name)
-            if callable(thing) and (getattr(thing, "__module__", None) or "").startswith("vitlens"):
+            home = getattr(thing, "__module__", None) or ""
+            if callable(thing) and home.startswith(("vitlens", "book", "architecture")):
                 names.setdefault(id(thing), (f"{module.__name__}.{name}", thing))
     return dict(names.values())
 

@@ -16,10 +16,10 @@ from sklearn.linear_model import LogisticRegression
 
 from vitlens.data import ImageSet, load
 from vitlens.data.augment import normalized
-from vitlens.evaluate import features, linear_probe
-from vitlens.evaluate.reading import before_the_head, named_classes, opened, read
 from vitlens.models import pixels, preprocess
 from vitlens.train import join
+from vitlens_paper.evaluate import features, linear_probe
+from vitlens_paper.evaluate.reading import before_the_head, named_classes, opened, read
 
 
 def clouds(n, seed, classes=3, width=20, noise=2.0):

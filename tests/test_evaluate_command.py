@@ -19,11 +19,11 @@ from timm.data import ImageNetInfo
 
 from vitlens import load_image, load_model
 from vitlens.data import load
-from vitlens.data.tasks import TASKS
-from vitlens.evaluate import features, few_shot, nearest, proportion, supports
-from vitlens.evaluate.reading import opened
-from vitlens.evaluate.scores import over_seeds, real_labels
 from vitlens.models import preprocess
+from vitlens.scores import over_seeds, real_labels
+from vitlens_paper.evaluate import features, few_shot, nearest, proportion, supports
+from vitlens_paper.evaluate.reading import opened
+from vitlens_paper.tasks import TASKS
 
 BUNDLED = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch8_64"
 

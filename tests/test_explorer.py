@@ -23,17 +23,18 @@ from sklearn.metrics.pairwise import cosine_similarity
 from test_capture import unfused_maps
 from test_plot import snapshots
 
-from vitlens import TokenGrid, UnsupportedModelError, capture, faithfulness, intervene, plot, stream, tokens, widgets
+import vitlens_explorer as widgets
+from vitlens import TokenGrid, UnsupportedModelError, capture, faithfulness, intervene, plot, stream, tokens
 from vitlens.attention import rollout
 from vitlens.attribution import METHODS, Method, like, register, relevance
 from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.recorder.supported import family
-from vitlens.widgets import drawing, in_page, photographs, views
-from vitlens.widgets.comparison import moved
-from vitlens.widgets.explorer import Explorer
-from vitlens.widgets.page import unchecked
-from vitlens.widgets.words import say
+from vitlens_explorer import drawing, in_page, photographs, views
+from vitlens_explorer.comparison import moved
+from vitlens_explorer.explorer import Explorer
+from vitlens_explorer.page import unchecked
+from vitlens_explorer.words import say
 
 PICTURE = samples()["chelsea"]
 MODELS = {

@@ -11,10 +11,11 @@ import torch
 from maps_support import refuses
 from test_explorer import PICTURE, given, values
 
-from vitlens import capture, intervene, widgets
+import vitlens_explorer as widgets
+from vitlens import capture, intervene
 from vitlens.recorder.forward import evaluating, uncompiled
-from vitlens.widgets import lanes as lanes_module
-from vitlens.widgets.lanes import LONG, QUICK, Answer, Cancelled, Connection, Job, Lane
+from vitlens_explorer import lanes as lanes_module
+from vitlens_explorer.lanes import LONG, QUICK, Answer, Cancelled, Connection, Job, Lane
 
 PATIENCE = 60  # seconds, for a busy machine
 
@@ -135,7 +136,7 @@ def test_lane_continues_after_failure_and_closes():
     assert started.wait(PATIENCE)
     lane.close()
     assert all(isinstance(task.exception(), Cancelled) for task in tasks)
-    code = "from vitlens.widgets.lanes import LONG\ndef endless(check):\n    while True: check()\nLONG.submit(endless)"
+    code = "from vitlens_explorer.lanes import LONG\ndef endless(check):\n    while True: check()\nLONG.submit(endless)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, ""), "a process may end while a lane works"
 

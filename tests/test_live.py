@@ -8,7 +8,7 @@ import torch
 import wasmtime
 from test_cli import saved, vitlens
 
-from vitlens.widgets import live
+from vitlens_explorer import live
 
 LIVE = live.HERE
 

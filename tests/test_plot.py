@@ -15,6 +15,8 @@ from maps_support import refuses
 
 mpl.use("Agg")
 
+import architecture
+import book
 import matplotlib.pyplot as plt
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba
@@ -25,6 +27,7 @@ from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 from torchvision.transforms import v2
 
+import vitlens_paper as paper
 from vitlens import plot
 from vitlens.images import ImageError, ModelInput
 from vitlens.models import crop_box, preprocess, restore
@@ -137,8 +140,8 @@ ALONE = {
     "filters": lambda ax=None: plot.filters(RNG.normal(size=(7, 8, 8, 3)), cols=4, ax=ax),
     "positions": lambda ax=None: plot.position_similarity(cosines(4, 16), ax=ax),
     "all heads": lambda ax=None: plot.all_heads(attention(12, 4, 4).reshape(6, 2, 4, 4), ax=ax),
-    "few-shot": lambda ax=None: plot.few_shot({"a": [(9, 10), (90, 50)]}, ax=ax),
-    "pre-training": lambda ax=None: plot.pretraining_size(ax=ax),
+    "few-shot": lambda ax=None: paper.few_shot({"a": [(9, 10), (90, 50)]}, ax=ax),
+    "pre-training": lambda ax=None: paper.pretraining_size(ax=ax),
     "overlay": lambda ax=None: plot.overlay(photo(), attention(1, 14, 20)[0], grid=CUT, style="heat", ax=ax),
     "distance": lambda ax=None: plot.attention_distance(RNG.uniform(0, 99, (24, 16)), uniform=90, title="A", ax=ax),
 }
@@ -162,7 +165,7 @@ PAGES = {
     "filters, untrained": lambda: plot.filters(
         RNG.normal(size=(28, 16, 16, 3)), np.full(28, 1 / 28), untrained=RNG.normal(size=(28, 16, 16, 3))
     ),
-    "patches": lambda: plot.patches(photo(), grid=CUT),
+    "patches": lambda: book.patches(photo(), grid=CUT),
     "attributions": lambda: plot.attributions(
         photo(),
         dict(zip(METHODS, attention(6, 14, 20), strict=True)),
@@ -331,7 +334,7 @@ def test_all_heads_draws_maps_over_the_gray_image():
 
 def test_patches_cuts_and_numbers_in_reading_order():
     image, grid = photo(24, 40), TokenGrid(3, 5, (8, 8), prefix=2)
-    left, right, below = plot.patches(image, grid=grid).axes
+    left, right, below = book.patches(image, grid=grid).axes
     assert np.array_equal(left.images[0].get_array(), image)
     assert [t.get_text() for t in right.get_yticklabels()] == ["2", "7", "12"]
     assert [t.get_text() for t in below.get_xticklabels()] == [str(n) for n in range(17)]
@@ -340,7 +343,7 @@ def test_patches_cuts_and_numbers_in_reading_order():
         expected = image[8 * row : 8 * row + 8, 8 * col : 8 * col + 8] if number >= 2 else 205
         assert (tile(below, x, 4, 8, 8) == expected).all()
     assert np.array_equal(tile(right, 4, right.get_yticks()[1], 8, 8), image[8:16, :8])
-    *_, below = plot.patches(photo(), grid=CUT).axes
+    *_, below = book.patches(photo(), grid=CUT).axes
     assert [t.get_text() for t in below.get_xticklabels()][-4:] == ["14", "…", "279", "280"]
 
 
@@ -835,7 +838,7 @@ REFUSED = [
     (lambda: plot.overlay(photo(), np.ones((14, 20)), style="jet"), "jet"),
     (lambda: plot.overlay(photo(), np.full((14, 20), np.nan), grid=CUT), "smooth=False"),
     (lambda: plot.overlay(photo(), 2 * np.ones((14, 20, 3)), style="heat"), "from 2 to 2"),
-    (lambda: plot.patches(photo(224, 224), grid=CUT), "230 × 330 .* 224 × 224"),
+    (lambda: book.patches(photo(224, 224), grid=CUT), "230 × 330 .* 224 × 224"),
     (lambda: plot.overlays(photo(), {"a": np.ones((4, 4))}, grid=CUT), "14 × 20 patches"),
     (lambda: plot.correspondences([photo()] * 2, [[280, 0]], grids=[CUT] * 2), "below 280"),
     (lambda: plot.overlay(photo(224, 224), np.ones((14, 14))), "part of this image of 224 × 224 .*`model=`.*restore"),
@@ -887,7 +890,7 @@ def label_boxes(svg):
 def test_architecture_shows_the_models_numbers_without_overlaps(case):
     options, words = ARCHITECTURES[case]
     model = timm.create_model("vit_tiny_patch16_224", **options).eval()
-    drawing = plot.architecture(model, photo())
+    drawing = architecture.architecture(model, photo())
     labels = list(label_boxes(drawing.svg))
     texts = [text for text, _ in labels]
     assert all(any(word == text or len(word) > 3 and word in text for text in texts) for word in words), texts
@@ -903,7 +906,7 @@ def test_architecture_shows_the_models_numbers_without_overlaps(case):
 def test_architecture_draws_the_patches_of_the_image():
     model = timm.create_model("vit_tiny_patch16_224", img_size=(64, 96), num_classes=3).eval()
     pixels = np.asarray(Image.fromarray(photo(4, 6)).resize((96, 64)))
-    root = ElementTree.fromstring(plot.architecture(model, pixels).svg)
+    root = ElementTree.fromstring(architecture.architecture(model, pixels).svg)
     views = [each.get("viewBox") for each in root if each.tag.endswith("svg")]
     assert views[:3] == ["0 0 96 64", "0 0 16 16", "16 0 16 16"] and views[-1] == "80 48 16 16"
     data = next(value for each in root.iter() if each.tag.endswith("image") for value in [each.get("href")])
@@ -914,7 +917,7 @@ def test_architecture_draws_the_patches_of_the_image():
 
 def test_architecture_highlights_one_part_and_refuses_others():
     model = timm.create_model("vit_tiny_patch16_224", depth=3, num_classes=7).eval()
-    drawing = plot.architecture(model, photo(), highlight="mlp")
+    drawing = architecture.architecture(model, photo(), highlight="mlp")
     fills = [each.get("fill") for each in ElementTree.fromstring(drawing.svg).iter() if each.tag.endswith("rect")]
     assert fills.count("#e3d5ee") == 1 and "× 3" in drawing.svg and repr(drawing).endswith("Highlighted: mlp.")
-    refuses("highlight must be one of image, patches", plot.architecture, model, photo(), highlight="norm")
+    refuses("highlight must be one of image, patches", architecture.architecture, model, photo(), highlight="norm")

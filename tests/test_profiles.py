@@ -7,9 +7,10 @@ from PIL import Image
 from test_explorer import PICTURE
 from test_images import RAMP, WIDE
 
-from vitlens import load_image, report, widgets
+import vitlens_explorer as widgets
+from vitlens import load_image, report
 from vitlens.models import preprocess, restore
-from vitlens.widgets.lanes import LARGEST
+from vitlens_explorer.lanes import LARGEST
 
 
 def phone(wide=1500, high=1100):

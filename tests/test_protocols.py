@@ -14,12 +14,12 @@ from test_evaluate import clouds
 from timm.data import ImageNetInfo, RealLabelsImagenet
 from timm.models import save_for_hf
 
-from vitlens.data.tasks import VTAB
-from vitlens.evaluate import Score, evaluate, few_shot, nearest, proportion, support, supports
-from vitlens.evaluate.classes import class_numbers, matched
-from vitlens.evaluate.classifiers import least_squares
-from vitlens.evaluate.protocols import Evaluation, Tuned, group_means, vtab_tasks
-from vitlens.evaluate.scores import mean_of, over_seeds, real, real_labels, top_k, validation_numbers
+from vitlens.classes import class_numbers, matched
+from vitlens.scores import mean_of, over_seeds, real, real_labels, top_k, validation_numbers
+from vitlens_paper.evaluate import Score, evaluate, few_shot, nearest, proportion, support, supports
+from vitlens_paper.evaluate.classifiers import least_squares
+from vitlens_paper.evaluate.protocols import Evaluation, Tuned, group_means, vtab_tasks
+from vitlens_paper.tasks import VTAB
 
 
 @pytest.mark.parametrize("images, penalty", [(30, 1.0), (200, 2.0**10)])

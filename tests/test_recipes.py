@@ -14,9 +14,9 @@ from timm.models import save_for_hf
 
 from vitlens import load_model
 from vitlens.models import preprocess
-from vitlens.paper import TABLE_4
 from vitlens.train import RECIPES, Recipe, export, recipe, register, starting_from
 from vitlens.train.optim import optimizers
+from vitlens_paper import TABLE_4
 
 
 def test_recipe_json_round_trip():

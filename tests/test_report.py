@@ -12,7 +12,8 @@ from matplotlib.text import Text
 from test_cli import saved
 from test_plot import assert_tidy
 
-from vitlens import faithfulness, load_model, plot, report, widgets
+import vitlens_explorer as widgets
+from vitlens import faithfulness, load_model, plot, report
 from vitlens.attribution import methods, relevance
 from vitlens.images import samples
 from vitlens.models import preprocess

@@ -5,8 +5,8 @@ import pytest
 from matplotlib.colors import to_hex
 from test_plot import assert_tidy
 
-from vitlens import paper, plot
-from vitlens.paper import TABLE_5, TABLE_6
+import vitlens_paper as paper
+from vitlens_paper import TABLE_5, TABLE_6
 
 CURVES = {
     "ViT-B/32": [(9e6, 20, 18, 22), (3e7, 33, 31, 35), (9e7, 52, 50.5, 53.5)],
@@ -15,11 +15,11 @@ CURVES = {
     "R152x1": [(9e6, 27), (3e7, 42), (9e7, 52.5)],
 }
 FIGURES = {
-    "transfer": plot.transfer,
-    "vtab": plot.vtab,
-    "size": plot.pretraining_size,
-    "few-shot": lambda: plot.few_shot(CURVES),
-    "few-shot, crowded": lambda: plot.few_shot({f"model no. {k}": [(10, 5), (90, 50 + k / 9)] for k in range(9)}),
+    "transfer": paper.transfer,
+    "vtab": paper.vtab,
+    "size": paper.pretraining_size,
+    "few-shot": lambda: paper.few_shot(CURVES),
+    "few-shot, crowded": lambda: paper.few_shot({f"model no. {k}": [(10, 5), (90, 50 + k / 9)] for k in range(9)}),
 }
 
 
@@ -80,13 +80,13 @@ def test_few_shot_draws_curves_with_intervals(drawn):
     assert [t.get_text() for t in ax.get_legend().get_texts()] == ["ViT-L/32", "R152x1", "ViT-B/32", "R50x1"]
     (bars,) = ax.collections
     assert [part[:, 1].tolist() for part in bars.get_segments()] == [[18, 22], [31, 35], [50.5, 53.5]]
-    (band,) = plot.few_shot({"a": [(9, 10, 8, 12), (90, 50, 45, 55)]}).axes[0].collections
+    (band,) = paper.few_shot({"a": [(9, 10, 8, 12), (90, 50, 45, 55)]}).axes[0].collections
     assert {tuple(corner) for corner in band.get_paths()[0].vertices} == {(9, 8), (9, 12), (90, 45), (90, 55)}
 
 
 def test_few_shot_ticks_are_sizes_or_round_numbers():
     def ticks(*sizes):
-        axis = plot.few_shot({"a": [(n, 50) for n in sizes]}).axes[0].xaxis
+        axis = paper.few_shot({"a": [(n, 50) for n in sizes]}).axes[0].xaxis
         low, high = axis.get_view_interval()
         places = [place for place in axis.get_majorticklocs() if low <= place <= high]
         return axis.get_major_formatter().format_ticks(places)
@@ -100,4 +100,4 @@ def test_few_shot_ticks_are_sizes_or_round_numbers():
 def test_few_shot_refuses_missing_points():
     for point in ((0, 50), (9, np.nan)):
         with pytest.raises(ValueError, match="finite, the first above 0"):
-            plot.few_shot({"a": [point]})
+            paper.few_shot({"a": [point]})

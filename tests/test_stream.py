@@ -20,7 +20,7 @@ from vitlens import load_model
 from vitlens.data import ImageSet, ImageStream, Samples, imageset, load
 from vitlens.data.augment import Augment, seed_of
 from vitlens.data.imageset import pixels
-from vitlens.evaluate.reading import opened
+from vitlens_paper.evaluate.reading import opened
 
 SIZE = 24
 CROP = Augment(flip=0.5, scale=(0.3, 1.0), ratio=(3 / 4, 4 / 3), cutmix=0.5)

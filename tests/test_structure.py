@@ -6,27 +6,37 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "vitlens"
+import pytest
+
+import vitlens
+import vitlens_explorer
+import vitlens_paper.evaluate
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("vitlens", "vitlens_explorer", "vitlens_paper")
 
 NEVER = {
-    "recorder": {"attention", "attribution", "data", "evaluate", "faithfulness", "filters", "paper", "plot", "tokens",
-                 "report", "train"},
+    "recorder": {"attention", "attribution", "data", "faithfulness", "filters", "plot", "tokens", "report", "train"},
     "plot": {"attribution", "data", "report", "train", "recorder.record"},  # `overlay` measures a model's crop
-    "data": {"attention", "attribution", "evaluate", "faithfulness", "models", "plot", "recorder", "report", "train"},
-    "train": {"attribution", "evaluate", "faithfulness", "plot", "report"},
+    "data": {"attention", "attribution", "faithfulness", "models", "plot", "recorder", "report", "train"},
+    "train": {"attribution", "faithfulness", "plot", "report"},
     "faithfulness": {"plot", "report"}, "attribution": {"plot", "report", "faithfulness"},
 }  # fmt: skip
-"""Rooms that each room must not import. Only `cli` imports the widgets, and no room imports `cli`."""
+"""Rooms of `vitlens` that each room must not import. No room imports `cli`."""
 
-FILES = sorted(PACKAGE.rglob("*.py"))
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
 def room(module: str) -> str:
     return module.split(".")[1] if "." in module else module
 
 
+def package(module: str) -> str:
+    return module.split(".")[0]
+
+
 def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 MODULES = {module_of(path) for path in FILES}
@@ -36,12 +46,12 @@ def imported(path: Path) -> set[str]:
     """The modules of the package that a file names in its imports, also in those within functions."""
     found = set()
     for node in NODES[path]:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vitlens":
+        if isinstance(node, ast.ImportFrom) and package(node.module or "") in PACKAGES:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES else node.module for name in names}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name in MODULES}
-    return found - {"vitlens"}
+    return found - {*PACKAGES}
 
 
 NODES = {path: list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in FILES}
@@ -57,10 +67,41 @@ def reached(module: str) -> set[str]:
     return needed
 
 
+def test_vitlens_knows_neither_of_the_packages_built_on_it():
+    """Not even by a string, except in the list of modules that have moved."""
+    for path in (path for path in FILES if package(module_of(path)) == "vitlens"):
+        text = path.read_text(encoding="utf-8")
+        if path == ROOT / "vitlens" / "__init__.py":
+            text = re.sub(r"(?s)^MOVED = \{.*?\}", "", text, flags=re.M)
+        assert not re.search("vitlens_(explorer|paper)", text), path
+
+
+@pytest.mark.parametrize("here, other", [("vitlens_explorer", "vitlens_paper"), ("vitlens_paper", "vitlens_explorer")])
+def test_packages_built_on_vitlens_do_not_know_each_other(here, other):
+    for path in (ROOT / here).rglob("*"):
+        if path.suffix in (".py", ".js"):
+            assert other not in path.read_text(encoding="utf-8"), path
+
+
+def test_only_commands_import_the_command_line():
+    above = {module_of(path) for path in FILES if "vitlens.cli" in IMPORTED[path]}
+    assert above == {"vitlens.__main__", "vitlens_explorer.cli", "vitlens_paper.cli"}
+
+
+@pytest.mark.parametrize("first", ["vitlens_paper.recipes", "vitlens_paper.plugin", "vitlens_paper.tasks"])
+def test_plugins_register_whatever_is_imported_first(first):
+    code = (
+        f"import {first}, vitlens.train, vitlens.data\n"
+        "assert 'finetune-vtab' in vitlens.train.RECIPES and 'vtab/' in vitlens.data.SOURCES"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_rooms_import_lower_rooms_only():
-    for path in FILES:
+    for path in (path for path in FILES if package(module_of(path)) == "vitlens"):
         here = room(module_of(path))
-        never = set() if here in ("book", "cli", "__main__") else NEVER.get(here, set()) | {"widgets", "cli"} - {here}
+        never = set() if here in ("cli", "__main__") else NEVER.get(here, set()) | {"cli"}
         for module in IMPORTED[path]:
             assert not {room(module), module.removeprefix("vitlens.")} & never, f"{path} imports {module}"
         assert not re.search(r"^\s*(from|import) experiments\b", path.read_text(), re.M)
@@ -119,19 +160,18 @@ def test_help_imports_no_pytorch():
 
 
 def test_dir_shows_public_names_alone():
-    import vitlens
-
     assert {"capture", "load_model", "attention", "plot"} <= {*vitlens.__all__} == {*dir(vitlens)} - {"__version__"}
     assert not hasattr(vitlens, "nothing_of_this_name")
-    for module in [vitlens, *(getattr(vitlens, name) for name in vitlens.MODULES)]:
+    modules = [getattr(vitlens, name) for name in vitlens.MODULES]
+    for module in [vitlens, vitlens_explorer, vitlens_paper, vitlens_paper.evaluate, *modules]:
         for name in module.__all__:
             assert getattr(module, name) is not None
-        assert {*dir(module)} <= {*module.__all__, "__version__"}, f"dir(vitlens.{module.__name__})"
+        assert {*dir(module)} <= {*module.__all__, "__version__"}, f"dir({module.__name__})"
 
 
 def test_lines_of_scripts_and_styles_fit():
     """Scripts and styles are not minified: no line has more than 120 characters."""
-    files = [path for kind in ("js", "css") for path in PACKAGE.rglob(f"*.{kind}")]
+    files = [path for kind in ("js", "css") for path in (ROOT / "vitlens_explorer").rglob(f"*.{kind}")]
     wide = [f"{path.name}:{number}" for path in files
             for number, line in enumerate(path.read_text("utf-8").splitlines(), 1) if len(line) > 120]  # fmt: skip
     assert len(files) > 20 and wide == []

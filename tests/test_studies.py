@@ -15,8 +15,8 @@ from experiments.networks import Network
 from experiments.studies import against, curves, lead, rates, read_insides, read_table, run_study, scales, seeds_needed
 from vitlens import load_model
 from vitlens.data import load
-from vitlens.evaluate import compute, proportion
 from vitlens.recorder.supported import token_grid
+from vitlens_paper.evaluate import compute, proportion
 
 RESULTS = Path(__file__).parent.parent / "data" / "results"
 DIGITS = replace(study("data-size-digits").tiny(), seeds=(0,), sizes=(40,))

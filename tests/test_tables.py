@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from vitlens import paper
-from vitlens.data.tasks import VTAB as EVALUATED
-from vitlens.paper import MODELS, TABLE_2, VTAB, records
-from vitlens.paper.records import TEST_IMAGES
-from vitlens.paper.tables import VTAB_NAMES
+import vitlens_paper as paper
+from vitlens_paper import MODELS, TABLE_2, VTAB, records
+from vitlens_paper.records import TEST_IMAGES
+from vitlens_paper.tables import VTAB_NAMES
+from vitlens_paper.tasks import VTAB as EVALUATED
 
 RESULT = {
     "model": "vit_base_patch16_384.orig_in21k_ft_in1k", "data": "imagenet", "protocol": "top1", "metric": "top1",

@@ -13,11 +13,11 @@ from test_cli import vitlens
 
 from vitlens.data import load
 from vitlens.data.imageset import drawn
-from vitlens.data.tasks import TASKS, VTAB
-from vitlens.evaluate.protocols import recipe_of
-from vitlens.evaluate.scores import validation_numbers
-from vitlens.paper import TABLE_4
+from vitlens.scores import validation_numbers
 from vitlens.train.recipes import RECIPES
+from vitlens_paper import TABLE_4
+from vitlens_paper.evaluate.protocols import recipe_of
+from vitlens_paper.tasks import TASKS, VTAB
 
 PIXELS = [encoded(i, size=(8, 8)) for i in range(7)]
 WEBP = [saved(shown(image).permute(1, 2, 0).numpy(), "WEBP", lossless=True) for image in PIXELS]

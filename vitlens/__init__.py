@@ -15,10 +15,10 @@ __version__ = "0.1.0"
 MODULES = {
     name: name
     for name in (
-        "attention", "attribution", "data", "evaluate", "faithfulness", "filters", "images", "models", "paper", "plot",
-        "positions", "recorder", "report", "stream", "tokens", "train", "variants", "widgets",
+        "attention", "attribution", "classes", "data", "faithfulness", "filters", "images", "models", "plot", "plugins",
+        "positions", "recorder", "report", "scores", "stream", "tokens", "train", "variants",
     )
-} | {"ablation": "evaluate.ablation"}  # fmt: skip
+}  # fmt: skip
 NAMES = {
     "ImageError": "images", "TokenGrid": "recorder.grid", "UnsupportedModelError": "recorder.supported",
     "capture": "recorder.record", "intervene": "recorder.intervention", "load_image": "images",
@@ -94,10 +94,18 @@ def lazily(package: str, places: dict[str, str]):
     return find, lambda: sys.modules[package].__all__
 
 
+MOVED = {
+    "widgets": "vitlens_explorer", "evaluate": "vitlens_paper.evaluate", "paper": "vitlens_paper",
+    "ablation": "vitlens_paper.evaluate.ablation",
+}  # fmt: skip
+"""New homes of modules that were part of this package."""
+
 _find, _ = lazily(__name__, NAMES)
 
 
 def __getattr__(name: str):
+    if name in MOVED:
+        raise AttributeError(f"vitlens.{name} has moved. Use `import {MOVED[name]}`.")
     return importlib.import_module(f"vitlens.{MODULES[name]}") if name in MODULES else _find(name)
 
 

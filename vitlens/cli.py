@@ -1,4 +1,4 @@
-"""The command line: `vitlens inspect`, `explain`, `app`, `page`, `train`, `evaluate`, `ablate` and `paper`.
+"""The command line: `vitlens inspect`, `explain`, `train`, and the commands of installed plugins.
 
 A wrong option, path or file ends a command with one line on stderr and exit code 2. If only some of several images
 cannot be read, the command skips them and exits with 1. Heavy libraries are imported inside the commands, so that help
@@ -24,11 +24,9 @@ from typer import Argument, Option
 
 from vitlens.attribution import METHODS
 from vitlens.data.sources import source_names
-from vitlens.evaluate import PROTOCOLS
+from vitlens.plugins import load_plugins
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-paper = typer.Typer(help="The paper's models and tables, and the cost of models.")
-app.add_typer(paper, name="paper")
 
 WrongCommandLine = typer.BadParameter.__base__  # click's UsageError, wherever the installed typer has it from
 
@@ -52,6 +50,7 @@ def main() -> None:
 
 def run() -> None:
     """Run the `vitlens` command and raise SystemExit with its exit code."""
+    load_plugins("commands", app)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # escape characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
@@ -87,14 +86,6 @@ def names_in(text: str | tuple) -> tuple[str, ...]:
     return text if isinstance(text, tuple) else tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def numbers_in(text: str | tuple) -> tuple[int, ...]:
-    """The numbers in a text such as "1,5,10", in order."""
-    parts = names_in(text)
-    if not all(part.isdecimal() and int(part) for part in parts):
-        raise typer.BadParameter(f"Expected whole numbers above 0, separated by commas, got {text!r}.")
-    return tuple(sorted({int(part) for part in parts}))
-
-
 def result_file(path: Path | None) -> Path | None:
     """The file of results, after its folder is made. Raises ValueError for a folder that cannot be written to."""
     if path is not None:
@@ -105,7 +96,7 @@ def result_file(path: Path | None) -> Path | None:
     return path
 
 
-_FILE = {"dir_okay": False, "writable": True, "callback": result_file}
+FILE_OPTIONS = {"dir_okay": False, "writable": True, "callback": result_file}
 Baseline = Enum("Baseline", {name: name for name in ("mean", "blur", "zero")})
 
 _MODEL = "Name of a timm model, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, or a folder."
@@ -119,9 +110,9 @@ Checkpoint = Annotated[
     Path | None,
     Option(exists=True, dir_okay=False, help="File with the weights of the model (.pth, .safetensors, .npz)."),
 ]
-_LABELED = f"Labeled images: a folder with a subfolder for each class, or {source_names()}."
+LABELED = f"Labeled images: a folder with a subfolder for each class, or {source_names()}."
 _QUICK, _OTHERS = (", ".join(n for n, method in METHODS.items() if method.quick is quick) for quick in (True, False))
-Data = Annotated[str, Option(help=_LABELED)]
+Data = Annotated[str, Option(help=LABELED)]
 Folder = Annotated[Path, Option(file_okay=False, help="Folder for the results.")]
 Device = Annotated[str, Option(help="Device to compute on: cpu, cuda, cuda:1 or mps.")]
 AnyDevice = Annotated[
@@ -422,70 +413,10 @@ def _targets(target: str, against: str, like: list[Path], text: list[str]) -> tu
     return target or None, against or None
 
 
-@app.command("app")
-def explorer(
-    model: AnyModel = None,
-    image: Annotated[
-        Path | None,
-        Argument(exists=True, help="First image, or a folder, whose first image it is. Others can be uploaded."),
-    ] = None,
-    checkpoint: Checkpoint = None,
-    port: Annotated[
-        int, Option(min=0, max=65535, show_default=False, help="Port of the page. By default a free one.")
-    ] = 0,
-    browser: Annotated[bool, Option(help="Open the page in the browser.")] = True,
-) -> None:
-    """Serve the explorer as a web page for this machine only, protected by a token, until Ctrl-C."""
-    try:
-        from vitlens.widgets.app import serve
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"The page needs {error.name}: run `pip install {error.name}`.") from error
-
-    model, images = model_and_images(model, [image] if image else [])
-    first = named_images(images)[0][1] if images else None
-    serve(model, first, checkpoint=checkpoint, port=port, browser=browser)
-
-
-@app.command()
-def page(
-    model: AnyModel = None,
-    images: Annotated[
-        list[Path] | None,
-        Argument(exists=True, help="Images or folders of images. By default one of a run, or a sample."),
-    ] = None,
-    live: Annotated[
-        bool, Option("--live", help="Put the model into the page, which then takes any photo. Plain ViT-Ti and S only.")
-    ] = False,
-    out: Annotated[Path, Option(**_FILE, help="HTML file.")] = Path("page.html"),
-    scores: Annotated[
-        bool, Option("--scores", help="Score the maps of five classes, not of the likeliest alone. Takes minutes.")
-    ] = False,
-    checkpoint: Checkpoint = None,
-    device: Device = "cpu",
-) -> None:
-    """Write the explorer of some images as one HTML file, which needs neither Python nor a network to open."""
-    with importing():
-        from tqdm import tqdm
-
-        from vitlens.models import load_model
-        from vitlens.widgets.in_page import contains, save_page
-        from vitlens.widgets.live import save_live_page
-
-    if live and scores:
-        raise typer.BadParameter("A live page has no --scores. Leave out --live or --scores.")
-    model, images = model_and_images(model, images)
-    shown = dict(named_images(images) if images else run_images(Path(model), 1) if model else ()) or None
-    vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
-    write, options = (save_live_page, {}) if live else (save_page, {"scores": scores})
-    with tqdm(unit=" steps", delay=1) as bar:
-        write(vit, shown, out, progress=lambda step: (bar.set_description(step), bar.update()), **options)
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {contains([*shown]) if shown else 'Its photos are samples.'}")
-
-
 @app.command()
 def train(
     recipe: Annotated[str, Option(help="Name of a recipe (see --list), or a JSON file. Required for a new run.")] = "",
-    data: Annotated[str, Option(help=f"{_LABELED} Required for a new run.")] = "",
+    data: Annotated[str, Option(help=f"{LABELED} Required for a new run.")] = "",
     root: Root = None,
     stream: Annotated[
         bool | None,
@@ -545,161 +476,3 @@ def train(
         export=export, tiny=tiny, watch=watch, root=root, stream=stream, workers=workers,
     )  # fmt: skip
     return 128 + account["stopped_by"] if account["stopped_by"] else 0
-
-
-def list_tasks(listed: bool) -> None:
-    """Print a line for every named data set, and end the command."""
-    from vitlens.data.tasks import TASKS
-
-    for task in TASKS.values() if listed else ():
-        forbidden = [word for word, allowed in (("flip", task.flip), ("crop", task.crop)) if not allowed]
-        print(f"{task.name}: {task.group + ', ' if task.group else ''}{task.classes:,} classes, {task.source}"
-              + (f", no {' and no '.join(forbidden)}" if forbidden else ""))  # fmt: skip
-    if listed:
-        raise typer.Exit
-
-
-@app.command()
-def evaluate(
-    model: Model,
-    data: Annotated[str, Option(help=f"{_LABELED} --list has more names. Required except for vtab.")] = "",
-    protocol: Annotated[str, Option(help=f"Measurement: {', '.join(PROTOCOLS)}.")] = "top1",
-    out: Annotated[
-        Path | None, Option(**_FILE, help="JSON file to add the results to. By default they are only printed.")
-    ] = None,
-    shots: Annotated[
-        tuple, Option(parser=numbers_in, metavar="NUMBERS", help="For fewshot: images per class. By default 1,5,10,25.")
-    ] = (),
-    seeds: Annotated[
-        int | None, Option(min=1, help="Number of runs with other seeds. By default 3 for fewshot, else 1.")
-    ] = None,
-    neighbors: Annotated[int | None, Option(min=1, help="For knn: number of neighbors. By default 20.")] = None,
-    tasks: Annotated[
-        tuple, Option(parser=names_in, metavar="NAMES", help="For vtab: names of tasks. By default all 19.")
-    ] = (),
-    recipe: Annotated[
-        str, Option(help="For finetune and vtab: name of a recipe. By default the one of the data set.")
-    ] = "",
-    settings: Settings = None,
-    runs: Annotated[Path, Option(file_okay=False, help="For finetune and vtab: folder for the training runs.")] = Path(
-        "runs"
-    ),
-    root: Root = None,
-    workers: Workers = None,
-    device: AnyDevice = None,
-    checkpoint: Checkpoint = None,
-    list_names: Annotated[
-        bool, Option("--list", is_eager=True, callback=list_tasks, help="List the named data sets and stop.")
-    ] = False,
-) -> int:
-    """Measure a model: accuracy, few-shot, nearest neighbors, a linear probe, fine-tuning, VTAB-1k."""
-    from vitlens import evaluate as evaluation
-    from vitlens.evaluate.protocols import command_of
-
-    working_device(device)
-    if out is not None and out.exists():
-        evaluation.read_results(out)  # refuse a file of another kind before the measurement
-    question = evaluation.Evaluation(
-        model, data, protocol, shots, seeds, neighbors, tasks, recipe, tuple(settings or ()), runs, root, workers,
-        device, command_of(sys.argv[1:]), note, checkpoint=checkpoint,
-    )  # fmt: skip
-    records = []
-    try:
-        for record in evaluation.evaluate(question):
-            records.append(record)
-            if out is not None and question.world.rank == 0:  # immediately, because a long evaluation may be stopped
-                evaluation.write(out, [record])
-    finally:
-        if records and question.world.rank == 0:
-            print(evaluation.table(records))
-
-
-@app.command()
-def ablate(
-    model: Model,
-    data: Data,
-    out: Annotated[Path, Option(**_FILE, help="CSV file, written again after each batch.")],
-    images: Annotated[int | None, Option(min=1, help="Number of images, drawn at random. By default all.")] = None,
-    ways: Annotated[
-        tuple, Option(parser=names_in, metavar="NAMES", help="Replacements of a head's output: zero, mean or both.")
-    ] = ("zero", "mean"),
-    seed: Annotated[int, Option(help="Seed of the images drawn.")] = 0,
-    batch: Annotated[int, Option(min=1, help="Images in a batch.")] = 50,
-    checkpoint: Checkpoint = None,
-    root: Root = None,
-    workers: Workers = None,
-    device: AnyDevice = None,
-) -> None:
-    """Replace the output of each head alone, and measure the change of accuracy, KL divergence and margin."""
-    from vitlens.evaluate import ablation
-    from vitlens.evaluate.protocols import command_of
-
-    working_device(device)
-    effects = ablation.effects(
-        model, data, ways=ways, images=images, seed=seed, batch=batch, out=out, root=root, workers=workers,
-        device=device, checkpoint=checkpoint, command=command_of(sys.argv[1:]), say=note,
-    )  # fmt: skip
-    shown = ["layer", "head", "way", "accuracy", "change", "change_low", "change_high", "flipped", "kl", "margin"]
-    print("The ten largest by KL:")
-    print(effects.nlargest(10, "kl")[shown].round(3).to_string(index=False))
-    print(out)
-
-
-@paper.command()
-def models(
-    only: Annotated[str, Argument(help="Part of a name, the paper's or timm's. By default all.")] = "",
-) -> None:
-    """List the models of the paper: parameters, FLOPs, exaFLOPs of pre-training, timm's weights."""
-    from vitlens.paper import COSTS, MODELS, TABLE_6
-
-    if not (chosen := [m for m in MODELS.values() if only.lower() in f"{m.name} {m.timm} {m.kind}".lower()]):
-        raise typer.BadParameter(f"No model of the paper has {only!r} in its name. The models are {', '.join(MODELS)}.")
-    line = "{:<15} {:>10} {:>8}  {:<30} {}"
-    print(line.format("model", "parameters", "GFLOPs", "epochs: exaFLOPs (Table 6)", "weights in timm"))
-    for model in chosen:
-        cost = COSTS[model.name]
-        printed = [(row.epochs, row.exaflops) for row in TABLE_6 if row.model == model.name]
-        spent = ", ".join(f"{epochs}: {cost.pretraining(epochs):.0f} ({exaflops})" for epochs, exaflops in printed)
-        names = ", ".join(each.timm for each in model.weights) or "none"
-        print(line.format(model.name, f"{cost.parameters / 1e6:.1f} M", f"{cost.flops / 1e9:.1f}", spent or "–", names))
-    print(
-        "\nParameters with a head of 1,000 classes; FLOPs of one image of 224 pixels (EfficientNet-L2: 800), a "
-        "multiply-add as two.\nexaFLOPs of pre-training on JFT-300M: counted as three forwards an image, in brackets "
-        "those that the paper prints; – where its Table 6 has none."
-    )
-
-
-@paper.command()
-def table(
-    results: Annotated[list[Path], Argument(exists=True, dir_okay=False, help="JSON files of `vitlens evaluate`.")],
-) -> None:
-    """Print the paper's Tables 2, 5 and 9 with your own results beside the published ones."""
-    from vitlens import paper
-    from vitlens.paper import records
-
-    measured = [record for path in results for record in records.read(path)]
-    tables = [paper.table_2, paper.table_5]
-    if any((paper.row_of(record) or "").startswith("VTAB") for record in measured):
-        tables.append(paper.table_9)
-    print("\n\n".join(table(measured) for table in tables))
-
-
-@paper.command()
-def compute(
-    models: Annotated[
-        list[str] | None, Argument(help="Names of the paper, or as for inspect. By default Fig. 12's.")
-    ] = None,
-    sizes: Annotated[
-        tuple, Option(parser=numbers_in, metavar="NUMBERS", help="Image sizes in pixels.")
-    ] = "64,128,224,384,512",
-    out: Annotated[Path | None, Option(**_FILE, help="CSV file. By default the table is only printed.")] = None,
-) -> None:
-    """Count the parameters and FLOPs of models at several image sizes."""
-    from vitlens.evaluate.compute import table
-
-    rows = table(models, sizes)
-    if out is not None:
-        rows.to_csv(out, index=False, lineterminator="\n")
-    shown = rows.rename(columns={"image_size": "px", "parameters": "parameters (M)", "flops": "GFLOPs"})
-    print(shown.assign(**{"parameters (M)": (rows.parameters / 1e6).round(1), "GFLOPs": (rows.flops / 1e9).round(1)})
-          .to_string(index=False))  # fmt: skip

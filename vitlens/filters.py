@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vitlens.recorder.forward import float64
 from vitlens.recorder.supported import family, within
 
-__all__ = ["components", "kernels", "spectral_centroid"]
+__all__ = ["components", "kernels"]
 __dir__ = __all__.copy
 
 
@@ -62,16 +62,3 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
     variance = singular.square() / singular.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
     k = min(k, len(filters) - 1)  # without its mean, each filter is given by the others
     return vectors[:k].unflatten(1, filters.shape[1:]).float(), variance[:k].float()
-
-
-def spectral_centroid(tiles: Tensor) -> Tensor:
-    """(…,) mean spatial frequency of tiles (…, p, q, C), weighted by power, in cycles per pixel.
-
-    0 for a uniform tile, √½ for a chessboard, about 0.38 for noise of any size, NaN for a tile of zeros.
-
-    >>> vitlens.filters.spectral_centroid(torch.ones(16, 16, 3))
-    tensor(0.)
-    """
-    power = torch.fft.fft2(tiles, dim=(-3, -2)).abs().square().sum(-1)
-    rows, cols = (torch.fft.fftfreq(n, device=tiles.device) for n in tiles.shape[-3:-1])
-    return (power * torch.hypot(rows[:, None], cols)).sum((-2, -1)) / power.sum((-2, -1))

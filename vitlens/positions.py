@@ -14,7 +14,7 @@ from vitlens.recorder.forward import float64
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, within
 
-__all__ = ["by_direction", "rank_correlation", "resize", "similarity", "table"]
+__all__ = ["rank_correlation", "resize", "similarity", "table"]
 __dir__ = __all__.copy
 
 
@@ -69,24 +69,6 @@ def resize(
     image = pos_embed[:, prefix:].unflatten(1, (rows, cols)).permute(0, 3, 1, 2)
     image = F.interpolate(float64(image), size=size, mode="bilinear", align_corners=True).to(pos_embed)
     return torch.cat([pos_embed[:, :prefix], image.flatten(2).mT], 1)
-
-
-def by_direction(similarities: Tensor) -> Tensor:
-    """(3, n) mean similarity of positions 1 … n patches apart: in one row, in one column, and in other directions.
-
-    similarities: (rows, cols, rows, cols). n = min(rows, cols) − 1. Pairs of one offset are averaged first. An offset
-    in another direction counts, with equal weight, for all distances within half a patch.
-
-    >>> vitlens.positions.by_direction(vitlens.positions.similarity(model)).shape
-    torch.Size([3, 13])
-    """
-    rows, cols = similarities.shape[:2]
-    places = torch.cartesian_prod(torch.arange(rows), torch.arange(cols))
-    offset = ((places[:, None] - places).abs() @ torch.tensor([cols, 1])).flatten()
-    mean = (offset.bincount(float64(similarities).cpu().flatten()) / offset.bincount()).view(rows, cols)
-    length, steps = places.double().norm(dim=1).view(rows, cols), range(1, min(rows, cols))
-    neither = [mean[1:, 1:][(length[1:, 1:] - step).abs() <= 0.5].mean() for step in steps]
-    return torch.stack([mean[0, 1 : len(steps) + 1], mean[1 : len(steps) + 1, 0], torch.tensor(neither)]).float()
 
 
 def rank_correlation(similarities: Tensor) -> float:

@@ -26,7 +26,7 @@ from PIL import Image
 from vitlens.faithfulness import curves
 from vitlens.models import restore
 from vitlens.recorder.supported import token_grid
-from vitlens.widgets.drawing import enlarged
+from vitlens_explorer.drawing import enlarged
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",

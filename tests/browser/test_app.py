@@ -14,7 +14,7 @@ from vitlens import load_model
 from vitlens.attribution import grad_cam
 from vitlens.images import samples
 from vitlens.models import preprocess
-from vitlens.widgets.views import views
+from vitlens_explorer.views import views
 
 pytestmark = MARKS
 

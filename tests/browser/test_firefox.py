@@ -11,7 +11,7 @@ import pytest
 
 from browser.fronts import MARKS
 from vitlens.images import samples
-from vitlens.widgets import save_page
+from vitlens_explorer import save_page
 
 FIREFOX = shutil.which("firefox-esr")
 pytestmark = [MARKS, pytest.mark.skipif(not FIREFOX, reason="needs firefox-esr")]

@@ -20,9 +20,9 @@ from vitlens import attention, attribution, stream
 from vitlens.models import preprocess
 from vitlens.recorder.record import capture
 from vitlens.tokens import features
-from vitlens.widgets import live
-from vitlens.widgets.photographs import Photograph, digest
-from vitlens.widgets.words import percent
+from vitlens_explorer import live
+from vitlens_explorer.photographs import Photograph, digest
+from vitlens_explorer.words import percent
 
 pytestmark = MARKS
 SIZE = 64
@@ -223,7 +223,7 @@ def test_inputs_equal_preprocess(page, interpolation):
 
 
 def test_pictures_equal_those_of_python(page):
-    from vitlens.widgets.drawing import enlarged
+    from vitlens_explorer.drawing import enlarged
 
     model = model_of("others")
     page.open(model)

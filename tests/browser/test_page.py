@@ -14,17 +14,18 @@ import torch
 from PIL import Image
 from test_cli import saved, vitlens
 
+import vitlens_explorer as widgets
 from browser import test_front_ends
 from browser.fronts import MARKS, assert_covered
-from vitlens import UnsupportedModelError, widgets
+from vitlens import UnsupportedModelError
 from vitlens.attribution import grad_cam
 from vitlens.images import samples
 from vitlens.models import built_size, preprocess
-from vitlens.widgets import in_page, save_page
-from vitlens.widgets.explorer import Explorer
-from vitlens.widgets.photographs import Photograph
-from vitlens.widgets.views import VIEWS
-from vitlens.widgets.words import number, percent
+from vitlens_explorer import in_page, save_page
+from vitlens_explorer.explorer import Explorer
+from vitlens_explorer.photographs import Photograph
+from vitlens_explorer.views import VIEWS
+from vitlens_explorer.words import number, percent
 
 pytestmark = MARKS
 

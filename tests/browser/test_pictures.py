@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from browser.fronts import MARKS
-from vitlens.widgets import front
+from vitlens_explorer import front
 
 pytestmark = MARKS
 PAINT = """([width, height, pixels, panel]) => {

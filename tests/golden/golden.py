@@ -124,9 +124,10 @@ def of_model(name: str) -> Iterator[tuple[str, object]]:
 
 
 def of_training(name: str = "digits") -> Iterator[tuple[str, object]]:
-    from vitlens import data, evaluate
+    from vitlens import data
     from vitlens.train import fit
     from vitlens.train.recipes import recipe
+    from vitlens_paper import evaluate
 
     plan = replace(recipe("digits"), log_every=1, precision="fp32")
     splits = [data.load("digits", split, size=plan.image_size) for split in ("train", "valid")]

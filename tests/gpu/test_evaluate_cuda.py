@@ -5,9 +5,9 @@ import timm
 import torch
 
 from vitlens.data import load
-from vitlens.evaluate import features
-from vitlens.evaluate.reading import named_classes, opened, read
 from vitlens.train import World
+from vitlens_paper.evaluate import features
+from vitlens_paper.evaluate.reading import named_classes, opened, read
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: the GPU tests were not run")
 

@@ -12,7 +12,7 @@ from torchvision.datasets import ImageFolder
 
 from vitlens.data import tables
 from vitlens.data.imageset import Samples, of_files
-from vitlens.data.sources import EVERY_SPLIT, first_of
+from vitlens.data.sources import EVERY_SPLIT, FORMATS, first_of, resolved
 from vitlens.images import hidden, is_image
 
 VALID_SHARE = 0.1
@@ -55,8 +55,9 @@ def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
     if divided := [n for n in named if subfolders(path / n) and not (others and any(map(is_image, _files(path / n))))]:
         return _of_split(path, part, divided)
     if not others:
-        if any(shard for name in (".", *named) for shard in (path / name).glob("*.tar")):
-            return tables.shards(path, part)
+        for suffix, read in FORMATS.items():
+            if any(file for name in (".", *named) for file in (path / name).glob(f"*{suffix}")):
+                return resolved(read)(path, part)
         raise ValueError(
             f"{path} holds no Parquet files, no WebDataset shards and no folders of images, one for each class"
             f"{f' of {named[0]}' if named else ''}."

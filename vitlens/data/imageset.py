@@ -453,8 +453,8 @@ def load(
     >>> len(digits), digits.images.shape
     (360, torch.Size([360, 3, 32, 32]))
 
-    source: the name of a data set in `vitlens.data.SOURCES` (`"digits"`, `"torch/cifar10"` …) or of a task in
-    `vitlens.data.tasks.TASKS` (`"imagenet"`, `"pets"` …), or the path of a folder that holds
+    source: the name of a data set in `vitlens.data.SOURCES` (`"digits"`, `"torch/cifar10"` …) or of a task
+    (`"imagenet"`, `"pets"` …), or the path of a folder that holds
 
     * `train/` and `val/` (or `training`, `valid`, `validation`, `test`, `testing`) with one folder of images per class,
       or only the class folders. Then about a tenth of each class, by the names of its files, is for validation.

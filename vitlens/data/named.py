@@ -1,9 +1,8 @@
-"""Named data sets: scikit-learn's digits, torchvision's data sets and VTAB-1k."""
+"""Named data sets: scikit-learn's digits and torchvision's data sets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,9 @@ import torchvision.datasets
 from vitlens import require_known
 from vitlens.data.files import announce
 from vitlens.data.folders import folder
-from vitlens.data.imageset import Samples, drawn
-from vitlens.data.sources import SPLITS, data_root, opened
+from vitlens.data.imageset import Samples
+from vitlens.data.sources import SPLITS, data_root
 from vitlens.data.tables import numbered, reason
-from vitlens.data.tasks import TASKS, VTAB
 
 # By timm's name, if it has one: torchvision's class, its argument for the split, and the values for training and
 # validation, and for test if that is separate.
@@ -105,32 +103,3 @@ def _labels(data) -> Sequence[int]:
     if hasattr(data, "index"):  # iNaturalist: (label, file)
         return [label for label, _ in data.index]
     return [label for _, label in data._samples]
-
-
-def vtab(name: str, split: str, root: Path | None, _=0, train: int = 1000) -> Samples:
-    """`vtab/NAME`: a task of VTAB-1k with all 1,000 training images, the last 200 of which are for validation.
-
-    The 1,000 images are a fixed random draw, so a copy sorted by class gives all classes. VTAB's own script takes the
-    first images in an order that the copies lack, so its images are others of the same split.
-    """
-    require_known(f"vtab/{name}", [task.name for task in VTAB], "A task of VTAB-1k")
-    task = TASKS[f"vtab/{name}"]
-    testing = split in ("test", "whole")
-    whole = opened(task.source, "test" if testing else "train", root)
-    labels, raw = torch.as_tensor(whole.labels, dtype=torch.int64), task.raw_classes or task.classes
-    same = len(whole.class_names) == task.classes
-    names = whole.class_names if same else tuple(str(i) for i in range(task.classes))
-    whole = replace(whole, labels=labels * task.classes // raw, class_names=names)
-    if testing:
-        return whole
-    if len(labels) < 1000:
-        raise ValueError(
-            f"{task.name} needs 1,000 training images, but {task.source} has {len(labels):,}. Download it again."
-        )
-    rows = drawn(len(labels), 1000, seed=0)
-    return whole.chosen(rows[800:] if split == "valid" else rows[:train])
-
-
-def vtab800(name: str, split: str, root: Path | None, _=0) -> Samples:
-    """`vtab800/NAME`: a task of VTAB-1k with 800 training images, for choosing settings."""
-    return vtab(name, split, root, train=800)

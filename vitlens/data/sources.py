@@ -8,7 +8,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from vitlens.data.tasks import TASKS
+from vitlens.plugins import load_plugins
 
 VALIDATION = ("valid", "validation", "val")
 SPLITS = {
@@ -22,6 +22,10 @@ EVERY_SPLIT = {name for names in SPLITS.values() for name in names}
 
 SOURCES: dict[str, tuple[str, str | Callable[..., Any]]] = {}
 """Name for help texts and opening function of each data set, by its name or by its prefix with the "/"."""
+ALIASES: dict[str, str] = {}
+"""Sources by a short name, such as that of a data set in a paper."""
+FORMATS: dict[str, str | Callable[..., Any]] = {}
+"""Reader of folders of archives by the suffix of the archives, from (folder, split) to `Samples`."""
 
 
 def register(name: str, opens: str | Callable[..., Any]) -> None:
@@ -50,16 +54,22 @@ def opened(source: str, split: str, root: str | Path | None = None, fold: int = 
     prefix, slash, name = source.partition("/")
     row = SOURCES.get(prefix + slash) or SOURCES.get(source)
     if row is None and Path(source).is_dir():
-        return resolve_name("vitlens.data.folders:folder")(Path(source), split, root)
-    if row is None and source in TASKS:
-        return opened(TASKS[source].source, split, root, fold)
+        return resolved("vitlens.data.folders:folder")(Path(source), split, root)
+    if row is None and source in ALIASES:
+        return opened(ALIASES[source], split, root, fold)
     if row is None:
+        tasks = f", a task such as {', '.join([*ALIASES][:2])}" if ALIASES else ""
         raise ValueError(
-            f"{source!r} is not a folder or data set. A source is {source_names()}, a task such as cifar10, or a "
-            "folder of class folders, Parquet files or WebDataset shards."
+            f"{source!r} is not a folder or data set. A source is {source_names()}{tasks}, or a folder of class "
+            "folders, Parquet files or WebDataset shards."
         )
-    opens = resolve_name(row[1]) if isinstance(row[1], str) else row[1]
-    return opens(name, split, Path(root) if root else None, fold)
+    _, opens = row
+    return resolved(opens)(name, split, Path(root) if root else None, fold)
+
+
+def resolved(function: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which may be given as "module:name"."""
+    return resolve_name(function) if isinstance(function, str) else function
 
 
 def first_of(split: str, present: Iterable[str], title: str | None = None) -> str | None:
@@ -86,6 +96,4 @@ def data_root(root: str | Path | None) -> Path:
 register("digits", "vitlens.data.named:digits")
 register("torch/NAME", "vitlens.data.named:torchvision_set")
 register("hfds/OWNER/SET", "vitlens.data.tables:hub")
-register("wds/OWNER/SET", "vitlens.data.tables:webdataset")
-register("vtab/TASK", "vitlens.data.named:vtab")
-register("vtab800/TASK", "vitlens.data.named:vtab800")
+load_plugins("data")

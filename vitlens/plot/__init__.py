@@ -19,11 +19,9 @@ PLACES = {
         "attention_distance", "attention_distances", "contributions", "insertion_deletion", "intervals", "lines",
         "randomized", "training",
     ),
-    "diagram": ("architecture",),
     "film": ("filled_in", "film_strip", "snapshot"),
     "heatmaps": ("attributions", "gallery", "mask", "overlay", "overlays", "tiles", "upsample"),
-    "mosaics": ("all_heads", "filters", "heads", "patches", "position_similarity"),
-    "scaling": ("few_shot", "pretraining_size", "transfer", "vtab"),
+    "mosaics": ("all_heads", "filters", "heads", "position_similarity"),
     "side_by_side": ("correspondences", "inspected", "rollouts"),
     "style": ("STYLE",),
 }  # fmt: skip

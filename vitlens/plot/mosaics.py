@@ -1,4 +1,4 @@
-"""Figures of many tiles: filters, position similarity, heads, an image cut into patches."""
+"""Figures of many tiles: filters, position similarity, heads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from vitlens.images import load_image
 from vitlens.plot import style
 from vitlens.plot.heatmaps import GRAY, checked_grid, covered, mark
-from vitlens.plot.style import INK, WIDTH, array, bare, beside, canvas, color_bar, colors, page, scale_bar, styled
+from vitlens.plot.style import INK, WIDTH, array, bare, beside, canvas, color_bar, colors, scale_bar
 from vitlens.recorder.grid import TokenGrid
 
 GRAYS = -40, 330
@@ -255,52 +255,6 @@ def all_heads(
 
 def _source(query: tuple[int, int] | None) -> str:
     return "" if query is None else f" from patch (row {query[0]}, column {query[1]})"
-
-
-def patches(image, *, grid: TokenGrid) -> plt.Figure:
-    """An image, its patches, and the sequence of tokens (paper, Fig. 1 and section 3.1).
-
-    image: the model's input, as for `overlay`. grid: of its patches (`TokenGrid`, or `attn.grid`). Of long sequences
-    only the first and last tokens are shown. Numbers are positions in the sequence, from 0. Prefix tokens and padding
-    are gray. Pixels outside of patches are on the left only.
-
-    >>> figure = vitlens.plot.patches(vitlens.restore(model, images)[0], grid=attn.grid)
-    """
-    picture = load_image(image)
-    checked_grid((grid.rows, grid.cols), image, grid)
-    (p, q), (tall, wide) = grid.patch, covered(grid)
-    whole = Image.new("RGB", (wide, tall), (205, 205, 205))
-    whole.paste(picture, (0, 0))
-    cut = np.asarray(whole).reshape(grid.rows, p, grid.cols, q, 3).swapaxes(1, 2)  # (rows, cols, p, q, 3)
-    numbers = list(range(min(grid.tokens, 18)))
-    if grid.tokens > len(numbers):
-        numbers[-3:] = [None, grid.tokens - 2, grid.tokens - 1]
-    prefix = np.full((grid.prefix, p, q, 3), 205, np.uint8)
-    tokens = np.concatenate([prefix, cut.reshape(-1, p, q, 3)])
-    sequence = [np.full((p, q, 3), 255, np.uint8) if n is None else tokens[n] for n in numbers]
-    height = min(330, 400 * tall / wide)
-    strip = min(60, 860 / len(numbers)) * p / q
-    with styled():
-        figure = page(WIDTH, height + strip + 100)
-        axes = figure.subplot_mosaic([["input", "patches"], ["tokens", "tokens"]], height_ratios=[height, strip])
-        left, right, below = axes.values()
-        left.imshow(picture)
-        bare(left)
-        _, ys = mosaic(right, cut.reshape(-1, p, q, 3), grid.cols, (0.1 * p, 0.1 * q))
-        xs, _ = mosaic(below, sequence, len(numbers), (0, 0.1 * q))
-        step = -(-grid.rows * 14 // int(height))
-        right.set_yticks(ys[::step], [grid.index(row, 0) for row in range(0, grid.rows, step)])
-        below.set_xticks(xs, ["…" if n is None else n for n in numbers])
-        prefix = f"{grid.prefix} of them before the first patch" if grid.prefix else "all of them patches"
-        titles = {
-            left: f"Input: {grid.image[0]} × {grid.image[1]} pixels",
-            right: f"Patches: {grid.rows} × {grid.cols} of {p} × {q} pixels",
-            below: f"Sequence: {grid.tokens} tokens, {prefix}",
-        }
-        for ax, title in titles.items():
-            ax.set_title(title, loc="left", size=10.5, pad=6)
-            ax.tick_params(length=0, labelsize=8, labelcolor=GRAY)
-    return figure
 
 
 def mosaic(ax: plt.Axes, tiles, cols: int, gap: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:

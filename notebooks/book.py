@@ -1,0 +1,152 @@
+"""Names that every chapter of the book uses, and what only the book draws: `from book import *`."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+from architecture import architecture
+from PIL import Image
+from torch import Tensor
+
+import vitlens_explorer as widgets
+import vitlens_paper as paper
+from vitlens import (
+    TokenGrid,
+    attention,
+    attribution,
+    capture,
+    faithfulness,
+    filters,
+    intervene,
+    load_image,
+    load_model,
+    overlay,
+    plot,
+    positions,
+    preprocess,
+    restore,
+    samples,
+    tokens,
+    top_classes,
+    train,
+    variants,
+)
+from vitlens.plot.heatmaps import GRAY, checked_grid, covered
+from vitlens.plot.mosaics import mosaic
+from vitlens.plot.style import WIDTH, bare, page, styled
+from vitlens.recorder.forward import float64
+from vitlens_paper import evaluate
+
+__all__ = [
+    "Path", "TokenGrid", "architecture", "attention", "attribution", "by_direction", "capture", "evaluate",
+    "faithfulness", "filters", "intervene", "load_model", "np", "open_images", "overlay", "paper", "patches", "pd",
+    "pick", "plot", "plt", "positions", "preprocess", "restore", "spectral_centroid", "tokens", "top_classes", "torch",
+    "train", "variants", "widgets",
+]  # fmt: skip
+__dir__ = __all__.copy
+
+
+def open_images(files=None) -> dict[str, Image.Image]:
+    """Images by name: those of the files, named by their file names, or without files the six samples.
+
+    >>> list(book.open_images())[:2]
+    ['astronaut', 'chelsea']
+
+    files: a path or a list of paths. Raises ImageError for a file that cannot be read as an image, and ValueError for
+    an empty list or two files of the same name.
+    """
+    if files is None:
+        return samples()
+    files = [files] if isinstance(files, (str, Path)) else list(files)
+    images = {Path(file).name: load_image(file) for file in files}
+    if not files or len(images) < len(files):
+        raise ValueError(f"IMAGES must be None or paths with different file names, got {[*map(str, files)]}.")
+    return images
+
+
+def pick(images: dict[str, Image.Image], name: str) -> str:
+    """The name, or the first name of `images` if it is not among them, as with your own images.
+
+    >>> book.pick({"cat.jpg": None}, "rocket")
+    'cat.jpg'
+    """
+    return name if name in images else next(iter(images))
+
+
+def patches(image, *, grid: TokenGrid) -> plt.Figure:
+    """An image, its patches, and the sequence of tokens (paper, Fig. 1 and section 3.1).
+
+    image: the model's input, as for `overlay`. grid: of its patches (`TokenGrid`, or `attn.grid`). Of long sequences
+    only the first and last tokens are shown. Numbers are positions in the sequence, from 0. Prefix tokens and padding
+    are gray. Pixels outside of patches are on the left only.
+
+    >>> figure = book.patches(vitlens.restore(model, images)[0], grid=attn.grid)
+    """
+    picture = load_image(image)
+    checked_grid((grid.rows, grid.cols), image, grid)
+    (p, q), (tall, wide) = grid.patch, covered(grid)
+    whole = Image.new("RGB", (wide, tall), (205, 205, 205))
+    whole.paste(picture, (0, 0))
+    cut = np.asarray(whole).reshape(grid.rows, p, grid.cols, q, 3).swapaxes(1, 2)  # (rows, cols, p, q, 3)
+    numbers = list(range(min(grid.tokens, 18)))
+    if grid.tokens > len(numbers):
+        numbers[-3:] = [None, grid.tokens - 2, grid.tokens - 1]
+    prefix = np.full((grid.prefix, p, q, 3), 205, np.uint8)
+    tokens = np.concatenate([prefix, cut.reshape(-1, p, q, 3)])
+    sequence = [np.full((p, q, 3), 255, np.uint8) if n is None else tokens[n] for n in numbers]
+    height = min(330, 400 * tall / wide)
+    strip = min(60, 860 / len(numbers)) * p / q
+    with styled():
+        figure = page(WIDTH, height + strip + 100)
+        axes = figure.subplot_mosaic([["input", "patches"], ["tokens", "tokens"]], height_ratios=[height, strip])
+        left, right, below = axes.values()
+        left.imshow(picture)
+        bare(left)
+        _, ys = mosaic(right, cut.reshape(-1, p, q, 3), grid.cols, (0.1 * p, 0.1 * q))
+        xs, _ = mosaic(below, sequence, len(numbers), (0, 0.1 * q))
+        step = -(-grid.rows * 14 // int(height))
+        right.set_yticks(ys[::step], [grid.index(row, 0) for row in range(0, grid.rows, step)])
+        below.set_xticks(xs, ["…" if n is None else n for n in numbers])
+        prefix = f"{grid.prefix} of them before the first patch" if grid.prefix else "all of them patches"
+        titles = {
+            left: f"Input: {grid.image[0]} × {grid.image[1]} pixels",
+            right: f"Patches: {grid.rows} × {grid.cols} of {p} × {q} pixels",
+            below: f"Sequence: {grid.tokens} tokens, {prefix}",
+        }
+        for ax, title in titles.items():
+            ax.set_title(title, loc="left", size=10.5, pad=6)
+            ax.tick_params(length=0, labelsize=8, labelcolor=GRAY)
+    return figure
+
+
+def spectral_centroid(tiles: Tensor) -> Tensor:
+    """(…,) mean spatial frequency of tiles (…, p, q, C), weighted by power, in cycles per pixel.
+
+    0 for a uniform tile, √½ for a chessboard, about 0.38 for noise of any size, NaN for a tile of zeros.
+
+    >>> book.spectral_centroid(torch.ones(16, 16, 3))
+    tensor(0.)
+    """
+    power = torch.fft.fft2(tiles, dim=(-3, -2)).abs().square().sum(-1)
+    rows, cols = (torch.fft.fftfreq(n, device=tiles.device) for n in tiles.shape[-3:-1])
+    return (power * torch.hypot(rows[:, None], cols)).sum((-2, -1)) / power.sum((-2, -1))
+
+
+def by_direction(similarities: Tensor) -> Tensor:
+    """(3, n) mean similarity of positions 1 … n patches apart: in one row, in one column, and in other directions.
+
+    similarities: (rows, cols, rows, cols). n = min(rows, cols) − 1. Pairs of one offset are averaged first. An offset
+    in another direction counts, with equal weight, for all distances within half a patch.
+
+    >>> book.by_direction(vitlens.positions.similarity(model)).shape
+    torch.Size([3, 13])
+    """
+    rows, cols = similarities.shape[:2]
+    places = torch.cartesian_prod(torch.arange(rows), torch.arange(cols))
+    offset = ((places[:, None] - places).abs() @ torch.tensor([cols, 1])).flatten()
+    mean = (offset.bincount(float64(similarities).cpu().flatten()) / offset.bincount()).view(rows, cols)
+    length, steps = places.double().norm(dim=1).view(rows, cols), range(1, min(rows, cols))
+    neither = [mean[1:, 1:][(length[1:, 1:] - step).abs() <= 0.5].mean() for step in steps]
+    return torch.stack([mean[0, 1 : len(steps) + 1], mean[1 : len(steps) + 1, 0], torch.tensor(neither)]).float()

@@ -1,0 +1,140 @@
+"""Matching of a data set's classes with a model's classes."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import torch
+from timm.data import ImageNetInfo, infer_imagenet_subset
+from torch import Tensor, nn
+
+from vitlens.models import class_count, label_names
+from vitlens.recorder import supported
+
+__all__ = ["class_numbers", "imagenet_numbers", "matched"]
+__dir__ = __all__.copy
+
+ADVICE = (
+    "Name the classes as the model does (by WordNet ids for ImageNet), or choose a protocol that learns the classes "
+    "(fewshot, knn, probe, finetune)."
+)
+
+
+def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
+    """The model's number for each of the K classes of a data set, (K,) int64, in the order of `names`.
+
+    Matches by name if both have names: the model's own, or WordNet ids (n01440764) and WordNet names (tench) for models
+    of ImageNet. Otherwise matches by number (`by_number`), or by position if the numbers of classes are equal.
+    `matched` returns the kind of match. Accuracy is always over all of the model's classes.
+
+    Raises ValueError for a class without a match, for two classes with one match, and for fewer classes called 0, 1, 2
+    … than the model's named classes.
+
+    >>> class_numbers(model, ("Egyptian cat", "Persian cat"))
+    tensor([32, 31])
+    """
+    count, every = class_count(model), _names(model)
+    if not count:
+        raise ValueError(
+            "Accuracy needs a classifier head, which this model lacks. Fine-tune it, or choose a protocol on features "
+            "(fewshot, knn, probe)."
+        )
+    if by_number(model, names):
+        numbers = [int(name) for name in names]
+        if every and len(names) < count and sorted(numbers) == list(range(len(names))):
+            raise ValueError(
+                f"The data's classes 0 to {len(names) - 1} would match the first of the model's {count:,} classes by "
+                f"number ({label_names(model)[0]} …). {ADVICE}"
+            )
+        return torch.tensor(numbers)
+    if len(names) == count and all(not every or _plain(name) in every[i] for i, name in enumerate(names)):
+        return torch.arange(count)  # in order; two of ImageNet's classes are called crane
+    numbers = _numbers(every)
+    matches = [numbers.get(_plain(name)) for name in names]
+    missing = [name for name, number in zip(names, matches, strict=True) if number is None]
+    if missing or len(set(matches)) < len(matches):
+        reason = f"{missing[0]!r} is not" if missing else "several match the same class"
+        raise ValueError(
+            f"All classes of the data ({len(names)}) must be among the model's {count}, but {reason}. {ADVICE}"
+        )
+    return torch.tensor(matches)
+
+
+def matched(model: nn.Module, names: tuple[str, ...]) -> str:
+    """Note on the kind of match in `class_numbers`, or "" for a match by name.
+
+    >>> matched(model, ("31", "32"))
+    "The data's classes have no names, so their numbers are taken as the model's class numbers."
+    """
+    if by_number(model, names):
+        return "The data's classes have no names, so their numbers are taken as the model's class numbers."
+    if _names(model):
+        return ""
+    pieces = [re.findall(r"\d+|\D+", name) for name in names]
+    keys = [[(s.isdecimal(), int(s) if s.isdecimal() else s) for s in several] for several in pieces]
+    note = "The classes are matched by position, because the model has no class names."
+    by_numbers, as_text = [name for _, name in sorted(zip(keys, names, strict=True))], sorted(names)
+    if by_numbers == as_text == [*names]:
+        return note
+    how, other = ("as text", as_text) if by_numbers == [*names] else ("by their numbers", by_numbers)
+    apart = next(i for i, name in enumerate(names) if name != other[i])
+    shown = ", ".join(names[:12]) + ", …" * (len(names) > 12)
+    return f"{note} Their order is {shown}; sorted {how}, number {apart} would be {other[apart]}."
+
+
+def by_number(model: nn.Module, names: tuple[str, ...]) -> bool:
+    """True if `names` are numbers of the model's classes, whose names are not numbers."""
+    if any(name.isdecimal() for name in label_names(model) or []):
+        return False  # directories 0 … 11 are sorted as 0, 1, 10, 11, 2 …, as are the names of a model trained on them
+    return all(name.isdecimal() for name in names) and max(map(int, names)) < class_count(model)
+
+
+def imagenet_numbers(model: nn.Module) -> Tensor | None:
+    """ImageNet's number of each class of `model`, (C,) int64, matched by name as in `class_numbers`, or −1.
+
+    None unless the model has unambiguous names for all of the 1,000 classes.
+
+    >>> imagenet_numbers(model) is None  # the bundled model has 200 classes
+    True
+    """
+    ours, theirs = _names(model), _imagenet("imagenet-1k")
+    if len(ours) == len(theirs) and all(mine[0] in names for mine, names in zip(ours, theirs, strict=True)):
+        return torch.arange(len(theirs))
+    numbers = _numbers(theirs)
+    matches = torch.tensor([numbers.get(mine[0], -1) for mine in ours], dtype=torch.int64)
+    return matches if matches[matches >= 0].sort().values.equal(torch.arange(len(theirs))) else None
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.replace("_", " ").lower().split())
+
+
+def _names(model: nn.Module) -> list[list[str]]:
+    """Names of each class of the model, the most specific first, or [] without names."""
+    named = supported.label_names(model) is not None
+    own = named or class_count(model) != getattr(model, "num_classes", None)  # another head has other classes
+    subset = None if own else infer_imagenet_subset(model)
+    if not subset:
+        return [[_plain(name)] for name in label_names(model) or []]
+    return _imagenet(subset)
+
+
+@functools.cache
+def _imagenet(subset: str) -> list[list[str]]:
+    """WordNet id and names of each class of ImageNet or of a subset."""
+    info = ImageNetInfo(subset)
+    texts = [(wnid, info.label_name_to_description(wnid)) for wnid in info.label_names()]
+    return [[wnid, _plain(text), *map(_plain, text.split(","))] for wnid, text in texts]
+
+
+def _numbers(every: list[list[str]]) -> dict[str, int]:
+    """Class numbers by name, without names that two classes share. Whole names take precedence over their parts."""
+    numbers: dict[str, int | None] = {}
+    for part in (slice(0, 2), slice(2, None)):
+        new: dict[str, int | None] = {}
+        for number, names in enumerate(every):
+            for name in dict.fromkeys(names[part]):
+                new[name] = None if name in new else number
+        numbers = new | numbers
+    return {name: number for name, number in numbers.items() if number is not None}

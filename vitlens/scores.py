@@ -1,0 +1,160 @@
+"""Accuracies with their 95 % confidence intervals, for the original labels and for ReaL labels."""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Score", "mean_of", "of_seeds", "over_seeds", "paired", "proportion", "real", "real_labels", "student", "top_k",
+    "validation_numbers",
+]  # fmt: skip
+__dir__ = __all__.copy
+
+LEVEL = 0.95
+NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
+
+
+class Score(NamedTuple):
+    """A value and its 95 % confidence interval, in percent.
+
+    >>> vitlens.scores.proportion(90, images=100).value
+    90.0
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+def around(mean: float, below: float, above: float) -> Score:
+    """Score from the half widths of its interval, clipped to 0…100."""
+    return Score(float(mean), max(0.0, float(mean - below)), min(100.0, float(mean + above)))
+
+
+def proportion(right: int, images: int) -> Score:
+    """Share of `right` among `images`, with Wilson's interval (1927) for other images.
+
+    >>> vitlens.scores.proportion(50, images=100).low.__round__(1)
+    40.4
+    """
+    from scipy.stats import binomtest
+
+    interval = binomtest(int(right), int(images)).proportion_ci(LEVEL, method="wilson")
+    return Score(*(100 * float(x) for x in (right / images, *interval)))
+
+
+def student(values: Sequence[float]) -> float:
+    """Half width of Student's 95 % interval of a mean, in the unit of the values. Infinite for a single value.
+
+    >>> round(vitlens.scores.student([1.0, 2.0, 3.0]), 2)
+    2.48
+    """
+    from scipy.stats import sem, t
+
+    return float(sem(values) * t.ppf((1 + LEVEL) / 2, len(values) - 1)) if len(values) > 1 else float("inf")
+
+
+def paired(lost: int, gained: int, images: int) -> Score:
+    """Change of an accuracy, in points, from the numbers of `images` that became wrong (lost) and right (gained).
+
+    The interval is Agresti and Min's (2005): Wald's, with half an image added to each of the four counts.
+
+    >>> vitlens.scores.paired(lost=10, gained=30, images=1000).value
+    2.0
+    """
+    from scipy.stats import norm
+
+    n = images + 2
+    middle = (gained - lost) / n
+    half = norm.ppf((1 + LEVEL) / 2) * np.sqrt(((gained + lost + 1) / n - middle**2) / n)
+    score = ((gained - lost) / images, max(-1.0, middle - half), min(1.0, middle + half))
+    return Score(*(100 * float(x) for x in score))
+
+
+def of_seeds(values: Sequence[float]) -> Score:
+    """Mean of accuracies with Student's interval for other seeds on the same images. One seed gives 0 to 100.
+
+    >>> vitlens.scores.of_seeds([90.0, 91.0, 92.0]).value
+    91.0
+    """
+    half = student(values)
+    return around(np.mean(values), half, half)
+
+
+def over_seeds(values: Sequence[float], images: int) -> Score:
+    """Mean of accuracies of several seeds on the same `images`, with an interval for other seeds and other images.
+
+    Both are independent, so the squares of the half widths of `of_seeds` and `proportion` add up. One seed gives the
+    interval for other images.
+
+    >>> over_seeds([90.0, 91.0, 92.0], images=1000).value
+    91.0
+    """
+    mean = np.mean(values)
+    half = student(values) if len(values) > 1 else 0.0
+    _, low, high = proportion(round(mean / 100 * images), images)
+    return around(mean, *(np.hypot(half, max(side, 0.0)) for side in (mean - low, high - mean)))
+
+
+def mean_of(scores: Sequence[Score]) -> Score:
+    """Mean of scores on different images. The squares of their half widths add up.
+
+    >>> mean_of([proportion(80, 100), proportion(90, 100)]).value
+    85.0
+    """
+    value, low, high = np.array(scores).T
+    return around(value.mean(), *(np.linalg.norm(side) / len(value) for side in (value - low, high - value)))
+
+
+def top_k(classes: Tensor, labels: Tensor, k: int) -> Score:
+    """Share of images whose label (N,) is among the first `k` of `classes` (N, 5), the most probable first.
+
+    >>> top_k(torch.tensor([[281, 282], [3, 4]]), labels=torch.tensor([282, 5]), k=2).value
+    50.0
+    """
+    return proportion(int((classes[:, :k] == labels[:, None]).any(1).sum()), len(labels))
+
+
+@functools.cache
+def real_labels() -> list[list[int]]:
+    """Labels of *Are we done with ImageNet?* (Beyer et al. 2020) for the 50,000 validation images, from timm.
+
+    Item i belongs to the file ILSVRC2012_val_(i + 1). 3,163 images have no label.
+
+    >>> real_labels()[1]
+    [970, 795]
+    """
+    from timm.data import RealLabelsImagenet
+
+    return list(RealLabelsImagenet(range(50_000)).real_labels.values())
+
+
+def validation_numbers(names: Sequence[str]) -> Tensor:
+    """Number from 0 of the ImageNet validation file in each name, or −1, as (N,) int64.
+
+    >>> validation_numbers(["val/ILSVRC2012_val_00000002.JPEG"])
+    tensor([1])
+    """
+    matches = [NUMBER.search(name) for name in names]
+    return torch.tensor([int(match[1]) - 1 if match else -1 for match in matches], dtype=torch.int64)
+
+
+def real(classes: Tensor, numbers: Tensor) -> tuple[Score, int]:
+    """ReaL accuracy and the number of images with a label.
+
+    classes: (N, k) of ImageNet's 1,000, the most probable first. numbers: (N,), 0 to 49,999, as `validation_numbers`
+    returns them. Raises ValueError if all images lack labels.
+
+    >>> real(torch.tensor([[795]]), numbers=torch.tensor([1]))[0].value
+    100.0
+    """
+    labels = real_labels()
+    right = [int(c) in labels[n] for c, n in zip(classes[:, 0].tolist(), numbers.tolist(), strict=True) if labels[n]]
+    if not right:
+        raise ValueError("ReaL labels are missing for all of these images. Use more of ImageNet's validation images.")
+    return proportion(sum(right), len(right)), len(right)

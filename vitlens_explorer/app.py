@@ -1,0 +1,318 @@
+"""The explorer as a web page for this machine only: one process, one model, and a WebSocket for each page.
+
+The server starts before PyTorch and the model are loaded in the quick lane. The WebSocket carries the same messages as
+anywidget in a notebook. Only the files named here are served, only to the browser that opened the printed address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import hmac
+import io
+import json
+import os
+import secrets
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tornado import httpserver, netutil, web, websocket
+
+from vitlens.images import load_image, samples
+from vitlens_explorer import front
+from vitlens_explorer.front import packed
+from vitlens_explorer.lanes import QUICK, Connection, Task
+
+PAGES, MESSAGE = 16, 2**20
+"""Largest number of open pages, and of bytes in a message. Uploads come in parts."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; "
+    "connect-src 'self' ws://{host}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Content-Security-Policy: the browser may load from this server only."""
+PAGE = (
+    '<!DOCTYPE html><html lang="en" class="vitlens-page"><meta charset="utf-8"><title>vitlens</title>'
+    '<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
+    '<link rel="stylesheet" href="/front.css">'
+    '<main id="page"><div class="opening"><p role="status">Connecting …</p><img src="/photograph" alt=""></div></main>'
+    '<script type="module" src="/app.js"></script></html>'
+)
+PLAIN = '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>vitlens</title><p role="alert">{}</p></html>'
+CLEAN = (
+    '<!DOCTYPE html><html lang="en" class="vitlens-page"><meta http-equiv="refresh" content="0; url=/">'
+    '<title>vitlens</title><link rel="icon" href="data:,"><link rel="stylesheet" href="/front.css"></html>'
+)
+"""Response to an address with the token. It sets the cookie and loads the address without the token. A redirect would
+fail, because a browser that was opened from a file does not send a SameSite=Strict cookie with it."""
+SENTENCES = {
+    403: "This page needs the token of its address. Open the address that <code>vitlens app</code> printed.",
+    404: 'This page does not exist. Go to <a href="/">the explorer</a>.',
+}
+
+
+def serve(
+    model: str | None = None, image: str | os.PathLike | None = None, *, checkpoint: str | os.PathLike | None = None,
+    port: int = 0, browser: bool = True,
+) -> None:  # fmt: skip
+    """Serve the explorer of a model until interrupted, then end the process.
+
+    model, checkpoint: as for `load_model`. port: 0 for a free one. Prints the address with the token that the page
+    needs. Raises OSError for a port in use, and the errors of `load_image` and `load_model`.
+    """
+    photograph = None if image is None else load_image(image)
+    if photograph:
+        photograph.filename = os.fspath(image)
+    app = App(model, photograph, checkpoint)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def began(address: str) -> None:
+        for number in before:
+            signal.signal(number, end)
+        print(address, flush=True)  # also into a pipe
+        if browser:  # in a thread, because opening may take long
+            threading.Thread(target=_open, args=(address,), daemon=True).start()
+
+    def end(*_) -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the exit
+        app.end()
+
+    gc.disable()  # until the model is open, because collection takes a sixth of the import time
+    try:
+        asyncio.run(app.run(listening(port), began))
+    except BaseException:
+        gc.enable()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        raise
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for a download in a lane, or seconds for unloading PyTorch
+
+
+def listening(port: int) -> list[socket.socket]:
+    """Sockets that listen on a port of this machine, 0 for a free one. Raises OSError for a port in use."""
+    try:
+        return netutil.bind_sockets(port, "127.0.0.1")
+    except OSError as error:
+        raise OSError(f"Port {port} cannot be used ({error.strerror}). Give another --port or none.") from error
+
+
+class App:
+    """State that all pages share, owned by the thread of the event loop."""
+
+    def __init__(self, model: str | None, photograph=None, checkpoint: str | os.PathLike | None = None):
+        self.name, self.photograph, self.checkpoint = model, photograph, checkpoint
+        self.token, self.secret = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        self.model, self.step, self.error = None, "Importing PyTorch …", None
+        self.sockets: list[Socket] = []
+        shown = (photograph or samples()["chelsea"]).copy()  # the explorer's first
+        shown.thumbnail((448, 448))
+        shown.save(preview := io.BytesIO(), "JPEG", quality=90)
+        script, style = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
+        self.files = {"": ("text/html; charset=utf-8", PAGE), "photograph": ("image/jpeg", preview.getvalue())}
+        self.files["app.js"] = (script, Path(__file__).with_name("app.js").read_bytes())
+        self.files["front.js"] = (script, front.script().encode())
+        self.files["front.css"] = (style, front.style().encode())
+
+    async def run(self, listening: list[socket.socket], began: Callable[[str], None]) -> None:
+        """Serve on listening sockets until `end` is called. Raises the errors of opening the model."""
+        self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
+        port = listening[0].getsockname()[1]
+        self.host, self.cookie = f"127.0.0.1:{port}", f"vitlens-{port}"
+        handlers = [("/socket", Socket, {"app": self}), ("/(.*)", File, {"app": self})]
+        quiet = {"log_function": lambda handler: None}
+        application = web.Application(handlers, websocket_max_message_size=MESSAGE, **quiet)
+        server = httpserver.HTTPServer(application, max_body_size=MESSAGE)
+        server.add_sockets(listening)
+        began(f"http://{self.host}/?token={self.token}")
+        QUICK.submit(self._opened, lambda task: self.post(partial(self._ready, task)))
+        await self.over.wait()
+        server.stop()
+        for page in [*self.sockets]:
+            page.close(1011 if self.error else 1001)
+            page.on_close()
+        if self.error:
+            raise self.error
+
+    def end(self) -> None:
+        """Make `run` return. Safe in a signal handler."""
+        self.post(self.over.set)
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Call a function in the thread of the event loop, unless the loop has ended."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(function)
+
+    def _opened(self, check: Callable[[], None]) -> object:
+        """The model, opened in the quick lane."""
+        from vitlens.models import load_model
+        from vitlens.recorder.supported import attention_modules, unwrap
+
+        check()
+        self.post(partial(self._report, f"Opening {self.name or 'the bundled model'} …"))
+        model = load_model(self.name, checkpoint=self.checkpoint)
+        attention_modules(unwrap(model))  # raises for models without maps
+        self.post(partial(self._report, "Drawing the first map …"))
+        import vitlens_explorer.explorer  # noqa: F401
+
+        if not gc.isenabled():
+            gc.freeze()  # exclude module objects from collection
+            gc.enable()
+        return model
+
+    def _report(self, step: str) -> None:
+        """Show the current step on all pages."""
+        self.step = step
+        for page in self.sockets:
+            page.tell("step", step)
+
+    def _ready(self, task: Task) -> None:
+        if error := task.exception():
+            self.error = error
+            self._report(str(error))
+            self.loop.call_later(0.3, self.over.set)  # after the message was sent
+            return
+        self.model = task.result()
+        for page in self.sockets:
+            page.begin()
+
+
+class Guarded(web.RequestHandler):
+    """Handler that requires the cookie or token and the server's host name."""
+
+    def initialize(self, app: App) -> None:
+        self.app = app
+
+    def set_default_headers(self) -> None:
+        self.set_header("Referrer-Policy", "no-referrer")
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("X-Content-Type-Options", "nosniff")
+
+    def prepare(self) -> None:
+        self.set_header("Content-Security-Policy", POLICY.format(host=self.app.host))
+        self.invited = self.request.path == "/" and same(self.get_query_argument("token", ""), self.app.token)
+        known = same(self.get_cookie(self.app.cookie, ""), self.app.secret)
+        if self.request.host != self.app.host or not (known or self.invited):
+            raise web.HTTPError(403)
+
+    def write_error(self, status_code: int, **_) -> None:
+        self.set_header("Content-Type", "text/html; charset=utf-8")
+        self.finish(PLAIN.format(SENTENCES.get(status_code, SENTENCES[404])))
+
+    def log_exception(self, kind, error, trace) -> None:
+        if not isinstance(error, web.HTTPError):
+            super().log_exception(kind, error, trace)
+
+
+class File(Guarded):
+    """Handler of the page, the front end's files and the photograph that is shown before the first map."""
+
+    def get(self, name: str) -> None:
+        if self.invited:
+            self.set_cookie(self.app.cookie, self.app.secret, httponly=True, samesite="Strict", path="/")
+        if name not in self.app.files:
+            raise web.HTTPError(404)
+        kind, content = self.app.files[name]
+        self.set_header("Content-Type", kind)
+        self.finish(CLEAN if "token" in self.request.query_arguments else content)
+
+
+class Socket(Guarded, websocket.WebSocketHandler):
+    """The connection of one page."""
+
+    connection: Connection | None = None
+    task: Task | None = None
+    pictures: dict[str, bytes] | None = None
+
+    def check_origin(self, origin: str) -> bool:
+        return origin == f"http://{self.app.host}"
+
+    def open(self) -> None:
+        self.set_nodelay(True)
+        if len(self.app.sockets) >= PAGES:
+            self.tell("step", f"{PAGES} pages are open, the largest number. Close one and reload this page.")
+            self.close(1013)
+            return
+        self.app.sockets.append(self)
+        self.tell("step", self.app.step)
+        if self.app.model is not None:
+            self.begin()
+
+    def begin(self) -> None:
+        """Create the page of this socket in the quick lane."""
+
+        def made(check):
+            from vitlens_explorer.explorer import Explorer
+            from vitlens_explorer.in_page import write_page
+
+            page = Explorer(self.app.model, self.app.photograph)
+            page.write_page = write_page
+            return page, page.first(check)
+
+        self.task = QUICK.submit(made, lambda task: self.app.post(partial(self._begun, task)))
+
+    def _begun(self, task: Task) -> None:
+        if self not in self.app.sockets:
+            return
+        if error := task.exception():
+            self.tell("step", f"{error}" or type(error).__name__)
+            return
+        page, answer = task.result()
+        send = lambda content, buffers: self.tell("custom", {"content": content, "buffers": buffers})  # noqa: E731
+        self.connection = Connection(page, self._show, send, self.app.post)
+        self.connection.start(answer)
+
+    def on_message(self, message: str | bytes) -> None:
+        buffers = []
+        try:
+            if isinstance(message, bytes):
+                (length,) = struct.unpack("<I", message[:4])
+                message, buffers = message[4 : 4 + length], [message[4 + length :]]
+            content = json.loads(message)
+        except (ValueError, struct.error):
+            content = None
+        if not isinstance(content, dict) or "job" in content:
+            self.close(1003)
+        elif self.connection is not None:
+            self.connection.receive(content, buffers)
+
+    def on_close(self) -> None:
+        if self in self.app.sockets:
+            self.app.sockets.remove(self)
+        if self.task:
+            self.task.stop()
+        if self.connection:
+            self.connection.close()
+        self.connection = self.task = self.pictures = None
+
+    def tell(self, name: str, value: object) -> None:
+        """Send a value to the page if it is open."""
+        if self.ws_connection is not None:
+            future = self.ws_connection.write_message(packed(name, value), binary=True)
+            future.add_done_callback(lambda future: future.exception())  # ignore a page that was closed meanwhile
+
+    def _show(self, frame: dict, pictures: dict[str, bytes]) -> None:
+        if pictures != self.pictures:
+            self.pictures = pictures
+            self.tell("pictures", pictures)
+        self.tell("frame", frame)
+
+
+def same(given: str, secret: str) -> bool:
+    return hmac.compare_digest(given.encode(), secret.encode())
+
+
+def _open(address: str) -> None:
+    """Open an address in a browser through a private file, because process arguments are visible to other users."""
+    file = Path(tempfile.mkdtemp(prefix="vitlens-"), "explorer.html")  # mkdtemp: for this user only
+    file.write_text(f'<meta http-equiv="refresh" content="0; url={address}">', encoding="utf-8")
+    webbrowser.open(file.as_uri())

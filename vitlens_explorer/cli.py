@@ -1,0 +1,85 @@
+"""The commands `vitlens app` and `vitlens page`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from vitlens.cli import (
+    FILE_OPTIONS,
+    AnyModel,
+    Checkpoint,
+    Device,
+    importing,
+    model_and_images,
+    named_images,
+    run_images,
+    working_device,
+)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add `app` and `page` to the command line. `pyproject.toml` names this function."""
+    app.command("app")(explorer)
+    app.command()(page)
+
+
+def explorer(
+    model: AnyModel = None,
+    image: Annotated[
+        Path | None,
+        Argument(exists=True, help="First image, or a folder, whose first image it is. Others can be uploaded."),
+    ] = None,
+    checkpoint: Checkpoint = None,
+    port: Annotated[
+        int, Option(min=0, max=65535, show_default=False, help="Port of the page. By default a free one.")
+    ] = 0,
+    browser: Annotated[bool, Option(help="Open the page in the browser.")] = True,
+) -> None:
+    """Serve the explorer as a web page for this machine only, protected by a token, until Ctrl-C."""
+    try:
+        from vitlens_explorer.app import serve
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"The page needs {error.name}: run `pip install {error.name}`.") from error
+
+    model, images = model_and_images(model, [image] if image else [])
+    first = named_images(images)[0][1] if images else None
+    serve(model, first, checkpoint=checkpoint, port=port, browser=browser)
+
+
+def page(
+    model: AnyModel = None,
+    images: Annotated[
+        list[Path] | None,
+        Argument(exists=True, help="Images or folders of images. By default one of a run, or a sample."),
+    ] = None,
+    live: Annotated[
+        bool, Option("--live", help="Put the model into the page, which then takes any photo. Plain ViT-Ti and S only.")
+    ] = False,
+    out: Annotated[Path, Option(**FILE_OPTIONS, help="HTML file.")] = Path("page.html"),
+    scores: Annotated[
+        bool, Option("--scores", help="Score the maps of five classes, not of the likeliest alone. Takes minutes.")
+    ] = False,
+    checkpoint: Checkpoint = None,
+    device: Device = "cpu",
+) -> None:
+    """Write the explorer of some images as one HTML file, which needs neither Python nor a network to open."""
+    with importing():
+        from tqdm import tqdm
+
+        from vitlens.models import load_model
+        from vitlens_explorer.in_page import contains, save_page
+        from vitlens_explorer.live import save_live_page
+
+    if live and scores:
+        raise typer.BadParameter("A live page has no --scores. Leave out --live or --scores.")
+    model, images = model_and_images(model, images)
+    shown = dict(named_images(images) if images else run_images(Path(model), 1) if model else ()) or None
+    vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
+    write, options = (save_live_page, {}) if live else (save_page, {"scores": scores})
+    with tqdm(unit=" steps", delay=1) as bar:
+        write(vit, shown, out, progress=lambda step: (bar.set_description(step), bar.update()), **options)
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {contains([*shown]) if shown else 'Its photos are samples.'}")

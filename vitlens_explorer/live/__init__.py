@@ -1,0 +1,194 @@
+"""The model itself in a page: its weights as the page's scripts read them, and the scripts that run it.
+
+The scripts run plain pre-norm Vision Transformers of timm with a class token or a mean as read-out, of the sizes Ti and
+S. `vit.js` is the forward, `gradients.js` the backward, `kernels.wat` their inner loops (assembled in `kernels.wasm`),
+`pixels.js` the preprocessing, `worker.js` the thread in which they run, and `page.js` its use by the page's source.
+
+Shapes: L layers, R prefix tokens, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitlens.models import built_size, data_config, output_kind
+from vitlens.recorder.supported import UnsupportedModelError, family, model_name, qualified_name, unwrap
+from vitlens_explorer import front, lanes
+from vitlens_explorer.words import say
+
+HERE = Path(__file__).parent
+SCRIPTS = ("vit", "gradients", "pixels", "worker")
+"""Names of the worker's scripts in the order in which they are joined. They share one scope."""
+PARTS = {
+    "VisionTransformer", "Sequential", "Block", "Attention", "Mlp", "LayerNorm", "LayerScale", "Linear", "PatchEmbed",
+    "Conv2d", "GELU", "Dropout", "DropPath", "PatchDropout", "Identity",
+}  # fmt: skip
+"""Classes of the parts that the scripts run."""
+METHODS = {"relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad", "balanced_gradients"}
+"""Attribution methods of `gradients.js`."""
+LARGEST = 32_000_000
+"""Largest number of parameters. ViT-S/16 has 22 million with 1,000 classes and 30 million with 21,843."""
+
+
+def script() -> str:
+    """The worker's scripts as one classic script, because module workers do not start in a page opened from disk."""
+    return front.joined(HERE, ["../front/values", "../in_page/numbers", *SCRIPTS])
+
+
+def save_live_page(
+    model: nn.Module, images: Mapping[str, object] | None, path: str | os.PathLike,
+    progress: Callable[[str], None] = lambda step: None,
+) -> Path:  # fmt: skip
+    """Write the explorer with the model itself as one HTML file, which takes photos without Python and network.
+
+    images: arguments of `load_image` by name, which the file contains as the model gets them, by default six sample
+    photographs. progress: called with the name of each step. Raises UnsupportedModelError for models that the scripts
+    cannot run, and ImageError for images that cannot be read.
+    """
+    from vitlens_explorer import explorer, in_page
+    from vitlens_explorer.drawing import png
+    from vitlens_explorer.page import unchecked
+    from vitlens_explorer.views import possible
+
+    model = unwrap(model)
+    _config(model)  # raises before the work
+    page = in_page.explorer_of(model, images, samples=6)
+    photographs = page.photographs
+    progress("mean outputs of heads")
+    network, weights = written(model, explorer.means(model, page.forward.batch, unchecked))
+    photos = []
+    for name, photograph in photographs.items():
+        page.state = page.state | {"photograph": name}
+        seen = png(Image.fromarray(np.asarray(page.forward.pixels)))
+        photos.append({"name": name, "png": seen, "about": photograph.note})
+    views = {name: view for name, view in possible(page.forward).items() if not view.attributes or name in METHODS}
+    grid, forward = in_page.grid_of(page.forward), page.forward
+    base = {"grid": grid, "heads": forward.heads, "gated": forward.gated, "outputs": forward.outputs}
+    content = in_page.described(page, [*photographs], views, absent={"whole"}) | {
+        "about": say("live"), "base": base, "network": network, "weights": weights, "photos": photos,
+        "labels": forward.labels, "names": forward.names, "uploads": lanes.LARGEST, "worker": script(),
+        "wasm": (HERE / "kernels.wasm").read_bytes(),
+    }  # fmt: skip
+    scripts = front.joined(in_page.HERE, in_page.SCRIPTS[:-1]), front.joined(HERE, ["page"])
+    opening = front.joined(in_page.HERE, in_page.SCRIPTS[-1:])
+    text = in_page.document(content, [*photographs], "\n".join([*scripts, opening]), " 'wasm-unsafe-eval' blob:")
+    (path := Path(path)).write_text(text, encoding="utf-8", newline="\n")
+    return path
+
+
+def written(model: nn.Module, means: Mapping[tuple[int, int], Tensor] | None = None) -> tuple[dict, bytes]:
+    """The model for the page: a description for JSON, and the weights in the order of its `tensors`.
+
+    Weights are stored in half precision if that is exact, else in float32. means: output (T, K) by (layer, head) that
+    replaces a head that is switched off. Raises UnsupportedModelError for models that the scripts cannot run exactly.
+    """
+    model = unwrap(model)
+    config = _config(model)
+    grid, attention = family(model).grid(config["input_size"][1:]), model.blocks[0].attn
+    state = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
+    tensors = dict(_tensors(model, state))
+    if state:
+        raise _refused(model, f"its {', '.join(sorted(state)[:3])} would be ignored")
+    if means:
+        layers = [torch.cat([means[layer, head] for head in range(attention.num_heads)], -1)
+                  for layer in range(len(model.blocks))]  # fmt: skip
+        tensors["means"] = torch.stack(layers)
+    about = {
+        "layers": len(model.blocks), "heads": attention.num_heads, "scale": attention.scale, "width": model.embed_dim,
+        "hidden": model.blocks[0].mlp.fc1.out_features, "classes": model.num_classes, "outputs": output_kind(model),
+        "tokens": grid.tokens, "prefix": grid.prefix, "patch": grid.patch, "image": grid.image,
+        "eps": model.blocks[0].norm1.eps, "readout": grid.readout.tolist(), "interpolation": config["interpolation"],
+        "mean": config["mean"], "std": config["std"], "resized": int(grid.image[0] / config["crop_pct"]), "tensors": [],
+    }  # fmt: skip
+    parts = []
+    for name, tensor in tensors.items():
+        half = tensor.half()
+        exact = torch.equal(half.float(), tensor)
+        parts.append((half if exact else tensor).contiguous().numpy().tobytes())
+        about["tensors"].append({"name": name, "shape": [*tensor.shape], "half": exact})
+    return about, b"".join(parts)
+
+
+def _refused(model: nn.Module, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{model_name(model)} cannot run in a page: {reason}. `vitlens page MODEL IMAGE` makes a page of your images "
+        "for every supported model."
+    )
+
+
+def _config(model: nn.Module) -> dict:
+    """The preprocessing of a model. Raises UnsupportedModelError for models that the scripts cannot run."""
+    if qualified_name(model) != "timm.models.vision_transformer.VisionTransformer":
+        raise _refused(model, "it is not timm's plain VisionTransformer")
+    config = data_config(model, built_size(model))
+    kinds = {type(part) for part in model.modules()}
+    other = {kind.__qualname__ for kind in kinds
+             if kind.__module__.split(".")[0] not in ("timm", "torch") or kind.__qualname__ not in PARTS}  # fmt: skip
+    norms = {(part.eps, part.normalized_shape) for part in model.modules() if isinstance(part, nn.LayerNorm)}
+    block, (channels, height, width) = model.blocks[0], config["input_size"]
+    sizes = model.embed_dim, block.attn.head_dim, block.mlp.fc1.out_features
+    count = sum(parameter.numel() for parameter in model.parameters())
+    taken = channels, height, config["crop_mode"], config["interpolation"]
+    rows = (
+        (other, f"it has parts that the page does not know ({', '.join(sorted(other))})"),
+        (len(norms) != 1, "its layer norms differ from each other"),
+        (any(getattr(part, "approximate", "none") != "none" for part in model.modules()), "its GELU is approximate"),
+        (model.global_pool not in ("token", "avg"), "its read-out is neither a class token nor a mean"),
+        (not model.num_classes, "it has no classifier head"),
+        (count > LARGEST, f"it has {count:,} parameters, over the limit of {LARGEST:,}"),
+        (any(size % 8 for size in sizes) or block.attn.num_heads * block.attn.head_dim != model.embed_dim,
+         "the widths of its tokens, heads and MLPs must be multiples of 8"),
+        (taken not in [(3, width, "center", name) for name in ("bilinear", "bicubic")],
+         "it does not take the square middle of a photo, resized bilinearly or bicubically"),
+    )  # fmt: skip
+    for wrong, reason in rows:
+        if wrong:
+            raise _refused(model, reason)
+    return config
+
+
+def _tensors(model: nn.Module, state: dict[str, Tensor]):
+    """Yield the (name, tensor) that the scripts read, and take those of the model that they come from out of `state`.
+
+    Prefix tokens include their positions, and LayerScale its place in the weights of the projection before it.
+    """
+
+    def linear(source: str, name: str, scale: str = ""):
+        weight = state.pop(f"{source}.weight").flatten(1)
+        bias = state.pop(f"{source}.bias", torch.zeros(len(weight)))
+        factor = state.pop(scale, torch.ones(())).double().reshape(-1, 1)
+        yield f"{name}.weight", (weight * factor).float()
+        yield f"{name}.bias", (bias * factor[:, 0]).float()
+
+    def norm(source: str, name: str):
+        if f"{source}.weight" in state:
+            weight = state.pop(f"{source}.weight")
+            yield f"{name}.weight", weight
+            yield f"{name}.bias", state.pop(f"{source}.bias", torch.zeros_like(weight))
+
+    special = [state.pop(name)[0] for name in ("cls_token", "reg_token") if name in state]
+    patches = model.patch_embed.num_patches
+    positions = state.pop("pos_embed", torch.zeros(1, patches, model.embed_dim))[0]
+    placed = len(positions) - patches  # 0 if prefix tokens have no positions
+    tokens = torch.cat(special) if special else torch.zeros(0, model.embed_dim)
+    yield "prefix", tokens + positions[:placed] if placed else tokens
+    yield "positions", positions[placed:]
+    yield from linear("patch_embed.proj", "embed")
+    yield from norm("norm_pre", "norm_pre")
+    for layer in range(len(model.blocks)):
+        yield from norm(f"blocks.{layer}.norm1", f"{layer}.norm1")
+        yield from linear(f"blocks.{layer}.attn.qkv", f"{layer}.qkv")
+        yield from linear(f"blocks.{layer}.attn.proj", f"{layer}.proj", f"blocks.{layer}.ls1.gamma")
+        yield from norm(f"blocks.{layer}.norm2", f"{layer}.norm2")
+        yield from linear(f"blocks.{layer}.mlp.fc1", f"{layer}.fc1")
+        yield from linear(f"blocks.{layer}.mlp.fc2", f"{layer}.fc2", f"blocks.{layer}.ls2.gamma")
+    yield from norm("norm", "norm")
+    yield from norm("fc_norm", "fc_norm")
+    yield from linear("head", "head")

@@ -1,0 +1,70 @@
+"""Slider over the snapshots of a training run."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import ipywidgets
+import matplotlib.pyplot as plt
+from PIL import Image
+
+from vitlens import plot
+from vitlens.plot.alt_text import bundle, describe
+from vitlens.plot.style import WIDTH
+
+
+def training(snapshots: Mapping | Path | str) -> Slider:
+    """Slider over the snapshots of a run, with its four inspection figures and a button to play them.
+
+    snapshots: directory of a run, its `snapshots.npz`, or the result of `train.snapshots.load`. All figures are drawn
+    in advance, 0.2 seconds each, so that the slider is immediate. It starts at the last one. Without a kernel its
+    output is an animation of every second snapshot. Works with ipywidgets 7.7 and 8.
+
+    >>> snapshot = vitlens.train.snapshots.record(model, images)
+    >>> slider = vitlens_explorer.training({"steps": [0], **{name: a[None] for name, a in snapshot.items()}})
+    """
+    if not isinstance(snapshots, Mapping):
+        from vitlens.train.snapshots import load
+
+        snapshots = load(snapshots)
+    figures = [plot.snapshot(snapshots, index) for index in range(len(snapshots["steps"]))]
+    return Slider([bundle(_png(figure), describe(figure), WIDTH) for figure in figures])
+
+
+class Slider(ipywidgets.VBox):
+    """A slider over figures, each given as the `bundle` of its image and alt text."""
+
+    def __init__(self, frames: list[dict[str, str]]):
+        last = len(frames) - 1
+        figure = ipywidgets.HTML(frames[last]["text/html"])
+        play = ipywidgets.Play(last, max=last, interval=500)
+        slider = ipywidgets.IntSlider(last, max=last, description="snapshot", readout=False, layout={"width": "560px"})
+        ipywidgets.jslink((play, "value"), (slider, "value"))
+        slider.observe(lambda change: figure.set_trait("value", frames[change["new"]]["text/html"]), "value")
+        super().__init__([ipywidgets.HBox([play, slider]), figure])
+        self._shown = lambda: [frames[slider.value], *frames[last % 2 :: 2]]
+
+    def _repr_mimebundle_(self, **kwargs) -> dict:
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+        shown = self._shown()
+        pngs = [base64.b64decode(frame["image/png"]) for frame in shown]
+        still = bundle(pngs[0], shown[0]["text/plain"], WIDTH, _animation(pngs))
+        return {"application/vnd.jupyter.widget-view+json": view} | still
+
+    _ipython_display_ = None  # of ipywidgets 7, which would ignore the bundle
+
+
+def _animation(pngs: list[bytes]) -> bytes:
+    """A WebP that shows images in a loop, the first of them longest."""
+    first, *others = (Image.open(io.BytesIO(png)).convert("RGB") for png in pngs)
+    look = {"duration": [1500] + [600] * len(others), "loop": 0, "quality": 30, "minimize_size": True}
+    first.save(file := io.BytesIO(), "WEBP", save_all=True, append_images=others, **look)
+    return file.getvalue()
+
+
+def _png(figure: plt.Figure) -> bytes:
+    figure.savefig(file := io.BytesIO(), format="png")
+    return file.getvalue()

@@ -1,0 +1,144 @@
+"""Outputs of a model for all images of a split, batch by batch: features, or the most probable classes.
+
+Shapes: N images, M of them readable, D width of the model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from vitlens.data import ImageSet, ImageStream, load
+from vitlens.data.augment import normalized
+from vitlens.models import data_config, pixels
+from vitlens.recorder.forward import cast, evaluating, run
+from vitlens.recorder.supported import model_name, pooled
+from vitlens.train import World
+
+
+def opened(
+    model: nn.Module, source: str, split: str, *, root=None, workers: int | None = None, world: World | None = None
+) -> ImageStream:
+    """A streamed split of a data set of `data.load`, preprocessed for `model`.
+
+    Raises ValueError for models whose input is not 3 × S × S, and the errors of `load`.
+
+    >>> len(opened(model, "digits", "valid"))
+    360
+    """
+    channels, height, width = data_config(model)["input_size"]
+    if height != width or channels != 3:
+        raise ValueError(
+            "Evaluation needs a model with square color input (3 × S × S), got "
+            f"{channels} × {height} × {width}. Use another model."
+        )
+    options = dict(size=height, fit=pixels(model), stream=True, root=root, workers=workers)
+    world = world or World()
+    images = load(source, split, **options) if world.rank == 0 else None  # the first process downloads
+    world.total(0)  # the other processes wait
+    return images or load(source, split, **options)
+
+
+def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | None = None) -> tuple[Tensor, Tensor]:
+    """Features (N, D), the input of a model's head, and labels (N,) of all images, on the CPU.
+
+    Features are float32, or float64 for float64 models. The images must have the model's input size. They are
+    normalized for the model. The training flag of each module is unchanged. The processes of `world` share the images,
+    and each returns all features.
+
+    >>> digits = vitlens.data.load("digits", "valid", size=224).subset(4)
+    >>> vitlens_paper.evaluate.features(model, digits)[0].shape
+    torch.Size([4, 192])
+    """
+    return read(model, data, before_the_head(model), world=world)
+
+
+def normalized_for(model: nn.Module, images: Tensor) -> Tensor:
+    """Images (b, 3, H, W), uint8 or in 0…1, normalized for a model in the precision of its weights."""
+    config = data_config(model)
+    return cast(model, normalized(images, config["mean"], config["std"]))
+
+
+def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Function from images (b, 3, H, W) to the input (b, D) of the model's head. Raises ValueError without pooling."""
+
+    def features(x: Tensor) -> Tensor:
+        values = pooled(model, x)
+        if values.dim() != 2:
+            raise ValueError(
+                f"Expected features of shape (B, D), but {model_name(model)} returns shape {tuple(values.shape)}. Use "
+                'a model that pools its tokens (in timm: `global_pool="token"` or "avg").'
+            )
+        return values
+
+    return features
+
+
+def named_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
+    """Function from a batch (b, 3, H, W) to the numbers of the `k` most probable classes, int64 (b, k), in order.
+
+    Images with logits that are not finite get −1, because NaN would rank first.
+
+    >>> named_classes(model, k=1)(images[:1]).shape
+    torch.Size([1, 1])
+    """
+
+    def named(x: Tensor) -> Tensor:
+        logits = run(model, x)
+        classes = logits.topk(min(k, logits.shape[1])).indices
+        return classes.where(logits.isfinite().all(1, keepdim=True), -1)
+
+    return named
+
+
+@torch.no_grad()
+def read(
+    model: nn.Module,
+    data: ImageSet | ImageStream,
+    output: Callable[[Tensor], Tensor],
+    *,
+    world: World | None = None,
+    batch: int = 100,
+    progress: str = "",
+) -> tuple[Tensor, Tensor]:
+    """`output` (N, …) of all images of `data`, normalized as in `features`, and their labels (N,), on the CPU.
+
+    progress: title of a progress bar, or "". Raises ValueError for outputs that are not finite or −1, and the errors of
+    the data's `batches`.
+
+    >>> digits = vitlens.data.load("digits", "valid", size=224).subset(4)
+    >>> read(model, digits, named_classes(model))[0].shape
+    torch.Size([4, 5])
+    """
+    device = next(model.parameters()).device
+    world = world or World(device=device)
+    rows = torch.arange(len(data)).split(min(batch, len(data) // world.size))
+    mine = rows[world.rank :: world.size]
+    values, labels = None, torch.zeros(len(data), dtype=torch.int64, device=device)
+    bar = tqdm(
+        total=len(data), unit="image", desc=progress, disable=not progress or world.rank > 0,
+        mininterval=0.1 if sys.stderr.isatty() else 60,
+    )  # fmt: skip
+    with evaluating(model), bar:
+        for row, (images, truth) in zip(mine, data.batches(mine), strict=True):
+            outputs = output(normalized_for(model, images.to(device)))
+            outputs = outputs.float() if outputs.is_floating_point() and outputs.element_size() < 4 else outputs
+            if values is None:
+                values = outputs.new_zeros(len(data), *outputs.shape[1:])
+            values[row], labels[row] = outputs, truth.to(device)
+            bar.update(min(len(row) * world.size, len(data) - bar.n))
+    for shared in (values, labels):
+        world.sum([shared])
+    sound = values.isfinite() if values.is_floating_point() else values >= 0
+    if len(wrong := (~sound.flatten(1).all(1)).nonzero()):
+        first = int(wrong[0])
+        name = data.samples.name(first) if isinstance(data, ImageStream) else f"number {first}"
+        raise ValueError(
+            f"The model's outputs for {len(wrong)} of {len(data)} images are not finite, the first being {name}. "
+            "Check its weights and its precision."
+        )
+    return values.cpu(), labels.cpu()

@@ -1,0 +1,73 @@
+"""The paper's recipes, from its Tables 3 and 4, with a reason for each number that the tables lack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vitlens_paper import CLASSES, TABLE_1, TABLE_3, TABLE_4, FineTuning, Pretraining
+
+if TYPE_CHECKING:
+    from vitlens.train import Recipe
+
+GRAY = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # pixels in [−1, 1], as in the official code
+VARIANTS = {variant.name[4]: variant for variant in TABLE_1}  # by the letter B, L or H
+SHORT = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
+# Epochs of a row of Table 4 on its first data set, for about ten validations a run.
+EPOCHS = {"ImageNet": 8, "CIFAR-100": 100, "Oxford-IIIT Pets": 71, "VTAB": 2500}
+
+
+def pretraining(row: Pretraining, model: str) -> Recipe:
+    """The recipe of a row of Table 3 for a model such as ViT-B/16, with the smaller of two numbers of epochs."""
+    from vitlens.data.augment import Augment  # inside, because vitlens.train loads this file when it is imported
+    from vitlens.train.settings import Recipe
+
+    variant, patch = VARIANTS[model[4]], int(model.partition("/")[2])
+    return Recipe(
+        name=f"{model.lower().replace('/', '')}-{SHORT[row.data]}",
+        architecture=variant.timm, image_size=224, patch_size=patch,
+        width=variant.width, depth=variant.layers, heads=variant.heads,
+        num_classes=CLASSES[row.data],
+        head="mlp", head_bias=-10.0,  # published by the authors for ImageNet-21k
+        epochs=row.epochs[0], batch_size=4096,
+        optimizer="adamw",  # decoupled decay that follows the schedule (Steiner et al. 2021)
+        lr=row.lr, end_lr=1e-5,  # end: published by the authors
+        weight_decay=row.weight_decay, betas=(0.9, 0.999),
+        warmup=0.0, warmup_steps=10_000, schedule=row.schedule,
+        clip=1.0 if row.data == "ImageNet" else 0.0,
+        loss="sigmoid",  # published for ImageNet-21k and JFT; for ImageNet as in Scenic's re-run
+        dropout=row.dropout,
+        augment=Augment(flip=0.5, scale=(0.05, 1.0), ratio=(3 / 4, 4 / 3)),  # published by the authors
+        **GRAY,
+    )  # fmt: skip
+
+
+def fine_tuning(row: FineTuning, lr: float) -> Recipe:
+    """The recipe of a row of Table 4 with one of its learning rates."""
+    from vitlens.data.augment import Augment
+    from vitlens.train.settings import Recipe
+
+    return Recipe(
+        name=f"finetune-{row.data[0].split()[-1].lower().replace('-100', '')}",
+        continues=True,
+        image_size=384, resize=448, squash=True,  # as in BiT, which the paper follows
+        epochs=0, steps=row.steps, batch_size=512,
+        optimizer="sgd", momentum=0.9, lr=lr, weight_decay=0.0,
+        warmup=0.0, warmup_steps=100 if row.steps < 1000 else 500,  # in the official code
+        schedule="cosine", clip=1.0,
+        augment=Augment(flip=0.5),
+        evaluate_every=EPOCHS[row.data[0]] // 10 or 1,
+        average=0.9999 if row.data == ("ImageNet",) else 0.0,  # Table 2
+        **GRAY,
+    )  # fmt: skip
+
+
+def paper_recipes() -> Iterator[Recipe]:
+    """Recipes for every ViT of Table 3, and for each row of Table 4 with learning rate 0.01, which all grids share."""
+    every = [f"ViT-{size}" for size in ("B/16", "B/32", "L/16", "L/32", "H/14")]
+    for row in TABLE_3:
+        for model in every if row.models == ("ViT-*",) else row.models:
+            if model in every:
+                yield pretraining(row, model)
+    for row in TABLE_4:
+        yield fine_tuning(row, 0.01)

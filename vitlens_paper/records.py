@@ -1,0 +1,286 @@
+"""Records of evaluations in JSON files, and Tables 2, 5 and 9 as text with published and measured results."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+
+from vitlens.data import files
+from vitlens_paper.models import CALLED, origin
+from vitlens_paper.tables import (
+    CIFAR10,
+    CIFAR100,
+    FIRST_SUBMISSION,
+    FLOWERS,
+    IMAGENET,
+    PETS,
+    REAL,
+    TABLE_2,
+    TABLE_5,
+    TABLE_9,
+    VTAB,
+    VTAB_NAMES,
+    Published,
+    groups,
+)
+
+WIDTH = 120
+ROWS = {
+    "imagenet": IMAGENET, "imagenet1k": IMAGENET, "ilsvrc2012": IMAGENET,
+    "cifar10": CIFAR10, "cifar100": CIFAR100, "pets": PETS, "oxfordiiitpet": PETS, "oxfordiiitpets": PETS,
+    "flowers": FLOWERS, "flowers102": FLOWERS, "oxfordflowers102": FLOWERS,
+}  # fmt: skip
+VTAB_ROWS = {"vtab": "VTAB"} | {name: f"VTAB {row}" for name, row in VTAB_NAMES.items()}
+TEST_IMAGES = {IMAGENET: 50_000, REAL: 46_837, CIFAR10: 10_000, CIFAR100: 10_000, PETS: 3_669, FLOWERS: 6_149}
+"""Number of test images of each data set. A result on under 99 % of them counts as other data."""
+TRANSFER = ("top1", "finetune", "vtab")
+"""Protocols of the paper's tables, without few-shot, neighbors and probe."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measured value with its 95 % confidence interval, in percent.
+
+    model: a timm name, a name of the paper, or the name of a directory. protocol: top1, fewshot, knn, probe, finetune
+    or vtab. metric: top1, top5, real (top-1 by ReaL labels) or mean (of the top-1 of several tasks). images: number of
+    scored images. when: date and time, UTC. weights: first digits of the SHA-256 of the model's weights. place: first
+    digits of the SHA-256 of the data's path. seeds: number of seeds (0, 1, 2 …) in the mean. recipe: fine-tuning recipe
+    with its changes, or None for the data's unchanged recipe. note: match of the classes, meaning of the interval.
+
+    >>> r = vitlens_paper.evaluate.Record("vit", "pets", "knn", "top1", 90.0, 88.2, 91.6, 1000, "2025", {}, neighbors=5)
+    >>> r.cell
+    '90.00 [88.20, 91.60]'
+    """
+
+    model: str
+    data: str
+    protocol: str
+    metric: str
+    value: float
+    low: float
+    high: float
+    images: int
+    when: str
+    versions: dict[str, str]
+    command: str = ""
+    weights: str = ""
+    place: str = ""
+    shots: int | None = None
+    seeds: int | None = None
+    neighbors: int | None = None
+    recipe: str | None = None
+    note: str | None = None
+
+    @property
+    def key(self) -> tuple:
+        """Fields that identify a measurement."""
+        return (self.model, self.weights, self.data, self.place, self.protocol, self.metric, self.shots, self.seeds,
+                self.neighbors, self.recipe)  # fmt: skip
+
+    @property
+    def manner(self) -> str:
+        """The protocol and its settings, such as "fewshot, 5 shots"."""
+        parts = [self.protocol]
+        parts += [f"{self.shots} shot{'s' * (self.shots > 1)}"] if self.shots else []
+        parts += [f"{self.neighbors} neighbor{'s' * (self.neighbors > 1)}"] if self.neighbors else []
+        return ", ".join([*parts, *([self.recipe] if self.recipe else [])])
+
+    @property
+    def cell(self) -> str:
+        """The value with its interval for a table."""
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def read(path: str | Path) -> list[Record]:
+    """Records of a JSON file: an object with the fields of `Record`, or a list of objects. Other fields are ignored.
+
+    >>> vitlens_paper.evaluate.write("results.json", [])
+    >>> vitlens_paper.evaluate.read_results("results.json")
+    []
+    """
+    return [record for record, _ in _entries(path)]
+
+
+def write(path: str | Path, records: Iterable[Record]) -> None:
+    """Add records to a JSON file, a list of objects, in place of records with the same key.
+
+    >>> vitlens_paper.evaluate.write("results.json", [])
+    """
+    path, records = Path(path), list(records)
+    new = {record.key for record in records}
+    kept = [entry for record, entry in _entries(path) if record.key not in new] if path.exists() else []
+    written = [{name: value for name, value in asdict(record).items() if value is not None} for record in records]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, (json.dumps([*kept, *written], indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def table(records: Sequence[Record]) -> str:
+    """Text table of records (data, protocol, metric, value with interval, images), followed by their notes.
+
+    >>> print(vitlens_paper.evaluate.table([]).splitlines()[1])
+    Columns: [data, protocol, metric, value [95 %], images]
+    """
+    from pandas import DataFrame
+
+    rows = [(r.data, r.manner, r.metric, r.cell, f"{r.images:,}") for r in records]
+    frame = DataFrame(rows, columns=["data", "protocol", "metric", "value [95 %]", "images"])
+    notes = dict.fromkeys(r.note for r in records if r.note)
+    return "\n".join([frame.to_string(index=False), *notes])
+
+
+def _entries(path: str | Path) -> list[tuple[Record, dict]]:
+    """Records of a file, each with its JSON object. Raises ValueError for other files."""
+    required = [field.name for field in fields(Record) if field.default is MISSING]
+    known = [field.name for field in fields(Record)]
+    try:
+        entries = json.loads(Path(path).read_text(encoding="utf-8"))
+        entries = entries if isinstance(entries, list) else [entries]
+        records = [Record(**{name: entry[name] for name in known if name in entry or name in required})
+                   for entry in entries]  # fmt: skip
+        for record in records:
+            if not 0 <= record.low <= record.value <= record.high <= 100 or record.images < 1:  # NaN fails too
+                raise ValueError(f"{record} is not a percentage within its interval")
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path} must be a file of `vitlens evaluate --out`, a list of objects with {', '.join(required)} "
+            f"({type(error).__name__}: {error}). Give another file."
+        ) from error
+    return list(zip(records, entries, strict=True))
+
+
+def row_of(record: Record) -> str | None:
+    """Row of Table 2, 5 or 9 for a record: a data set, "VTAB" with a group or task, or None for other measurements.
+
+    >>> record = vitlens_paper.evaluate.Record("vit", "torch/cifar10", "top1", "top1", 90, 89, 91, 10_000, "", {})
+    >>> vitlens_paper.row_of(record)
+    'CIFAR-10'
+    """
+    if record.protocol not in TRANSFER:
+        return None
+    if row := VTAB_ROWS.get(record.data.lower()):
+        return row if record.metric in ("mean", "top1") else None
+    row = ROWS.get(re.sub("[^a-z0-9]", "", record.data.lower().removeprefix("torch/")))
+    if record.metric == "real":
+        row = REAL if row == IMAGENET else None
+    elif record.metric != "top1":
+        row = None
+    whole = TEST_IMAGES.get(row, 0)
+    return row if 0.99 * whole <= record.images <= whole else None
+
+
+def table_2(records: Iterable[Record]) -> str:
+    """Table 2 as text: published columns, a column for each measured model, and notes.
+
+    >>> print(vitlens_paper.table_2([])[:13])
+    Table 2: top-
+    """
+    records, rows = list(records), list(TABLE_2[0].accuracy)
+    published = {
+        (CALLED.get(p.model, (p.model,))[0], p.data): _printed(p, rows) | {"TPUv3-core-days": f"{p.core_days:,}"}
+        for p in TABLE_2
+    }
+    title = (
+        "Table 2: top-1, %. Published: mean ± standard deviation of three fine-tunings, ViTs on ImageNet at 512 or 518 "
+        "pixels.\nMeasured: value [95 % interval]."
+    )
+    first = "; ".join(f"{p.model} {', '.join(f'{k} {v}' for k, v in _printed(p).items())}" for p in FIRST_SUBMISSION)
+    note = f"The first submission of the paper (October 2020) had other numbers: {first}."
+    others = [
+        f"Not in this table: {r.model} on {r.data}, {r.manner}, {r.metric}: {r.cell}"
+        for r in records if row_of(r) is None
+    ]  # fmt: skip
+    return _text(title, [*rows, "TPUv3-core-days"], published, _columns(records, rows), [note, *others])
+
+
+def table_5(records: Iterable[Record]) -> str:
+    """Table 5 as text: rows by pre-training data and data set, published columns, then measured ones.
+
+    A measured model is in the rows of its pre-training data, or of "unknown data".
+
+    >>> print(vitlens_paper.table_5([])[:7])
+    Table 5
+    """
+    rows = list(TABLE_5[0].accuracy)
+    published: dict[tuple[str, str], dict] = {}
+    for p in TABLE_5:
+        printed = {(p.data, row): cell for row, cell in _printed(p, rows).items()}
+        published.setdefault((p.model, ""), {}).update(printed)
+    columns = []
+    for column in _columns(records, rows):
+        weights = origin(next(iter(column.values())).model)[1]
+        data = weights.data if weights else "unknown data"
+        columns.append({(data, row): record for row, record in column.items()})
+    sources = [*dict.fromkeys(p.data for p in TABLE_5)]
+    sources += ["unknown data"] * any(key[0] == "unknown data" for column in columns for key in column)
+    title = "Table 5: top-1 after fine-tuning at 384 pixels, %. Measured: value [95 % interval]."
+    return _text(title, [(source, row) for source in sources for row in rows], published, columns, [])
+
+
+def table_9(records: Iterable[Record]) -> str:
+    """Table 9 as text: tasks of VTAB-1k and means of its groups, published columns, then measured ones.
+
+    >>> print(vitlens_paper.table_9([])[:7])
+    Table 9
+    """
+    rows = [row for group in VTAB for row in (*(f"VTAB {task}" for task in VTAB[group]), f"VTAB {group}")] + ["VTAB"]
+    published = {}
+    for p in TABLE_9:
+        values = {**p.accuracy, **groups(p.accuracy), "VTAB": p.accuracy["VTAB"]}
+        published[p.model, p.data] = {row: f"{values[row.removeprefix('VTAB ')]:.1f}" for row in rows}
+    title = "Table 9: top-1 on the tasks of VTAB-1k, %, and below each group its mean. Measured: value [95 % interval]."
+    return _text(title, rows, published, _columns(records, rows), [])
+
+
+def _printed(published: Published, rows: Iterable[str] = ()) -> dict[str, str]:
+    """Published accuracies as "value ± spread" by row, default all rows."""
+    return {
+        row: f"{published.accuracy[row]:.2f}" + (f" ± {published.spread[row]:.2f}" if row in published.spread else "")
+        for row in rows or published.accuracy
+        if row in published.accuracy
+    }
+
+
+def _columns(records: Iterable[Record], rows: Iterable[str]) -> list[dict[str, Record]]:
+    """Latest record of each row, in a column for each model, weights, recipe, and with or without training."""
+    columns: dict[tuple, dict[str, Record]] = {}
+    for record in sorted(records, key=lambda r: r.when):
+        if (row := row_of(record)) in rows:
+            key = record.model, record.weights, record.recipe or "", record.protocol == "top1"
+            columns.setdefault(key, {})[row] = record
+    return [columns[key] for key in sorted(columns)]
+
+
+def _text(
+    title: str, rows: Sequence, published: dict[tuple[str, str], dict], measured: Sequence[dict], notes: Sequence[str]
+) -> str:
+    """The table as lines of at most `WIDTH` characters, with a note about each measured column."""
+    from pandas import DataFrame
+
+    cells = {("published", *name): column for name, column in published.items()}
+    for number, column in enumerate(measured, 1):
+        cells["measured", f"({number})", ""] = {row: record.cell for row, record in column.items()}
+    frame = DataFrame(cells).reindex(rows).fillna("–")
+    frame.index.names = [None] * frame.index.nlevels
+    lines = [title, "", frame.to_string(line_width=WIDTH - 2), ""]
+    for number, column in enumerate(measured, 1):
+        record = next(iter(column.values()))
+        counts = ", ".join(f"{row if isinstance(row, str) else row[1]}: {r.images:,}" for row, r in column.items())
+        lines.append(f"({number}) {record.model}: {_described(record)}; {record.manner}")
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items()))
+        lines.append(f"    images: {counts}; {record.when[:10]}; {versions}")
+    return "\n".join([*lines, *notes])
+
+
+def _described(record: Record) -> str:
+    """Description of a record's model and weights, with the weights' digest."""
+    model, weights = origin(record.model)
+    digest = f", SHA-256 {record.weights}" if record.weights else ""
+    if model is None:
+        return f"not a model of the paper{digest}"
+    if weights is None:
+        return f"{model.name}, with unknown weights{digest}"
+    whose = "the paper's weights" if weights.source == "paper" else f"weights of {weights.source}, not the paper's"
+    return f"{model.name} pre-trained on {weights.data}, {whose}{digest}"

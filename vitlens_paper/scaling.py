@@ -1,0 +1,171 @@
+"""The paper's figures of accuracy against pre-training, from its tables: Fig. 2, 3 and 5, and Fig. 4 of your runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.transforms import offset_copy
+
+import vitlens_paper as paper
+from vitlens.plot.style import array, canvas, charts, palette, rule, styled
+
+KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45", "^")}
+NAMES = {"ViT": "ViT", "hybrid": "hybrid, on an R50", "ResNet": "ResNet (BiT)"}
+LEFT = {"ViT-B/32", "ViT-L/32", "R50+ViT-B/32", "R50+ViT-L/32", "R50+ViT-L/16", "R152x1"}
+"""Models of Table 6 whose names are left of their points in Fig. 5. The other names are on the right."""
+LIMITS = {"VTAB": (65, 80), "Natural": (70, 90), "Specialized": (80, 90), "Structured": (50, 70)}
+"""Limits of the paper's panels in percent. Points beyond them widen them."""
+
+SIZES = {"ViT-B/32": ("#0173b2", "white"), "ViT-B/16": ("#0173b2", "#0173b2"), "ViT-L/32": ("#de8f05", "white"),
+         "ViT-L/16": ("#de8f05", "#de8f05"), "ViT-H/14": ("#029e73", "#029e73")}  # fmt: skip
+
+
+def count(value: float, _=None) -> str:
+    """Text of a number of images, such as 1.3 M, as a Matplotlib formatter, too."""
+    size, letter = next(((size, letter) for size, letter in ((1e6, " M"), (1e3, " k")) if value >= size), (1, ""))
+    return f"{value / size:.3g}{letter}"
+
+
+def transfer() -> plt.Figure:
+    """Accuracy after fine-tuning against the compute of pre-training, from Table 6 (paper, Fig. 5).
+
+    Left the average over the five data sets of `paper.FIVE`, right ImageNet.
+
+    >>> figure = vitlens_paper.transfer()
+    """
+    with styled():
+        figure, axes = charts(("Average of five data sets", "ImageNet"), 900, 430)
+        for k, ax in enumerate(axes):
+            ax.set(xscale="log", xlabel="Compute of pre-training (exaFLOPs)")
+            for row in paper.TABLE_6:
+                color, marker = KINDS[paper.MODELS[row.model].kind]
+                value = row.accuracy["ImageNet"] if k else row.average
+                size = 5 if row.epochs == 7 else 7.5
+                ax.plot(row.exaflops, value, marker, color=color, ms=size, mec="white", mew=0.6)
+                at = (-4, 0, "right", "bottom") if row.model in LEFT else (5, 0, "left", "top")
+                ax.annotate(
+                    row.model.replace("ViT-", ""), (row.exaflops, value), at[:2], textcoords="offset points",
+                    ha=at[2], va=at[3], color=color, size=7.5,
+                )  # fmt: skip
+            ax.margins(0.1, 0.08)
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
+            ax.xaxis.set_minor_locator(NullLocator())
+            ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axes[0].set_ylabel("Top-1 after fine-tuning (%)")
+        kinds = {NAMES[kind]: KINDS[kind] for kind in KINDS} | {"small: 7 epochs of JFT-300M, large: 14": ("none", "")}
+        handles = [
+            plt.Line2D([], [], color=color, marker=marker, ls="", ms=8, mec="white") for color, marker in kinds.values()
+        ]
+        figure.legend(handles, kinds, loc="outside lower left", ncols=4, frameon=False, handletextpad=0.2)
+    return figure
+
+
+def vtab() -> plt.Figure:
+    """Accuracy on VTAB-1k, over all 19 tasks and by group (paper, Fig. 2, whose bars have no printed numbers).
+
+    Drawn from Table 9 and, for BiT, the public BiT-M.
+
+    >>> figure = vitlens_paper.vtab()
+    """
+    rows = {f"{p.model}, {p.data}": paper.groups(p.accuracy) for p in paper.TABLE_9}
+    rows |= {"BiT-M R152x4, ImageNet-21k": paper.BIT_M_VTAB}
+    colors = "#0173b2", "#0173b2", "#56b4e9", "#949494"
+    with styled():
+        titles = ["All 19 tasks", *(f"{group} ({len(tasks)})" for group, tasks in paper.VTAB.items())]
+        figure, axes = charts(titles, 900, 34 * len(rows) + 88, sharey=True)
+        for ax, (group, limits) in zip(axes, LIMITS.items(), strict=True):
+            values = [accuracy[group] for accuracy in rows.values()]
+            rule(ax, "x")
+            ax.hlines(range(len(rows)), 0, values, color="0.85", linewidth=1, zorder=1)
+            low, high = min(limits[0], *values), max(limits[1], *values)
+            room = 0.16 * (high - low)
+            ax.set_xlim(low - room * (low < limits[0]), high + room * (high > limits[1]))
+            ax.set(ylim=(len(rows) - 0.5, -0.5), xlabel="Top-1 (%)")
+            ax.set_yticks(range(len(rows)), rows)
+            ax.tick_params(axis="y", length=0)
+            for y, (value, color) in enumerate(zip(values, colors, strict=True)):
+                ax.plot(value, y, "o", color=color, ms=7, mec="white", mew=0.6)
+                ax.annotate(f"{value:.1f}", (value, y), (0, 6), textcoords="offset points", ha="center", size=8)
+    return figure
+
+
+def pretraining_size(*, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
+    """Top-1 on ImageNet after fine-tuning against the images of pre-training, from Table 5 (paper, Fig. 3).
+
+    The curve of BiT is its largest ResNet, R152x4, from its paper and Table 2, because the paper shades the range of
+    all sizes without numbers.
+
+    >>> figure = vitlens_paper.pretraining_size()
+    """
+    with canvas(ax, 900, 420) as (ax, result):
+        rule(ax)
+        ax.set(xscale="log", xlabel="Images of pre-training", ylabel="ImageNet top-1 after fine-tuning (%)")
+        bit = [*paper.BIT, next(p for p in paper.TABLE_2 if p.model == "R152x4")]
+        bit = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in bit]
+        ax.plot(*zip(*bit, strict=True), "-^", color="0.6", ms=6, label="BiT R152x4", zorder=1)
+        for k, (model, (edge, face)) in enumerate(SIZES.items()):
+            rows = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in paper.TABLE_5 if p.model == model]
+            aside = offset_copy(ax.transData, ax.figure, x=9 * (k - 2), units="points")
+            ax.update_datalim(rows)  # Matplotlib does not do so for shifted points
+            ax.plot(*zip(*rows, strict=True), "o", mec=edge, mfc=face, ms=7.5, mew=1.6, label=model, transform=aside)
+        ax.margins(0.12, 0.07)
+        ax.set_xticks([*paper.IMAGES.values()], [f"{name}\n{count(images)}" for name, images in paper.IMAGES.items()])
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+        ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, labelspacing=0.8)
+    return result
+
+
+def few_shot(
+    curves: Mapping[str, Sequence[Sequence[float]]], *, xlabel: str = "Images of pre-training",
+    ylabel: str = "Few-shot top-1 (%)", ax: plt.Axes | None = None,
+) -> plt.Figure | plt.Axes:  # fmt: skip
+    """Few-shot accuracy against the images of pre-training, a curve for each model (paper, Fig. 4).
+
+    curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in percent. The interval from low to
+    high is a band for up to three curves, and error bars for more. Only your curves are drawn, because the paper prints
+    no numbers. The legend lists the curves by their last accuracy.
+
+    >>> figure = vitlens_paper.few_shot({"ViT": [(1_000_000, 40.0), (10_000_000, 55.0)]})
+    """
+    series = {name: _sorted(rows) for name, rows in curves.items()}
+    with canvas(ax, 900, 400) as (ax, result):
+        rule(ax)
+        ax.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
+        lines = []
+        for color, (name, rows) in zip(palette(len(series)), series.items(), strict=True):
+            look = {"color": color, "ms": 6, "mec": "white", "mew": 0.6, "lw": 1.6, "label": name}
+            lines += ax.plot(rows[:, 0], rows[:, 1], "o-", **look)
+            if rows.shape[1] == 4 and len(series) <= 3:
+                ax.fill_between(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.15, lw=0)
+            elif rows.shape[1] == 4:
+                ax.vlines(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.5, lw=2)
+        ax.margins(0.05, 0.08)
+        _ticks(ax, series.values())
+        lines = sorted(lines, key=lambda line: -line.get_ydata()[-1])
+        ax.legend(handles=lines, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+    return result
+
+
+def _sorted(rows) -> np.ndarray:
+    """(n, 2 or 4) rows of (images, accuracy, …), sorted by images. Raises ValueError unless images are above 0."""
+    rows = array(rows, 2, "Rows (images, accuracy)")
+    if not (np.isfinite(rows).all() and (rows[:, 0] > 0).all()):
+        raise ValueError(f"Images and accuracies must be finite, the first above 0, got {rows.tolist()}.")
+    return rows[rows[:, 0].argsort()]
+
+
+def _ticks(ax: plt.Axes, series: Iterable[np.ndarray]) -> None:
+    """Put a tick at each size, or at round numbers if some sizes lack room."""
+    ax.autoscale_view()
+    ax.xaxis.set_minor_locator(NullLocator())
+    sizes = sorted({float(n) for rows in series for n in rows[:, 0]})
+    low, high = np.log(ax.get_xlim())
+    if (np.diff(np.log(sizes)) >= 0.08 * (high - low)).all():
+        ax.set_xticks(sizes, map(count, sizes))
+    else:
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+        ax.xaxis.set_major_formatter(count)

@@ -1,0 +1,167 @@
+"""The paper's tables, read from `table_1.csv` to `table_9.csv` in this folder."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+IMAGENET, REAL, CIFAR10, CIFAR100 = "ImageNet", "ImageNet ReaL", "CIFAR-10", "CIFAR-100"
+PETS, FLOWERS = "Oxford-IIIT Pets", "Oxford Flowers-102"
+FIVE = (IMAGENET, CIFAR10, CIFAR100, PETS, FLOWERS)
+"""Data sets of "Average-5" in Fig. 5 and of the averages in Table 7."""
+
+IMAGES = {"JFT-300M": 303_000_000, "ImageNet-21k": 14_000_000, "ImageNet": 1_300_000}
+"""Number of images of the data sets for pre-training, rounded as in the paper."""
+CLASSES = {"JFT-300M": 18_291, "ImageNet-21k": 21_843, "ImageNet": 1_000}
+"""Number of classes of these data sets, JFT's from BiT's paper and ImageNet-21k's from the official code."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of Table 1, and its timm model for images of 224 pixels.
+
+    mlp: width of the hidden layer. parameters: in millions, as printed.
+    """
+
+    name: str
+    layers: int
+    width: int
+    mlp: int
+    heads: int
+    parameters: int
+    timm: str
+
+    def tokens(self, patch: int, image: int = 224) -> int:
+        """Number of tokens of a square image, class token included. Pixels beyond whole patches are cut off."""
+        return (image // patch) ** 2 + 1
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """One row of Table 3. All rows: batch 4,096, Adam with β = (0.9, 0.999), 10,000 steps of warm-up, 224 pixels.
+
+    epochs: one number, or two as in the row. lr: peak learning rate. schedule: decay after warm-up.
+
+    >>> vitlens_paper.TABLE_3[0].models
+    ('ViT-B/16', 'ViT-B/32')
+    """
+
+    models: tuple[str, ...]
+    data: str
+    epochs: tuple[int, ...]
+    lr: float
+    schedule: str
+    weight_decay: float
+    dropout: float
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """One row of Table 4. All rows: SGD with momentum 0.9, batch 512, cosine decay, no weight decay, 384 pixels.
+
+    lr: grid of peak learning rates. held_out: share or number of the training images that select the best.
+
+    >>> vitlens_paper.TABLE_4[0].steps
+    20000
+    """
+
+    data: tuple[str, ...]
+    steps: int
+    lr: tuple[float, ...]
+    held_out: float
+
+
+@dataclass(frozen=True)
+class Published:
+    """Published results of a model of `MODELS`.
+
+    accuracy: top-1 in percent, by data set. spread: standard deviation over three runs of fine-tuning. data, epochs,
+    exaflops, core_days (of TPUv3) and optimizer: of pre-training, if printed.
+    """
+
+    model: str
+    data: str
+    accuracy: Mapping[str, float]
+    spread: Mapping[str, float] = field(default_factory=dict)
+    epochs: int | None = None
+    exaflops: int | None = None
+    core_days: int | None = None
+    optimizer: str | None = None
+
+    @property
+    def average(self) -> float:
+        """Mean over the five data sets of `FIVE`. Raises KeyError if one of them was not printed."""
+        return sum(self.accuracy[name] for name in FIVE) / len(FIVE)
+
+
+def cells(table: str) -> list[dict[str, str]]:
+    """Rows of a table as texts by column, without comment lines that begin with #."""
+    lines = (Path(__file__).parent / f"{table}.csv").read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def _values(kind: type, row: Mapping[str, str]) -> dict[str, object]:
+    """Fields of a dataclass from the cells of a row, converted to their annotated types. Tuples are split at "; "."""
+    values = {}
+    for column in fields(kind):
+        name = re.search("str|int|float", column.type)
+        if name and (text := row.get(column.name)):
+            parts = [{"str": str, "int": int, "float": float}[name[0]](part) for part in text.split("; ")]
+            values[column.name] = tuple(parts) if column.type.startswith("tuple") else parts[0]
+    return values
+
+
+def _settings(kind: type, table: str) -> tuple:
+    return tuple(kind(**_values(kind, row)) for row in cells(table))
+
+
+def _results(table: str) -> tuple[Published, ...]:
+    """Rows of results. Columns other than fields of `Published` are data sets: "accuracy" or "accuracy ± spread"."""
+    about = {column.name for column in fields(Published)}
+    published = []
+    for row in cells(table):
+        printed = {data: text.split(" ± ") for data, text in row.items() if data not in about and text}
+        accuracy = {data: float(parts[0]) for data, parts in printed.items()}
+        spread = {data: float(parts[1]) for data, parts in printed.items() if len(parts) > 1}
+        published.append(Published(**_values(Published, row), accuracy=accuracy, spread=spread))
+    return tuple(published)
+
+
+TABLE_1: tuple[Variant, ...] = _settings(Variant, "table_1")
+TABLE_3: tuple[Pretraining, ...] = _settings(Pretraining, "table_3")
+TABLE_4: tuple[FineTuning, ...] = _settings(FineTuning, "table_4")
+TABLE_2, TABLE_5, TABLE_6, TABLE_7, TABLE_9 = (_results(f"table_{number}") for number in (2, 5, 6, 7, 9))
+
+TABLE_8: dict[str, dict[str, float]] = {
+    row.pop("positions"): {place: float(value) for place, value in row.items() if value} for row in cells("table_8")
+}
+"""5-shot accuracy in percent, by the recipe's `positions` and `positions_at`."""
+FIRST_SUBMISSION = _results("table_2_first")
+"""Rows of Table 2 in the first submission (October 2020) that differ from the final `TABLE_2`."""
+BIT = _results("bit")
+"""BiT-S and BiT-M, siblings of Table 2's BiT-L, in their own paper (Kolesnikov et al. 2020), by its fine-tuning."""
+BIT_M_VTAB = {"VTAB": 73.51, "Natural": 80.77, "Specialized": 85.67, "Structured": 61.08}
+"""Accuracy of the public BiT-M R152x4 by group of VTAB, from its authors' code."""
+
+VTAB: dict[str, tuple[str, ...]] = {}
+"""The 19 tasks of VTAB-1k by group, in the order of Table 9."""
+VTAB_NAMES: dict[str, str] = {}
+"""Names in `VTAB` of the tasks and groups of VTAB-1k, by their names in `vitlens evaluate`."""
+for _row in cells("vtab"):
+    VTAB[_row["group"]] = (*VTAB.get(_row["group"], ()), _row["task"])
+    VTAB_NAMES |= {f"vtab {_row['group'].lower()}": _row["group"], f"vtab/{_row['vitlens']}": _row["task"]}
+
+
+def groups(accuracy: Mapping[str, float]) -> dict[str, float]:
+    """Means over the tasks of VTAB's three groups and, as "VTAB", over all 19.
+
+    accuracy: by task, named as in `VTAB`. Raises KeyError if one of the 19 is missing.
+
+    >>> round(vitlens_paper.groups(vitlens_paper.TABLE_9[0].accuracy)["Natural"], 1)
+    86.7
+    """
+    members = {"VTAB": sum(VTAB.values(), ()), **VTAB}
+    return {name: sum(accuracy[task] for task in tasks) / len(tasks) for name, tasks in members.items()}
