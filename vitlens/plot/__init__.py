@@ -20,7 +20,7 @@ PLACES = {
         "randomized", "training",
     ),
     "diagram": ("architecture",),
-    "film": ("filled_in", "film_strip", "snapshot"),
+    "film": ("film_strip", "snapshot"),
     "heatmaps": ("attributions", "gallery", "mask", "overlay", "overlays", "tiles", "upsample"),
     "mosaics": ("all_heads", "filters", "heads", "patches", "position_similarity"),
     "scaling": ("few_shot", "pretraining_size", "transfer", "vtab"),
