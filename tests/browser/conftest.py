@@ -12,7 +12,6 @@ from browser.fronts import chromium, notebook
 CELLS = (
     "import numpy as np, vitlens\nfrom vitlens import widgets\nmodel = vitlens.load_model('vit')",
     "explorer = widgets.explore(model)\nexplorer",
-    "widgets.heads(model)",
     "widgets.compare(model, vitlens.load_model('vit', pretrained=False))",
     "widgets.positions(model)",
     "widgets.training(dict(np.load('run.npz')))",
