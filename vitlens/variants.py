@@ -38,12 +38,6 @@ KEYWORDS = {
 """timm's keywords for a value."""
 BY_TIMM = ("none", "mean")
 """Values that timm's keywords cover. All others need `vitlens_vit`."""
-MOVED = {
-    "positions": ("sinusoidal", "relative-2d", "rotary"), "attention": ("locality",), "readout": ("attention-pool",),
-    "tokenizer": ("conv-stem", "shifted-patches"), "equivariance": ("flips", "rotations"), "registers": (4,),
-    "objective": ("autoencoder",),
-}  # fmt: skip
-"""Values of earlier versions that scripts of experiments/ build."""
 
 
 def chosen(settings: Mapping) -> dict[str, str]:
@@ -58,17 +52,8 @@ def keywords(settings: Mapping) -> dict:
     return {key: word for value in variants.values() for key, word in KEYWORDS.get(value, {}).items()} | own
 
 
-def check_moved(settings: Mapping) -> None:
-    """Raise ValueError for a value that moved to a script of experiments/."""
-    for name, values in MOVED.items():
-        if settings.get(name) in values:
-            script = f"experiments/{'autoencoder' if name == 'objective' else 'small_data'}.py"
-            raise ValueError(f"{name}={settings[name]} moved to {script}. Train or open it there.")
-
-
 def check(settings: Mapping) -> None:
     """Raise ValueError for invalid combinations of keywords of `vitlens_vit`."""
-    check_moved(settings)
     variants, table = chosen(settings), settings.get("pos_embed", "learn")
     positions = variants.get("positions", "learned-1d")
     prefix = settings.get("class_token", True) or settings.get("reg_tokens", 0)
@@ -178,8 +163,6 @@ class PaperTransformer(VisionTransformer):
 
     def __init__(self, positions: str = "learned-1d", positions_at: str = "stem", attention: str = "plain", **kwargs):
         check({**kwargs, "positions": positions, "positions_at": positions_at, "attention": attention})
-        for setting in MOVED:  # directories of earlier versions have them at values without effect
-            kwargs.pop(setting, None)
         placed = positions == "relative-1d" or attention == "axial"
         if positions != "learned-1d":
             kwargs["pos_embed"] = "none"

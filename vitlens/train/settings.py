@@ -32,8 +32,6 @@ RATES = {"drop_path_rate": "drop_path", "patch_drop_rate": "patch_drop", "pos_dr
 """timm's keywords for settings of a recipe."""
 STAIRS = (10 / 40, 23 / 40, 30 / 40, 37 / 40)
 """Progress at which `schedule="stairs"` falls to a tenth: BiT's epochs 10, 23, 30 and 37 of 40."""
-REMOVED = ("registers", "tokenizer", "equivariance", "decoder_depth")
-"""Settings of earlier versions, accepted at values without effect."""
 COUNT, AMOUNT, POSITIVE = "at least 1", "0 or more", "above 0"
 SHARE, BELOW_1 = "between 0 and 1", "from 0 up and below 1"
 # fmt: off
@@ -263,15 +261,9 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: dict) -> Recipe:
-        """The recipe of a `to_dict` dictionary. Raises ValueError for unknown settings and wrong types.
-
-        Settings of earlier versions are ignored at values without effect.
-        """
-        variants.check_moved(values)
-        values = {name: value for name, value in values.items() if name not in REMOVED}
+        """The recipe of a `to_dict` dictionary. Raises ValueError for unknown settings and wrong types."""
+        values = dict(values)
         augment = values.pop("augment", {})
-        if isinstance(augment, dict) and not augment.get("operations"):  # RandAugment's
-            augment = {name: value for name, value in augment.items() if name not in ("operations", "magnitude")}
         return cls(**known(cls, values), augment=Augment(**known(Augment, augment, "augment")))
 
     def to_json(self) -> str:
@@ -297,7 +289,6 @@ class Recipe:
             if key in ("augment", "model_kwargs") or group not in changes:
                 raise ValueError(f"{key} cannot be set. Set augment.flip=0.5, model.pos_embed=none or another setting.")
             changes[group][name] = parsed(text)
-        variants.check_moved(changes[""])
         own = known(Recipe, changes[""])
         if changes["augment"]:
             own["augment"] = replace(self.augment, **known(Augment, changes["augment"], "augment"))
