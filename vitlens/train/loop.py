@@ -25,7 +25,7 @@ from vitlens.data.imageset import ended, workers_ended
 from vitlens.recorder.forward import out_of_memory
 from vitlens.train.criteria import compiled, settled, validate
 from vitlens.train.optim import optimizers, set_rates, update_average
-from vitlens.train.processes import World
+from vitlens.train.processes import World, distribute, exchange
 from vitlens.train.run_folder import DIVERGED, STATISTICS, RunFolder, facts_of
 from vitlens.train.settings import Recipe
 
@@ -130,6 +130,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
 
     with numerics(recipe, world):
         model.train()
+        criterion = distribute(criterion, model, world)
         parameters = [p for p in model.parameters() if p.requires_grad]
         averaged = []  # with batch normalization's statistics, which belong to the weights
         if recipe.average:
@@ -137,7 +138,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
             average.update({name: t.clone() for name, t in state.items()})
             averaged = [(average[name], t) for name, t in state.items()]  # both change in place
         # The mean over processes, each with the statistics of its images.
-        statistics = [b for name, b in model.named_buffers() if name.endswith(STATISTICS) and world.size > 1]
+        statistics = [b for name, b in model.named_buffers() if name.endswith(STATISTICS)]
         optimizer = optimizers(model, recipe)
         folder = RunFolder(out, recipe, (model, average, optimizer), facts_of(model, train, recipe, world), world)
         done = folder.begin(resume)
@@ -150,13 +151,12 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
             set_rates(optimizer, rate)
             loss = torch.zeros((), device=world.device)
             with folder.kept(step):
-                for x, y in parts:
-                    part = criterion(x, y) / (recipe.accumulate * world.size)
-                    part.backward()
+                for number, (x, y) in enumerate(parts, start=1):
+                    with exchange(criterion, now=number == recipe.accumulate):
+                        part = criterion(x, y) / recipe.accumulate
+                        part.backward()
                     loss += part.detach()
-                for b in statistics:
-                    b /= world.size
-                world.sum([loss, *(p.grad for p in parameters if p.grad is not None), *statistics])
+                world.average([loss, *statistics])
             norm = nn.utils.clip_grad_norm_(parameters, recipe.clip or math.inf)
             for o in optimizer:
                 o.step()
