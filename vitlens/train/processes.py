@@ -172,11 +172,19 @@ def hardware(device: torch.device | str, processes: int = 1) -> str:
     """
     if torch.device(device).type == "cuda":
         return f"{processes} × {torch.cuda.get_device_name(device)}"
-    processor = platform.processor()
-    with suppress(OSError, StopIteration):  # Python's `platform` does not read it on Linux
+    threads = f"{processes * torch.get_num_threads()} CPU threads"
+    processor = processor_name()
+    return f"{threads}, {processor}" if processor else threads
+
+
+def processor_name() -> str:
+    """Name of the processor, or "" if it is unknown."""
+    with suppress(OSError):  # Python's `platform` does not read this file on Linux
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        processor = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
-    return ", ".join(filter(None, (f"{processes * torch.get_num_threads()} CPU threads", processor)))
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def versions() -> dict[str, str]:
