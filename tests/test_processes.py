@@ -28,6 +28,7 @@ from vitlens.cli import run
 from vitlens.data.augment import Augment
 from vitlens.train import Recipe, World, compiled, fit, join, recipe, starting_from
 from vitlens.train.masked import MaskedPatches
+from vitlens.train.run_folder import load_checkpoint
 
 torch.set_num_threads(1)
 STEPS = 64  # eight epochs
@@ -341,6 +342,35 @@ def test_train_command_in_two_processes_equals_one(tmp_path, monkeypatch):
     assert account["finished"] and account["hardware"].startswith("2 CPU threads")
     a, b = (safetensors.torch.load_file(tmp_path / f"{name}/model/model.safetensors") for name in ("one", "two"))
     assert all(torch.allclose(a[name].float(), b[name].float(), atol=1e-3) for name in a)
+
+
+def command_of_process(rank: int, port: int, words, out) -> None:
+    connect(rank, port, out)
+    command(words)
+
+
+def test_train_command_reports_lost_process(forked, tmp_path, monkeypatch, capsys):
+    """In one sentence, after a checkpoint of every step that was taken. One process continues the run."""
+    words = [*TRAIN, "--set", "accumulate=2", "--device", "cpu", "--out", tmp_path / "run"]
+    port = free_port()
+    first, second = (
+        forked(command_of_process, rank, port, [*words, "--set", "epochs=4000"], tmp_path) for rank in range(2)
+    )
+    log = tmp_path / "run/log.jsonl"
+    while not log.exists() or not log.read_text():
+        assert second.is_alive(), (tmp_path / "stderr-1").read_text()
+        time.sleep(0.02)
+    second.kill()
+    assert wait_for([first, second])[0] == 2
+    output = (tmp_path / "stderr-0").read_text()
+    assert "vitlens: One of the 2 processes of this run has ended or cannot be reached." in output
+    assert "Traceback" not in output
+    step = load_checkpoint(tmp_path / "run/checkpoints")[1]["step"]
+    assert step >= json.loads(log.read_text().splitlines()[-1])["step"] >= 1
+    monkeypatch.setattr(sys, "argv", None)
+    resumed = [*TRAIN, "--device", "cpu", "--out", tmp_path / "run", "--resume", "--max-minutes", "0.001"]
+    refuses("0|None", command, resumed, error=SystemExit)
+    assert int(re.search(r"at step (\d+) of", capsys.readouterr().err)[1]) > step
 
 
 def test_train_command_resumes_after_sigterm(forked, tmp_path, monkeypatch, capsys):
