@@ -154,21 +154,24 @@ def batch_statistics(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def with_mean_statistics(model: nn.Module, r: Recipe):
-    """A criterion for one process and two parts. Both start with the same statistics, and their means remain."""
-    usual, numbers, before, first = compiled(model, r, "cpu"), cycle((0, 1)), {}, {}
+    """A criterion for four parts in one process, where batch statistics become what two processes must reach.
+
+    Parts 0 and 1 update them, then parts 2 and 3 from the same start, and the means of both remain.
+    """
+    usual, numbers, start, first = compiled(model, r, "cpu"), cycle(range(4)), {}, {}
 
     def criterion(x, y):
         number, statistics = next(numbers), batch_statistics(model)
         if number == 0:
-            before.update({name: b.clone() for name, b in statistics.items()})
-            loss = usual(x, y)
+            start.update({name: b.clone() for name, b in statistics.items()})
+        if number == 2:
             first.update({name: b.clone() for name, b in statistics.items()})
-            return loss
-        for name, b in statistics.items():
-            b.data.copy_(before[name])  # `data`: the backward pass checks that buffers are unchanged
+            for name, b in statistics.items():
+                b.data.copy_(start[name])
         loss = usual(x, y)
-        for name, b in statistics.items():
-            b.data.copy_((first[name] + b) / 2)
+        if number == 3:
+            for name, b in statistics.items():
+                b.data.copy_((first[name] + b) / 2)  # `data`: the backward pass checks that buffers are unchanged
         return loss
 
     return criterion
@@ -192,14 +195,14 @@ def without_compiler(function, **_):
 
 
 COMPILE = torch.compile
-PARTS = {"adamw": 2, "muon": 2, "masked": 2, "hybrid": 2, "fallback": 2, "compiled": 2, "sparse": 4}
+PARTS = {"adamw": 2, "muon": 2, "masked": 2, "fallback": 2, "compiled": 2, "sparse": 4, "hybrid": 4}
 """Cases of `trained`: the number of parts of a batch, for all processes together."""
 
 
 def trained(case: str, world: World) -> dict:
     """Weights, losses and metrics of a short run, and what was seen of it. Random draws depend on the parts alone."""
     # Four parts are added in another order, whose last bits AdamW lifts where the exact gradient is zero.
-    optimizer = {"muon": "muon", "sparse": "sgd"}.get(case, "adamw")
+    optimizer = {"muon": "muon", "sparse": "sgd", "hybrid": "sgd"}.get(case, "adamw")
     r = replace(tiny(accumulate=PARTS[case] // world.size), optimizer=optimizer)
     data, options, seen = digits(), {}, []
     model = r.build()
