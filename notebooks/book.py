@@ -28,6 +28,7 @@ from vitlens import (
     preprocess,
     restore,
     samples,
+    scores,
     tokens,
     top_classes,
     train,
@@ -42,7 +43,7 @@ from vitlens_paper import evaluate
 __all__ = [
     "Path", "TokenGrid", "architecture", "attention", "attribution", "by_direction", "capture", "evaluate",
     "faithfulness", "filters", "intervene", "load_model", "np", "open_images", "overlay", "paper", "patches", "pd",
-    "pick", "plot", "plt", "positions", "preprocess", "restore", "spectral_centroid", "tokens", "top_classes", "torch",
+    "pick", "plot", "plt", "positions", "preprocess", "restore", "scores", "spectral_centroid", "tokens", "top_classes", "torch",
     "train", "variants", "widgets",
 ]  # fmt: skip
 __dir__ = __all__.copy

@@ -142,6 +142,7 @@ def namespace() -> dict:
     vitlens.train.snapshots.save("run/snapshots.npz", 0, vitlens.train.snapshots.record(model, images))
     Path("run/log.jsonl").write_text(json.dumps({"step": 1, "steps": 2, "loss": 0.5, "rate": 1.0}) + "\n")
     modules = {name: getattr(vitlens, name) for name in vitlens.__all__}
+    modules |= {"widgets": vitlens_explorer, "paper": vitlens_paper, "evaluate": vitlens_paper.evaluate}
     return modules | {"vitlens": vitlens, "torch": torch, "np": np, "model": model, "mine": torch.nn.Sequential(model),
                       "cat": pictures["chelsea"], "images": images, "attn": attn, "logits": logits,
                       "before": before}  # fmt: skip

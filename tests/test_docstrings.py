@@ -51,7 +51,7 @@ def test_examples_of_docstrings_run(name, names, tmp_path, monkeypatch):
 def public() -> dict:
     """Public functions and classes by their full name."""
     names = {}
-    submodules = [getattr(vitlens, name) for name in vitlens.MODULES]
+    submodules = [getattr(vitlens, name) for name in vitlens.__all__ if not callable(getattr(vitlens, name))]
     for module in [*PACKAGES, vitlens_paper.evaluate, book, *submodules]:
         for name in getattr(module, "__all__", ()):
             thing = getattr(module, name)

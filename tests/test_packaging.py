@@ -83,7 +83,7 @@ def test_docs_commands_have_valid_options(tmp_path, monkeypatch):
         if arguments:  # else it is only named
             for file in (word for word in arguments if "/" not in word and Path(word).suffix):
                 Path(file).touch()  # typer looks whether images exist
-            command_line = typer.main.get_command(cli.app).commands[name]
+            command_line = typer.main.get_command(cli.command_line()).commands[name]
             if name == "paper":
                 command_line, arguments = command_line.commands[arguments[0]], arguments[1:]
             try:

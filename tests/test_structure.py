@@ -162,7 +162,7 @@ def test_help_imports_no_pytorch():
 def test_dir_shows_public_names_alone():
     assert {"capture", "load_model", "attention", "plot"} <= {*vitlens.__all__} == {*dir(vitlens)} - {"__version__"}
     assert not hasattr(vitlens, "nothing_of_this_name")
-    modules = [getattr(vitlens, name) for name in vitlens.MODULES]
+    modules = [getattr(vitlens, name) for name in vitlens.__all__ if not callable(getattr(vitlens, name))]
     for module in [vitlens, vitlens_explorer, vitlens_paper, vitlens_paper.evaluate, *modules]:
         for name in module.__all__:
             assert getattr(module, name) is not None

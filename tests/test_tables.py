@@ -5,8 +5,9 @@ import json
 import pytest
 
 import vitlens_paper as paper
-from vitlens_paper import MODELS, TABLE_2, VTAB, records
-from vitlens_paper.records import TEST_IMAGES
+from vitlens_paper import MODELS, TABLE_2, VTAB
+from vitlens_paper.evaluate import records
+from vitlens_paper.result_tables import TEST_IMAGES
 from vitlens_paper.tables import VTAB_NAMES
 from vitlens_paper.tasks import VTAB as EVALUATED
 
@@ -23,7 +24,7 @@ def written(path, *results):
 
 
 def of(tmp_path, *changes):
-    return records.read(written(tmp_path / "r.json", *(RESULT | change for change in changes)))
+    return records.read_results(written(tmp_path / "r.json", *(RESULT | change for change in changes)))
 
 
 def cells(text, row):
@@ -113,7 +114,7 @@ def test_read_rejects_other_files(tmp_path):
     for text in texts + [json.dumps(RESULT | change) for change in wrong]:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=r"r\.json must be a file of"):
-            records.read(path)
+            records.read_results(path)
 
 
 def test_write_replaces_same_key(tmp_path):

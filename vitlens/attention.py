@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitlens import require_known
+from vitlens.names import require_known
 from vitlens.recorder.forward import evaluating, float64, full_precision, require_images, run, shapes
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.record import Attention, capture

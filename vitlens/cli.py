@@ -48,16 +48,21 @@ def main() -> None:
         raise
 
 
+def command_line() -> typer.Typer:
+    """The application with the commands of installed plugins."""
+    load_plugins("commands", app)
+    return app
+
+
 def run() -> None:
     """Run the `vitlens` command and raise SystemExit with its exit code."""
-    load_plugins("commands", app)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # escape characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "60")  # seconds between the updates of a progress bar in a file
     try:
-        code = app(None if sys.argv[1:] else ["--help"], prog_name="vitlens", standalone_mode=False)
+        code = command_line()(None if sys.argv[1:] else ["--help"], prog_name="vitlens", standalone_mode=False)
     except WrongCommandLine as error:
         command = error.ctx.command_path if error.ctx else "vitlens"
         code = _fail(f"{error.format_message().rstrip('.')}; see `{command} --help`.")

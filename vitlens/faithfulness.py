@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitlens import require_known
+from vitlens.names import require_known
 from vitlens.attribution.maps import outputs_of
 from vitlens.attribution.target import Target, bound, of_features, resolved
 from vitlens.recorder.forward import evaluating, require_images, run

@@ -28,7 +28,7 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
-from vitlens import reject, require_known, suggestion
+from vitlens.names import reject, require_known, suggestion
 from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, load_image
 from vitlens.recorder import supported
 from vitlens.recorder.forward import channels

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens import require_known
+from vitlens.names import require_known
 from vitlens.recorder.forward import float64
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, within

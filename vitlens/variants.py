@@ -18,7 +18,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from vitlens import reject, require_known
+from vitlens.names import reject, require_known
 
 __all__ = []  # timm's register_model appends vitlens_vit
 __dir__ = __all__.copy

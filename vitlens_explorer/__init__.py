@@ -10,10 +10,6 @@ save_page(model, images, path) the explorer as one HTML file
 Names are imported on first use, so that the server of `vitlens app` starts without PyTorch.
 """
 
-from vitlens import lazily
+from vitlens.names import attach_lazily
 
-MODULES = dict.fromkeys(("compare", "explore", "positions", "tour"), "notebook")
-MODULES |= {"training": "training_slider", "save_page": "in_page"}
-
-__all__ = [*MODULES]
-__getattr__, __dir__ = lazily(__name__, MODULES)
+__getattr__, __dir__, __all__ = attach_lazily(__name__, __file__)

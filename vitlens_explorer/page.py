@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vitlens import require_known
+from vitlens.names import require_known
 from vitlens.plot.style import colors, translucent
 from vitlens_explorer.lanes import Answer, Cancelled, Job
 

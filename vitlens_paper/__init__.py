@@ -4,18 +4,6 @@
 training settings, `COSTS` parameters and FLOPs, and the other tables results.
 """
 
-from vitlens import lazily
+from vitlens.names import attach_lazily
 
-PLACES = {
-    "models": ("COSTS", "MODELS", "Cost", "Model", "Weights", "build", "exaflops", "find", "origin"),
-    "records": ("row_of", "table_2", "table_5", "table_9"),
-    "scaling": ("few_shot", "pretraining_size", "transfer", "vtab"),
-    "tables": (
-        "BIT", "BIT_M_VTAB", "CLASSES", "FIRST_SUBMISSION", "FIVE", "IMAGES", "TABLE_1", "TABLE_2", "TABLE_3",
-        "TABLE_4", "TABLE_5", "TABLE_6", "TABLE_7", "TABLE_8", "TABLE_9", "VTAB", "FineTuning", "Pretraining", "groups",
-    ),
-}  # fmt: skip
-NAMES = {name: module for module, names in PLACES.items() for name in names}
-
-__all__ = [*NAMES]
-__getattr__, __dir__ = lazily(__name__, NAMES)
+__getattr__, __dir__, __all__ = attach_lazily(__name__, __file__)

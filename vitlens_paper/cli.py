@@ -168,9 +168,9 @@ def table(
 ) -> None:
     """Print the paper's Tables 2, 5 and 9 with your own results beside the published ones."""
     import vitlens_paper as paper
-    from vitlens_paper import records
+    from vitlens_paper.evaluate import read_results
 
-    measured = [record for path in results for record in records.read(path)]
+    measured = [record for path in results for record in read_results(path)]
     tables = [paper.table_2, paper.table_5]
     if any((paper.row_of(record) or "").startswith("VTAB") for record in measured):
         tables.append(paper.table_9)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from vitlens import require_known
+from vitlens.names import require_known
 from vitlens_paper.tables import CLASSES, IMAGES, cells
 
 if TYPE_CHECKING:

@@ -7,12 +7,6 @@ adds a data set of your own, opened as `Samples`.
 Names are imported when they are first used, so that help texts list `SOURCES` without PyTorch.
 """
 
-from vitlens import lazily
+from vitlens.names import attach_lazily
 
-NAMES = {
-    "SOURCES": "sources", "register": "sources", "ImageSet": "imageset", "ImageStream": "imageset",
-    "Samples": "imageset", "load": "imageset",
-}  # fmt: skip
-
-__all__ = list(NAMES)
-__getattr__, __dir__ = lazily(__name__, NAMES)
+__getattr__, __dir__, __all__ = attach_lazily(__name__, __file__)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlens import require_known
+from vitlens.names import require_known
 
 RANGES = {
     "at least 1": lambda n: n >= 1,

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import resized_crop
 
-from vitlens import require_known
+from vitlens.names import require_known
 from vitlens.data.augment import Augment, seed_of
 from vitlens.data.sources import SPLITS, opened
 from vitlens.images import MAX_ELONGATION, rgb

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torchvision.datasets
 
-from vitlens import require_known
+from vitlens.names import require_known
 from vitlens.data.files import announce
 from vitlens.data.folders import folder
 from vitlens.data.imageset import Samples

@@ -10,26 +10,6 @@ Without `ax`, figures are drawn in `STYLE` and leave your settings unchanged. An
 `with plt.style.context(STYLE)` for the same style.
 """
 
-import importlib
+from vitlens.names import attach_lazily
 
-from vitlens import lazily
-
-PLACES = {
-    "charts": (
-        "attention_distance", "attention_distances", "contributions", "insertion_deletion", "intervals", "lines",
-        "randomized", "training",
-    ),
-    "film": ("film_strip", "snapshot"),
-    "heatmaps": ("attributions", "gallery", "mask", "overlay", "overlays", "tiles", "upsample"),
-    "mosaics": ("all_heads", "filters", "heads", "position_similarity"),
-    "side_by_side": ("correspondences", "inspected", "rollouts"),
-    "style": ("STYLE",),
-}  # fmt: skip
-NAMES = {name: module for module, names in PLACES.items() for name in names}
-
-__all__ = [*NAMES]
-_find, __dir__ = lazily(__name__, NAMES)
-
-
-def __getattr__(name: str):
-    return importlib.import_module(f"{__name__}.{name}") if name in PLACES else _find(name)
+__getattr__, __dir__, __all__ = attach_lazily(__name__, __file__)

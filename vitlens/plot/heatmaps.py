@@ -10,7 +10,7 @@ from matplotlib.patches import Circle, Rectangle
 from matplotlib.patheffects import withStroke
 from PIL import Image
 
-from vitlens import require_known
+from vitlens.names import require_known
 from vitlens.images import ModelInput, load_image
 from vitlens.plot.alt_text import map_words
 from vitlens.plot.style import (

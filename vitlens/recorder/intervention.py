@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitlens import require_known
+from vitlens.names import require_known
 from vitlens.recorder.forward import evaluating, float64, require_images, run, uncompiled, without_checkpointing
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.layer import layer_number

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitlens import reject
+from vitlens.names import reject
 from vitlens.data import ImageSet
 from vitlens.data.augment import Targets, augmented, draws, generator, seed_of
 from vitlens.data.imageset import ended, workers_ended

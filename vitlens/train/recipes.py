@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from vitlens import require_known
+from vitlens.names import require_known
 from vitlens.data.augment import Augment
 from vitlens.plugins import load_plugins
 from vitlens.train.model import settings_of

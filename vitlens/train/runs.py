@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from vitlens import reject
+from vitlens.names import reject
 from vitlens.data import SOURCES, ImageSet, ImageStream, load
 from vitlens.data.files import locked, writable, write
 from vitlens.train import snapshots

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from vitlens import reject, require_known, variants
+from vitlens import variants
+from vitlens.names import reject, require_known
 from vitlens.data.augment import Augment, check_pad, check_settings, seed_of, setting
 from vitlens.train.masked import OBJECTIVES, MaskedPatches
 from vitlens.train.model import build

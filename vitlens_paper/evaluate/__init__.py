@@ -1,13 +1,13 @@
 """Evaluation by the protocols of the paper: accuracy, few-shot, nearest neighbors, probe, fine-tuning, VTAB-1k.
 
 `evaluate` measures a model by a protocol of `PROTOCOLS` and yields `Record`s, as `vitlens evaluate` does. Its parts are
-public too: `features` of images, classifiers on features (`few_shot`, `nearest`, `linear_probe`) and confidence
-intervals (`proportion`, `of_seeds`, `student`).
+public too: `features` of images and classifiers on features (`few_shot`, `nearest`, `linear_probe`). `vitlens.scores`
+has the confidence intervals.
 
 Names are imported on first use, so that `vitlens evaluate --help` does not load PyTorch.
 """
 
-from vitlens import lazily
+from vitlens.names import attach_lazily
 
 PROTOCOLS = {
     "top1": ("data",),
@@ -19,17 +19,5 @@ PROTOCOLS = {
 }
 """Fields of `Evaluation` that each protocol reads, by its name, which is a function in `evaluate.protocols`."""
 
-MODULES = {
-    "classifiers": ("few_shot", "linear_probe", "nearest", "support", "supports"),
-    "protocols": ("Evaluation", "evaluate"),
-    "reading": ("features",),
-}
-SCORES = {name: f"vitlens.scores:{name}" for name in ("Score", "of_seeds", "proportion", "student")}
-RECORDS = {
-    name: f"vitlens_paper.records:{there}"
-    for name, there in {"Record": "Record", "read_results": "read", "table": "table", "write": "write"}.items()
-}
-NAMES = RECORDS | SCORES | {name: module for module, names in MODULES.items() for name in names}
-
-__all__ = ["PROTOCOLS", *NAMES]
-__getattr__, __dir__ = lazily(__name__, NAMES)
+__getattr__, __dir__, __all__ = attach_lazily(__name__, __file__)
+__all__ += ["PROTOCOLS"]

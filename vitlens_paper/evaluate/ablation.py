@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from vitlens import require_known
+from vitlens.names import require_known
 from vitlens.classes import class_numbers, matched
 from vitlens.data import ImageSet, ImageStream, files
 from vitlens.recorder import intervention

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitlens import require_known
+from vitlens.names import require_known
 from vitlens.classes import class_numbers, imagenet_numbers, matched
 from vitlens.data import ImageStream
 from vitlens.models import class_count, load_model, short
@@ -34,7 +34,7 @@ from vitlens.train.runs import versions
 from vitlens_paper.evaluate import PROTOCOLS
 from vitlens_paper.evaluate.classifiers import few_shot, linear_probe, nearest, supports
 from vitlens_paper.evaluate.reading import before_the_head, named_classes, opened, read
-from vitlens_paper.records import Record
+from vitlens_paper.evaluate.records import Record
 from vitlens_paper.tasks import TASKS, VTAB, Task
 
 ONE_SEED = "One seed: the interval covers other test images, not other training images."

@@ -1,14 +1,11 @@
-"""Records of evaluations in JSON files, and Tables 2, 5 and 9 as text with published and measured results."""
+"""Tables 2, 5 and 9 of the paper as text, with measured results beside the published ones."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
-from pathlib import Path
 
-from vitlens.data import files
+from vitlens_paper.evaluate.records import Record
 from vitlens_paper.models import CALLED, origin
 from vitlens_paper.tables import (
     CIFAR10,
@@ -38,117 +35,6 @@ TEST_IMAGES = {IMAGENET: 50_000, REAL: 46_837, CIFAR10: 10_000, CIFAR100: 10_000
 """Number of test images of each data set. A result on under 99 % of them counts as other data."""
 TRANSFER = ("top1", "finetune", "vtab")
 """Protocols of the paper's tables, without few-shot, neighbors and probe."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """One measured value with its 95 % confidence interval, in percent.
-
-    model: a timm name, a name of the paper, or the name of a directory. protocol: top1, fewshot, knn, probe, finetune
-    or vtab. metric: top1, top5, real (top-1 by ReaL labels) or mean (of the top-1 of several tasks). images: number of
-    scored images. when: date and time, UTC. weights: first digits of the SHA-256 of the model's weights. place: first
-    digits of the SHA-256 of the data's path. seeds: number of seeds (0, 1, 2 …) in the mean. recipe: fine-tuning recipe
-    with its changes, or None for the data's unchanged recipe. note: match of the classes, meaning of the interval.
-
-    >>> r = vitlens_paper.evaluate.Record("vit", "pets", "knn", "top1", 90.0, 88.2, 91.6, 1000, "2025", {}, neighbors=5)
-    >>> r.cell
-    '90.00 [88.20, 91.60]'
-    """
-
-    model: str
-    data: str
-    protocol: str
-    metric: str
-    value: float
-    low: float
-    high: float
-    images: int
-    when: str
-    versions: dict[str, str]
-    command: str = ""
-    weights: str = ""
-    place: str = ""
-    shots: int | None = None
-    seeds: int | None = None
-    neighbors: int | None = None
-    recipe: str | None = None
-    note: str | None = None
-
-    @property
-    def key(self) -> tuple:
-        """Fields that identify a measurement."""
-        return (self.model, self.weights, self.data, self.place, self.protocol, self.metric, self.shots, self.seeds,
-                self.neighbors, self.recipe)  # fmt: skip
-
-    @property
-    def manner(self) -> str:
-        """The protocol and its settings, such as "fewshot, 5 shots"."""
-        parts = [self.protocol]
-        parts += [f"{self.shots} shot{'s' * (self.shots > 1)}"] if self.shots else []
-        parts += [f"{self.neighbors} neighbor{'s' * (self.neighbors > 1)}"] if self.neighbors else []
-        return ", ".join([*parts, *([self.recipe] if self.recipe else [])])
-
-    @property
-    def cell(self) -> str:
-        """The value with its interval for a table."""
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-def read(path: str | Path) -> list[Record]:
-    """Records of a JSON file: an object with the fields of `Record`, or a list of objects. Other fields are ignored.
-
-    >>> vitlens_paper.evaluate.write("results.json", [])
-    >>> vitlens_paper.evaluate.read_results("results.json")
-    []
-    """
-    return [record for record, _ in _entries(path)]
-
-
-def write(path: str | Path, records: Iterable[Record]) -> None:
-    """Add records to a JSON file, a list of objects, in place of records with the same key.
-
-    >>> vitlens_paper.evaluate.write("results.json", [])
-    """
-    path, records = Path(path), list(records)
-    new = {record.key for record in records}
-    kept = [entry for record, entry in _entries(path) if record.key not in new] if path.exists() else []
-    written = [{name: value for name, value in asdict(record).items() if value is not None} for record in records]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, (json.dumps([*kept, *written], indent=1, ensure_ascii=False) + "\n").encode())
-
-
-def table(records: Sequence[Record]) -> str:
-    """Text table of records (data, protocol, metric, value with interval, images), followed by their notes.
-
-    >>> print(vitlens_paper.evaluate.table([]).splitlines()[1])
-    Columns: [data, protocol, metric, value [95 %], images]
-    """
-    from pandas import DataFrame
-
-    rows = [(r.data, r.manner, r.metric, r.cell, f"{r.images:,}") for r in records]
-    frame = DataFrame(rows, columns=["data", "protocol", "metric", "value [95 %]", "images"])
-    notes = dict.fromkeys(r.note for r in records if r.note)
-    return "\n".join([frame.to_string(index=False), *notes])
-
-
-def _entries(path: str | Path) -> list[tuple[Record, dict]]:
-    """Records of a file, each with its JSON object. Raises ValueError for other files."""
-    required = [field.name for field in fields(Record) if field.default is MISSING]
-    known = [field.name for field in fields(Record)]
-    try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))
-        entries = entries if isinstance(entries, list) else [entries]
-        records = [Record(**{name: entry[name] for name in known if name in entry or name in required})
-                   for entry in entries]  # fmt: skip
-        for record in records:
-            if not 0 <= record.low <= record.value <= record.high <= 100 or record.images < 1:  # NaN fails too
-                raise ValueError(f"{record} is not a percentage within its interval")
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            f"{path} must be a file of `vitlens evaluate --out`, a list of objects with {', '.join(required)} "
-            f"({type(error).__name__}: {error}). Give another file."
-        ) from error
-    return list(zip(records, entries, strict=True))
 
 
 def row_of(record: Record) -> str | None:

@@ -1,0 +1,28 @@
+from . import (
+    attention,
+    attribution,
+    classes,
+    data,
+    faithfulness,
+    filters,
+    images,
+    models,
+    plot,
+    plugins,
+    positions,
+    recorder,
+    report,
+    scores,
+    stream,
+    tokens,
+    train,
+)
+from .images import ImageError, load_image, samples
+from .models import load_model, preprocess, restore, top_classes
+from .plot import overlay
+from .recorder.grid import TokenGrid
+from .recorder.intervention import intervene
+from .recorder.record import capture
+from .recorder.supported import UnsupportedModelError, register_model
+
+__version__: str

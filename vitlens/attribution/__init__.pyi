@@ -1,0 +1,13 @@
+from .balanced import balanced_gradients
+from .captum_maps import integrated_gradients, occlusion
+from .maps import (
+    attention_gradient,
+    explained,
+    grad_cam,
+    gradient_rollout,
+    legrad,
+    relevance,
+    rollout,
+)
+from .registry import METHODS, Method, methods, register
+from .target import like, text

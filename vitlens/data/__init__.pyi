@@ -1,0 +1,2 @@
+from .imageset import ImageSet, ImageStream, Samples, load
+from .sources import SOURCES, register

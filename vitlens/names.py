@@ -1,0 +1,70 @@
+"""Names that users type: similar ones for a wrong name, and names that are imported on first use."""
+
+from collections.abc import Callable, Iterable
+
+import lazy_loader
+
+
+def suggestion(word: str, names: Iterable[str], texts: Iterable[str] | None = None) -> str:
+    """The sentence " Did you mean …?" with at most five names similar to a word, or "".
+
+    Names that contain the whole word come first, then names with a word that begins with it. Without either, names that
+    contain it, or else close matches. texts: the text to search for each name, by default the name.
+
+    >>> suggestion("cat", ["bobcat", "catamount", "tabby cat"])
+    ' Did you mean tabby cat, catamount?'
+    """
+    import difflib
+    import re
+
+    def plain(text: str) -> str:
+        return " ".join(re.findall(r"[^\W_]+", text.lower()))
+
+    if not (key := plain(word)):
+        return ""
+    names = [*names]
+    pairs = [(name, f" {plain(text)} ") for name, text in zip(names, texts or names, strict=True)]
+    similar = [name for end in (" ", "") for name, text in pairs if f" {key}{end}" in text]
+    similar = similar or [name for name, text in pairs if key.replace(" ", "") in text.replace(" ", "")]
+    by_text = {plain(name): name for name in names}
+    similar = similar or [by_text[text] for text in difflib.get_close_matches(key, by_text, n=5)]
+    return f" Did you mean {', '.join([*dict.fromkeys(similar)][:5])}?" if similar else ""
+
+
+def require_known(name: object, names: Iterable[str], what: str, texts: Iterable[str] | None = None) -> None:
+    """Raise ValueError with all names, and with similar ones, unless a name is among them.
+
+    what: the meaning of the name, first in the message. texts: as in `suggestion`.
+
+    >>> require_known("mean", ("mean", "zero"), "way")
+    """
+    names = [*names]
+    if name not in names:
+        hint = suggestion(str(name), names, texts)
+        raise ValueError(f"{what} must be one of {', '.join(names)}, got {name!r}.{hint}")
+
+
+def reject(rows: Iterable[tuple[object, str]]) -> None:
+    """Raise ValueError with the sentence of the first row (wrong, sentence) that is wrong.
+
+    >>> reject([(False, "Expected 1 image, got 2.")])
+    """
+    for wrong, sentence in rows:
+        if wrong:
+            raise ValueError(sentence)
+
+
+def attach_lazily(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package whose stub `__init__.pyi` lists its names.
+
+    Names are imported when they are first used, by `lazy_loader`. An unknown name raises AttributeError with similar
+    ones.
+    """
+    find, list_names, names = lazy_loader.attach_stub(package, file)
+
+    def find_or_suggest(name: str) -> object:
+        if name in names:
+            return find(name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}.{suggestion(name, names)}")
+
+    return find_or_suggest, list_names, names

@@ -1,0 +1,3 @@
+from .in_page import save_page
+from .notebook import compare, explore, positions, tour
+from .training_slider import training
