@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from vitlens import reject, require_known, variants
-from vitlens.data.augment import Augment, check_pad, check_settings, seed_of, setting
+from vitlens.data.augment import Augment, check_pad, seed_of
+from vitlens.fields import check_settings, setting
 from vitlens.train.masked import OBJECTIVES, MaskedPatches
 from vitlens.train.model import build
 
