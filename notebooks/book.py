@@ -31,13 +31,12 @@ from vitlens import (
     tokens,
     top_classes,
     train,
-    variants,
 )
 from vitlens.plot.heatmaps import GRAY, checked_grid, covered
 from vitlens.plot.mosaics import mosaic
 from vitlens.plot.style import WIDTH, bare, page, styled
 from vitlens.recorder.forward import float64
-from vitlens_paper import evaluate
+from vitlens_paper import evaluate, variants
 
 __all__ = [
     "Path", "TokenGrid", "architecture", "attention", "attribution", "by_direction", "capture", "evaluate",

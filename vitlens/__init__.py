@@ -16,7 +16,7 @@ MODULES = {
     name: name
     for name in (
         "attention", "attribution", "classes", "data", "faithfulness", "filters", "images", "models", "plot", "plugins",
-        "positions", "recorder", "report", "scores", "stream", "tokens", "train", "variants",
+        "positions", "recorder", "report", "scores", "stream", "tokens", "train",
     )
 }  # fmt: skip
 NAMES = {
@@ -96,7 +96,7 @@ def lazily(package: str, places: dict[str, str]):
 
 MOVED = {
     "widgets": "vitlens_explorer", "evaluate": "vitlens_paper.evaluate", "paper": "vitlens_paper",
-    "ablation": "vitlens_paper.evaluate.ablation",
+    "ablation": "vitlens_paper.evaluate.ablation", "variants": "vitlens_paper.variants",
 }  # fmt: skip
 """New homes of modules that were part of this package."""
 
