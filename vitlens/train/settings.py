@@ -268,7 +268,7 @@ class Recipe:
         return size in ("tiny", "small", "base", "large", "huge") and patch.startswith("patch") and image.isdigit()
 
     def _resolved(self) -> tuple[str, dict]:
-        """Architecture and keywords for timm, without sizes. A model to start from has keywords of its own."""
+        """Architecture and keywords for timm, without sizes. With `init`, unchanged."""
         architecture, keywords = self.architecture, self.model_kwargs
         if self.init:
             return architecture, keywords
@@ -322,7 +322,7 @@ class Recipe:
     def from_dict(cls, values: dict) -> Recipe:
         """The recipe of a `to_dict` dictionary. Raises ValueError for unknown settings and wrong types.
 
-        Settings of earlier versions are ignored at values without effect.
+        Settings of earlier versions are ignored at values without effect, and keywords of the model move there.
         """
         for row in VARIANTS.values():
             values = row.upgrade(values)
@@ -385,6 +385,7 @@ class Recipe:
             yield f"augment.{field.name}", getattr(self.augment, field.name), field.metadata["meaning"]
 
     def _described_variants(self) -> Iterator[tuple[str, object, str]]:
+        """(keyword, value, meaning) of each of `VARIANTS`."""
         for row in VARIANTS.values():
             for name, values in row.values.items():
                 yield f"model.{name}", self.model_kwargs.get(name, values[0]), row.meanings[name]
