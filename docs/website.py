@@ -78,7 +78,7 @@ def notebook(path: Path) -> str:
             if drawing := data.pop("image/svg+xml", None):  # Sphinx would give it its path as alt text
                 alt = html.escape("".join(data["text/plain"]))
                 data["text/html"] = f'<img alt="{alt}" src="data:image/svg+xml,{quote("".join(drawing))}">'
-        if "live" in cell["metadata"].get("tags", []) and re.search(r"widgets\.(explore|heads|tour)", code):
+        if "live" in cell["metadata"].get("tags", []) and re.search(r"widgets\.(explore|tour)", code):
             view = re.search(r"view=\"(\w+)\"", code)
             state = cell["metadata"].get("page") or (f"view={view[1]}" if view else "")
             stills = [output["data"] for output in cell["outputs"] if "text/html" in output.get("data", {})]

@@ -32,25 +32,15 @@ from vitlens.models import preprocess
 from vitlens_paper.evaluate import student
 
 STEP, ORDERS, BASELINE = 14, 4, "mean"
-COVERS = 3136  # of KernelSHAP, in pairs: its default for the 196 patches of DeiT-Tiny
-TINY = 256
 NAMES = tuple(METHODS)
 
 
-def settings(name: str, covers: int) -> dict:
-    return {"n_samples": covers} if name == "kernel_shap" else {}
-
-
-def scored(model, encoded: bytes, number: int, only: list[str], covers: int) -> pd.DataFrame:
+def scored(model, encoded: bytes, number: int, only: list[str]) -> pd.DataFrame:
     """One row for each method and one for the mean of random orders, of one photograph; or rows of single methods."""
     x = preprocess(model, encoded)
     with torch.inference_mode():
         probability, target = (part.item() for part in model(x).softmax(-1).max(-1))
-    maps = {
-        name: method(model, x, target, **settings(name, covers))
-        for name, method in METHODS.items()
-        if not only or name in only
-    }
+    maps = {name: method(model, x, target) for name, method in METHODS.items() if not only or name in only}
     if only:
         found = faithfulness.curves(model, x, torch.stack([*maps.values()]), target, step=STEP, baseline=BASELINE)
         areas = {"deletion": found.deletion_area[:, 0], "insertion": found.insertion_area[:, 0]}
@@ -85,7 +75,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def measured(model_name: str, data: Path, name: str, covers: int) -> dict[str, float]:
+def measured(model_name: str, data: Path, name: str) -> dict[str, float]:
     """Seconds and forwards of one map and its peak memory in MiB. Runs in a separate process."""
     model = load_model(model_name)
     x = preprocess(model, photographs(data)[0])
@@ -100,7 +90,7 @@ def measured(model_name: str, data: Path, name: str, covers: int) -> dict[str, f
         return min(taken)
 
     def one() -> None:
-        method(model, x, 0, **settings(name, covers))
+        method(model, x, 0)
 
     with torch.inference_mode():
         forward = best(lambda: model(x), 20)
@@ -132,23 +122,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--images", type=int, default=200)
     options.add_argument("--only", nargs="+", choices=NAMES, default=[], help="single methods to score")
     options = options.parse_args(arguments)
-    covers = TINY if options.tiny else COVERS
     model, sources = load_model(options.model), photographs(options.data)[: 2 if options.tiny else options.images]
-    before = pd.read_csv(options.rows) if options.rows.exists() else pd.DataFrame({"image": [], "covers": []})
-    if not (before["covers"] == covers).all():
-        raise SystemExit(f"{options.rows} was begun with another number of covers than {covers}; begin another file.")
     how = {"images": len(sources), "step": STEP, "orders": 0 if options.only else ORDERS, "baseline": BASELINE}
     how |= about(command("experiments.explanations", arguments))
     records = kept(options.out, options.only, {name: how[name] for name in ("images", "step", "baseline")})
-    done = set(before["image"])
+    done = set(pd.read_csv(options.rows)["image"]) if options.rows.exists() else set()
     for number in tqdm([k for k in range(len(sources)) if k not in done]):
-        rows = scored(model, sources[number], number, options.only, covers).assign(covers=covers)
+        rows = scored(model, sources[number], number, options.only)
         rows.to_csv(options.rows, mode="a", header=not options.rows.exists(), index=False, float_format="%.6g")
     rows = pd.read_csv(options.rows)
     for row in summary(rows).to_dict("records"):
         if row["method"] == "relevance" or (row["method"] in NAMES and not options.tiny):
-            row |= cost(options.model, options.data, row["method"], covers)
-        row["covers"] = f"{covers} in pairs" if row["method"] == "kernel_shap" else ""
+            row |= cost(options.model, options.data, row["method"])
         records.append(rounded(row, lambda v: round(v, 4)) | how)
         print(records[-1])
     records.sort(key=lambda row: -float(row["difference"]))

@@ -31,8 +31,7 @@ from vitlens.train.recipes import recipe
 COLORS = {"red": (200, 60, 60), "green": (60, 170, 60), "blue": (70, 90, 210), "yellow": (190, 170, 40)}
 SIDE, PATCH = 32, 4  # pixels
 NOISE = 8  # levels of 255
-COVERS = 1024  # of KernelSHAP, in pairs: its default for 64 patches
-SETTINGS = {"kernel_shap": {"n_samples": COVERS}, "occlusion": {"window": 1}}
+SETTINGS = {"occlusion": {"window": 1}}
 RECIPE = recipe("digits").override(
     f"image_size={SIDE}", f"patch_size={PATCH}", "width=48", "depth=3", f"num_classes={len(COLORS)}", "epochs=5",
     "augment.rotate=0", "augment.scale=[1,1]",
@@ -128,10 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for marked, mark, other in questions:
                     x = normalized(marked.data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
                     against = None if other is None else marked.classes[:, other]
-                    settings = SETTINGS.get(name, {})
-                    if options.tiny and "n_samples" in METHODS[name].options:
-                        settings = {"n_samples": 192}
-                    maps = METHODS[name](model, x, marked.classes[:, mark], against=against, **settings)
+                    maps = METHODS[name](model, x, marked.classes[:, mark], against=against, **SETTINGS.get(name, {}))
                     shares.append(marked.hits(maps, mark).float().mean().item())
                 hits[name][case].append(statistics.mean(shares))
             seconds[name] += time.perf_counter() - start
@@ -141,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for case, values in hits[name].items():
             row |= {case: round(statistics.mean(values), 4), f"{case}_least": round(min(values), 4)}
         row["ms_per_map"] = round(1000 * seconds[name] / (4 * images * seeds), 1)
-        rows.append(row | {"covers": f"{COVERS} in pairs" if name == "kernel_shap" else ""} | how)
+        rows.append(row | how)
     write(options.out, sorted(rows, key=lambda row: -float(row["two"])))
 
 

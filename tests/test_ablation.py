@@ -13,10 +13,10 @@ from scipy.stats import t as student
 from test_cli import saved, vitlens
 
 from experiments import pruning
-from vitlens import UnsupportedModelError, intervene, load_model
+from vitlens import UnsupportedModelError, intervene, load_model, scores
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalized
-from vitlens_paper.evaluate import ablation, scores
+from vitlens_paper.evaluate import ablation
 
 
 def small(name="vit_tiny_patch16_224", **more):

@@ -272,9 +272,8 @@ class Peak(attention.Statistic):
         self.sums.append(weights.amax(-1))
 
 
-def test_register_adds_a_statistic(vit, monkeypatch):
-    monkeypatch.setattr(attention, "STATISTICS", dict(attention.STATISTICS))
-    attention.register(Peak())
+def test_summary_computes_every_row_of_statistics(vit, monkeypatch):
+    monkeypatch.setitem(attention.STATISTICS, "peak", Peak())
     model, images = vit(), torch.randn(3, 3, 64, 64)
     attn = captured(model, images)
     expected = torch.stack([layer.weights().amax(-1).mean(-1) for layer in attn], 1)

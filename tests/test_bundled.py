@@ -5,6 +5,7 @@ import json
 import pytest
 import timm
 import torch
+from book import spectral_centroid
 
 from vitlens import attention, capture, filters, load_model, positions
 from vitlens.images import samples
@@ -55,7 +56,7 @@ def test_bundled_models_have_structure_that_random_weights_lack(model, control):
     assert trained < -0.3 and abs(random) < 0.1
     (some, variance), (noise, even) = (filters.components(m, 8) for m in (model, control))
     assert variance.sum() > 1.15 * even.sum()
-    trained, random = (filters.spectral_centroid(each).median() for each in (some, noise))
+    trained, random = (spectral_centroid(each).median() for each in (some, noise))
     assert trained < 0.75 * random
     images = preprocess(model, list(samples().values()))
     spread = []

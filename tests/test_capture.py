@@ -398,7 +398,7 @@ def test_differentiate_refuses_attention_without_a_graph(vit, how, frozen):
 def refuses_maps(model, x, match):
     """Assert that all methods that differentiate the blocks raise."""
     for name in METHODS:
-        if name not in ("occlusion", "feature_ablation", "rollout", "kernel_shap", "grad_cam", "direct"):
+        if name not in ("occlusion", "rollout", "grad_cam", "direct"):
             refuses(match, METHODS[name], model, x, error=(UnsupportedModelError, ValueError, RuntimeError))
 
 

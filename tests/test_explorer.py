@@ -632,7 +632,7 @@ def test_explorer_whole_image_keeps_aspect_ratio(vit):
 
 
 def test_explorer_rejects_models_and_images(vit):
-    for make in (widgets.explore, widgets.heads, lambda m: widgets.compare(vit(), m)):
+    for make in (widgets.explore, lambda m: widgets.compare(vit(), m)):
         refuses("windows", make, timm.create_model("swin_tiny_patch4_window7_224"), error=UnsupportedModelError)
     broken = vit()
     broken.head.weight.data.fill_(float("nan"))
@@ -710,24 +710,6 @@ def test_digest_depends_on_names_and_values(vit):
         second.head.bias[0] += 1e-6
     assert photographs.digest(first) != photographs.digest(second)
     assert photographs.digest(vit().bfloat16()) != photographs.digest(first)
-
-
-def test_heads_enlarges_clicked_head(vit):
-    model = vit(num_heads=2)
-    page, (maps, _, _) = widgets.heads(model, PICTURE), reference(model)
-    assert (page.frame["panels"][0]["rows"], page.frame["panels"][0]["cols"]) == (2, 3)
-    close(values(page, "heads"), maps[:, :, 0, 1:].max(-1).T)
-    browser(page, {"pick": "heads", "row": 1, "col": 0})
-    close(values(page), maps[0, 1, 0, 1:].reshape(4, 4))
-    browser(page, {"pick": "picture", "row": 2, "col": 3})
-    close(values(page), maps[0, 1, 12, 1:].reshape(4, 4))
-    tiles = np.asarray(Image.open(io.BytesIO(page.pictures["heads"])))
-    height, width = tiles.shape[0] // 2, tiles.shape[1] // 3
-    for head, layer in np.ndindex(2, 3):
-        r, c = divmod(int(maps[layer, head, 12, 1:].argmax()), 4)
-        side = (height - 2) // 4
-        y, x = head * height + 1 + r * side + side // 2, layer * width + 1 + c * side + side // 2
-        assert tuple(tiles[y, x]) == (253, 231, 37), "the brightest of viridis"
 
 
 def test_compare_maps_query_between_grids(vit):
@@ -829,12 +811,12 @@ def test_widgets_show_a_still_image_without_a_kernel(vit):
 
 def test_widgets_show_all_panels_without_a_kernel(vit):
     model, width = vit(), {}
-    pages = {"heads": widgets.heads(model, PICTURE), "compare": widgets.compare(model, image=PICTURE)}
-    for name, page in (pages | {"positions": widgets.positions(model)}).items():
+    pages = {"compare": widgets.compare(model, image=PICTURE), "positions": widgets.positions(model)}
+    for name, page in pages.items():
         data = shown(page)
         assert all(f"{panel['title']}. {panel['words']}" in data["text/plain"] for panel in page.frame["panels"])
         width[name] = Image.open(io.BytesIO(base64.b64decode(data["image/png"]))).width
-    assert width == {"heads": 900, "compare": 900, "positions": 900}
+    assert width == {"compare": 900, "positions": 900}
     run = snapshots(4)
     slider = widgets.training(run)
     slider.children[0].children[1].value = 2

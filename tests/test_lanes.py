@@ -141,8 +141,11 @@ def test_lane_continues_after_failure_and_closes():
     assert (ended.returncode, ended.stderr) == (0, ""), "a process may end while a lane works"
 
 
+LARGE = {"img_size": 160}  # 10 × 10 patches, whose occlusion takes six forwards
+
+
 class Slow:
-    """An explorer whose KernelSHAP waits in the given forward of its model."""
+    """An explorer whose occlusion, or another long map, waits in the given forward of its model."""
 
     def __init__(self, model, at=3):
         self.explorer, self.forwards, self.at = widgets.explore(model, PICTURE), 0, at
@@ -158,7 +161,7 @@ class Slow:
                 assert self.may.wait(PATIENCE)
 
     def start(self):
-        self.explorer.connection.receive({"set": {"view": "kernel_shap"}})
+        self.explorer.connection.receive({"set": {"view": "occlusion"}})
         while not self.inside.is_set():
             self.explorer.wait(0.01)
         return self
@@ -175,10 +178,10 @@ def drawn():
 
 
 def test_explorer_responds_to_clicks_during_long_map(vit):
-    """Another page's heads off do not reach the map, nor do its random numbers meet those of a cell."""
-    model = vit()
+    """Another page's heads off do not reach the map, and the random numbers of a cell stay as they were."""
+    model = vit(**LARGE)
     explorer = widgets.explore(copy.deepcopy(model), PICTURE)
-    explorer.set(view="kernel_shap")
+    explorer.set(view="occlusion")
     slow = Slow(model)
     for seed in (torch.manual_seed, np.random.seed):
         seed(3)
@@ -195,7 +198,7 @@ def test_explorer_responds_to_clicks_during_long_map(vit):
 
 
 def test_explorer_new_setting_cancels_long_map(vit):
-    slow = Slow(vit()).start()
+    slow = Slow(vit(**LARGE)).start()
     slow.explorer.connection.receive({"set": {"view": "norms"}})
     assert slow.explorer.wait(PATIENCE) and slow.explorer.page.state["view"] == "norms"
     slow.may.set()
@@ -205,7 +208,7 @@ def test_explorer_new_setting_cancels_long_map(vit):
 
 
 def test_explorer_cancel_restores_last_map(vit):
-    slow = Slow(vit())
+    slow = Slow(vit(**LARGE))
     before = values(slow.explorer)
     slow.start().explorer.connection.receive({"cancel": True, "number": 7})
     assert slow.explorer.wait(PATIENCE) and np.array_equal(values(slow.explorer), before)
@@ -250,13 +253,12 @@ def test_explorer_reports_progress_of_long_map(vit, monkeypatch):
     explorer.set(view="received")
     assert explorer.wait(PATIENCE, settled=True)
     explorer.connection._send = lambda content, buffers: reports.append(content["progress"])
-    explorer.set(view="kernel_shap")
-    covers = 16 * explorer.page.forward.grid.patches
+    explorer.set(view="integrated_gradients")
     *some, end = reports[: reports.index(None) + 1]
     done = [each["done"] for each in some]
-    assert done == sorted(done) and set(np.diff(done)) <= {1, 15, 16}
-    assert all((each["what"], each["of"]) == ("KernelSHAP", covers) for each in some) and end is None
-    assert some[-1]["done"] == covers and 0 < some[-2]["left"] < some[0]["left"] * 10
+    assert done == [1, 2, 18, 34, 50, 50], "two forwards and their batches of 16 points, but never beyond the end"
+    assert all((each["what"], each["of"]) == ("Integrated Gradients", 50) for each in some) and end is None
+    assert 0 < some[-3]["left"] < some[0]["left"] * 10
 
 
 def test_explorer_shows_error_of_long_map(vit, monkeypatch):
@@ -267,7 +269,7 @@ def test_explorer_shows_error_of_long_map(vit, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     hook = explorer.page.model.register_forward_hook(full)
-    refuses("not enough memory", explorer.set, view="kernel_shap")
+    refuses("not enough memory", explorer.set, view="occlusion")
     hook.remove()
     assert explorer.page.state["view"] == "attention" and np.array_equal(values(explorer), before)
     explorer.set(view="occlusion")

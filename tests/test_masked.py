@@ -267,8 +267,8 @@ def test_masked_recipe_rejects_contradictions():
         ("augment.mixup=0.2", "mixup"),
         ("model.dynamic_img_size=true", "one size"),
         ("init=elsewhere", "come with the model"),
-        ("tokenizer=conv-stem", "experiments/small_data"),
-        ("objective=autoencoder", "experiments/autoencoder"),
+        ("tokenizer=conv-stem", "tokenizer"),
+        ("objective=autoencoder", "one of labels"),
     ):
         with pytest.raises(ValueError, match=message):
             recipe("masked-patches").override(*settings.split())

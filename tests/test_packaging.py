@@ -53,7 +53,8 @@ def test_requirements_are_lower_bounds():
 
 def test_package_data_is_complete():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    for path in (ROOT / "vitlens").rglob("*"):
+    packages = [ROOT / name for name in ("vitlens", "vitlens_explorer", "vitlens_paper")]
+    for path in (path for package in packages for path in package.rglob("*")):
         if path.is_file() and path.suffix not in (".py", ".pyc"):
             package = ".".join(path.parent.relative_to(ROOT).parts)
             assert any(path.match(pattern) for pattern in declared.get(package, ())), path

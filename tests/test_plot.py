@@ -74,21 +74,6 @@ def snapshots(count, grid=8, patch=8, layers=6, heads=6, images=8):
     }
 
 
-def fillings(count, grid=8, cells=1, images=4):
-    """Snapshots of a run without labels. Every second patch is hidden, or in the first image replaced by another."""
-    rng = np.random.default_rng(3)
-    source = np.tile(np.arange(grid**2), (count, images, 1))
-    corrupted = source % 2 == 1
-    source[corrupted] = -1
-    source[:, 0, 1] = 2
-    return {
-        "steps": 10 * np.arange(count) ** 2,
-        "corrupted": corrupted.reshape(count, images, grid, grid).astype(np.float16),
-        "source": source.reshape(count, images, grid, grid).astype(np.float16),
-        "predicted": rng.uniform(size=(count, images, grid * cells, grid * cells, 3)),
-    }
-
-
 def inspection(grid=CUT, layers=12, heads=3, pictures=6, **lacks):
     """An inspection of random numbers. lacks: reasons for missing filters, positions or rollout."""
     height, width = grid.image
@@ -182,7 +167,6 @@ PAGES = {
     "snapshot": lambda: plot.snapshot(snapshots(3)),
     "snapshot, small": lambda: plot.snapshot(snapshots(1, grid=2, patch=32, images=1)),
     "film strip": lambda: plot.film_strip(snapshots(7, patch=16, layers=24, heads=16), labels=["a step"] * 7),
-    "filled in": lambda: plot.filled_in(RNG.uniform(size=(4, 32, 32, 3)), fillings(12)),
     "inspected": lambda: plot.inspected({"deit_tiny_patch16_224": inspection(TokenGrid(14, 14, (16, 16)))}),
     "inspected, two": lambda: plot.inspected(
         {"one": inspection(filters=WHY, positions=WHY), "other": inspection(heads=16, rollout=WHY)}
@@ -209,22 +193,6 @@ def test_plots_draw_into_axes_or_return_unheld_figures():
         assert draw(ax=axes[1]) is axes[1] and axes[1].has_data() and not axes[0].has_data()
         plt.close(figure)
     assert isinstance(ALONE["lines"](), plt.Figure) and plt.get_fignums() == []
-
-
-def test_filled_in_draws_predictions_of_corrupted_patches():
-    """Columns: image, input of the model, snapshots, target."""
-    pictures, snapshots = RNG.uniform(size=(2, 32, 32, 3)), fillings(3, cells=2)
-    axes = np.reshape(plot.filled_in(pictures, snapshots, [2]).axes, (2, 4))
-    shown = [[np.asarray(ax.images[0].get_array()) for ax in line] for line in axes.T]
-    original, seen, predicted, target = shown
-    assert np.array_equal(original, pictures) and (seen[1][:4, 4:8] == 0.5).all()
-    assert np.array_equal(seen[0][:4, 4:8], pictures[0, :4, 8:12])  # the second patch shows the third
-    assert np.array_equal(seen[1][:4, 8:12], pictures[1, :4, 8:12])
-    np.testing.assert_allclose(target[1][0, 0], pictures[1, :2, :2].mean((0, 1)))
-    large = snapshots["predicted"][2, 1, :2, 2:4].repeat(8, 0).repeat(8, 1)  # two cells of 8 pixels a patch
-    assert np.array_equal(predicted[1][:16, 16:32], large)
-    np.testing.assert_allclose(predicted[1][4:12, 4:12], target[1][:2, :2].repeat(8, 0).repeat(8, 1)[4:12, 4:12])
-    assert (predicted[1][:4, :16] == 1).all() and (predicted[1][:16, 12:16] == 1).all()
 
 
 def tile(ax, x, y, height, width):

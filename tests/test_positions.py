@@ -5,6 +5,7 @@ import pytest
 import scipy.ndimage
 import timm
 import torch
+from book import by_direction
 from scipy.stats import spearmanr
 from timm.layers import resample_abs_pos_embed
 
@@ -86,9 +87,9 @@ def test_rank_correlation_is_nan_without_variation():
 def test_by_direction_is_the_mean_over_all_pairs_of_an_offset():
     rows, cols = torch.meshgrid(torch.arange(4), torch.arange(3), indexing="ij")
     down, across = ((each[..., None, None] - each).abs() for each in (rows, cols))
-    means = positions.by_direction((10 * down + across).float())
+    means = by_direction((10 * down + across).float())
     # (1, 1) is near 1, (1, 2) and (2, 1) near 2; (2, 2) is near 3, which no row has
     assert torch.equal(means, torch.tensor([[1.0, 2.0], [10.0, 20.0], [11.0, 16.5]]))
     noisy = torch.rand(4, 3, 4, 3, generator=torch.Generator().manual_seed(0))
     pairs = [noisy[r, c, r, d] for r in range(4) for c in range(3) for d in range(3) if abs(c - d) == 1]
-    assert positions.by_direction(noisy)[0, 0] == pytest.approx(torch.stack(pairs).mean().item())
+    assert by_direction(noisy)[0, 0] == pytest.approx(torch.stack(pairs).mean().item())

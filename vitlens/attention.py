@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 __all__ = [
-    "STATISTICS", "Statistic", "Summary", "contrast", "entropy", "mean_distance", "mean_over", "received", "register",
-    "rollout", "summary",
+    "STATISTICS", "Statistic", "Summary", "contrast", "entropy", "mean_distance", "mean_over", "received", "rollout",
+    "summary",
 ]  # fmt: skip
 __dir__ = __all__.copy
 
@@ -40,7 +40,7 @@ class Statistic:
 
     >>> class Peak(vitlens.attention.Statistic):  # largest weight of a query, from weights (B, H, Q, T)
     ...     name, add = "peak", lambda self, queries, logits, weights: self.sums.append(weights.amax(-1))
-    >>> vitlens.attention.summary(attn, Peak()).peak.shape  # the mean over all queries; `register(Peak())` keeps it
+    >>> vitlens.attention.summary(attn, Peak()).peak.shape  # the mean over all queries
     torch.Size([2, 12, 3])
 
     Every pass works on a copy. `grid` is the capture's, `sums` collects the values of one layer's blocks. With
@@ -173,21 +173,13 @@ def rollout(
     return _run(attn, _Rollout(query, head_fusion, discard))["rollout"]
 
 
-def register(statistic: Statistic) -> None:
-    """Add a statistic to `STATISTICS`, or replace the one of its name, so that `summary` computes it too.
-
-    >>> vitlens.attention.register(vitlens.attention.STATISTICS["entropy"])
-    """
-    STATISTICS[statistic.name] = statistic
-
-
 def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = False) -> Summary:
     """Several statistics in one pass over the rows.
 
     >>> vitlens.attention.summary(attn, "entropy").entropy.shape
     torch.Size([2, 12, 3])
 
-    statistics: names in `STATISTICS`, or statistics, by default all registered ones. renormalize: as in
+    statistics: names in `STATISTICS`, or statistics, by default all in `STATISTICS`. renormalize: as in
     `mean_distance`. Raises ValueError for an unknown name.
     """
     _require_capture(attn, "summary")

@@ -2,7 +2,6 @@
 
 explore(model)                 one image: every view, layer and head, from any patch
 tour(model)                    one image in eight steps, from pixels to the class
-heads(model)                   all heads of all layers as thumbnails
 positions(model)               the similarity map of any position
 compare(model_a, model_b)      two models, the same query
 training(snapshots)            a slider over the snapshots of a run
@@ -13,7 +12,7 @@ Names are imported on first use, so that the server of `vitlens app` starts with
 
 from vitlens import lazily
 
-MODULES = dict.fromkeys(("compare", "explore", "heads", "positions", "tour"), "notebook")
+MODULES = dict.fromkeys(("compare", "explore", "positions", "tour"), "notebook")
 MODULES |= {"training": "training_slider", "save_page": "in_page"}
 
 __all__ = [*MODULES]

@@ -14,7 +14,6 @@ import traitlets
 from torch import nn
 
 from vitlens_explorer import front
-from vitlens_explorer.all_heads import AllHeads
 from vitlens_explorer.comparison import Comparison
 from vitlens_explorer.drawing import still
 from vitlens_explorer.explorer import Explorer
@@ -139,16 +138,6 @@ def tour(model: nn.Module, image=None) -> Widget:
     >>> widget = vitlens_explorer.tour(model, cat)
     """
     return Widget(lambda: Explorer(model, image, guided=True))
-
-
-def heads(model: nn.Module, image=None) -> Widget:
-    """Widget with thumbnails of the attention of all heads of all layers from one query.
-
-    A click enlarges a head, and a click in the enlarged map changes the query patch. model, image: as in `explore`.
-
-    >>> widget = vitlens_explorer.heads(model, cat)
-    """
-    return Widget(lambda: AllHeads(model, image))
 
 
 def compare(model_a: nn.Module, model_b: nn.Module | None = None, image=None, other=None) -> Widget:

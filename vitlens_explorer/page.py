@@ -103,12 +103,11 @@ def scale_of(values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit
 class Panel:
     """An image divided into cells, with a map over it.
 
-    picture: name of the image in `pictures`. cell: (height, width) as shares of the image. axes: names of rows and
-    columns. selected: (row, col) or None. picks: noun for the target of a click, or "". values: (rows, cols) or
-    (rows, cols, 3). scale: color scale, or None for RGB values and panels without a map. strength: largest opacity of
-    the map. opacity: "value", growing with the value, or "even". ends: labels of the color scale. tokens: tiles that
-    choose a token outside the image as the query. legend: unit and rule of the color scale. sinks: cells to mark.
-    hides: True to leave the map out there.
+    picture: name of the image in `pictures`. cell: (height, width) as shares of the image. selected: (row, col)
+    or None. picks: noun for the target of a click, or "". values: (rows, cols) or (rows, cols, 3). scale: color scale,
+    or None for RGB values and panels without a map. strength: largest opacity of the map. opacity: "value", growing
+    with the value, or "even". ends: labels of the color scale. tokens: tiles that choose a token outside the image as
+    the query. legend: unit and rule of the color scale. sinks: cells to mark. hides: True to leave the map out there.
     """
 
     name: str
@@ -118,7 +117,6 @@ class Panel:
     cols: int
     cell: tuple[float, float]
     words: str = ""
-    axes: tuple[str, str] = ("row", "column")
     selected: tuple[int, int] | None = None
     picks: str = ""
     values: np.ndarray | None = None

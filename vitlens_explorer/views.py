@@ -372,7 +372,7 @@ def explaining(method: Method) -> View:
     """View of an attribution method."""
     begin = method.title[0].upper() + method.title[1:]
     slow = method.needs in ("pixels", "patches")
-    times = next((o.default for name, o in method.options.items() if slow and name in ("n_steps", "n_samples")), None)
+    times = next((o.default for name, o in method.options.items() if slow and name == "n_steps"), None)
 
     def forwards(forward: Forward) -> int:
         return method.forwards_per_patch * forward.grid.patches or times or 0

@@ -57,18 +57,6 @@ KEYWORDS = {
 """timm's keywords for a value."""
 BY_TIMM = ("none", "mean")
 """Values that timm's keywords cover. All others need `vitlens_vit`."""
-MOVED = {
-    "positions": ("sinusoidal", "relative-2d", "rotary"),
-    "attention": ("locality",),
-    "readout": ("attention-pool",),
-    "tokenizer": ("conv-stem", "shifted-patches"),
-    "equivariance": ("flips", "rotations"),
-    "registers": (4,),
-    "objective": ("autoencoder",),
-}
-"""Values of earlier versions that scripts of experiments/ build."""
-REMOVED = ("registers", "tokenizer", "equivariance", "decoder_depth")
-"""Settings of earlier recipes, accepted at values without effect."""
 
 
 def chosen(settings: Mapping) -> dict[str, str]:
@@ -104,17 +92,8 @@ def resolve(architecture: str, settings: Mapping) -> tuple[str, dict]:
     return architecture if by_timm else NAME, {**words, **rest}
 
 
-def check_moved(settings: Mapping) -> None:
-    """Raise ValueError for a value that moved to a script of experiments/."""
-    for name, values in MOVED.items():
-        if settings.get(name) in values:
-            script = f"experiments/{'autoencoder' if name == 'objective' else 'small_data'}.py"
-            raise ValueError(f"{name}={settings[name]} moved to {script}. Train or open it there.")
-
-
 def check_former(settings: Mapping) -> None:
     """Raise ValueError for a variant among the settings of a recipe, where earlier versions had it."""
-    check_moved(settings)
     for name in SETTINGS:
         if name in settings:
             raise ValueError(f"{name} is a keyword of the model. Set model.{name}={settings[name]}.")
@@ -124,19 +103,17 @@ def upgrade(settings: Mapping) -> dict:
     """Settings of a recipe with the variants of an earlier version moved to `model_kwargs`.
 
     Files that earlier versions wrote hold all of `SETTINGS`. Raises ValueError for a file with some of them, which a
-    person wrote, and for a value that moved to a script of experiments/.
+    person wrote.
     """
-    check_moved(settings)
     if not all(name in settings for name in SETTINGS):
         check_former(settings)
-        return {name: value for name, value in settings.items() if name not in REMOVED}
-    kept = {name: value for name, value in settings.items() if name not in {*REMOVED, *SETTINGS}}
+        return {**settings}
+    kept = {name: value for name, value in settings.items() if name not in SETTINGS}
     return {**kept, "model_kwargs": {**kept.get("model_kwargs", {}), **chosen(settings)}}
 
 
 def check(settings: Mapping) -> None:
     """Raise ValueError for invalid combinations of keywords of `vitlens_vit`."""
-    check_moved(settings)
     for name, values in SETTINGS.items():
         require_known(settings.get(name, values[0]), values, name)
     variants = chosen(settings)
@@ -269,8 +246,6 @@ class PaperTransformer(VisionTransformer):
 
     def __init__(self, positions: str = "learned-1d", positions_at: str = "stem", attention: str = "plain", **kwargs):
         check({**kwargs, "positions": positions, "positions_at": positions_at, "attention": attention})
-        for setting in MOVED:  # directories of earlier versions have them at values without effect
-            kwargs.pop(setting, None)
         placed = positions == "relative-1d" or attention == "axial"
         if positions != "learned-1d":
             kwargs["pos_embed"] = "none"

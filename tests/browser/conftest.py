@@ -12,31 +12,41 @@ from browser.fronts import chromium, notebook
 CELLS = (
     "import numpy as np, vitlens\nfrom vitlens import widgets\nmodel = vitlens.load_model('vit')",
     "explorer = widgets.explore(model)\nexplorer",
-    "widgets.heads(model)",
     "widgets.compare(model, vitlens.load_model('vit', pretrained=False))",
     "widgets.positions(model)",
     "widgets.training(dict(np.load('run.npz')))",
 )
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory):
-    """The folder of a model whose attention differs from patch to patch, with a notebook of all widgets beside it."""
-    from test_plot import snapshots
-
+def write_model(folder, side):
+    """The folder of a new model for side × side pixels, whose attention differs from patch to patch."""
     torch.manual_seed(0)
-    arguments = {"img_size": 128, "embed_dim": 96, "depth": 4, "num_heads": 3}
+    arguments = {"img_size": side, "embed_dim": 96, "depth": 4, "num_heads": 3}
     made = timm.create_model("vit_tiny_patch16_224", num_classes=10, **arguments)
     with torch.no_grad():
         for parameter in made.blocks.parameters():
             parameter.mul_(3.0)
-    made.pretrained_cfg = {**made.pretrained_cfg, "input_size": (3, 128, 128), "crop_pct": 1.0}
-    folder = tmp_path_factory.mktemp("pages") / "vit"
+    made.pretrained_cfg = {**made.pretrained_cfg, "input_size": (3, side, side), "crop_pct": 1.0}
     config = {"pretrained_cfg": made.pretrained_cfg}
     save_for_hf(made, folder, model_config=config, model_args=arguments, safe_serialization=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """The folder of a model with 8 × 8 patches, with a notebook of all widgets beside it."""
+    from test_plot import snapshots
+
+    folder = write_model(tmp_path_factory.mktemp("pages") / "vit", 128)
     np.savez(folder.parent / "run.npz", **snapshots(3))
     (folder.parent / "widgets.ipynb").write_text(notebook(*CELLS))
     return folder
+
+
+@pytest.fixture(scope="session")
+def large_model(tmp_path_factory):
+    """The folder of a model with 32 × 32 patches, whose occlusion takes 58 forwards."""
+    return write_model(tmp_path_factory.mktemp("large") / "vit", 512)
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ def page(front, browser):
     """The notebook with all widgets, in one page and kernel."""
     page = browser.new_page(viewport={"width": 1400, "height": 1100})
     front.open(page, "widgets.ipynb", ".jupyter-widgets img")
-    page.wait_for_function("() => document.querySelectorAll('.vitlens[data-answers]').length === 4")
+    page.wait_for_function("() => document.querySelectorAll('.vitlens[data-answers]').length === 3")
     errors = []  # from now on: an application may have errors while it starts
     page.on("pageerror", lambda error: errors.append(str(error)))
     yield page
@@ -309,22 +309,15 @@ def test_widgets_have_no_accessibility_fault(page):
     assert faults(page, ".vitlens") == []
 
 
-def test_heads(page, model):
-    heads = Widget(page, 1)
-    heads.click(1, 2, rows=3, cols=4, panel="heads")
-    heads.click(7, 0)
-    heads.shows(expected(model, PICTURE, 2, 1, (7, 0)))
-
-
 def test_compare(page):
-    pair = Widget(page, 2)
+    pair = Widget(page, 1)
     pair.click(2, 5, panel="right")
     assert pair.root.locator("[data-panel=left] .frame").count() == 1
     assert "row 2, column 5" in pair.text("[data-panel=left] figcaption")
 
 
 def test_positions(page):
-    positions = Widget(page, 3)
+    positions = Widget(page, 2)
     positions.click(7, 1, panel="all")
     assert positions.text("[data-panel=one] h3") == "Position in row 7, column 1"
 

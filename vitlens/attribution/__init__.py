@@ -115,7 +115,7 @@ def methods(names: Iterable[str] | None = None) -> dict[str, Method]:
     return {name: METHODS[name] for name in names}
 
 
-_ONCE, _EACH = "one forward and one backward, shared by all that need no more", "a forward for each patch"
+_ONCE = "one forward and one backward, shared by all that need no more"
 _MAPS, _CAPTUM = "vitlens.attribution.maps", "vitlens.attribution.captum_maps"
 for _row in (
     Method("relevance", "relevance (Chefer et al. 2021)", "gradients", _ONCE, _MAPS, quick=True),
@@ -128,11 +128,7 @@ for _row in (
            "vitlens.attribution.balanced", quick=True),
     Method("direct", "direct contributions", "model", "one forward", "vitlens.stream:direct_map"),
     Method("integrated_gradients", "Integrated Gradients", "pixels", "50 forwards and backwards", _CAPTUM),
-    Method("gradient_shap", "Gradient SHAP", "pixels", "50 forwards and backwards", _CAPTUM),
-    Method("input_x_gradient", "Input × Gradient", "pixels", "one forward and one backward", _CAPTUM),
-    Method("occlusion", "occlusion", "patches", _EACH, _CAPTUM, forwards_per_patch=1),
-    Method("feature_ablation", "feature ablation", "patches", _EACH, _CAPTUM, forwards_per_patch=1),
-    Method("kernel_shap", "KernelSHAP", "patches", "16 forwards for each patch", _CAPTUM, forwards_per_patch=16),
+    Method("occlusion", "occlusion", "patches", "a forward for each patch", _CAPTUM, forwards_per_patch=1),
 ):  # fmt: skip
     register(_row)
 

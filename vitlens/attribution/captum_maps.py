@@ -1,12 +1,9 @@
-"""Methods that differentiate by pixels or cover patches. Two of them call captum, which is imported on first use.
+"""Methods that differentiate by pixels or cover patches. Integrated Gradients calls captum, imported on first use.
 
-All take model, images, target, against and names as in `vitlens.attribution`, and these options. baseline: the pixels
+Both take model, images, target, against and names as in `vitlens.attribution`, and these options. baseline: the pixels
 that replace the image's, a number or a tensor that fits the images, in normalized units. 0 is the mean color.
-internal_batch_size: number of images in one forward. seed: seed of the random numbers, the same for every image. Images
-are explained one at a time, so a batch gives the maps of its images alone.
-
-Gradient SHAP and KernelSHAP do without captum, which draws from the global generators that other threads use too. Their
-random numbers are those of captum after the same seed.
+internal_batch_size: number of images in one forward. Images are explained one at a time, so a batch gives the maps of
+its images alone.
 """
 
 from __future__ import annotations
@@ -18,14 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens.attribution import METHODS
 from vitlens.attribution.maps import captured, checked, explained, explaining, outputs_of
 from vitlens.attribution.target import of_features, resolved
 from vitlens.recorder.grid import TokenGrid
-
-COVERS = METHODS["kernel_shap"].forwards_per_patch
-LEAST = 3
-"""Covers of KernelSHAP for each patch: the default and the smallest number."""
 
 
 @dataclass(frozen=True)
@@ -76,54 +68,6 @@ def integrated_gradients(
     return _each_image(map_of, model, images, target, against, names, baseline, gradients=True)
 
 
-def gradient_shap(
-    model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0,
-    n_samples: int = 50, stdevs: float = 0.1, seed: int = 0, internal_batch_size: int = 16,
-) -> Tensor:  # fmt: skip
-    """(B, rows, cols) Gradient SHAP (Lundberg and Lee 2017; Erion et al. 2021), summed over each patch.
-
-    The mean over n_samples of gradient × (noisy image − baseline), each at a random point between the two. The random
-    numbers depend on internal_batch_size.
-
-    >>> vitlens.attribution.gradient_shap(model, images, "Egyptian cat", n_samples=4).shape
-    torch.Size([2, 14, 14])
-
-    model, images, target, against, names: as in `help(vitlens.attribution)`. stdevs: standard deviation of the noise on
-    the image, in normalized units. Other options: as in `help(vitlens.attribution.captum_maps)`.
-    """
-
-    def map_of(one: OneImage) -> Tensor:
-        noise, places = torch.Generator(one.image.device).manual_seed(seed), np.random.RandomState(seed)
-        total = torch.zeros_like(one.image)
-        for start in range(0, n_samples, internal_batch_size):
-            count = min(internal_batch_size, n_samples - start)
-            deviation = torch.full((count, *one.image.shape[1:]), stdevs, device=one.image.device)
-            noisy = one.image + torch.normal(0.0, deviation, generator=noise)
-            place = torch.from_numpy(places.uniform(size=(count, 1, 1, 1))).to(noisy)
-            point = (place * noisy + (1 - place) * one.blank).requires_grad_()
-            (gradient,) = torch.autograd.grad(one.scores(point).sum(), point)
-            total += (gradient * (noisy - one.blank)).sum(0)
-        return _patch_sums(total / n_samples, one.grid)
-
-    return _each_image(map_of, model, images, target, against, names, baseline, gradients=True)
-
-
-def input_x_gradient(model, images, target=None, *, against=None, names=None) -> Tensor:
-    """(B, rows, cols) Input × Gradient (Shrikumar et al. 2016), in normalized units, summed over each patch.
-
-    >>> vitlens.attribution.input_x_gradient(model, images, "Egyptian cat").shape
-    torch.Size([2, 14, 14])
-
-    model, images, target, against, names: as in `help(vitlens.attribution)`.
-    """
-
-    def map_of(one: OneImage) -> Tensor:
-        image = one.image.clone().requires_grad_()
-        return _patch_sums(_captum().InputXGradient(one.scores).attribute(image, 0), one.grid)
-
-    return _each_image(map_of, model, images, target, against, names, 0.0, gradients=True)
-
-
 def occlusion(
     model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0, window: int = 3,
     internal_batch_size: int = 16,
@@ -151,81 +95,6 @@ def occlusion(
         return ((scores[0] - scores[1:]) @ covered / covered.sum(0))[None]
 
     return _each_image(map_of, model, images, target, against, names, baseline)
-
-
-def feature_ablation(
-    model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0,
-    internal_batch_size: int = 16,
-) -> Tensor:  # fmt: skip
-    """(B, rows, cols) loss of the logit when one patch is covered, with P forwards of an image.
-
-    >>> small = vitlens.load_model("test_vit", pretrained=False)
-    >>> vitlens.attribution.feature_ablation(small, torch.zeros(1, 3, 160, 160)).shape
-    torch.Size([1, 10, 10])
-
-    model, images, target, against, names: as in `help(vitlens.attribution)`. baseline, internal_batch_size: as in
-    `help(vitlens.attribution.captum_maps)`.
-    """
-    return occlusion(model, images, target, against=against, names=names, baseline=baseline, window=1,
-                     internal_batch_size=internal_batch_size)  # fmt: skip
-
-
-def kernel_shap(
-    model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0,
-    n_samples: int | None = None, seed: int = 0, internal_batch_size: int = 16,
-) -> Tensor:  # fmt: skip
-    """(B, rows, cols) KernelSHAP (Lundberg and Lee 2017): the patches' Shapley values, by regression on random covers.
-
-    Each cover is paired with its complement (Covert and Lee 2021), so effects of pairs of patches do not disturb the
-    estimate. Its error grows with the number of patches. For scores that saturate when a few of a tenth of the patches
-    are seen, the map correlates with the known values by 0.9 for 196 patches and by 0.3 for 1,024. A second seed shows
-    the error of a map. For DeiT-Tiny, the maps of two seeds correlated by 0.6 for one photograph and by 0.02 for
-    another.
-
-    >>> small = vitlens.load_model("test_vit", pretrained=False)
-    >>> vitlens.attribution.kernel_shap(small, torch.zeros(1, 3, 160, 160), n_samples=300).shape
-    torch.Size([1, 10, 10])
-
-    model, images, target, against, names: as in `help(vitlens.attribution)`. n_samples: number of covers, and of
-    forwards, of an image, by default 16 for each patch. Fewer than three for each patch raise ValueError: below two the
-    values are undetermined, and shortly above noise exceeds them. Other options: as in
-    `help(vitlens.attribution.captum_maps)`.
-    """
-
-    def map_of(one: OneImage) -> Tensor:
-        count = COVERS * one.grid.patches if n_samples is None else n_samples
-        return _shapley_values(one, _covers(one.grid.patches, count, seed), internal_batch_size)
-
-    return _each_image(map_of, model, images, target, against, names, baseline)
-
-
-def _covers(patches: int, count: int, seed: int) -> Tensor:
-    """(count, P) covers, 1 for a visible patch: all patches, none, then random covers, each with its complement.
-
-    The number of visible patches has the probability of all covers of this size under the Shapley kernel.
-    """
-    if count < LEAST * patches:
-        raise ValueError(f"KernelSHAP of {patches} patches needs {LEAST * patches} covers or more, got {count}.")
-    covers, generator = [torch.ones(patches), torch.zeros(patches)], torch.Generator().manual_seed(seed)
-    sizes = torch.arange(patches, dtype=torch.float32)
-    odds = (patches - 1) / (sizes * (patches - sizes))
-    odds[0] = 0
-    while patches > 1 and len(covers) < count:
-        size = torch.multinomial(odds, 1, generator=generator).item()
-        order = torch.randn(patches, generator=generator)
-        seen = (order > order.kthvalue(patches - size).values).float()
-        covers += [seen, 1 - seen]
-    return torch.stack(covers[:count])
-
-
-def _shapley_values(one: OneImage, covers: Tensor, internal_batch_size: int) -> Tensor:
-    """(1, P) values by linear regression on covers. All patches and none weigh a million times more."""
-    from sklearn.linear_model import LinearRegression
-
-    scores, weights = one.seen(covers, internal_batch_size).float().cpu(), torch.ones(len(covers))
-    weights[:2] = 1e6
-    fit = LinearRegression().fit(covers.numpy(), scores.numpy(), weights.numpy())
-    return torch.from_numpy(fit.coef_)[None].to(one.image)
 
 
 def _captum():

@@ -19,7 +19,7 @@ PLACES = {
         "attention_distance", "attention_distances", "contributions", "insertion_deletion", "intervals", "lines",
         "randomized", "training",
     ),
-    "film": ("filled_in", "film_strip", "snapshot"),
+    "film": ("film_strip", "snapshot"),
     "heatmaps": ("attributions", "gallery", "mask", "overlay", "overlays", "tiles", "upsample"),
     "mosaics": ("all_heads", "filters", "heads", "position_similarity"),
     "side_by_side": ("correspondences", "inspected", "rollouts"),

@@ -1,9 +1,9 @@
-"""Snapshots of a training run: its four inspection figures over the steps, and its predictions of hidden patches.
+"""Snapshots of a training run: its four inspection figures over the steps.
 
-`snapshot` and `film_strip` take the result of `vitlens.train.snapshots.load`, S snapshots of one run: `filters`
-(S, k, p, p, C), `positions` (S, rows, cols, rows, cols), `distances` (S, L, H), `rollout` (S, N, rows, cols), `steps`
-(S,) and `prefix` (S,), the number of prefix tokens, by default 1. All snapshots share one scale: distances over their
-range, rollouts from 0 to their maximum, cosines from −1 to 1. Only filters are scaled tile by tile, as in `filters`.
+They take the result of `vitlens.train.snapshots.load`, S snapshots of one run: `filters` (S, k, p, p, C), `positions`
+(S, rows, cols, rows, cols), `distances` (S, L, H), `rollout` (S, N, rows, cols), `steps` (S,) and `prefix` (S,), the
+number of prefix tokens, by default 1. All snapshots share one scale: distances over their range, rollouts from 0 to
+their maximum, cosines from −1 to 1. Only filters are scaled tile by tile, as in `filters`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from vitlens.plot.charts import number_layers, strip
-from vitlens.plot.heatmaps import name_above
 from vitlens.plot.mosaics import about_gray, colored, mosaic, shown_positions
-from vitlens.plot.style import REFERENCE, WIDTH, array, beside, colors, frames, page, scale_bar, styled
+from vitlens.plot.style import REFERENCE, WIDTH, array, beside, colors, page, scale_bar, styled
 from vitlens.recorder.grid import TokenGrid
 
 GAP = 0.08
@@ -26,9 +25,6 @@ AXES = {"filters": 5, "positions": 5, "distances": 3, "rollout": 4}
 """Number of axes of each array of snapshots."""
 NAMES = "Embedding filters", "Position embedding similarity", "Mean attention distance (pixels)", "Attention rollout"
 SHORT = "Embedding\nfilters", "Position\nsimilarity", "Attention\ndistance (px)", "Attention\nrollout"
-HIDDEN = (0.5, 0.5, 0.5)
-SHARP = 8
-"""Pixels per side of a cell of a prediction."""
 
 
 def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
@@ -121,61 +117,3 @@ def _tiles(ax: plt.Axes, tiles: np.ndarray, cols: int) -> None:
     """Draw a mosaic in the upper left of its axes."""
     ax.set_anchor("NW")
     mosaic(ax, tiles, min(cols, len(tiles)), (GAP * tiles.shape[1], GAP * tiles.shape[2]))
-
-
-def filled_in(images, snapshots: Mapping, indices: Sequence[int] | None = None) -> plt.Figure:
-    """Images, the corrupted input, the predictions at several snapshots of a training, and the target, side by side.
-
-    images: (N, H, W, 3) in 0…1, the first probe images of the run. snapshots: from `vitlens.train.snapshots.load`
-    for a run without labels: `steps` (S,), `corrupted` and `source` (S, N, rows, cols) and `predicted` (S, N, h, w, 3),
-    with h and w multiples of rows and cols. indices: numbers of the snapshots, by default five evenly spread ones. In
-    the input, hidden patches are gray, and moved patches are at their new position. Predicted patches are drawn in full
-    size. The other patches are those of the target and smaller. The target is the image, averaged to the resolution of
-    the predictions.
-
-    >>> run = {"steps": [9], "corrupted": np.ones((1, 1, 2, 2)), "source": -np.ones((1, 1, 2, 2))}
-    >>> figure = vitlens.plot.filled_in(np.ones((1, 16, 16, 3)), run | {"predicted": np.zeros((1, 1, 8, 8, 3))})
-    """
-    images = np.clip(array(images, 4, "Images of shape (N, H, W, 3)"), 0, 1)
-    steps = np.asarray(snapshots["steps"])
-    if indices is None:
-        indices = np.unique(np.linspace(0, len(steps) - 1, min(5, len(steps))).round().astype(int))
-    predicted = np.asarray(snapshots["predicted"], dtype=float)
-    corrupted, source = (np.asarray(snapshots[name])[0].astype(int) for name in ("corrupted", "source"))
-    count = min(len(images), len(corrupted))
-    images, source, corrupted = images[:count], source[:count], corrupted[:count]
-    h, w = predicted.shape[2:4]
-    _, height, width, _ = images.shape
-    target = images.reshape(count, h, height // h, w, width // w, 3).mean((2, 4))
-    columns = [("image", images), ("input", _seen(images, source))]
-    columns += [(f"step {steps[k]:,}", _predicted(predicted[k][:count], target, corrupted)) for k in indices]
-    columns += [("target", target)]
-    side = min(150, WIDTH // len(columns))
-    with styled():
-        figure, axes = frames(count, len(columns), side * len(columns), 30 + count * side * height / width)
-        for (title, column), line in zip(columns, axes.T, strict=True):
-            name_above(line[0], title)
-            for ax, image in zip(line, column, strict=True):
-                ax.imshow(image, interpolation="nearest")
-    return figure
-
-
-def _predicted(predicted: np.ndarray, target: np.ndarray, corrupted: np.ndarray) -> np.ndarray:
-    """(N, SHARP · h, SHARP · w, 3) predictions of corrupted patches, and smaller patches of the target on white."""
-    predicted, target = (each.repeat(SHARP, 1).repeat(SHARP, 2) for each in (predicted, target))
-    height, width = (n // m for n, m in zip(target.shape[1:3], corrupted.shape[1:], strict=True))
-    hidden = corrupted.repeat(height, 1).repeat(width, 2)[..., None] > 0
-    inside = np.zeros((height, width))
-    inside[height // 4 : -(height // 4), width // 4 : -(width // 4)] = 1
-    small = np.tile(inside, corrupted.shape[1:])[..., None] > 0
-    return np.where(hidden, predicted, np.where(small, target, 1.0))
-
-
-def _seen(images: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """(N, H, W, 3) images from the patches with the numbers in `source` (N, rows, cols), gray for −1."""
-    (n, height, width, _), (rows, cols) = images.shape, source.shape[1:]
-    patches = images.reshape(n, rows, height // rows, cols, width // cols, 3).swapaxes(2, 3)
-    patches = patches.reshape(n, rows * cols, *patches.shape[3:])
-    placed = patches[np.arange(n)[:, None], source.reshape(n, -1)]
-    placed[source.reshape(n, -1) < 0] = HIDDEN
-    return placed.reshape(n, rows, cols, *placed.shape[2:]).swapaxes(2, 3).reshape(images.shape)

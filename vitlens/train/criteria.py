@@ -48,8 +48,10 @@ def settled(recipe: Recipe, world: World) -> Recipe:
 def soft_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy of `logits` (B, classes) with λ·a + (1 − λ)·b, smoothed toward uniform by `smoothing`."""
     log_p = F.log_softmax(logits, dim=-1)
-    a, b = log_p.gather(1, y.a[:, None])[:, 0], log_p.gather(1, y.b[:, None])[:, 0]
-    return -((1 - smoothing) * (y.lam * a + (1 - y.lam) * b) + smoothing * log_p.mean(dim=-1)).mean()
+    a = log_p.gather(1, y.a[:, None])[:, 0]
+    b = log_p.gather(1, y.b[:, None])[:, 0]
+    mixed = y.lam * a + (1 - y.lam) * b
+    return -((1 - smoothing) * mixed + smoothing * log_p.mean(dim=-1)).mean()
 
 
 def sigmoid_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) -> Tensor:
@@ -86,35 +88,46 @@ def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Ca
     """
     device = torch.device(device)
     bf16 = trains_in_bf16(recipe, device)
-    loss = soft_cross_entropy if recipe.loss == "softmax" else sigmoid_cross_entropy
-    few = (recipe.image_size // recipe.patch_size) ** 2 <= UNFUSED
-    attention = unfused_attention if bf16 and few and device.type == "cpu" else nullcontext
+    label_loss = soft_cross_entropy if recipe.loss == "softmax" else sigmoid_cross_entropy
+    patches = (recipe.image_size // recipe.patch_size) ** 2
+    attention = nullcontext
+    if bf16 and patches <= UNFUSED and device.type == "cpu":
+        attention = unfused_attention
 
-    def plain(x: Tensor, y: Targets) -> Tensor:
+    def uncompiled_loss(x: Tensor, y: Targets) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             if hasattr(model, "objective"):
                 return model.objective(model, x)
             logits = model(x).float()
-        return loss(logits, y, recipe.label_smoothing)
+        return label_loss(logits, y, recipe.label_smoothing)
 
-    run = plain
-    if recipe.compile != "off" and (recipe.compile_cpu if device.type == "cpu" else device.type in ("cuda", "xpu")):
+    loss = uncompiled_loss
+    if compiles(recipe, device):
         # Shapes are few and known (one, or two with patch_drop): specialize instead of guessing which are dynamic.
-        run = torch.compile(plain, mode=recipe.compile, dynamic=False)
+        loss = torch.compile(uncompiled_loss, mode=recipe.compile, dynamic=False)
 
     def criterion(x: Tensor, y: Targets) -> Tensor:
-        nonlocal run
+        nonlocal loss
         with attention():
             try:
-                return run(x, y)
+                return loss(x, y)
             except torch._dynamo.exc.TorchDynamoException as error:  # at the first call, which compiles
                 reason = " ".join(str(error).strip().split("\n\n")[0].split())[:300]  # without advice on verbosity
                 message = f"Compiling failed on {x.device}, so training continues uncompiled and slower: {reason}"
                 warnings.warn(message, RuntimeWarning, stacklevel=2)
-                run = plain
-                return plain(x, y)
+                loss = uncompiled_loss
+                return loss(x, y)
 
     return criterion
+
+
+def compiles(recipe: Recipe, device: torch.device) -> bool:
+    """True if the recipe compiles forward pass and loss on this device."""
+    if recipe.compile == "off":
+        return False
+    if device.type == "cpu":
+        return recipe.compile_cpu
+    return device.type in ("cuda", "xpu")
 
 
 class ObjectiveLoss(nn.Module):
@@ -141,10 +154,11 @@ def accuracy(
     True
     """
 
-    def right(x: Tensor, labels: Tensor) -> Tensor:
-        return (torch.func.functional_call(model, weights or {}, (x,)).argmax(-1) == labels).sum()
+    def count_correct(x: Tensor, labels: Tensor) -> Tensor:
+        logits = torch.func.functional_call(model, weights or {}, (x,))
+        return (logits.argmax(-1) == labels).sum()
 
-    return 100 * _mean(right, model, data, recipe, world)
+    return 100 * _mean(count_correct, model, data, recipe, world)
 
 
 def objective_loss(
@@ -155,22 +169,26 @@ def objective_loss(
 
     The choice of hidden patches depends on the recipe's batch size and parts, and changes the loss in the third digit.
     """
-    whole, swapped = ObjectiveLoss(model), {f"model.{name}": t for name, t in (weights or {}).items()}
+    objective = ObjectiveLoss(model)
+    replaced = {f"model.{name}": t for name, t in (weights or {}).items()}
 
-    def loss(x: Tensor, _labels: Tensor) -> Tensor:
-        return len(x) * torch.func.functional_call(whole, swapped, (x,))
+    def sum_losses(x: Tensor, _labels: Tensor) -> Tensor:
+        return len(x) * torch.func.functional_call(objective, replaced, (x,))
 
-    return _mean(loss, model, data, recipe, world)
+    return _mean(sum_losses, model, data, recipe, world)
 
 
 @torch.no_grad()
 def _mean(measure: Callable, model: nn.Module, data: ImageSet, recipe: Recipe, world: World | None) -> float:
     """Mean over the images. measure: (normalized images, labels) of a batch → sum over its images."""
     world = world or World(device=next(model.parameters()).device)
-    bf16, total = trains_in_bf16(recipe, world.device), torch.zeros((), device=world.device)
-    at_once = min(500, max(recipe.batch_size // (recipe.accumulate * world.size), 64))  # at most the memory of training
+    bf16 = trains_in_bf16(recipe, world.device)
+    total = torch.zeros((), device=world.device)
+    in_training = recipe.batch_size // (recipe.accumulate * world.size)
+    at_once = min(500, max(in_training, 64))  # at most the memory of training
     mine = torch.arange(len(data)).split(at_once)[world.rank :: world.size]
-    with evaluating(model), torch.random.fork_rng(devices=[world.device] if world.device.type == "cuda" else []):
+    seeded = [world.device] if world.device.type == "cuda" else []
+    with evaluating(model), torch.random.fork_rng(devices=seeded):
         for rows, (images, labels) in zip(mine, data.batches(mine), strict=True):
             torch.manual_seed(seed_of(0, int(rows[0])))
             x = normalized(images, recipe.mean, recipe.std)
@@ -187,6 +205,10 @@ def validate(
 
     Without labels: `valid_loss` and `valid_loss_average`, the loss of the model's objective.
     """
-    name, measure = ("valid_loss", objective_loss) if hasattr(model, "objective") else ("top1", accuracy)
+    name, measure = "top1", accuracy
+    if hasattr(model, "objective"):
+        name, measure = "valid_loss", objective_loss
     metrics = {name: measure(model, valid, recipe, world=world)}
-    return {**metrics, f"{name}_average": measure(model, valid, recipe, average, world)} if average else metrics
+    if average:
+        metrics[f"{name}_average"] = measure(model, valid, recipe, average, world)
+    return metrics

@@ -25,12 +25,12 @@ from vitlens.data.imageset import ended, workers_ended
 from vitlens.recorder.forward import out_of_memory
 from vitlens.train.criteria import compiled, settled, validate
 from vitlens.train.optim import optimizers, set_rates, update_average
-from vitlens.train.processes import World
+from vitlens.train.processes import World, distribute, exchange
 from vitlens.train.run_folder import DIVERGED, STATISTICS, RunFolder, facts_of
 from vitlens.train.settings import Recipe
 
 FIRST = (1, 2, 5, 10, 20)
-"""Steps whose loss is read besides every `log_every`-th."""
+"""First steps, whose loss is also read, besides that of every `log_every`-th step."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,21 @@ def fit(
     check(model, data, recipe, world)
     train, valid = (split.to(world.device) for split in data)
     model = model.to(world.device)
-    criterion = criterion or compiled(model, recipe, world.device)
-    return _steps(model, (train, valid), recipe, out, resume, {} if average is None else average, criterion, world)
+    if criterion is None:
+        criterion = compiled(model, recipe, world.device)
+    if average is None:
+        average = {}
+    return _steps(model, (train, valid), recipe, out, resume, average, criterion, world)
 
 
 def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, world: World) -> None:
     """Raise ValueError if the recipe does not match the data or the model."""
     train, valid = data
-    images, classes, steps = len(train), len(train.class_names), recipe.length(len(train))
-    parts, side = world.size * recipe.accumulate, recipe.image_size
+    images = len(train)
+    classes = len(train.class_names)
+    steps = recipe.length(images)
+    parts = world.size * recipe.accumulate
+    side = recipe.image_size
     reject((
         (tuple(train.size) != (recipe.resize or side,) * 2 or tuple(valid.size) != (side, side),
          f"The recipe takes training images of {recipe.resize or side} pixels and validation images of {side}, got "
@@ -126,67 +132,75 @@ def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, wor
 def _steps(model, data, recipe, out, resume, average, criterion, world) -> Iterator[Step]:
     """The training loop, for checked arguments on the device."""
     train, valid = data
-    per_epoch, steps = len(train) // recipe.batch_size, recipe.length(len(train))
+    per_epoch = len(train) // recipe.batch_size
+    steps = recipe.length(len(train))
 
     with numerics(recipe, world):
         model.train()
+        criterion = distribute(criterion, model, world)
         parameters = [p for p in model.parameters() if p.requires_grad]
-        averaged = []  # with batch normalization's statistics, which belong to the weights
         if recipe.average:
+            # With batch normalization's statistics, which belong to the weights. Both dicts' tensors change in place.
             state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
             average.update({name: t.clone() for name, t in state.items()})
-            averaged = [(average[name], t) for name, t in state.items()]  # both change in place
-        # The mean over processes, each with the statistics of its images.
-        statistics = [b for name, b in model.named_buffers() if name.endswith(STATISTICS) and world.size > 1]
+        # Averaged over processes after each step, because each process has the statistics of its own images.
+        statistics = [b for name, b in model.named_buffers() if name.endswith(STATISTICS)]
         optimizer = optimizers(model, recipe)
-        folder = RunFolder(out, recipe, (model, average, optimizer), facts_of(model, train, recipe, world), world)
+        facts = facts_of(model, train, recipe, world)
+        folder = RunFolder(out, recipe, (model, average, optimizer), facts, world)
         done = folder.begin(resume)
         if world.total(done) != world.size * done:
             raise ValueError("The processes of this run found different checkpoints. Give all of them one folder.")
-        counted, began = done, time.perf_counter()
+        counted = done
+        began = time.perf_counter()
 
         for step, parts in batches(model, train, recipe, world, done, steps):
-            rate = recipe.rate(step, steps)
+            rate = recipe.rate(step, steps)  # a share of the peak
             set_rates(optimizer, rate)
             loss = torch.zeros((), device=world.device)
             with folder.kept(step):
-                for x, y in parts:
-                    part = criterion(x, y) / (recipe.accumulate * world.size)
-                    part.backward()
+                for number, (x, y) in enumerate(parts, start=1):
+                    with exchange(criterion, now=number == recipe.accumulate):
+                        part = criterion(x, y) / recipe.accumulate
+                        part.backward()
                     loss += part.detach()
-                for b in statistics:
-                    b /= world.size
-                world.sum([loss, *(p.grad for p in parameters if p.grad is not None), *statistics])
+                world.average([loss, *statistics])
             norm = nn.utils.clip_grad_norm_(parameters, recipe.clip or math.inf)
             for o in optimizer:
                 o.step()
                 o.zero_grad()
-            if averaged:
-                update_average(*zip(*averaged, strict=True), recipe.average, step)
+            if recipe.average:
+                update_average([average[name] for name in state], list(state.values()), recipe.average, step)
 
-            epoch, last = step // per_epoch, step + 1 == steps
-            validating = last or ((step + 1) % per_epoch == 0 and (epoch + 1) % recipe.evaluate_every == 0)
-            due, read = last or folder.due(), validating or (step + 1) % recipe.log_every == 0 or step + 1 in FIRST
-            record = Step(step + 1, steps, epoch, rate * recipe.lr, rate)
-            if read:
+            done = step + 1
+            epoch = step // per_epoch
+            last = done == steps
+            ends_epoch = done % per_epoch == 0
+            validates = last or (ends_epoch and (epoch + 1) % recipe.evaluate_every == 0)
+            saves = last or folder.due()
+            reads = validates or done % recipe.log_every == 0 or done in FIRST
+            record = Step(done, steps, epoch, rate * recipe.lr, rate)
+            if reads:
                 value = finite(loss, norm, step)
-                speed = (step + 1 - counted) * recipe.batch_size / max(time.perf_counter() - began, 1e-9)
+                seconds = max(time.perf_counter() - began, 1e-9)
+                speed = (done - counted) * recipe.batch_size / seconds
                 record = replace(record, loss=value, images_per_second=speed)
-                if validating:
-                    with folder.kept(step + 1, asdict(record)):
+                if validates:
+                    with folder.kept(done, asdict(record)):
                         record = replace(record, metrics=validate(model, average, valid, recipe, world))
                 folder.log(asdict(record))
             try:
                 yield record  # before saving, so that a consumer's snapshot is never older than the checkpoint
             except GeneratorExit:
                 finite(loss, norm, step)
-                folder.save(step + 1)
+                folder.save(done)
                 raise
-            if due:
+            if saves:
                 finite(loss, norm, step)
-                folder.save(step + 1)
-            if read or due:
-                counted, began = step + 1, time.perf_counter()
+                folder.save(done)
+            if reads or saves:
+                counted = done
+                began = time.perf_counter()
 
 
 @contextmanager
@@ -195,8 +209,10 @@ def numerics(recipe: Recipe, world: World):
 
     Out-of-memory errors become MemoryError, and ended worker processes ChildProcessError.
     """
-    device, parts = world.device, world.size * recipe.accumulate
-    matmul, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    device = world.device
+    parts = world.size * recipe.accumulate
+    matmul = torch.get_float32_matmul_precision()
+    deterministic = torch.are_deterministic_algorithms_enabled()
     convolutions = torch.backends.cudnn.allow_tf32  # true by default, even if matrix products are exact
     torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = recipe.tf32
@@ -239,28 +255,33 @@ def batches(
     Order and augmentation are independent of the number of parts. Dropout, stochastic depth and patch dropout depend on
     it: they draw from the global generator, which is seeded before each part.
     """
-    per_epoch, parts = len(train) // recipe.batch_size, world.size * recipe.accumulate
+    per_epoch = len(train) // recipe.batch_size
+    parts = world.size * recipe.accumulate
     mine = range(world.rank * recipe.accumulate, (world.rank + 1) * recipe.accumulate)
-    size, remaining = recipe.batch_size // parts, train.remaining(recipe.augment)
+    remaining = train.remaining(recipe.augment)
     drops = getattr(model, "patch_drop", None)  # timm's layer
-    for epoch in range(done // per_epoch, -(-steps // per_epoch)):
-        # On the device of the labels: an index on another device would make the host wait at every batch.
-        order = torch.randperm(len(train), generator=generator("cpu", recipe.seed, epoch))
-        order = order.to(train.labels.device).split(size)
-        within = range(max(done - epoch * per_epoch, 0), min(steps - epoch * per_epoch, per_epoch))
-        rows = (order[i * parts + k] for i in within for k in mine)
-        loaded = train.batches(rows, recipe.augment, (recipe.seed, epoch))
 
-        def part(k: int, i: int, epoch: int = epoch, loaded=loaded) -> tuple[Tensor, Targets]:
-            progress = (epoch * per_epoch + i) / steps
+    def augmented_parts(step: int, loaded: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Targets]]:
+        epoch, number = divmod(step, per_epoch)
+        progress = step / steps
+        for k in mine:
             images, labels = next(loaded)
-            torch.manual_seed(seed_of(recipe.seed, epoch, i, 1 + k))
+            torch.manual_seed(seed_of(recipe.seed, epoch, number, 1 + k))
             if hasattr(drops, "prob"):
                 drops.prob = recipe.patch_drop if progress < recipe.patch_drop_until else 0.0
-            return augmented(
-                images, labels, remaining, draws(images.device, recipe.seed, epoch, i, part=k, parts=parts),
+            rng = draws(images.device, recipe.seed, epoch, number, part=k, parts=parts)
+            yield augmented(
+                images, labels, remaining, rng,
                 size=recipe.image_size, mean=recipe.mean, std=recipe.std, mix=progress < recipe.mix_until,
             )  # fmt: skip
 
-        for i in within:
-            yield epoch * per_epoch + i, (part(k, i) for k in mine)
+    for epoch in range(done // per_epoch, math.ceil(steps / per_epoch)):
+        order = torch.randperm(len(train), generator=generator("cpu", recipe.seed, epoch))
+        # On the device of the labels: an index on another device would make the host wait at every batch.
+        order = order.to(train.labels.device).split(recipe.batch_size // parts)
+        first = epoch * per_epoch
+        left = range(max(done, first), min(steps, first + per_epoch))
+        rows = (order[(step - first) * parts + k] for step in left for k in mine)
+        loaded = train.batches(rows, recipe.augment, (recipe.seed, epoch))
+        for step in left:
+            yield step, augmented_parts(step, loaded)

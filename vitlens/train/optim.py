@@ -29,20 +29,31 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
         return [_plain(model, recipe)]
     groups = {"hidden": [], "stacked": [], "decayed": [], "rest": []}
     for name, parameter in model.named_parameters():
-        matrix = parameter.ndim >= 2 and not name.endswith(UNDECAYED)
-        kind = "decayed" if matrix else "rest"
-        if matrix and ".blocks." in f".{name}" and parameter.ndim in (2, 4):
-            kind = "stacked" if name.endswith("qkv.weight") else "hidden"
         if parameter.requires_grad:
-            groups[kind].append(parameter)
-    decays = {"decayed": recipe.weight_decay, "rest": 0.0}
-    plain = [{"params": groups[kind], "weight_decay": decay, "peak_lr": recipe.lr} for kind, decay in decays.items()]
+            groups[group_of(name, parameter)].append(parameter)
+    plain = [
+        {"params": groups["decayed"], "weight_decay": recipe.weight_decay, "peak_lr": recipe.lr},
+        {"params": groups["rest"], "weight_decay": 0.0, "peak_lr": recipe.lr},
+    ]
     matrices = [{"params": groups["hidden"], "parts": 1}, {"params": groups["stacked"], "parts": 3}]
     products = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
     return [
         Muon(matrices, recipe.muon_lr, recipe.momentum, recipe.weight_decay, products),
         torch.optim.AdamW(plain, lr=recipe.lr, betas=recipe.betas, fused=True),
     ]
+
+
+def group_of(name: str, parameter: Tensor) -> str:
+    """Group of a parameter: "hidden" and "stacked" are Muon's, "decayed" and "rest" AdamW's.
+
+    "stacked" is q, k and v in one matrix.
+    """
+    if parameter.ndim < 2 or name.endswith(UNDECAYED):
+        return "rest"
+    in_block = ".blocks." in f".{name}"
+    if not in_block or parameter.ndim not in (2, 4):
+        return "decayed"
+    return "stacked" if name.endswith("qkv.weight") else "hidden"
 
 
 def _plain(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -60,8 +71,9 @@ def _plain(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 def set_rates(optimizer: list[torch.optim.Optimizer], factor: float) -> None:
     """Set every learning rate to `factor` times its peak."""
-    for group in (group for o in optimizer for group in o.param_groups):
-        group["lr"] = factor * group["peak_lr"]
+    for o in optimizer:
+        for group in o.param_groups:
+            group["lr"] = factor * group["peak_lr"]
 
 
 @torch.no_grad()
@@ -105,9 +117,10 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
             ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            parts = group["parts"]
             stacks = defaultdict(list)
             for parameter, update in zip(parameters, ahead, strict=True):
-                for target, part in zip(parameter.chunk(group["parts"]), update.chunk(group["parts"]), strict=True):
+                for target, part in zip(parameter.chunk(parts), update.chunk(parts), strict=True):
                     matrix = part.flatten(1)  # kernels: input channels and positions together
                     stacks[matrix.shape].append((target, matrix))
             for shape, pairs in stacks.items():

@@ -1,7 +1,7 @@
 """Processes of one run, started by `torchrun` or `accelerate launch`, and the machine that they run on.
 
-Every process holds the whole model and trains on its share of each batch. Gradients are summed before each step. Only
-the first process writes.
+Every process holds the whole model and trains on its share of each batch. `DistributedDataParallel` averages the
+gradients in the backward pass. Only the first process writes.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
 import timm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from vitlens.data.augment import Targets
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class World:
     device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def sum(self, tensors: list[Tensor]) -> None:
-        """Replace each tensor by its sum over all processes, in place.
+        """Replace each tensor by its sum over all processes, in place. Small tensors travel together.
 
         Raises ConnectionError if a process has ended. NCCL waits instead, until the launcher ends all processes.
         """
@@ -42,12 +47,17 @@ class World:
         try:
             torch.distributed.all_reduce(flat)
         except RuntimeError as error:
-            raise ConnectionError(
-                f"One of the {self.size} processes of this run has ended or cannot be reached. The last checkpoint is "
-                "intact. Start all of them again with --resume, or with the same command if it has no such option."
-            ) from error
+            raise lost_process(self.size) from error
         for t, whole in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             t.copy_(whole.view_as(t))
+
+    def average(self, tensors: list[Tensor]) -> None:
+        """Replace each tensor by its mean over all processes, in place."""
+        if self.size == 1:
+            return
+        for t in tensors:
+            t /= self.size
+        self.sum(tensors)
 
     def total(self, value: float) -> float:
         """Sum of `value` over all processes. A single process does not wait for its device."""
@@ -85,6 +95,75 @@ def join(device: torch.device | str | None = None) -> World:
     return World(state.process_index, state.num_processes, state.device)
 
 
+def lost_process(processes: int) -> ConnectionError:
+    """The error of a process that can no longer reach another one."""
+    return ConnectionError(
+        f"One of the {processes} processes of this run has ended or cannot be reached. The last checkpoint is "
+        "intact. Start all of them again with --resume, or with the same command if it has no such option."
+    )
+
+
+class Loss(nn.Module):
+    """A model and its criterion as one module, whose forward returns the loss of a batch.
+
+    `DistributedDataParallel` averages the gradients of the parameters in the module that it wraps.
+    """
+
+    def __init__(self, model: nn.Module, criterion: Callable[[Tensor, Targets], Tensor]):
+        super().__init__()
+        self.model = model
+        self.criterion = criterion
+
+    def forward(self, x: Tensor, y: Targets) -> Tensor:
+        return self.criterion(x, y)
+
+
+def distribute(
+    criterion: Callable[[Tensor, Targets], Tensor], model: nn.Module, world: World
+) -> Callable[[Tensor, Targets], Tensor]:
+    """The criterion, whose backward pass then averages gradients over all processes. Itself in a world of one.
+
+    All processes start with the weights of the first one.
+    """
+    if world.size == 1:
+        return criterion
+    with report_lost_process(world.size), warnings.catch_warnings():
+        # Its successor `forward_sync_buffers` is missing in PyTorch 2.6.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        return DistributedDataParallel(
+            Loss(model, criterion),
+            find_unused_parameters=True,  # such as a head that the objective does not use
+            broadcast_buffers=False,  # the loop averages batch normalization's statistics
+            gradient_as_bucket_view=True,  # no second copy of the gradients
+        )
+
+
+@contextmanager
+def exchange(criterion: Callable, now: bool) -> Iterator[None]:
+    """Context for the forward and backward pass of a part of a batch: exchange gradients if `now`, else add them up.
+
+    Raises ConnectionError if another process has ended. Without effect on a criterion that is not distributed.
+    """
+    if not isinstance(criterion, DistributedDataParallel):
+        yield
+        return
+    exchanging = nullcontext() if now else criterion.no_sync()
+    with report_lost_process(torch.distributed.get_world_size()), exchanging:
+        yield
+
+
+@contextmanager
+def report_lost_process(processes: int) -> Iterator[None]:
+    """Raise ConnectionError in place of the error of a lost connection. Other errors pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        # Gloo's errors have no class of their own, but begin with the path of its source file.
+        if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error):
+            raise
+        raise lost_process(processes) from error
+
+
 def hardware(device: torch.device | str, processes: int = 1) -> str:
     """Devices of all processes together: "1 × NVIDIA H200" or "2 CPU threads, AMD EPYC".
 
@@ -93,11 +172,19 @@ def hardware(device: torch.device | str, processes: int = 1) -> str:
     """
     if torch.device(device).type == "cuda":
         return f"{processes} × {torch.cuda.get_device_name(device)}"
-    processor = platform.processor()
-    with suppress(OSError, StopIteration):  # Python's `platform` does not read it on Linux
+    threads = f"{processes * torch.get_num_threads()} CPU threads"
+    processor = processor_name()
+    return f"{threads}, {processor}" if processor else threads
+
+
+def processor_name() -> str:
+    """Name of the processor, or "" if it is unknown."""
+    with suppress(OSError):  # Python's `platform` does not read this file on Linux
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        processor = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
-    return ", ".join(filter(None, (f"{processes * torch.get_num_threads()} CPU threads", processor)))
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def versions() -> dict[str, str]:

@@ -322,14 +322,12 @@ class Recipe:
     def from_dict(cls, values: dict) -> Recipe:
         """The recipe of a `to_dict` dictionary. Raises ValueError for unknown settings and wrong types.
 
-        Settings of earlier versions are ignored at values without effect, and keywords of the model move there.
+        Settings of earlier versions that are keywords of the model now move there.
         """
         for row in VARIANTS.values():
             values = row.upgrade(values)
         values = {**values}
         augment = values.pop("augment", {})
-        if isinstance(augment, dict) and not augment.get("operations"):  # RandAugment's
-            augment = {name: value for name, value in augment.items() if name not in ("operations", "magnitude")}
         return cls(**known(cls, values), augment=Augment(**known(Augment, augment, "augment")))
 
     def to_json(self) -> str:

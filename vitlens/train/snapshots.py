@@ -117,8 +117,7 @@ def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
     if path.exists():
         before = load(path)
         kept = before["steps"] < step
-        # An older version may have started the file with fewer arrays.
-        content = {name: np.concatenate([before[name][kept], new]) for name, new in content.items() if name in before}
+        content = {name: np.concatenate([before[name][kept], new]) for name, new in content.items()}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **content)
     path.parent.mkdir(parents=True, exist_ok=True)

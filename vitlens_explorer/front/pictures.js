@@ -131,7 +131,7 @@ function panelOf(name, send) {
     const channels = values.length / (panel.rows * panel.cols);
     const at = (place[0] * panel.cols + place[1]) * channels;
     const found = [...values.subarray(at, at + channels)].map(shown).join(", ");
-    const where = panel.axes.map((axis, i) => `${axis} ${place[i]}`).join(", ");
+    const where = `row ${place.join(", column ")}`;
     under.textContent = channels ? `${where}: ${found} ${panel.unit}`.trim() : where;
   };
   const tileOf = ({ query, name, share, now }) => {

@@ -214,8 +214,8 @@ function panelOfMap(record, view, choice, map, state, tables) {
   const asked = view.query && { tokens: tilesOf(record, prefix, state), picks: say("look from") };
   return {
     name: "picture", title: map.title || view.title, picture: "picture", rows, cols, words: words + (record.note || ""),
-    cell: [patch[0] / image[0], patch[1] / image[1]], axes: ["row", "column"], unit, scale, strength, opacity, smooth,
-    lines, legend, sinks, hides, tokens: [], picks: "", ...asked,
+    cell: [patch[0] / image[0], patch[1] / image[1]], unit, scale, strength, opacity, smooth, lines, legend, sinks,
+    hides, tokens: [], picks: "", ...asked,
     selected: asked && Array.isArray(choice.query) ? choice.query : null,
     values: new DataView(values.buffer, values.byteOffset, values.byteLength),
     ends: scale && [number(scale.low), number(scale.high)],
