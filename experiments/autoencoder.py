@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from vitlens.data.augment import seed_of
 from vitlens.train import Recipe, recipe, register
-from vitlens.train.masked import assembled, in_patches
+from vitlens_paper.masked import assembled, in_patches
 
 # He et al. hide 75 % and found shallow decoders as good. The rest is that of masked-patches.
 RECIPE = register(replace(recipe("masked-patches"), name="masked-autoencoder", objective="labels", masked=0.0)).name

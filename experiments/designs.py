@@ -41,7 +41,7 @@ class Model:
         if not self.pretraining:
             return None
         name, *changes = self.pretraining.split()
-        shared = (*FROM_MODEL, "image_size", "num_classes", "seed", "precision")
+        shared = (*FROM_MODEL, "model_kwargs", "image_size", "num_classes", "seed", "precision")
         return replace(recipe(name).override(*changes), **{name: getattr(plan, name) for name in shared})
 
     def tiny(self) -> "Model":
@@ -158,7 +158,8 @@ PLAIN, FLIPS = Model(), Model(choices="equivariance=flips")
 # Without a pilot, with the lengths of an earlier benchmark: it found a lead after 1,000 steps and 10 epochs of tuning,
 # no lead after 40 epochs, and a lead of the autoencoder after 8,000 steps and 40 epochs.
 TUNING = replace(
-    recipe("masked-tuning"), continues=False, readout="mean",  # nothing trains a class token without labels
+    recipe("masked-tuning"), continues=False,
+    model_kwargs={"readout": "mean"},  # nothing trains a class token without labels
     patch_size=8, width=96, depth=4, heads=3, epochs=0, steps=1560,  # 40 epochs of 2,500 images
     precision="fp32",
 )
@@ -236,17 +237,17 @@ STUDIES = {each.name: each for each in (
     Study(
         name="positions-cpu", figure="models", baseline="none", sizes=(6_000,), classes=10, seeds=(0, 1, 2, 3, 4),
         validations=1, recipe=SHAPES,
-        models={name: Model(f"positions={value}") for name, value in POSITIONS.items()} | {
+        models={name: Model(f"model.positions={value}") for name, value in POSITIONS.items()} | {
             name: Model(choices=f"positions={value}") for name, value in NEWER.items()
         } | {
-            f"{name}, {title}": Model(f"positions={POSITIONS[name]} positions_at={at}")
+            f"{name}, {title}": Model(f"model.positions={POSITIONS[name]} model.positions_at={at}")
             for name in ("learned, 1-D", "learned, 2-D") for title, at in PLACES.items()
         },
     ),
     # Fig. 9: a sweep of rates.
     Study(
         name="readout-cpu", figure="rates", sizes=(6_000,), classes=10, validations=1, recipe=replace(SHAPES, **ADAM),
-        models={f"{title}, {rate:g}": Model(f"readout={value} lr={rate}")
+        models={f"{title}, {rate:g}": Model(f"model.readout={value} lr={rate}")
                 for title, value in (("class token", "class-token"), ("mean of patches", "mean"))
                 for rate in (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)},
     ),

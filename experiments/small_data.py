@@ -40,7 +40,7 @@ from vitlens.recorder import supported
 from vitlens.recorder.forward import evaluating
 from vitlens.recorder.supported import timm as timm_adapter
 from vitlens.train import Recipe
-from vitlens.variants import PlacedAttention
+from vitlens_paper.variants import PlacedAttention
 
 GROUPS = {"flips": 2, "rotations": 4}
 """Number of copies of an image: mirrored left to right, or all quarter turns."""

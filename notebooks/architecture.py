@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from vitlens.names import require_known
 from vitlens.models import class_count, output_kind, preprocess, restore, title, top_classes
+from vitlens.names import require_known
 from vitlens.recorder.supported import MLPS, NORMS, family, head_count, read_tokens, unwrap
 from vitlens.tokens import features
 

@@ -32,20 +32,47 @@ from vitlens import (
     tokens,
     top_classes,
     train,
-    variants,
 )
 from vitlens.plot.heatmaps import GRAY, checked_grid, covered
 from vitlens.plot.mosaics import mosaic
 from vitlens.plot.style import WIDTH, bare, page, styled
 from vitlens.recorder.forward import float64
-from vitlens_paper import evaluate
+from vitlens_paper import evaluate, variants
 
 __all__ = [
-    "Path", "TokenGrid", "architecture", "attention", "attribution", "by_direction", "capture", "evaluate",
-    "faithfulness", "filters", "intervene", "load_model", "np", "open_images", "overlay", "paper", "patches", "pd",
-    "pick", "plot", "plt", "positions", "preprocess", "restore", "scores", "spectral_centroid", "tokens", "top_classes", "torch",
-    "train", "variants", "widgets",
-]  # fmt: skip
+    "Path",
+    "TokenGrid",
+    "architecture",
+    "attention",
+    "attribution",
+    "by_direction",
+    "capture",
+    "evaluate",
+    "faithfulness",
+    "filters",
+    "intervene",
+    "load_model",
+    "np",
+    "open_images",
+    "overlay",
+    "paper",
+    "patches",
+    "pd",
+    "pick",
+    "plot",
+    "plt",
+    "positions",
+    "preprocess",
+    "restore",
+    "scores",
+    "spectral_centroid",
+    "tokens",
+    "top_classes",
+    "torch",
+    "train",
+    "variants",
+    "widgets",
+]
 __dir__ = __all__.copy
 
 

@@ -14,9 +14,13 @@ import numpy as np
 import torch
 
 import vitlens
+import vitlens_explorer
+import vitlens_paper.evaluate
 
 GUESSES = (
     # statistics and captures
+    ("vitlens.widgets.explore(model)", "import vitlens_explorer"),
+    ("vitlens.evaluate.proportion(1, 2)", "import vitlens_paper.evaluate"),
     ("attention.rollout(model, images)", "takes a capture"),
     ("attention.summary(model, images)", "takes a capture"),
     ("attention.mean_distance(images)", "takes a capture"),
@@ -142,6 +146,7 @@ def namespace() -> dict:
     vitlens.train.snapshots.save("run/snapshots.npz", 0, vitlens.train.snapshots.record(model, images))
     Path("run/log.jsonl").write_text(json.dumps({"step": 1, "steps": 2, "loss": 0.5, "rate": 1.0}) + "\n")
     modules = {name: getattr(vitlens, name) for name in vitlens.__all__}
+    modules |= {"vitlens_explorer": vitlens_explorer, "vitlens_paper": vitlens_paper}
     modules |= {"widgets": vitlens_explorer, "paper": vitlens_paper, "evaluate": vitlens_paper.evaluate}
     return modules | {"vitlens": vitlens, "torch": torch, "np": np, "model": model, "mine": torch.nn.Sequential(model),
                       "cat": pictures["chelsea"], "images": images, "attn": attn, "logits": logits,

@@ -12,7 +12,7 @@ from vitlens import load_model
 from vitlens.train import recipe, runs
 
 torch.set_num_threads(1)
-PLAN = replace(recipe(autoencoder.RECIPE), image_size=16, width=48, depth=2, heads=3, readout="class-token")
+PLAN = replace(recipe(autoencoder.RECIPE), image_size=16, width=48, depth=2, heads=3, model_kwargs={})
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from vitlens.data import load
 from vitlens.data.augment import Augment
 from vitlens.images import samples
 from vitlens.models import preprocess
+from vitlens.train.model import VARIANTS
 from vitlens.train.recipes import FROM_MODEL, RECIPES, Recipe
 from vitlens_paper.evaluate import PROTOCOLS
 
@@ -342,7 +343,9 @@ def test_train_lists_every_setting(tmp_path):
         lines, recipe = vitlens("train", "--list", "--recipe", name).stdout.splitlines(), RECIPES[name]
         fields = {f.name for f in dataclasses.fields(Recipe)} - {"augment"}
         fields |= {f"augment.{f.name}" for f in dataclasses.fields(Augment)}
+        variants = {f"model.{name}" for row in VARIANTS.values() for name in row.values}
         of_model = {*FROM_MODEL, "model_kwargs"} if recipe.continues else set()
+        fields |= set() if recipe.continues else variants
         assert {line.partition("=")[0] for line in lines} == fields - of_model
         settings = [line.split()[0] for line in lines if not line.startswith("model_kwargs")]
         assert recipe.override(*settings) == recipe

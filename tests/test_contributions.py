@@ -12,7 +12,7 @@ from capture_support import CHUNKS, check_all, chunk
 from maps_support import images, left_as_found, refuses
 from test_timm import QUICK
 
-import vitlens.variants  # noqa: F401  registers vitlens_vit with timm
+import vitlens_paper.variants  # noqa: F401  registers vitlens_vit with timm
 from experiments.timm_support import read_table
 from vitlens import UnsupportedModelError, capture, plot, report, stream
 from vitlens.attribution import balanced_gradients, direct

@@ -1,5 +1,6 @@
 """Learning without labels: corruption, targets and losses of B.1.2 and He et al., and runs."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -12,16 +13,17 @@ from scipy.stats import binom, chisquare
 from vitlens import load_model
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalized
-from vitlens.train import fit, masked, recipe, runs, snapshots, starting_from
+from vitlens.train import fit, recipe, runs, snapshots, starting_from
 from vitlens.train.criteria import objective_loss
 from vitlens.train.optim import optimizers
-from vitlens.variants import SETTINGS
+from vitlens_paper import masked
+from vitlens_paper.variants import SETTINGS
 
 torch.set_num_threads(1)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BASE = replace(
     recipe("masked-patches"), image_size=16, width=48, depth=2, heads=3, epochs=2, batch_size=32, log_every=1,
-    precision="fp32", num_classes=10, readout="class-token", optimizer="adamw", lr=1e-3,
+    precision="fp32", num_classes=10, model_kwargs={}, optimizer="adamw", lr=1e-3,
 )  # fmt: skip
 VARIANTS = {name: replace(BASE, objective=name) for name in masked.OBJECTIVES}
 each_variant = pytest.mark.parametrize("name", VARIANTS)
@@ -166,7 +168,7 @@ def test_masked_variants_train_all_weights(data, name):
 
 def test_masked_patches_support_positions_and_precisions(data):
     for positions in SETTINGS["positions"]:
-        r = replace(BASE, positions=positions)
+        r = replace(BASE, model_kwargs={"positions": positions})
         assert next(fit(r.build(), data, r, device="cpu")).loss == pytest.approx(np.log(512), rel=0.05)
     for precision, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         r, seen = replace(BASE, precision=precision), []
@@ -222,6 +224,25 @@ def test_masked_run_resumes_and_fine_tunes(tmp_path):
     assert all(torch.equal(state[n], kept[n].float()) for n in kept)
 
 
+def test_masked_run_of_an_earlier_version_resumes(tmp_path):
+    """Its files have the read-out among the settings, and the objective by the module where it was."""
+    options = {"overrides": TINY, "watch": 0, "device": "cpu", "quiet": True}
+    whole = runs.run("masked-patches", "digits", tmp_path / "a", tiny=True, **options)
+    runs.run("masked-patches", "digits", tmp_path / "b", tiny=True, max_minutes=1e-9, **options)
+    earlier = {"positions": "learned-1d", "positions_at": "stem", "readout": "mean", "attention": "plain"}
+    for path in (tmp_path / "b" / "recipe.json", *(tmp_path / "b" / "checkpoints").glob("*.json")):
+        content = json.loads(path.read_text())
+        settings = content.get("recipe", content)
+        assert settings.pop("model_kwargs") == {"readout": "mean"}
+        settings |= {"model_kwargs": {}, **earlier}
+        if "objective" in content and content is not settings:
+            assert content["objective"] == "vitlens_paper.masked.MaskedPatches"
+            content["objective"] = "vitlens.train.masked.MaskedPatches"
+        path.write_text(json.dumps(content))
+    rest = runs.run("masked-patches", "digits", tmp_path / "b", resume=True, **options)
+    assert rest["finished"] and rest["validation"] == whole["validation"]
+
+
 def test_masked_run_without_classes(data):
     r = replace(BASE, num_classes=1)
     one = tuple(replace(split, class_names=("photos",)) for split in data)
@@ -232,13 +253,22 @@ def test_masked_run_without_classes(data):
 
 def test_masked_recipe_rejects_contradictions():
     for settings, message in (
-        ("masked=0", "share between 0 and 1"), ("masked=1", "below 1"), ("objective=colors", "one of labels"),
-        ("architecture=vit_base_r50_s16_224", "plain Vision Transformers"), ("image_size=30", "multiple of patch_size"),
-        ("objective=colors-4x4 image_size=36 patch_size=6", "multiple of 4"), ("attention=axial", "whole images"),
-        ("label_smoothing=0.1", "label_smoothing"), ("loss=sigmoid", "loss"), ("head=mlp", "head"),
-        ("patch_drop=0.5 patch_drop_until=0.5", "patch_drop"), ("augment.mixup=0.2", "mixup"),
-        ("model.dynamic_img_size=true", "one size"), ("init=elsewhere", "come with the model"),
-        ("tokenizer=conv-stem", "tokenizer"), ("objective=autoencoder", "one of labels"),
+        ("masked=0", "share between 0 and 1"),
+        ("masked=1", "below 1"),
+        ("objective=colors", "one of labels"),
+        ("architecture=vit_base_r50_s16_224", "plain Vision Transformers"),
+        ("image_size=30", "multiple of patch_size"),
+        ("objective=colors-4x4 image_size=36 patch_size=6", "multiple of 4"),
+        ("model.attention=axial", "whole images"),
+        ("label_smoothing=0.1", "label_smoothing"),
+        ("loss=sigmoid", "loss"),
+        ("head=mlp", "head"),
+        ("patch_drop=0.5 patch_drop_until=0.5", "patch_drop"),
+        ("augment.mixup=0.2", "mixup"),
+        ("model.dynamic_img_size=true", "one size"),
+        ("init=elsewhere", "come with the model"),
+        ("tokenizer=conv-stem", "tokenizer"),
+        ("objective=autoencoder", "one of labels"),
     ):
         with pytest.raises(ValueError, match=message):
             recipe("masked-patches").override(*settings.split())

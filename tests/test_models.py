@@ -19,9 +19,9 @@ from timm.models import save_for_hf
 from torch import nn
 
 from vitlens import capture, load_model
-from vitlens.names import suggestion
 from vitlens.images import ImageError, samples
 from vitlens.models import class_count, label_names, preprocess, restore, title, top_classes
+from vitlens.names import suggestion
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import yaml
 
 from vitlens import cli
 from vitlens.images import samples
+from vitlens.plugins import load_plugins
 from vitlens.train.recipes import RECIPES
 
 try:
@@ -77,6 +78,7 @@ def test_docs_commands_have_valid_options(tmp_path, monkeypatch):
     found = re.findall(rf"(?:`|-m |bin/|^\W*)vitlens {words}", content, re.M)
     assert len(found) > 40
     monkeypatch.chdir(tmp_path)
+    load_plugins("commands", cli.app)
     Path("photos").mkdir()
     for command in dict.fromkeys(found):
         name, *arguments = shlex.split(command.strip('", '))

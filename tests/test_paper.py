@@ -9,8 +9,8 @@ from maps_support import refuses
 
 import vitlens_paper as paper
 from vitlens import UnsupportedModelError, attention, capture
-from vitlens.variants import SETTINGS
 from vitlens_paper import MODELS, TABLE_1, TABLE_2, TABLE_3, TABLE_5, TABLE_6, TABLE_7, TABLE_8, TABLE_9
+from vitlens_paper.variants import SETTINGS
 
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
 

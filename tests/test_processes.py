@@ -27,8 +27,8 @@ from torch import nn
 from vitlens.cli import run
 from vitlens.data.augment import Augment
 from vitlens.train import Recipe, World, compiled, fit, join, recipe, starting_from
-from vitlens.train.masked import MaskedPatches
 from vitlens.train.run_folder import load_checkpoint
+from vitlens_paper.masked import MaskedPatches
 
 torch.set_num_threads(1)
 STEPS = 64  # eight epochs

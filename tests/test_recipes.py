@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from timm.models import save_for_hf
 
 from vitlens import load_model
 from vitlens.models import preprocess
-from vitlens.train import RECIPES, Recipe, export, recipe, register, starting_from
+from vitlens.train import RECIPES, Recipe, export, read_recipe, recipe, register, starting_from
 from vitlens.train.optim import optimizers
 from vitlens_paper import TABLE_4
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_recipe_json_round_trip():
@@ -63,10 +66,11 @@ WRONG = (
     ("muon_lr=1e308", "finite and below"), ("drop_path=1", "below 1"), ("image_size=65", "multiple of patch"),
     ("width=100", "multiple of heads 3"), ("patch_drop_until=0", "work together"), ("optimizer=adam", "one of adamw"),
     ("augment.cutmix=0.9", "more than 1"), ("warmup=1", "below 1"), ("registers=4", "registers"),
-    ("masked=0.5", "must be 0 with objective=labels"), ("positions=polar", "one of learned-1d"),
-    ("positions=rotary", "one of learned-1d"), ("attention=axial", "readout"), ("model=1", "got 'model'"),
-    ("model.positions=none", "its own setting"), ("model.embed_dim=64", "its own"), ("outputs=percent", "one of"),
-    ("positions_at=every-layer", "patch_drop=0"), ("positions=relative-1d", "patch_drop=0"),
+    ("masked=0.5", "must be 0 with objective=labels"), ("model.positions=polar", "positions must be one of learned-1d"),
+    ("model.positions=rotary", "one of learned-1d"), ("model.attention=axial", "readout"),
+    ("model=1", "got 'model'"),
+    ("positions=none", "Set model.positions=none"), ("model.embed_dim=64", "its own"), ("outputs=percent", "one of"),
+    ("model.positions_at=every-layer", "patch_drop=0"), ("model.positions=relative-1d", "patch_drop=0"),
     ("model.drop_path_rate=0.1", "its own setting"), ("model.num_classes=3", "its own setting"),
     ("model.nothing=1", "nothing"), ("model_kwargs=1", "cannot be set"),
 )  # fmt: skip
@@ -76,8 +80,74 @@ def test_override_rejects_wrong_settings():
     for setting, message in WRONG:
         with pytest.raises(ValueError, match=message):
             recipe("tiny-imagenet").override(setting).tiny().build()
-    for setting in ("model.pos_embed=none", "positions=learned-2d", "architecture=resnet50"):  # allowed by themselves
+    for setting in (
+        "model.pos_embed=none",
+        "model.positions=learned-2d",
+        "architecture=resnet50",
+    ):  # allowed by themselves
         assert recipe("tiny-imagenet").override(setting) != recipe("tiny-imagenet")
+
+
+SIZES = {"img_size": 8, "patch_size": 2, "embed_dim": 96, "depth": 6, "num_heads": 3, "mlp_ratio": 4.0}
+PLAIN = {"positions": "learned-1d", "positions_at": "stem", "readout": "class-token", "attention": "plain"}
+MEAN = {"global_pool": "avg", "fc_norm": False, "class_token": False}
+EARLIER = (  # settings, timm's architecture and keywords
+    ({}, "vit_tiny_patch16_224", {}),
+    ({"positions": "none"}, "vit_tiny_patch16_224", {"pos_embed": "none"}),
+    ({"positions": "learned-2d"}, "vitlens_vit", {"pos_embed": "none", "positions": "learned-2d"}),
+    ({"positions_at": "every-layer"}, "vitlens_vit", {"positions_at": "every-layer"}),
+    ({"readout": "mean"}, "vit_tiny_patch16_224", MEAN),
+    ({"readout": "mean", "attention": "axial"}, "vitlens_vit", MEAN | {"attention": "axial"}),
+)
+
+
+@pytest.mark.parametrize("settings, architecture, keywords", EARLIER)
+def test_from_dict_moves_variants_of_earlier_versions(settings, architecture, keywords):
+    """Earlier versions wrote four settings that are keywords of the model now."""
+    digits = recipe("digits")
+    r = Recipe.from_dict(digits.to_dict() | PLAIN | settings)
+    assert r == digits.override(*(f"model.{name}={value}" for name, value in settings.items()))
+    assert r.architecture_name == architecture and r.arguments() == SIZES | keywords | {"num_classes": 10}
+    kept = Recipe.from_dict(digits.to_dict() | PLAIN | settings | {"model_kwargs": {"init_values": 0.5}})
+    assert kept.arguments() == r.arguments() | {"init_values": 0.5}
+
+
+def test_from_dict_keeps_keywords_of_a_model_to_start_from():
+    keywords = {"positions": "learned-2d", "pos_embed": "none", "img_size": 8}
+    earlier = {"init": "model", "architecture": "vitlens_vit", "model_kwargs": keywords, "width": 192, "depth": 12}
+    r = Recipe.from_dict(recipe("digits").to_dict() | PLAIN | earlier)
+    assert r.model_kwargs == keywords and r.arguments() == keywords | {"num_classes": 10}
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_tiny_patch8_64"])
+def test_from_dict_reads_bundled_training(name):
+    account = json.loads((ROOT / "data" / "checkpoints" / name / "training.json").read_text())
+    r, written = Recipe.from_dict(account["recipe"]), account["recipe"]
+    assert all(getattr(r, key) == written[key] for key in ("name", "architecture", "lr", "model_kwargs", "init"))
+
+
+def test_former_spelling_of_variants_gives_the_new_one(tmp_path):
+    for setting in ("positions=none", "positions=learned-1d", "positions_at=stem", "readout=mean", "attention=axial"):
+        refuses(f"is a keyword of the model. Set model.{setting}", recipe("digits").override, setting)
+        name, _, value = setting.partition("=")
+        (tmp_path / "mine.json").write_text(json.dumps({"name": "mine", name: value}))
+        refuses(f"mine.json cannot be read .*Set model.{setting}", read_recipe, tmp_path / "mine.json")
+    every = [f"{name}={value}" for name, value in PLAIN.items()]
+    refuses("Set model.positions=learned-1d", recipe("digits").override, *every)
+
+
+def test_variants_of_the_plain_model_are_left_out():
+    plain = [f"model.{name}={value}" for name, value in PLAIN.items()]
+    assert recipe("digits").override(*plain) == recipe("digits")
+    assert recipe("masked-patches").override("model.readout=class-token").model_kwargs == {}
+
+
+def test_variants_set_keywords_of_timm():
+    for settings, message in (
+        ("model.positions=none model.pos_embed=learn", "model.pos_embed is set by model.positions=none. Leave"),
+        ("model.readout=mean model.global_pool=max", "model.global_pool is set by model.readout=mean. Leave"),
+    ):
+        refuses(message, recipe("digits").override, *settings.split())
 
 
 def test_recipe_rejects_unknown_names_and_types():
@@ -262,7 +332,8 @@ def test_starting_from_rejects_wrong_models_and_settings(published, trained):
     for folder, settings, named in (
         (trained[0], ["image_size=4"], "image_size 4 must be a multiple of patch_size 8"),
         (trained[0], ["model.pos_embed=none"], "model.pos_embed comes with the model"),
-        (beit, ["image_size=64"], "another shape at this resolution"), (gray, [], "takes 1 channels"),
+        (beit, ["image_size=64"], "another shape at this resolution"),
+        (gray, [], "takes 1 channels"),
         (resnet, ["dropout=0.1"], f"dropout needs .*{resnet} is another model"),
         (resnet, ["optimizer=muon"], f"optimizer=muon needs .*{resnet} is another model"),
     ):

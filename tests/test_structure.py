@@ -73,7 +73,7 @@ def test_vitlens_knows_neither_of_the_packages_built_on_it():
         text = path.read_text(encoding="utf-8")
         if path == ROOT / "vitlens" / "__init__.py":
             text = re.sub(r"(?s)^MOVED = \{.*?\}", "", text, flags=re.M)
-        assert not re.search("vitlens_(explorer|paper)", text), path
+        assert not re.search("vitlens_(explorer|paper|vit)|PaperTransformer|masked-patches|mean-color", text), path
 
 
 @pytest.mark.parametrize("here, other", [("vitlens_explorer", "vitlens_paper"), ("vitlens_paper", "vitlens_explorer")])
@@ -88,11 +88,13 @@ def test_only_commands_import_the_command_line():
     assert above == {"vitlens.__main__", "vitlens_explorer.cli", "vitlens_paper.cli"}
 
 
-@pytest.mark.parametrize("first", ["vitlens_paper.recipes", "vitlens_paper.plugin", "vitlens_paper.tasks"])
+@pytest.mark.parametrize("first", ["recipes", "plugin", "tasks", "variants", "masked"])
 def test_plugins_register_whatever_is_imported_first(first):
     code = (
-        f"import {first}, vitlens.train, vitlens.data\n"
-        "assert 'finetune-vtab' in vitlens.train.RECIPES and 'vtab/' in vitlens.data.SOURCES"
+        f"import vitlens_paper.{first}, vitlens.train, vitlens.data\n"
+        "assert 'finetune-vtab' in vitlens.train.RECIPES and 'vtab/' in vitlens.data.SOURCES\n"
+        "model = vitlens.train.recipe('masked-patches').override('model.positions=learned-2d').build()\n"
+        "assert vitlens.recorder.supported.known(model) and hasattr(model, 'objective')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

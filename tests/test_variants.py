@@ -3,6 +3,8 @@
 import copy
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,10 +14,12 @@ import torch.nn.functional as F
 from capture_support import captured
 from maps_support import refuses
 
+import vitlens_paper.variants
 from vitlens import capture, filters, load_model, positions
+from vitlens.recorder import supported
 from vitlens.train import Recipe, export, recipe, starting_from
 from vitlens.train.optim import UNDECAYED, optimizers
-from vitlens.variants import keywords
+from vitlens_paper.variants import keywords
 
 torch.set_num_threads(1)
 NAMES = "abcdefghij"
@@ -37,7 +41,7 @@ def images(count=2, side=32):
 
 def made(variant):
     """The model in float64, its attention not uniform and its positions large enough to matter."""
-    model = replace(BASE, **variant).build().eval().double()
+    model = replace(BASE, model_kwargs=variant).build().eval().double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.mul_(20.0 if "pos" in name else 5.0 if "blocks" in name else 1.0)
@@ -120,12 +124,14 @@ COUNTS = (
 def test_variants_parameters_equal_formula():
     plain = sum(p.numel() for p in BASE.build().parameters())
     for variant, count in COUNTS:
-        assert sum(p.numel() for p in replace(BASE, **variant).build().parameters()) - plain == count, variant
+        assert sum(p.numel() for p in replace(BASE, model_kwargs=variant).build().parameters()) - plain == count, (
+            variant
+        )
 
 
 def test_variants_save_and_open_in_timm(tmp_path):
     for number, variant in enumerate(VARIANTS):
-        r, model = replace(BASE, **variant), replace(BASE, **variant).build().eval()
+        r, model = replace(BASE, model_kwargs=variant), replace(BASE, model_kwargs=variant).build().eval()
         assert Recipe.from_json(r.to_json()) == r
         opened = load_model(export(model, tmp_path / str(number), r, NAMES, dtype=torch.float32))
         copied = copy.deepcopy(model)  # with a shared table
@@ -141,13 +147,16 @@ def test_variants_save_and_open_in_timm(tmp_path):
 
 
 def test_variants_reject_wrong_settings(tmp_path):
-    r = replace(BASE, positions="learned-2d")
+    r = replace(BASE, model_kwargs={"positions": "learned-2d"})
     export(r.build(), tmp_path, r, NAMES)
     config = json.loads((tmp_path / "config.json").read_text())
     for change, message in (
-        ({"positions": "spiral"}, "positions must be one of learned-1d, none.*'spiral'"), ({"whiskers": 3}, "whiskers"),
-        ({"positions": "relative-1d"}, "cannot be opened .*offset_pos_embed"), ({"pos_embed": "learn"}, "pos_embed"),
-        ({"dynamic_img_size": True}, "Leave dynamic_img_size"), ({"tokenizer": "conv-stem"}, "tokenizer"),
+        ({"positions": "spiral"}, "positions must be one of learned-1d, none.*'spiral'"),
+        ({"whiskers": 3}, "whiskers"),
+        ({"positions": "relative-1d"}, "cannot be opened .*offset_pos_embed"),
+        ({"pos_embed": "learn"}, "pos_embed"),
+        ({"dynamic_img_size": True}, "Leave dynamic_img_size"),
+        ({"tokenizer": "conv-stem"}, "tokenizer"),
         ({"positions": "rotary"}, "positions must be one of.*'rotary'"),
     ):
         changed = {**config, "model_args": config["model_args"] | change}
@@ -159,7 +168,7 @@ def test_variants_reject_wrong_settings(tmp_path):
 def test_variants_positions_and_tokens_without_decay(optimizer):
     r = replace(BASE, optimizer=optimizer, weight_decay=0.1, layer_decay=1.0 if optimizer == "muon" else 0.5)
     for variant in VARIANTS:
-        model = replace(r, **variant).build()
+        model = replace(r, model_kwargs=variant).build()
         names = {p: name for name, p in model.named_parameters()}
         *muon, plain = optimizers(model, r)
         decay = {names[p]: g["weight_decay"] for g in plain.param_groups for p in g["params"]}
@@ -188,20 +197,48 @@ def test_variants_filters_and_positions():
 
 def test_variants_readout_with_registers():
     for readout, expected in (("class-token", [1.0] + [0.0] * 20), ("mean", [0.0] * 4 + [1 / 16] * 16)):
-        model = made({"readout": readout, "model_kwargs": {"reg_tokens": 4}})
+        model = made({"readout": readout, "reg_tokens": 4})
         with torch.no_grad(), capture(model) as attn:
             model(images().double())
         assert attn.grid.readout.tolist() == expected and attn.grid.prefix == len(expected) - 16
 
 
+def test_variants_open_in_a_new_process(tmp_path):
+    """Without the training package, whose recipes name the variants too."""
+    r = replace(BASE, model_kwargs={"positions": "relative-1d"})
+    folder = export(r.build(), tmp_path / "model", r, NAMES)
+    code = (
+        f"import sys, torch, vitlens\nmodel = vitlens.load_model({str(folder)!r})\n"
+        "with vitlens.capture(model) as attn: model(torch.zeros(1, 3, 32, 32))\n"
+        "assert len(attn) == 3 and 'vitlens.train' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_variants_subclass_that_changes_the_forward_is_refused():
+    class Changed(vitlens_paper.variants.PaperTransformer):
+        def forward_features(self, x):
+            return super().forward_features(x)
+
+    class Unchanged(vitlens_paper.variants.PaperTransformer):
+        pass
+
+    sizes = dict(img_size=32, patch_size=8, embed_dim=24, depth=1, num_heads=2)
+    assert supported.known(Unchanged(**sizes)) and not supported.known(Changed(**sizes))
+    refuses("extends timm's PaperTransformer and overrides forward_features", supported.transformer, Changed(**sizes))
+
+
 def test_starting_from_variant(tmp_path):
-    r = replace(BASE, positions="learned-2d", positions_at="every-layer")
+    r = replace(BASE, model_kwargs={"positions": "learned-2d", "positions_at": "every-layer"})
     model = r.build()
     export(model, tmp_path, r, NAMES, dtype=torch.float32)
-    tuned = starting_from(recipe("finetune-small").override("image_size=32", "resize=0", "num_classes=4"), tmp_path)
+    small = recipe("finetune-small").override("image_size=32", "resize=0", "num_classes=4")
+    tuned = starting_from(small, tmp_path)
     state, before = tuned.build().state_dict(), model.state_dict()
     assert Recipe.from_json(tuned.to_json()) == tuned and not state["head.weight"].any()
     assert all(torch.equal(state[name], before[name]) for name in state if not name.startswith("head."))
-    refuses("come with the model", replace, tuned, positions="none")
+    refuses("comes with the model", starting_from, small.override("model.positions=none"), tmp_path)
+    refuses("come with the model", replace, BASE, init="elsewhere", model_kwargs={"positions": "none"})
     with pytest.raises(ValueError, match="another shape at this resolution"):
         starting_from(recipe("finetune-small").override("image_size=48", "resize=0", "num_classes=4"), tmp_path).build()

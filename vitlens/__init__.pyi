@@ -26,3 +26,36 @@ from .recorder.record import capture
 from .recorder.supported import UnsupportedModelError, register_model
 
 __version__: str
+
+__all__ = [
+    "ImageError",
+    "TokenGrid",
+    "UnsupportedModelError",
+    "attention",
+    "attribution",
+    "capture",
+    "classes",
+    "data",
+    "faithfulness",
+    "filters",
+    "images",
+    "intervene",
+    "load_image",
+    "load_model",
+    "models",
+    "overlay",
+    "plot",
+    "plugins",
+    "positions",
+    "preprocess",
+    "recorder",
+    "register_model",
+    "report",
+    "restore",
+    "samples",
+    "scores",
+    "stream",
+    "tokens",
+    "top_classes",
+    "train",
+]

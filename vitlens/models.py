@@ -28,8 +28,9 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
-from vitlens.names import reject, require_known, suggestion
 from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, load_image
+from vitlens.names import reject, require_known, suggestion
+from vitlens.plugins import load_plugins
 from vitlens.recorder import supported
 from vitlens.recorder.forward import channels
 from vitlens.recorder.forward import run as run
@@ -192,7 +193,7 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
     if script := config.get("built_by"):
         raise ValueError(f"{folder} holds a model built by {script}. Build it there, then load model.safetensors.")
     if not timm.is_model(architecture):
-        import vitlens.variants  # noqa: F401  registers vitlens_vit with timm
+        load_plugins("models")
     if timm.models.parse_model_name(f"local-dir:{folder}")[1] != str(folder):  # before 1.0.30 it reads an address
         raise ValueError(f"timm {timm.__version__} opens no folder with # or ? in its path, as in {folder}. Rename it.")
     # Named, because timm before 1.0.29 may take other weights in the folder for the model's, pickled ones too.

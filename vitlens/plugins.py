@@ -5,7 +5,8 @@ A package that extends vitlens names a function for each kind in its `pyproject.
     [project.entry-points."vitlens.recipes"]
     mine = "my_package.recipes:register_recipes"
 
-The kinds are `commands` (the function gets the Typer application), `data`, `recipes` and `models`.
+The kinds are `commands` (the function gets the Typer application), `data`, `recipes` (also objectives and choices in
+the model) and `models` (architectures for timm, and adapters that capture them).
 """
 
 from functools import cache

@@ -1,4 +1,7 @@
-"""What this package adds to vitlens: commands, data sets and recipes. `pyproject.toml` names these functions."""
+"""What this package adds to vitlens: commands, data sets, recipes and models.
+
+`pyproject.toml` names these functions.
+"""
 
 import typer
 
@@ -23,9 +26,34 @@ def register_data() -> None:
 
 
 def register_recipes() -> None:
-    """Register the recipes of the paper's Tables 3 and 4."""
+    """Register the paper's recipes, its choices in the model, and its objectives without labels."""
+    from vitlens.train.model import VARIANTS, Variants
+    from vitlens.train.objectives import OBJECTIVES, RENAMED, Objective
     from vitlens.train.recipes import register
+    from vitlens_paper import masked, variants
     from vitlens_paper.recipes import paper_recipes
 
+    VARIANTS[variants.NAME] = Variants(
+        values=variants.SETTINGS,
+        meanings=variants.MEANINGS,
+        resolve=variants.resolve,
+        check=variants.check,
+        check_former=variants.check_former,
+        upgrade=variants.upgrade,
+    )
+    for name, meaning in masked.OBJECTIVES.items():
+        OBJECTIVES[name] = Objective(meaning, masked.build, masked.check)
+    RENAMED["vitlens.train.masked.MaskedPatches"] = "vitlens_paper.masked.MaskedPatches"
     for recipe in paper_recipes():
         register(recipe)
+
+
+def register_models() -> None:
+    """Register the paper's variants of Vision Transformers, with timm and as models that can be captured."""
+    from vitlens.recorder import supported
+    from vitlens.recorder.supported import timm
+    from vitlens_paper import variants  # registers its architecture with timm
+
+    supported.FAMILIES[f"{variants.__name__}.PaperTransformer"] = timm.Timm
+    supported.FAMILIES[f"{variants.__name__}.FactoredTransformer"] = timm.Timm
+    timm.ATTENTION.add(f"{variants.__name__}.PlacedAttention")

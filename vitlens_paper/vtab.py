@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from vitlens.names import require_known
 from vitlens.data.imageset import Samples, drawn
 from vitlens.data.sources import opened
+from vitlens.names import require_known
 from vitlens_paper.tasks import TASKS, VTAB
 
 

@@ -31,14 +31,15 @@ gradient reaches a layer. Raises UnsupportedModelError for a model that vitlens 
 from vitlens.attribution.registry import METHODS
 from vitlens.names import attach_lazily
 
-_find, _list_names, __all__ = attach_lazily(__name__, __file__)
+_find, _, _names = attach_lazily(__name__, __file__)
+__all__ = sorted({*_names, *METHODS})
 
 
 def __getattr__(name: str) -> object:
-    if name in METHODS and name not in __all__:  # "direct", and methods that other packages have registered
+    if name in METHODS and name not in _names:  # "direct", and methods that other packages have registered
         return METHODS[name].function
     return _find(name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*_list_names(), *METHODS})
+    return sorted({*_names, *METHODS})

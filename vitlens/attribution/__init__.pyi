@@ -11,3 +11,22 @@ from .maps import (
 )
 from .registry import METHODS, Method, methods, register
 from .target import like, text
+
+__all__ = [
+    "METHODS",
+    "Method",
+    "attention_gradient",
+    "balanced_gradients",
+    "explained",
+    "grad_cam",
+    "gradient_rollout",
+    "integrated_gradients",
+    "legrad",
+    "like",
+    "methods",
+    "occlusion",
+    "register",
+    "relevance",
+    "rollout",
+    "text",
+]

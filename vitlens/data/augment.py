@@ -9,67 +9,17 @@ Shapes: B batch, C = 3 channels, H × W pixels. Floats lie in [0, 1] until they 
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlens.names import require_known
-
-RANGES = {
-    "at least 1": lambda n: n >= 1,
-    "0 or more": lambda n: n >= 0,
-    "above 0": lambda n: n > 0,
-    "above 0, at most 1": lambda n: 0 < n <= 1,
-    "between 0 and 1": lambda n: 0 <= n <= 1,
-    "from 0 up and below 1": lambda n: 0 <= n < 1,
-}
-"""Predicates for the ranges of settings."""
-
-
-type_hints = functools.cache(typing.get_type_hints)
-
-
-def setting(default, meaning: str, fits: str | tuple = "") -> Any:
-    """Field of a dataclass of settings. default: a value or a class to call. fits: one of `RANGES`, or the values."""
-    options = {"default_factory" if isinstance(default, type) else "default": default}
-    return dataclasses.field(**options, metadata={"meaning": " ".join(meaning.split()), "fits": fits})
-
-
-def check_settings(settings: object, prefix: str = "") -> None:
-    """Raise ValueError for a wrong type or range. Lists become tuples, and numbers become strings where text is due."""
-    kinds = type_hints(type(settings))
-    for field in dataclasses.fields(settings):
-        name, value, kind = prefix + field.name, getattr(settings, field.name), kinds[field.name]
-        parts = typing.get_args(kind)
-        if parts and isinstance(value, list) or kind is str and isinstance(value, int | float):
-            value = tuple(value) if parts else str(value)
-            object.__setattr__(settings, field.name, value)
-        values = value if parts and isinstance(value, tuple) else (value,)
-        expected = parts or (kind,)
-        if len(values) != len(expected) or not all(map(_is, values, expected)):
-            shape = f"{len(parts)} numbers separated by commas" if parts else kind.__name__
-            raise ValueError(f"{name} must be of type {shape}, got {value!r}.")
-        if float in (kind, *parts) and not all(abs(n) < 1e30 for n in values):  # float32 would overflow
-            raise ValueError(f"{name} must be finite and below 1e30, got {value}.")
-        fits = field.metadata.get("fits", "")
-        if isinstance(fits, tuple):
-            require_known(value, fits, name)
-        elif fits and not all(map(RANGES[fits], values)):
-            raise ValueError(f"{name} must be {fits}, got {value}.")
-
-
-def _is(value: object, kind: type) -> bool:
-    return isinstance(value, (int, float) if kind is float else kind) and (kind is bool) == isinstance(value, bool)
-
+from vitlens.fields import check_settings, setting
 
 SHARE = "between 0 and 1"
 

@@ -25,10 +25,10 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import resized_crop
 
-from vitlens.names import require_known
 from vitlens.data.augment import Augment, seed_of
 from vitlens.data.sources import SPLITS, opened
 from vitlens.images import MAX_ELONGATION, rgb
+from vitlens.names import require_known
 
 CHUNK = 32  # images that a worker reads at a time, to keep shared memory small
 TIMEOUT = 300  # seconds without an image after which a stream ends

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 import torchvision.datasets
 
-from vitlens.names import require_known
 from vitlens.data.files import announce
 from vitlens.data.folders import folder
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import SPLITS, data_root
 from vitlens.data.tables import numbered, reason
+from vitlens.names import require_known
 
 # By timm's name, if it has one: torchvision's class, its argument for the split, and the values for training and
 # validation, and for test if that is separate.

@@ -10,8 +10,8 @@ from matplotlib.patches import Circle, Rectangle
 from matplotlib.patheffects import withStroke
 from PIL import Image
 
-from vitlens.names import require_known
 from vitlens.images import ModelInput, load_image
+from vitlens.names import require_known
 from vitlens.plot.alt_text import map_words
 from vitlens.plot.style import (
     INK,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import timm
@@ -17,6 +19,33 @@ from vitlens.recorder.forward import channels
 
 SET_BY_RECIPES = ("num_classes", "drop_rate", "drop_path_rate")
 """Endings of timm's keywords that a recipe sets, such as `pos_drop_rate`."""
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Choices in timm's plain Vision Transformer that another package adds, set as `model.KEY=VALUE`.
+
+    values: values of each keyword, the plain model's first. meanings: meaning of each keyword. resolve: the
+    architecture and the keywords of a recipe → those for timm. check: raises ValueError for invalid combinations of the
+    keywords for timm. check_former: raises ValueError, with the new spelling, for settings that are keywords now.
+    upgrade: the settings of a recipe in a file of any version → today's.
+    """
+
+    values: Mapping[str, tuple[str, ...]]
+    meanings: Mapping[str, str]
+    resolve: Callable[[str, dict], tuple[str, dict]]
+    check: Callable[[dict], None]
+    check_former: Callable[[dict], None]
+    upgrade: Callable[[dict], dict]
+
+
+VARIANTS: dict[str, Variants] = {}
+"""Variants by the timm architecture that has them. Other packages add a row by an entry point `vitlens.recipes`."""
+
+
+def variants_among(keywords: Mapping) -> bool:
+    """True if keywords of a model hold a value of `VARIANTS`."""
+    return any(keywords.get(name) in values for row in VARIANTS.values() for name, values in row.values.items())
 
 
 def build(architecture: str, arguments: dict, seed: int, mlp_bias: float | None = None, source: str = "") -> nn.Module:

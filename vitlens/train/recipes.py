@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from vitlens.names import require_known
 from vitlens.data.augment import Augment
+from vitlens.names import require_known
 from vitlens.plugins import load_plugins
 from vitlens.train.model import settings_of
 from vitlens.train.settings import FROM_MODEL, Recipe
@@ -114,31 +114,6 @@ SMALL = (
         mix_until=0.9,
         patch_drop=0.5, patch_drop_until=0.88,  # twice the images a second; all patches for the last 4 epochs
         average=0.998, evaluate_every=3, save_every=120,  # an average over about one epoch
-    ),
-    # Learning without labels: the paper's B.1.2 on images of 32 px, for one core of a CPU.
-    Recipe(
-        name="masked-patches",
-        objective="mean-color", masked=0.5,  # B.1.2
-        image_size=32, patch_size=4,  # 8×8 patches
-        width=96, depth=6, heads=3,  # 0.7 M parameters
-        readout="mean",  # nothing trains a class token without labels
-        epochs=40, batch_size=128,
-        # B.1.2 has Adam. In 200 steps of 128 images at 24 px Muon comes to a loss of 3.03, AdamW to 3.26.
-        optimizer="muon", lr=2e-3, muon_lr=4e-3,
-        weight_decay=0.05, betas=(0.9, 0.95),  # of He et al.; B.1.2 has no weight decay in print
-        warmup=0.05, schedule="cosine",  # B.1.2 rises for 1 %, of a million steps
-        augment=Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3)),  # B.1.2; the images are already crops
-        evaluate_every=5,
-    ),
-    # Fine-tuning of such a model with few labels.
-    Recipe(
-        name="masked-tuning", continues=True,
-        image_size=32, epochs=40, batch_size=64,
-        optimizer="muon", lr=2e-3, muon_lr=4e-3,  # of masked-patches; best for random weights, too
-        weight_decay=0.05, betas=(0.9, 0.99), warmup=0.1, schedule="cosine",
-        label_smoothing=0.1,  # He et al.
-        augment=Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3)),  # of masked-patches
-        evaluate_every=5,
     ),
     FINETUNE_SMALL,
     # The bundled specimen, DeiT-Tiny carried over to Tiny-ImageNet with two cores.

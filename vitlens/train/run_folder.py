@@ -5,8 +5,8 @@
     log.jsonl              one line for each reading of the loss
     checkpoints/step-N.*   the two newest states: safetensors for tensors, JSON for the rest
     training.json          at the end: how the model was trained
-    model/                 the model in timm's hub layout for `vitlens.load_model`, and for timm unless its architecture
-                           is `vitlens_vit`
+    model/                 the model in timm's hub layout for `vitlens.load_model`, and for timm unless another package
+                           has its architecture
 
 Every complete file is renamed into place. A checkpoint's JSON comes last, so it marks a complete checkpoint.
 """
@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 
 import safetensors.torch
+import timm
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -36,6 +37,7 @@ from vitlens.data import ImageSet, ImageStream
 from vitlens.data.files import write
 from vitlens.data.imageset import PIXEL_READING, workers_ended
 from vitlens.train.criteria import validate
+from vitlens.train.objectives import RENAMED
 from vitlens.train.processes import World, hardware, versions
 from vitlens.train.settings import Recipe
 
@@ -190,7 +192,10 @@ class RunFolder:
         changes = []
         for then, now in ((Recipe.from_dict(before["recipe"]).to_dict(), self.recipe.to_dict()), (before, self.facts)):
             for key, value in now.items():
-                if (was := then.get(key)) == value or key in FREE:
+                was = then.get(key)
+                if key == "objective":
+                    was = RENAMED.get(was, was)
+                if was == value or key in FREE:
                     continue
                 if key not in MACHINE:
                     raise ValueError(
@@ -369,13 +374,19 @@ def stored(state: dict[str, Tensor], dtype: torch.dtype = torch.float16) -> dict
     return tensors
 
 
+def module_of(architecture: str) -> str:
+    """Module of the function that builds a timm architecture, or "timm" for another name."""
+    name = architecture.split(".")[0]
+    return timm.models.model_entrypoint(name).__module__ if timm.is_model(name) else "timm"
+
+
 def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> dict:
     """The content of timm's `config.json`."""
     source, args = getattr(model, "pretrained_cfg", {}), recipe.arguments()
     more = {"outputs": recipe.outputs} if recipe.outputs else {}
     if isinstance(getattr(model, "global_pool", None), str):
         more["global_pool"] = model.global_pool
-    if not type(model).__module__.startswith(("timm.", "vitlens.")):  # a class from build=…
+    if not type(model).__module__.startswith(("timm.", module_of(recipe.architecture_name))):  # a class from build=…
         more["architecture"] = type(model).__name__
         more["built_by"] = getattr(model, "built_by", type(model).__module__)
     if aside_of(model, recipe):

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from vitlens.names import reject
 from vitlens.data import SOURCES, ImageSet, ImageStream, load
 from vitlens.data.files import locked, writable, write
+from vitlens.names import reject
 from vitlens.train import snapshots
 from vitlens.train.criteria import compiled, settled
 from vitlens.train.loop import FIRST, Step, fit

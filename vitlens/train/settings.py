@@ -10,67 +10,119 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from vitlens import variants
-from vitlens.names import reject, require_known
-from vitlens.data.augment import Augment, check_pad, check_settings, seed_of, setting
-from vitlens.train.masked import OBJECTIVES, MaskedPatches
-from vitlens.train.model import build
+from vitlens.data.augment import Augment, check_pad, seed_of
+from vitlens.fields import check_settings, setting
+from vitlens.names import require_known
+from vitlens.train.model import VARIANTS, build, variants_among
+from vitlens.train.objectives import LABELS, OBJECTIVES, meanings
 
-FROM_MODEL = ("architecture", "patch_size", "width", "depth", "heads", "mlp_ratio", "mean", "std", *variants.SETTINGS)
+FROM_MODEL = ("architecture", "patch_size", "width", "depth", "heads", "mlp_ratio", "mean", "std")
 """Settings that a run takes from the model that it starts from."""
 SIZES = {
-    "img_size": "image_size", "patch_size": "patch_size", "embed_dim": "width", "depth": "depth", "num_heads": "heads",
+    "img_size": "image_size",
+    "patch_size": "patch_size",
+    "embed_dim": "width",
+    "depth": "depth",
+    "num_heads": "heads",
     "mlp_ratio": "mlp_ratio",
-}  # fmt: skip
-RATES = {"drop_path_rate": "drop_path", "patch_drop_rate": "patch_drop", "pos_drop_rate": "dropout",
-         "proj_drop_rate": "dropout"}  # fmt: skip
+}
+RATES = {
+    "drop_path_rate": "drop_path",
+    "patch_drop_rate": "patch_drop",
+    "pos_drop_rate": "dropout",
+    "proj_drop_rate": "dropout",
+}
 """timm's keywords for settings of a recipe."""
 STAIRS = (10 / 40, 23 / 40, 30 / 40, 37 / 40)
 """Progress at which `schedule="stairs"` falls to a tenth: BiT's epochs 10, 23, 30 and 37 of 40."""
 COUNT, AMOUNT, POSITIVE = "at least 1", "0 or more", "above 0"
 SHARE, BELOW_1 = "between 0 and 1", "from 0 up and below 1"
-# fmt: off
-CONTRADICTIONS = (
-    (lambda r: r.image_size < r.patch_size or r.image_size % r.patch_size and not (r.init or r.continues),
-     "image_size {r.image_size} must be a multiple of patch_size {r.patch_size}, or edge pixels are cut off"),
-    (lambda r: r.width % r.heads, "width {r.width} must be a multiple of heads {r.heads}"),
-    (lambda r: bool(r.patch_drop) != bool(r.patch_drop_until), "patch_drop and patch_drop_until only work together"),
-    (lambda r: bool(r.epochs) == bool(r.steps),
-     "set the length in epochs ({r.epochs}) or in steps ({r.steps}), the other to 0"),
-    (lambda r: r.warmup and r.warmup_steps,
-     "set warmup ({r.warmup}) or warmup_steps ({r.warmup_steps}), the other to 0"),
-    (lambda r: r.end_lr > r.lr, "end_lr {r.end_lr} must not exceed lr {r.lr}"),
-    (lambda r: r.layer_decay < 1 and r.optimizer == "muon", "layer_decay={r.layer_decay} needs optimizer=adamw or sgd"),
-    (lambda r: r.batch_size % r.accumulate,
-     "batch_size {r.batch_size} must be a multiple of accumulate {r.accumulate}"),
-    (lambda r: 0 < r.resize < r.image_size, "resize {r.resize} must be at least image_size {r.image_size}"),
-    (lambda r: r.init and (variants.chosen(vars(r)) or r.head != "linear" or r.patch_drop),
-     "positions, readout, attention, head and patch_drop come with the model that the run starts from (init)"),
-    (lambda r: (r.objective != "labels" or r.architecture_name == variants.NAME) and not r.is_plain,
-     "objective={r.objective} and variants of attention or positions need one of timm's plain Vision Transformers such "
-     "as vit_tiny_patch16_224, got architecture={r.architecture}"),
-    (lambda r: set(r.model_kwargs) & {*RATES, "num_classes"} or not r.init and set(r.model_kwargs) &
-     {*SIZES, *variants.SETTINGS, *variants.keywords(vars(r))},
-     "a keyword of model.{r.model_kwargs} has its own setting in the recipe. Use that setting"),
-    (lambda r: bool(r.masked) == (r.objective == "labels"), "masked={r.masked} must be 0 with objective=labels and a "
-     "share between 0 and 1 with objective=mean-color, colors-4x4 or pixels"),
-    (lambda r: r.objective != "labels" and (r.init or r.continues or r.patch_drop or r.attention == "axial" or
-     r.head != "linear" or r.loss != "softmax" or r.label_smoothing or r.augment.mixup or r.augment.cutmix or
-     any(map(r.model_kwargs.get, ("dynamic_img_size", "dynamic_img_pad")))),
-     "objective={r.objective} starts from random weights without labels, on whole images of one size: leave out init, "
-     "patch_drop, attention=axial, head, loss, label_smoothing, mixup, cutmix and dynamic sizes"),
-    (lambda r: r.objective == "colors-4x4" and r.patch_size % 4,
-     "objective=colors-4x4 needs a patch_size that is a multiple of 4, got {r.patch_size}"),
+
+
+def check_sizes(r: Recipe) -> None:
+    """Raise ValueError for sizes that do not divide each other."""
+    cut = r.image_size % r.patch_size and not (r.init or r.continues)
+    if r.image_size < r.patch_size or cut:
+        raise ValueError(
+            f"image_size {r.image_size} must be a multiple of patch_size {r.patch_size}, or edge pixels are cut off."
+        )
+    if r.width % r.heads:
+        raise ValueError(f"width {r.width} must be a multiple of heads {r.heads}.")
+
+
+def check_course(r: Recipe) -> None:
+    """Raise ValueError for invalid combinations of length, schedule, batch and optimizer."""
+    if bool(r.patch_drop) != bool(r.patch_drop_until):
+        raise ValueError("patch_drop and patch_drop_until only work together.")
+    if bool(r.epochs) == bool(r.steps):
+        raise ValueError(f"set the length in epochs ({r.epochs}) or in steps ({r.steps}), the other to 0.")
+    if r.warmup and r.warmup_steps:
+        raise ValueError(f"set warmup ({r.warmup}) or warmup_steps ({r.warmup_steps}), the other to 0.")
+    if r.end_lr > r.lr:
+        raise ValueError(f"end_lr {r.end_lr} must not exceed lr {r.lr}.")
+    if r.layer_decay < 1 and r.optimizer == "muon":
+        raise ValueError(f"layer_decay={r.layer_decay} needs optimizer=adamw or sgd.")
+    if r.batch_size % r.accumulate:
+        raise ValueError(f"batch_size {r.batch_size} must be a multiple of accumulate {r.accumulate}.")
+    if 0 < r.resize < r.image_size:
+        raise ValueError(f"resize {r.resize} must be at least image_size {r.image_size}.")
+
+
+def check_model(r: Recipe) -> None:
+    """Raise ValueError for choices in the model that come with another model, or have another setting."""
+    chosen = variants_among(r.model_kwargs) and r.architecture not in VARIANTS
+    if r.init and (chosen or r.head != "linear" or r.patch_drop):
+        names = [name for row in VARIANTS.values() for name in row.values]
+        raise ValueError(
+            f"{', '.join([*names, 'head'])} and patch_drop come with the model that the run starts from (init)."
+        )
+    if (r.objective != LABELS or r.architecture_name in VARIANTS) and not r.is_plain:
+        raise ValueError(
+            f"objective={r.objective} and variants of attention or positions need one of timm's plain Vision "
+            f"Transformers such as vit_tiny_patch16_224, got architecture={r.architecture}."
+        )
+    reserved = {*RATES, "num_classes"}
+    if not r.init:
+        reserved |= {*SIZES}
+    if reserved & {*r.model_kwargs}:
+        raise ValueError(f"a keyword of model.{r.model_kwargs} has its own setting in the recipe. Use that setting.")
+
+
+def check_objective(r: Recipe) -> None:
+    """Raise ValueError for settings that the objective does not support."""
+    row = OBJECTIVES[r.objective]
+    if row is not None:
+        row.check(r)
+    elif r.masked:
+        others = ", ".join(name for name in OBJECTIVES if name != LABELS)
+        raise ValueError(
+            f"masked={r.masked} must be 0 with objective={LABELS} and a share between 0 and 1 with objective={others}."
+        )
+
+
+def check_variants(r: Recipe) -> None:
+    """Raise ValueError for invalid combinations of variants of the model."""
+    if r.architecture_name in VARIANTS:
+        VARIANTS[r.architecture_name].check({**r.arguments(), "patch_drop_rate": r.patch_drop})
+
+
+CHECKS: tuple[Callable[[Recipe], None], ...] = (
+    check_sizes,
+    check_course,
+    check_model,
+    check_objective,
+    check_variants,
 )
-"""(predicate, sentence) for every invalid combination of settings."""
+"""Checks of invalid combinations of settings, in their order."""
 
 
+# fmt: off
 @dataclass(frozen=True)
 class Recipe:
     """Settings of a training run. Sizes are in pixels, progress is a fraction of the run.
@@ -90,15 +142,6 @@ class Recipe:
     depth: int = setting(12, "L, the number of layers.", COUNT)
     heads: int = setting(3, "H. The head width K is width / heads.", COUNT)
     mlp_ratio: float = setting(4.0, "Hidden width of the MLPs divided by D.", POSITIVE)
-    positions: str = setting("learned-1d", """Position embedding: "learned-1d", as in the paper; "none"; "learned-2d",
-        half a vector for the column and half for the row; or "relative-1d" within attention (Table 8).""",
-        variants.SETTINGS["positions"])
-    positions_at: str = setting("stem", """Place of learned positions: "stem", "every-layer" with a table for
-        each, or "every-layer-shared".""", variants.SETTINGS["positions_at"])
-    readout: str = setting("class-token", """Input of the head: "class-token", as in the paper, or "mean" of the patches
-        after the last norm, as good in the paper at a lower rate (Fig. 9).""", variants.SETTINGS["readout"])
-    attention: str = setting("plain", """"plain", as in the paper, or "axial", along rows and then along columns, which
-        doubles the layers and takes the time of both (Fig. 13).""", variants.SETTINGS["attention"])
     num_classes: int = setting(200, "Number of classes. A run takes it from its data.", COUNT)
     head: str = setting("linear", """"linear", or "mlp" as in the paper's pre-training: a hidden layer with tanh before
         a zero-initialized one.""", ("linear", "mlp"))
@@ -110,8 +153,7 @@ class Recipe:
     model_kwargs: dict = setting(dict, """More keywords of timm's architecture, set as model.pos_embed=none. With init,
         the keywords of that model.""")
     # Objective.
-    objective: str = setting("labels", """"labels", or prediction of corrupted patches without labels (the paper's
-        B.1.2): "mean-color", "colors-4x4" of their parts, or "pixels".""", ("labels", *OBJECTIVES))
+    objective: str = setting(LABELS, "Name of an objective in `OBJECTIVES`.", OBJECTIVES)
     masked: float = setting(0.0, "Share of corrupted patches, 0 with labels.", BELOW_1)
     # Length.
     epochs: int = setting(100, "Passes over the training images, 0 if steps is set.", AMOUNT)
@@ -187,10 +229,10 @@ class Recipe:
 
     def __post_init__(self):
         check_settings(self)
-        reject((contradicts(self), f"{sentence.format(r=self)}.") for contradicts, sentence in CONTRADICTIONS)
-        if self.architecture_name == variants.NAME:
-            variants.check({**self.arguments(), "patch_drop_rate": self.patch_drop})
-        check_pad(self.augment.pad, self.resize or self.image_size, self.resize or self.image_size)
+        for check in CHECKS:
+            check(self)
+        stored = self.resize or self.image_size
+        check_pad(self.augment.pad, stored, stored)
 
     def length(self, images: int) -> int:
         """Number of optimizer steps of a run on `images` training images."""
@@ -201,34 +243,49 @@ class Recipe:
 
         Linear from 0 to 1, then down to `end_lr` along a cosine, a line or stairs. Both ends lie outside the steps.
         """
-        progress, warmup = (step + 1) / (steps + 1), self.warmup or self.warmup_steps / (steps + 1)
+        progress = (step + 1) / (steps + 1)
+        warmup = self.warmup or self.warmup_steps / (steps + 1)
         if progress < warmup:
             return progress / warmup
         left = (1 - progress) / (1 - warmup)
         if self.schedule == "stairs":
             decay = 0.1 ** sum(progress >= stair for stair in STAIRS)
+        elif self.schedule == "cosine":
+            decay = 0.5 * (1 - math.cos(math.pi * left))
         else:
-            decay = 0.5 * (1 - math.cos(math.pi * left)) if self.schedule == "cosine" else left
+            decay = left
         return decay + (1 - decay) * self.end_lr / self.lr
 
     @property
     def is_plain(self) -> bool:
-        """True for timm's plain ViTs, which differ in size only."""
+        """True for timm's plain ViTs, which differ in size only, and for those of other packages in `VARIANTS`."""
+        if self.architecture in VARIANTS:
+            return True
         words = self.architecture.split("_")
-        plain = len(words) == 4 and words[1] in ("tiny", "small", "base", "large", "huge")
-        return plain and words[2].startswith("patch") and words[3].isdigit() or self.architecture == variants.NAME
+        if len(words) != 4:
+            return False
+        _, size, patch, image = words
+        return size in ("tiny", "small", "base", "large", "huge") and patch.startswith("patch") and image.isdigit()
+
+    def _resolved(self) -> tuple[str, dict]:
+        """Architecture and keywords for timm, without sizes. With `init`, unchanged."""
+        architecture, keywords = self.architecture, self.model_kwargs
+        if self.init:
+            return architecture, keywords
+        for row in VARIANTS.values():
+            architecture, keywords = row.resolve(architecture, keywords)
+        return architecture, keywords
 
     @property
     def architecture_name(self) -> str:
-        """Architecture name for timm: the recipe's, or `vitlens_vit` for variants outside timm."""
-        own = any(value not in variants.BY_TIMM for value in variants.chosen(vars(self)).values())
-        return variants.NAME if own else self.architecture
+        """Architecture name for timm: the recipe's, or one of `VARIANTS` for choices in the model that timm lacks."""
+        return self._resolved()[0]
 
     def arguments(self) -> dict:
         """Keywords for `timm.create_model(architecture_name, …)`, without dropout rates."""
         sizes = {} if self.init else {keyword: getattr(self, name) for keyword, name in SIZES.items()}
-        classes = self.num_classes if self.objective == "labels" else 0  # 0: no classifier head
-        return {**sizes, **variants.keywords(vars(self)), **self.model_kwargs, "num_classes": classes}
+        classes = self.num_classes if self.objective == LABELS else 0  # 0: no classifier head
+        return {**sizes, **self._resolved()[1], "num_classes": classes}
 
     def pixels(self) -> dict:
         """Preprocessing of validation images, in the format of timm's `pretrained_cfg`."""
@@ -250,10 +307,11 @@ class Recipe:
         source = self.init if weights else ""
         model = build(self.architecture_name, {**self.arguments(), **rates}, self.seed, mlp_bias, source)
         model.pretrained_cfg = {**model.pretrained_cfg, **self.pixels()}
-        if self.objective != "labels":
+        objective = OBJECTIVES[self.objective]
+        if objective is not None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed_of(self.seed, 1))
-                model.objective = MaskedPatches(model, self.objective, self.masked, self.mean, self.std)
+                model.objective = objective.build(model, self)
         return model
 
     def to_dict(self) -> dict:
@@ -262,8 +320,13 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: dict) -> Recipe:
-        """The recipe of a `to_dict` dictionary. Raises ValueError for unknown settings and wrong types."""
-        values = dict(values)
+        """The recipe of a `to_dict` dictionary. Raises ValueError for unknown settings and wrong types.
+
+        Settings of earlier versions that are keywords of the model now move there.
+        """
+        for row in VARIANTS.values():
+            values = row.upgrade(values)
+        values = {**values}
         augment = values.pop("augment", {})
         return cls(**known(cls, values), augment=Augment(**known(Augment, augment, "augment")))
 
@@ -290,38 +353,75 @@ class Recipe:
             if key in ("augment", "model_kwargs") or group not in changes:
                 raise ValueError(f"{key} cannot be set. Set augment.flip=0.5, model.pos_embed=none or another setting.")
             changes[group][name] = parsed(text)
+        for row in VARIANTS.values():
+            row.check_former(changes[""])
         own = known(Recipe, changes[""])
         if changes["augment"]:
             own["augment"] = replace(self.augment, **known(Augment, changes["augment"], "augment"))
-        return replace(self, **own, model_kwargs={**self.model_kwargs, **changes["model"]})
+        keywords = {**self.model_kwargs, **changes["model"]}
+        if not self.init:
+            keywords = without_plain(keywords)
+        return replace(self, **own, model_kwargs=keywords)
 
     def described(self) -> Iterator[tuple[str, object, str]]:
         """(setting, value, meaning) of each field, with names such as `augment.flip` for the augmentation.
 
         Fine-tuning recipes omit the settings of the trained model.
         """
-        brought = (*FROM_MODEL, "model_kwargs") if self.continues else ()
-        for owner, prefix in ((self, ""), (self.augment, "augment.")):
-            for field in dataclasses.fields(owner):
-                if field.name not in ("augment", *brought):
-                    yield prefix + field.name, getattr(owner, field.name), field.metadata["meaning"]
+        omitted = {"augment"}
+        if self.continues:
+            omitted |= {*FROM_MODEL, "model_kwargs"}
+        for field in dataclasses.fields(self):
+            meaning = field.metadata["meaning"]
+            if field.name == "objective":
+                meaning = meanings()
+            if field.name not in omitted:
+                yield field.name, getattr(self, field.name), meaning
+            if field.name == "model_kwargs" and not self.continues:
+                yield from self._described_variants()
+        for field in dataclasses.fields(self.augment):
+            yield f"augment.{field.name}", getattr(self.augment, field.name), field.metadata["meaning"]
+
+    def _described_variants(self) -> Iterator[tuple[str, object, str]]:
+        """(keyword, value, meaning) of each of `VARIANTS`."""
+        for row in VARIANTS.values():
+            for name, values in row.values.items():
+                yield f"model.{name}", self.model_kwargs.get(name, values[0]), row.meanings[name]
 
     def tiny(self) -> Recipe:
         """The recipe with two narrow layers and two short epochs, for the same code in seconds on a CPU."""
         return replace(
-            self, width=16 * self.heads, depth=2, epochs=2, steps=0, warmup=self.warmup or 0.1, warmup_steps=0,
-            batch_size=min(self.batch_size, 32 * self.accumulate), train_images=256, valid_images=128, log_every=1,
-        )  # fmt: skip
+            self,
+            width=16 * self.heads,
+            depth=2,
+            epochs=2,
+            steps=0,
+            warmup=self.warmup or 0.1,
+            warmup_steps=0,
+            batch_size=min(self.batch_size, 32 * self.accumulate),
+            train_images=256,
+            valid_images=128,
+            log_every=1,
+        )
 
 
 def parsed(text: str) -> object:
     """JSON value of a text, a list for numbers separated by commas, or the text itself."""
-    for candidate in (text.lower() if text.lower() in ("true", "false") else text, f"[{text.strip('()')}]"):
+    if not text:
+        return text
+    value = text.lower() if text.lower() in ("true", "false") else text
+    for candidate in (value, f"[{text.strip('()')}]"):
         try:
-            return json.loads(candidate) if text else text
+            return json.loads(candidate)
         except ValueError:
             continue
     return text
+
+
+def without_plain(keywords: dict) -> dict:
+    """Keywords of a model without the variants at the plain model's value."""
+    plain = {name: values[0] for row in VARIANTS.values() for name, values in row.values.items()}
+    return {name: value for name, value in keywords.items() if name not in plain or value != plain[name]}
 
 
 def known(owner: type, values: object, what: str = "a recipe") -> dict:

@@ -4,3 +4,19 @@ from .reading import features
 from .records import Record, read_results, table, write
 
 PROTOCOLS: dict[str, tuple[str, ...]]
+
+__all__ = [
+    "Evaluation",
+    "PROTOCOLS",
+    "Record",
+    "evaluate",
+    "features",
+    "few_shot",
+    "linear_probe",
+    "nearest",
+    "read_results",
+    "support",
+    "supports",
+    "table",
+    "write",
+]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from vitlens.names import require_known
 from vitlens.classes import class_numbers, matched
 from vitlens.data import ImageSet, ImageStream, files
+from vitlens.names import require_known
 from vitlens.recorder import intervention
 from vitlens.recorder.forward import evaluating, float64, require_finite, run
 from vitlens.recorder.intervention import WORDS, Place, head_places, intervene

@@ -23,10 +23,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitlens.names import require_known
 from vitlens.classes import class_numbers, imagenet_numbers, matched
 from vitlens.data import ImageStream
 from vitlens.models import class_count, load_model, short
+from vitlens.names import require_known
 from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
 from vitlens.scores import Score, mean_of, over_seeds, proportion, real, top_k, validation_numbers
 from vitlens.train import World, join, runs

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from vitlens.plugins import load_plugins
 from vitlens.recorder.grid import TokenGrid
 
 LIBRARIES = ("timm", "transformers", "open_clip", "torchvision")
@@ -285,17 +286,26 @@ def _library(name: str):
 
 
 def _adapter(kind: type) -> Callable[[nn.Module], Family] | None:
-    name, top = f"{kind.__module__}.{kind.__qualname__}", kind.__module__.split(".")[0]
-    if (library := "timm" if top == "vitlens" else top) in LIBRARIES and name in _library(library).MODELS:
+    """Adapter of a class, or None for an unknown one, also after the other packages have added theirs."""
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    library = kind.__module__.split(".")[0]
+    if library in LIBRARIES and name in _library(library).MODELS:
         return _library(library).adapter
+    if name not in FAMILIES:
+        load_plugins("models")
     return FAMILIES.get(name)
+
+
+def _is_timm(kind: type) -> bool:
+    """True for timm's classes, and for those of other packages that extend them and have their adapter."""
+    return kind.__module__.startswith("timm.") or _adapter(kind) is _library("timm").Timm
 
 
 def extended(model: nn.Module) -> tuple[type | None, list[str]]:
     """The known class that a model has or extends, or None, and the methods that it overrides."""
     kinds = type(model).__mro__
     for number, kind in enumerate(kinds):
-        if _adapter(kind) and (number == 0 or kind.__module__.startswith(("timm.", "vitlens."))):
+        if _adapter(kind) and (number == 0 or _is_timm(kind)):
             own = {name for subclass in kinds[:number] for name, value in vars(subclass).items() if callable(value)}
             if not own:
                 return kind, []

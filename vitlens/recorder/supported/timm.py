@@ -1,4 +1,4 @@
-"""Models of timm, and the variants of `vitlens.variants`.
+"""Models of timm.
 
 To support one, add its class to `MODELS` and the class of its attention to `ATTENTION`. To refuse one with a reason,
 add it to `_REFUSED`.
@@ -21,8 +21,6 @@ MODELS = {
     "timm.models.beit.Beit",
     "timm.models.eva.Eva",
     "timm.models.naflexvit.NaFlexVit",
-    "vitlens.variants.PaperTransformer",
-    "vitlens.variants.FactoredTransformer",
 }
 
 # Modules that make exactly one attention call. ParallelScalingBlock is both the block and the attention.
@@ -34,7 +32,6 @@ ATTENTION = {
     "timm.models.vision_transformer_relpos.RelPosAttention",
     "timm.models.beit.Attention",
     "timm.models.eva.EvaAttention",
-    "vitlens.variants.PlacedAttention",
 }
 
 _REFUSED = {

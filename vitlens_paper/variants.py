@@ -1,7 +1,8 @@
 """Variants that the paper compares and timm lacks, as the timm architecture `vitlens_vit`.
 
 Positions (D.4 and Table 8), the mean of patches as read-out (D.3 and Fig. 9) and axial attention (D.6 and Fig. 13).
-Importing this module registers `vitlens_vit`. `vitlens.load_model` imports it for directories that name it.
+Importing this module registers `vitlens_vit` with timm. `vitlens_paper.plugin` adds the variants to recipes, as
+`--set model.positions=none`, and to the models that vitlens opens and captures.
 
 Shapes: B batch, H heads, T tokens = R prefix + P patches, D width, K head width.
 """
@@ -18,7 +19,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from vitlens.names import reject, require_known
+from vitlens.names import require_known
 
 __all__ = []  # timm's register_model appends vitlens_vit
 __dir__ = __all__.copy
@@ -31,10 +32,28 @@ SETTINGS = {
     "attention": ("plain", "axial"),
 }
 """Values of each setting, the plain model's first."""
+MEANINGS = {
+    "positions": (
+        'Position embedding: "learned-1d", as in the paper; "none"; "learned-2d", half a vector for the column and '
+        'half for the row; or "relative-1d" within attention (Table 8).'
+    ),
+    "positions_at": 'Place of learned positions: "stem", "every-layer" with a table for each, or "every-layer-shared".',
+    "readout": (
+        'Input of the head: "class-token", as in the paper, or "mean" of the patches after the last norm, as good in '
+        "the paper at a lower rate (Fig. 9)."
+    ),
+    "attention": (
+        '"plain", as in the paper, or "axial", along rows and then along columns, which doubles the layers and takes '
+        "the time of both (Fig. 13)."
+    ),
+}
+"""Meaning of each setting."""
 KEYWORDS = {
-    "none": {"pos_embed": "none"}, "learned-2d": {"pos_embed": "none"}, "relative-1d": {"pos_embed": "none"},
+    "none": {"pos_embed": "none"},
+    "learned-2d": {"pos_embed": "none"},
+    "relative-1d": {"pos_embed": "none"},
     "mean": {"global_pool": "avg", "fc_norm": False, "class_token": False},
-}  # fmt: skip
+}
 """timm's keywords for a value."""
 BY_TIMM = ("none", "mean")
 """Values that timm's keywords cover. All others need `vitlens_vit`."""
@@ -42,38 +61,91 @@ BY_TIMM = ("none", "mean")
 
 def chosen(settings: Mapping) -> dict[str, str]:
     """Settings that differ from the plain model."""
-    return {name: settings[name] for name, values in SETTINGS.items() if settings.get(name, values[0]) != values[0]}
+    return {
+        name: settings[name] for name, values in SETTINGS.items() if name in settings and settings[name] != values[0]
+    }
 
 
 def keywords(settings: Mapping) -> dict:
-    """Keywords of timm or `vitlens_vit` for the variants in a recipe's settings."""
+    """Keywords of timm or `vitlens_vit` for the variants in settings."""
+    words, own = {}, {}
+    for name, value in chosen(settings).items():
+        words |= KEYWORDS.get(value, {})
+        if value not in BY_TIMM:
+            own[name] = value
+    return {**words, **own}
+
+
+def resolve(architecture: str, settings: Mapping) -> tuple[str, dict]:
+    """Architecture and keywords for timm of an architecture's keywords with variants among them.
+
+    The architecture is `vitlens_vit` if timm lacks a variant. Raises ValueError for a keyword that a variant sets.
+    """
     variants = chosen(settings)
-    own = {name: value for name, value in variants.items() if value not in BY_TIMM}
-    return {key: word for value in variants.values() for key, word in KEYWORDS.get(value, {}).items()} | own
+    words = keywords(variants)
+    rest = {name: value for name, value in settings.items() if name not in SETTINGS}
+    for name in rest:
+        if name in words:
+            choices = " and ".join(f"model.{setting}={value}" for setting, value in variants.items())
+            raise ValueError(f"model.{name} is set by {choices}. Leave model.{name} out.")
+    by_timm = all(value in BY_TIMM for value in variants.values())
+    return architecture if by_timm else NAME, {**words, **rest}
+
+
+def check_former(settings: Mapping) -> None:
+    """Raise ValueError for a variant among the settings of a recipe, where earlier versions had it."""
+    for name in SETTINGS:
+        if name in settings:
+            raise ValueError(f"{name} is a keyword of the model. Set model.{name}={settings[name]}.")
+
+
+def upgrade(settings: Mapping) -> dict:
+    """Settings of a recipe with the variants of an earlier version moved to `model_kwargs`.
+
+    Files that earlier versions wrote hold all of `SETTINGS`. Raises ValueError for a file with some of them, which a
+    person wrote.
+    """
+    if not all(name in settings for name in SETTINGS):
+        check_former(settings)
+        return {**settings}
+    kept = {name: value for name, value in settings.items() if name not in SETTINGS}
+    return {**kept, "model_kwargs": {**kept.get("model_kwargs", {}), **chosen(settings)}}
 
 
 def check(settings: Mapping) -> None:
     """Raise ValueError for invalid combinations of keywords of `vitlens_vit`."""
-    variants, table = chosen(settings), settings.get("pos_embed", "learn")
-    positions = variants.get("positions", "learned-1d")
-    prefix = settings.get("class_token", True) or settings.get("reg_tokens", 0)
-    partial = settings.get("patch_drop_rate") and (set(variants) & {"attention", "positions_at"} or
-                                                   positions == "relative-1d")  # fmt: skip
     for name, values in SETTINGS.items():
         require_known(settings.get(name, values[0]), values, name)
-    reject((
-        ("positions_at" in variants and (positions not in ("learned-1d", "learned-2d") or
-         positions == "learned-1d" and table == "none"), "positions_at is for learned tables: learned-1d, learned-2d."),
-        (positions != "learned-1d" and settings.get("pos_embed", "none") != "none",
-         f"pos_embed={table} would add a second table to positions={positions}. Leave pos_embed out."),
-        (positions == "learned-2d" and settings.get("embed_dim", 768) % 2, "positions=learned-2d needs an even width."),
-        ("attention" in variants and prefix,
-         "attention=axial excludes prefix tokens. Set readout=mean and reg_tokens=0."),
-        (partial, f"{NAME} needs all patches in every layer. Set patch_drop=0 and patch_drop_until=0."),
-        (any(settings.get(name) for name in ("dynamic_img_size", "dynamic_img_pad", "no_embed_class")),
-         f"{NAME} takes images of one size, with positions for all tokens. Leave dynamic_img_size and no_embed_class "
-         "out."),
-    ))  # fmt: skip
+    variants = chosen(settings)
+    _check_positions(settings, variants)
+    _check_attention(settings, variants)
+    if any(settings.get(name) for name in ("dynamic_img_size", "dynamic_img_pad", "no_embed_class")):
+        raise ValueError(
+            f"{NAME} takes images of one size, with positions for all tokens. Leave dynamic_img_size and "
+            "no_embed_class out."
+        )
+
+
+def _check_positions(settings: Mapping, variants: Mapping) -> None:
+    positions = variants.get("positions", "learned-1d")
+    has_table = positions == "learned-2d" or positions == "learned-1d" and settings.get("pos_embed") != "none"
+    if "positions_at" in variants and not has_table:
+        raise ValueError("positions_at is for learned tables: learned-1d, learned-2d.")
+    if positions != "learned-1d" and settings.get("pos_embed", "none") != "none":
+        raise ValueError(
+            f"pos_embed={settings['pos_embed']} would add a second table to positions={positions}. Leave pos_embed out."
+        )
+    if positions == "learned-2d" and settings.get("embed_dim", 768) % 2:
+        raise ValueError("positions=learned-2d needs an even width.")
+
+
+def _check_attention(settings: Mapping, variants: Mapping) -> None:
+    prefix = settings.get("class_token", True) or settings.get("reg_tokens", 0)
+    if "attention" in variants and prefix:
+        raise ValueError("attention=axial excludes prefix tokens. Set readout=mean and reg_tokens=0.")
+    needs_all = "attention" in variants or "positions_at" in variants or variants.get("positions") == "relative-1d"
+    if needs_all and settings.get("patch_drop_rate"):
+        raise ValueError(f"{NAME} needs all patches in every layer. Set patch_drop=0 and patch_drop_until=0.")
 
 
 class Table(nn.Module):
@@ -120,11 +192,20 @@ class PlacedAttention(Attention):
             raise ValueError(f"{NAME} does not support attention masks.")
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         q, k, scale = self.placed(self.q_norm(q), self.k_norm(k))
-        visible, bias = self.visible(q), self.bias(q, scale)
-        mask = visible if bias is None else bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+        mask = self.mask(q, scale)
         drop = self.attn_drop.p if self.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop, scale=scale)
         return self.proj_drop(self.proj(self.norm(x.transpose(1, 2).flatten(2))))
+
+    def mask(self, q: Tensor, scale: float) -> Tensor | None:
+        """Mask or bias for the attention logits: the visible keys, the bias, or the bias of visible keys."""
+        visible = self.visible(q)
+        bias = self.bias(q, scale)
+        if bias is None:
+            return visible
+        if visible is None:
+            return bias
+        return bias.masked_fill(~visible, -torch.inf)
 
     def placed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
         """Queries, keys and the scale of their dot products."""
@@ -155,7 +236,9 @@ class PlacedBlock(Block):
     """timm's block that adds positions to its input, except the first block, whose input has them from the stem."""
 
     def forward(self, x: Tensor, **masks) -> Tensor:
-        return super().forward(x if self.positions is None else x + self.positions(), **masks)
+        if self.positions is not None:
+            x = x + self.positions()
+        return super().forward(x, **masks)
 
 
 class PaperTransformer(VisionTransformer):
@@ -181,9 +264,14 @@ class PaperTransformer(VisionTransformer):
         for index, block in enumerate(self.blocks):
             if placed:
                 block.attn.prepare(positions, attention, grid, index)
-            if positions_at != "stem":  # a shared table is not a module of the block, so it is saved once
-                shared = functools.partial(getattr, self, "pos_embed")
-                block.positions = None if index == 0 else table() if positions_at == "every-layer" else shared
+            if positions_at == "stem":
+                continue
+            if index == 0:
+                block.positions = None
+            elif positions_at == "every-layer":
+                block.positions = table()
+            else:  # a shared table is not a module of the block, so it is saved once
+                block.positions = functools.partial(getattr, self, "pos_embed")
 
     def group_matcher(self, coarse: bool = False) -> dict:
         groups = super().group_matcher(coarse)
@@ -203,10 +291,14 @@ class FactoredTransformer(PaperTransformer):
         """Ignored: timm sets None for pos_embed="none"."""
 
 
-default_cfgs = generate_default_cfgs({NAME: {
-    "num_classes": 1000, "input_size": (3, 224, 224), "fixed_input_size": True, "first_conv": "patch_embed.proj",
+DEFAULTS = {
+    "num_classes": 1000,
+    "input_size": (3, 224, 224),
+    "fixed_input_size": True,
+    "first_conv": "patch_embed.proj",
     "classifier": "head",
-}})  # fmt: skip
+}
+default_cfgs = generate_default_cfgs({NAME: DEFAULTS})
 
 
 @register_model
@@ -216,7 +308,7 @@ def vitlens_vit(pretrained: bool = False, **kwargs) -> PaperTransformer:
     positions, positions_at, attention: see `SETTINGS`. Further keywords are timm's. Raises ValueError for invalid
     combinations.
 
-    >>> vitlens.variants.vitlens_vit(positions="learned-2d", depth=1).pos_embed.shape
+    >>> vitlens_paper.variants.vitlens_vit(positions="learned-2d", depth=1).pos_embed.shape
     torch.Size([1, 197, 768])
     """
     kind = FactoredTransformer if kwargs.get("positions") == "learned-2d" else PaperTransformer

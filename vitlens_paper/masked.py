@@ -9,14 +9,23 @@ Shapes: B batch, P patches of p × p pixels, D width; S parts of a patch, 1 or 1
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from vitlens.train import Recipe
+
 MASKED, REPLACED = 0.8, 0.1
 """Shares of the corrupted patches that get the learned embedding or another patch's. The rest keep their own."""
-OBJECTIVES = ("mean-color", "colors-4x4", "pixels")
-"""Values of a recipe's `objective` for masked patch prediction."""
+OBJECTIVES = {
+    "mean-color": "of corrupted patches (the paper's B.1.2)",
+    "colors-4x4": "of their parts",
+    "pixels": "of them",
+}
+"""Values of a recipe's `objective` for masked patch prediction, with their meanings."""
 LEVELS = 8
 """Levels of a channel in 3 bits."""
 COLORS = LEVELS**3
@@ -31,7 +40,8 @@ def corruption(batch: int, patches: int, share: float, device: torch.device | st
     u = torch.rand(batch, patches, device=device)
     own = torch.arange(patches, device=device).expand(batch, -1)
     other = (own + torch.randint(1, patches, (batch, patches), device=device)) % patches
-    source = torch.where(u < MASKED * share, -1, torch.where(u < (MASKED + REPLACED) * share, other, own))
+    source = torch.where(u < (MASKED + REPLACED) * share, other, own)
+    source = torch.where(u < MASKED * share, -1, source)
     return u < share, source
 
 
@@ -63,6 +73,40 @@ def restored(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return (x.float() * std + mean).mul(255).round().clamp(0, 255).long()
 
 
+def check(recipe: Recipe) -> None:
+    """Raise ValueError for settings of a recipe that masked patch prediction does not support."""
+    if not recipe.masked:
+        raise ValueError(
+            f"masked={recipe.masked} must be 0 with objective=labels and a share between 0 and 1 with "
+            "objective=mean-color, colors-4x4 or pixels."
+        )
+    keywords = recipe.model_kwargs
+    if (
+        recipe.init
+        or recipe.continues
+        or recipe.patch_drop
+        or keywords.get("attention") == "axial"
+        or recipe.head != "linear"
+        or recipe.loss != "softmax"
+        or recipe.label_smoothing
+        or recipe.augment.mixup
+        or recipe.augment.cutmix
+        or keywords.get("dynamic_img_size")
+        or keywords.get("dynamic_img_pad")
+    ):
+        raise ValueError(
+            f"objective={recipe.objective} starts from random weights without labels, on whole images of one size: "
+            "leave out init, patch_drop, attention=axial, head, loss, label_smoothing, mixup, cutmix and dynamic sizes."
+        )
+    if recipe.objective == "colors-4x4" and recipe.patch_size % 4:
+        raise ValueError(f"objective=colors-4x4 needs a patch_size that is a multiple of 4, got {recipe.patch_size}.")
+
+
+def build(model: nn.Module, recipe: Recipe) -> MaskedPatches:
+    """The objective of a recipe for its model, with random weights of the global generator."""
+    return MaskedPatches(model, recipe.objective, recipe.masked, recipe.mean, recipe.std)
+
+
 class MaskedPatches(nn.Module):
     """The head and the learned embedding of masked patch prediction. (model, images) → loss.
 
@@ -72,7 +116,9 @@ class MaskedPatches(nn.Module):
 
     def __init__(self, model: nn.Module, target: str, share: float, mean, std):
         super().__init__()
-        self.patch, self.share, self.side = model.patch_embed.patch_size[0], share, {"colors-4x4": 4}.get(target, 1)
+        self.patch = model.patch_embed.patch_size[0]
+        self.share = share
+        self.side = 4 if target == "colors-4x4" else 1
         self.regresses = target == "pixels"
         outputs = 3 * self.patch**2 if self.regresses else self.side**2 * COLORS
         self.mask_token = nn.Parameter(torch.empty(1, 1, model.embed_dim))
@@ -117,8 +163,11 @@ class MaskedPatches(nn.Module):
             pixels = pixels.unflatten(-1, (-1, 3)) * self.std.flatten() + self.mean.flatten()
         else:
             pixels = color_of(pixels.unflatten(-1, (self.side**2, COLORS)).argmax(-1))
-        corrupted, source = (each.view(len(x), rows, cols) for each in (corrupted, source))
-        return {"corrupted": corrupted, "source": source, "predicted": assembled(pixels.clamp(0, 1), rows, cols)}
+        return {
+            "corrupted": corrupted.view(len(x), rows, cols),
+            "source": source.view(len(x), rows, cols),
+            "predicted": assembled(pixels.clamp(0, 1), rows, cols),
+        }
 
 
 def assembled(parts: Tensor, rows: int, cols: int) -> Tensor:
