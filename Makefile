@@ -48,7 +48,8 @@ test-colab: $(COLAB)/.ready  ## the widgets and the opening of models with the v
 test-all: test test-slow test-colab
 
 lint: $(READY)
-	$(BIN)/ruff check vitlens vitlens_explorer vitlens_paper tests experiments notebooks docs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 size: $(READY)  ## lines, files, raise statements and tests
 	$(BIN)/python tests/size.py

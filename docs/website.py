@@ -25,7 +25,7 @@ DOCS = ["explaining", "intervening", "explorer", "models", "training", "evaluati
 PROJECT = ["CONTRIBUTING.md", "CHANGELOG.md", "data/README.md"]
 LINK = re.compile(r"(\]\(|(?:src|href)=\\?\")([^()\s:\"\\#]+)(?=[)#\"\\\\])")
 HOSTS = {"arxiv.org", "colab.research.google.com", "github.com", "kellerjordan.github.io", "transformer-circuits.pub",
-         "www.lesswrong.com"}  # fmt: skip
+         "www.lesswrong.com"}
 """Hosts that pages may link to, besides those of the two addresses in pyproject.toml."""
 
 
@@ -128,7 +128,7 @@ def front_page(folder: Path) -> str:
     trees = (
         "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```"])
         for caption, names in pages.items() if names
-    )  # fmt: skip
+    )
     return "\n\n".join([text, *trees, ""])
 
 
@@ -273,7 +273,7 @@ def write_links(root: Path = ROOT) -> list[Path]:
         ("notebooks/README.md", r"^([|*-].*?\]\((\w+\.ipynb)\))(?: \[!\[Open in Colab\]\(.*?\)\]\(.*?\))?", colab),
         ("README.md", r"(?<=^# vitlens\n)(?:\n\[!\[Read the book\].*\n)?",
          f"\n[![Read the book](docs/_static/book.svg)]({site})\n" * bool(site)),
-    ):  # fmt: skip
+    ):
         texts[root / name] = (root / name).read_text(encoding="utf-8")
         changed[root / name] = re.sub(pattern, badge, texts[root / name], flags=re.M)
     written = [path for path, text in changed.items() if text != texts[path]]

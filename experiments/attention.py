@@ -84,7 +84,7 @@ def measure(name: str, size: int) -> dict:
         "summary/forward": streamed / forward, "summary/materialized": streamed / held,
         "stored_q_k_MiB": stored, "summary_extra_MiB": mib["summary"], "materialized_extra_MiB": mib["materialized"],
         "materialized/summary_memory": mib["materialized"] / mib["summary"], "relative_difference": difference,
-    }  # fmt: skip
+    }
 
 
 BATCHES = {224: 64, 1024: 2, 2048: 1}  # images on a GPU by size
@@ -114,7 +114,7 @@ def compiled_summary(attn, step, rows: int):
             pulled += moved
         distance, entropy, received = zip(*sums, strict=True)
         layers.append((torch.cat(distance, -1)[..., prefix:].mean(-1), torch.cat(entropy, -1).mean(-1),
-                       sum(received)[..., prefix:] / grid.tokens))  # fmt: skip
+                       sum(received)[..., prefix:] / grid.tokens))
         row = (row + pulled) / 2
     distance, entropy, received = (torch.stack(values[::-1], 1) for values in zip(*layers, strict=True))
     return distance, entropy, received, grid.image_map(row)
@@ -144,17 +144,17 @@ def measure_gpu(size: int, batch: int, repeats: int = 7) -> dict:
         ways = {
             "forward": forward, "summary": partial(captured, attention.summary),
             "compiled": partial(captured, compiled), "materialized": partial(captured, materialized),
-        }  # fmt: skip
+        }
         needed = 4 * batch * len(attn) * attn[0].q.shape[1] * attn.grid.tokens**2
         if 3 * needed > torch.cuda.mem_get_info()[0]:  # the maps, and two copies to compute with
             del ways["materialized"]
         summary = attention.summary(attn)
         ours = (summary.mean_distance, summary.entropy, summary.received, summary.rollout)
         row = {"model": "ViT-B/16", "image_px": size, "tokens": attn.grid.tokens, "batch": batch,
-               "materialized_GiB_per_image": needed / batch / 2**30}  # fmt: skip
+               "materialized_GiB_per_image": needed / batch / 2**30}
         seen = compiled(attn)
         row["compiled_difference"] = max(((a - b).abs().max() / a.abs().max()).item()
-                                         for a, b in zip(ours, seen, strict=True))  # fmt: skip
+                                         for a, b in zip(ours, seen, strict=True))
         del attn, seen, summary
         for way, call in ways.items():
             call()

@@ -100,7 +100,7 @@ class Study:
         return replace(
             plan, name=self.name, seed=cell.seed, num_classes=self.classes, steps=steps,
             evaluate_every=max(1, round(epochs / self.validations)),
-        )  # fmt: skip
+        )
 
     def tiny(self) -> "Study":
         """The same path in seconds: narrow models, two sizes, two seeds, a few steps."""

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             pass
         rows.append({
             "fold": fold, "images": len(data[1]), **step.metrics, "seconds": time.perf_counter() - start
-        })  # fmt: skip
+        })
         print(rows[-1], flush=True)
     columns = list(rows[0])[2:]
     for name, of in (("mean", statistics.mean), ("std", statistics.stdev)):

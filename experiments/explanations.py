@@ -70,7 +70,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
                 row |= {f"above_{label}": above.mean(), f"above_{label}_95": student(above)}
         if name in NAMES and "rank" in rows:
             row |= {"mean_rank": by_image["rank"][name].mean(), "clear_of_random":
-                    (by_image["difference_z_score"][name] > 2).mean()}  # fmt: skip
+                    (by_image["difference_z_score"][name] > 2).mean()}
         found.append(row)
     return pd.DataFrame(found)
 

@@ -171,7 +171,7 @@ def measured(name: str, front: Front, page: Page, tiny: bool) -> list[dict]:
             "model": name, "pixels": size, "what": what, "seconds": round(middle, 3),
             "of_a_forward": round(middle / forward, 3), "slowest": round(max(seconds), 3), "times": len(seconds),
             "mib": "", "load": os.getloadavg()[0],
-        })  # fmt: skip
+        })
         print(rows[-1], flush=True)
 
     row("forward", [forward])
@@ -196,7 +196,7 @@ def measured(name: str, front: Front, page: Page, tiny: bool) -> list[dict]:
             memory[k] = kernel.memory_info().rss
         for k in marks:
             rows.append({"model": name, "pixels": size, "what": f"memory after {k} interactions",
-                         "mib": round(memory[k] / 2**20, 1)})  # fmt: skip
+                         "mib": round(memory[k] / 2**20, 1)})
             print(rows[-1], flush=True)
     return rows
 

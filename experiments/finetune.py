@@ -36,7 +36,7 @@ def neighbors(train: tuple[torch.Tensor, torch.Tensor], valid: tuple[torch.Tenso
 def tuned(options: Namespace, plan: Recipe, seed: int) -> dict:
     with tempfile.TemporaryDirectory() as out:
         words = [sys.executable, "-m", "vitlens", "train", "--recipe", RECIPE, "--model", options.model, "--data",
-                   options.data, "--out", out, "--device", "cpu", "--seed", str(seed), "--watch", "0"]  # fmt: skip
+                   options.data, "--out", out, "--device", "cpu", "--seed", str(seed), "--watch", "0"]
         for setting in options.set:
             words += ["--set", setting]
         start = time.perf_counter()

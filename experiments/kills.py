@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(row, flush=True)
     write(options.out, rows)
     print(f"{sum(row['kills'] for row in rows)} kills, equal to the bit: {sum(row['bit_equal'] for row in rows)} of "
-          f"{len(rows)} runs")  # fmt: skip
+          f"{len(rows)} runs")
 
 
 if __name__ == "__main__":

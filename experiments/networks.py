@@ -23,7 +23,7 @@ HYBRID = "vit_small_resnet_hybrid"
 default_cfgs = generate_default_cfgs({HYBRID: {
     "num_classes": 1000, "input_size": (3, 64, 64), "fixed_input_size": True, "classifier": "head",
     "first_conv": "patch_embed.backbone.stem.conv",
-}})  # fmt: skip
+}})
 
 
 @register_model
@@ -46,7 +46,7 @@ def resnet(stages: tuple[int, ...], channels: int, classes: int = 0, **form) -> 
         layers=stages, channels=tuple(channels * 2**k for k in range(len(stages))), stem_chs=channels // 4,
         num_classes=classes, norm_layer=partial(GroupNormAct, num_groups=groups),
         conv_layer=partial(StdConv2d, eps=1e-8), **form,
-    )  # fmt: skip
+    )
     model.stem.pool = nn.Identity()  # images of 64 pixels are too small to be halved twice before the first stage
     for stage in model.feature_info[1:]:  # the first is the stem before its pool
         stage["reduction"] //= 2
@@ -99,7 +99,7 @@ class Network:
                 "tag": recipe.name, "custom_load": False, **recipe.pixels(), "num_classes": recipe.num_classes,
                 "pool_size": None, "first_conv": first, "classifier": "head",
             },
-        }  # fmt: skip
+        }
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         state = stored(model.state_dict())

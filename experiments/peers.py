@@ -93,7 +93,7 @@ TASKS = {
     "Grad-CAM of a class": (grad_cam_vitlens, grad_cam_cam),
     "Integrated Gradients of a class, summed over each patch": (
         integrated_gradients_vitlens, integrated_gradients_captum),
-}  # fmt: skip
+}
 
 
 def lines_of(function) -> int:
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "correlation": np.corrcoef(maps)[0, 1],
                 "fused_attention": "set_fused_attn" not in inspect.getsource(function),
                 **about(command("experiments.peers", arguments)),
-            })  # fmt: skip
+            })
     write(options.out, rows, digits=8)
 
 

@@ -35,7 +35,7 @@ SETTINGS = {"occlusion": {"window": 1}}
 RECIPE = recipe("digits").override(
     f"image_size={SIDE}", f"patch_size={PATCH}", "width=48", "depth=3", f"num_classes={len(COLORS)}", "epochs=5",
     "augment.rotate=0", "augment.scale=[1,1]",
-)  # fmt: skip
+)
 """8 × 8 patches and 0.1 M parameters: learns 4,000 images within a minute on a CPU."""
 
 
@@ -88,7 +88,7 @@ def energy_in_box(maps: Tensor, box: Sequence[float], grid: TokenGrid) -> Tensor
     if not (0 <= left < right <= width and 0 <= top < bottom <= height):
         raise ValueError(f"A box (left, top, right, bottom) must lie within {width} × {height} pixels, got {box}.")
     y, x = (torch.arange(n + 1.0, dtype=torch.float64, device=maps.device).mul(side).clamp(max=pixels)
-            for n, side, pixels in zip((grid.rows, grid.cols), grid.patch, grid.image, strict=True))  # fmt: skip
+            for n, side, pixels in zip((grid.rows, grid.cols), grid.patch, grid.image, strict=True))
     rows, cols = y.clamp(top, bottom).diff(), x.clamp(left, right).diff()  # pixels of each patch in the box
     inside, areas = rows[:, None] * cols, y.diff()[:, None] * x.diff()
     return ((energy * inside).sum((-2, -1)) / (energy * areas).sum((-2, -1))).to(maps.dtype)

@@ -55,7 +55,7 @@ def opened_models(options: argparse.Namespace) -> Iterator[tuple[str, nn.Module,
 def write_by_model(
     name: str, doc: str, rows: Callable[[str, nn.Module, Iterable], list[dict]], arguments: Sequence[str] | None, *,
     images: int, control: int,
-) -> None:  # fmt: skip
+) -> None:
     """Write the rows (title, model, batches) → list of all models of a script without further options.
 
     batches: those of `labeled`. images, control: the defaults of `parser`.

@@ -96,7 +96,7 @@ def looked_at(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dic
             "to_largest": 100 * seen.received.amax(-1),
             "to_above_twice": 100 * (seen.received * entering).sum(-1),
             "even_share": 100 * entering.sum(-1) / seen.grid.tokens,
-        })  # fmt: skip
+        })
     return {name: torch.cat([part[name] for part in parts]).double() for name in parts[0]}
 
 

@@ -135,7 +135,7 @@ class SmallDataTransformer(VisionTransformer):
     def __init__(
         self, positions: str = "learned-1d", tokenizer: str = "patches", attention: str = "plain",
         equivariance: str = "none", **kwargs,
-    ):  # fmt: skip
+    ):
         varied = positions in ("relative-2d", "rotary") or attention == "locality"
         if positions != "learned-1d":
             kwargs["pos_embed"] = "none"
@@ -175,7 +175,7 @@ def build(recipe: Recipe, **choices: str) -> SmallDataTransformer:
         torch.manual_seed(recipe.seed)
         model = SmallDataTransformer(
             **recipe.arguments(), **rates, drop_path_rate=recipe.drop_path, **choices
-        )  # fmt: skip
+        )
     model.pretrained_cfg = {"architecture": "SmallDataTransformer", "classifier": "head", **recipe.pixels()}
     return model.train()
 

@@ -58,7 +58,7 @@ def of_model(name: str, model, images, shape: tuple[int, int]):
         one = (slice(None), layer, head)
         rows.append({"model": name, "quantity": "mean_distance", "layer": layer, "head": head}
                     | mean("pixels", near[one]) | mean("of_uniform", near[one] / grid.uniform_distance())
-                    | mean("renormalized", renormalized[one] / grid.uniform_distance(renormalize=True)))  # fmt: skip
+                    | mean("renormalized", renormalized[one] / grid.uniform_distance(renormalize=True)))
     for quantity in ("position_rank_correlation", "filter_variance"):
         rows.append({"model": name, "quantity": quantity, "value": found.measures[quantity]})
     alike = attention.contrast(coarser(rollouts, *shape))

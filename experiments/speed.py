@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "flops": compute.flops(model, size), "images_per_second": speed, "batch": batch,
             "bytes_per_image": per_image, "bytes_fixed": fixed, "largest_batch": max(0, memory - fixed) // per_image,
             "precision": "bf16" if gpu else "fp32", "memory": memory / 2**30, **how,
-        })  # fmt: skip
+        })
     write(options.out, table)
 
 

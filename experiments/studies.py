@@ -51,7 +51,7 @@ PROBED = 100
 KEPT = ("filters", "filters_variance", "positions", "distances", "rollout")
 PICTURE = "picture"
 COLUMNS = {"filters": "Embedding filters", "positions": "Position similarity",
-           "distances": "Attention distance by head (px)", "rollout": "Rollout"}  # fmt: skip
+           "distances": "Attention distance by head (px)", "rollout": "Rollout"}
 ROW = 168
 """Height of a row of `variants` in pixels."""
 
@@ -69,7 +69,7 @@ def run_study(
     """
     out, cells = Path(out), list(study.cells())
     splits = [chosen(load(data, split, size=study.recipe.image_size, stream=False, **options), study.classes)
-              for split in ("train", "valid")]  # fmt: skip
+              for split in ("train", "valid")]
     if study.recipe.valid_images:
         splits[1] = splits[1].subset(min(study.recipe.valid_images, len(splits[1])))
     for number, cell in enumerate(cells, 1):
@@ -104,7 +104,7 @@ def trained(study: Study, cell: Cell, splits: Sequence[ImageSet], out: Path, dev
         extra = {
             "pretraining": before.name if before else "", "pretraining_steps": before.steps if before else 0,
             "unlabeled": len(train) if before else 0, "probe": round(probe, 3),
-        }  # fmt: skip
+        }
     for _ in fit(model, data, plan, out=folder, resume=True, device=device):
         pass
     if variant.kind != "ResNet":
@@ -131,7 +131,7 @@ def trained(study: Study, cell: Cell, splits: Sequence[ImageSet], out: Path, dev
            for group in study.turns
            for when, change in change_under(group, model, snapshots.probe(valid, plan, PROBED)).items()
            for quantity, value in vars(change).items()},
-    }  # fmt: skip
+    }
 
 
 def chosen(images: ImageSet, classes: int) -> ImageSet:
@@ -141,7 +141,7 @@ def chosen(images: ImageSet, classes: int) -> ImageSet:
     return replace(
         images, images=images.images[rows], labels=torch.searchsorted(kept, images.labels[rows]),
         class_names=tuple(images.class_names[k] for k in kept.tolist()),
-    )  # fmt: skip
+    )
 
 
 def look(path: Path, step: int, model: nn.Module, valid: ImageSet, plan: Recipe) -> None:
@@ -338,7 +338,7 @@ FIGURES = {
         scales(records, baseline), xlabel=f"FLOPs of an image, as a multiple of those of the {baseline} model",
         ylabel="Top-1 (%)",
     ),
-}  # fmt: skip
+}
 
 
 def figure(study: Study, records: Iterable[dict]):

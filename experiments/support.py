@@ -35,7 +35,7 @@ def _build(name: str, config: str, both: str = "", text: dict | None = None, **s
         text = SMALL | dict(vocab_size=99, max_position_embeddings=16, projection_size=32) | (text or {})
         settings = {k: settings.pop(k) for k in ("num_labels", "projection_dim") if k in settings} | {
             "vision_config": settings, "text_config": text,
-        }  # fmt: skip
+        }
     return getattr(transformers, name)(getattr(transformers, both or config)(**settings))
 
 
@@ -74,7 +74,7 @@ TRANSFORMERS = {
     "Siglip2VisionModel": ("Siglip2VisionConfig", SIGLIP2),
     "Siglip2ForImageClassification": ("Siglip2Config", SIGLIP2 | {"num_labels": 7}),
     "Siglip2Model": ("Siglip2Config", SIGLIP2),
-}  # fmt: skip
+}
 
 
 def small(name: str, **more):
@@ -216,7 +216,7 @@ def survey(name: str) -> dict:
         "prefix": "; ".join(about.prefix), "reads": reads(attn),
         "other sizes": "yes" if takes_other_sizes(model) else "no",
         "outputs": "classes" if about.classes else "features",
-    }  # fmt: skip
+    }
     done, refused = [], []
     for method in METHODS.values() if about.classes else ():
         try:

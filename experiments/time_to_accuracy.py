@@ -30,7 +30,7 @@ MARGIN = 0.97  # planned share of the seconds; noise takes the rest
 
 def fitted(
     model: nn.Module, data: tuple[ImageSet, ImageSet], plan: Recipe, seconds: float, world: World, criterion: Callable,
-) -> Recipe:  # fmt: skip
+) -> Recipe:
     """The plan with the number of epochs that fit into `seconds`, measured by a short trial.
 
     The trial compiles, trains some steps with and without patch dropout, validates, and restores the weights.
@@ -38,7 +38,7 @@ def fitted(
     trial = replace(
         plan, epochs=1_000_000, steps=0, log_every=4, evaluate_every=1_000_000, warmup=plan.warmup or 0.1,
         warmup_steps=0, patch_drop=0.0, patch_drop_until=0.0,
-    )  # fmt: skip
+    )
     before = {name: t.clone() for name, t in model.state_dict().items()}
     whole = dropped = _speed(model, data, trial, world, criterion)
     if plan.patch_drop:
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     "top1": round(step.metrics["top1"], 2),
                     "top1_average": round(step.metrics.get("top1_average", float("nan")), 2),
                     "loss": round(step.loss, 4), "settings": " ".join(options.set), **how,
-                })  # fmt: skip
+                })
                 write(options.out, rows)
         finals.append(max(step.metrics.values()))
         print(f"seed {seed}: {finals[-1]:.2f} % after {rows[-1]['seconds']:.1f} s", flush=True)

@@ -20,7 +20,7 @@ from vitlens.stream import require_pre_norm
 TABLE = Path(__file__).parent.parent / "data" / "results" / "timm-support.csv"
 COLUMNS = [
     "model", "captured", "class", "layers", "heads", "prefix", "rows", "cols", "patch", "readout", "stream", "reason",
-]  # fmt: skip
+]
 
 
 def survey(name: str) -> dict:
@@ -43,7 +43,7 @@ def survey(name: str) -> dict:
     return row | {
         "captured": "yes", "layers": str(len(attn)), "heads": str(attn[0].q.shape[1]), "prefix": str(grid.prefix),
         "rows": str(grid.rows), "cols": str(grid.cols), "patch": str(grid.patch[0]), "readout": kind(attn),
-    }  # fmt: skip
+    }
 
 
 def kind(attn) -> str:

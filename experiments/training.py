@@ -64,7 +64,7 @@ class Case:
             name="throughput", image_size=self.pixels, patch_size=self.patch, width=width, heads=width // 64, depth=12,
             num_classes=1000, epochs=10**6, batch_size=self.batch, augment=AUGMENT, label_smoothing=0.1,
             log_every=10**6, evaluate_every=10**6, precision=self.precision,
-        )  # fmt: skip
+        )
 
     def flops(self) -> float:
         """FLOP of a training step for one image: 12·D² + 2·T·D multiply-adds a token and layer, and the embedding."""
@@ -86,7 +86,7 @@ class Jpegs(Dataset):
         self.transform = transforms.Compose([
             transforms.RandomResizedCrop(images.shape[-1], scale=AUGMENT.scale), transforms.RandomHorizontalFlip(),
             transforms.ToTensor(), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        ])  # fmt: skip
+        ])
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -108,7 +108,7 @@ def ours(recipe: Recipe, data: tuple[ImageSet, ImageSet], device: torch.device) 
 
 
 def timms(recipe: Recipe, data: tuple[ImageSet, ImageSet], device: torch.device, compile: bool = False,
-          loader: DataLoader | None = None) -> Step:  # fmt: skip
+          loader: DataLoader | None = None) -> Step:
     """A step on one fixed batch, or on the batches of ``loader``."""
     model = recipe.build().to(device)
     optimizer = timm.optim.create_optimizer_v2(model, opt="adamw", lr=recipe.lr, weight_decay=recipe.weight_decay)
@@ -158,7 +158,7 @@ def measured(case: Case, device: torch.device, turns: int, steps: int) -> list[d
         loops["vitlens compiled"] = lambda: ours(replace(recipe, compile_cpu=True), data, device)
     if device.type == "cpu" and case.pixels == 64:
         loader = DataLoader(Jpegs(pixels), case.batch, shuffle=True, num_workers=1, drop_last=True,
-                            persistent_workers=True)  # fmt: skip
+                            persistent_workers=True)
         loops["DataLoader"] = lambda: timms(recipe, data, device, loader=loader)
 
     ready, speeds, began = {}, {name: [] for name in loops}, {}
@@ -193,7 +193,7 @@ def measured(case: Case, device: torch.device, turns: int, steps: int) -> list[d
             "seconds_to_start": round(began[name], 1),
         }
         for name, value in speed.items()
-    ]  # fmt: skip
+    ]
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
@@ -207,7 +207,7 @@ def cases(device: torch.device, tiny: bool, batch: int | None) -> list[Case]:
     else:
         precisions = ("fp32", "bf16") if computes_bf16(device) else ("fp32",)
         found = [Case("ViT-Ti", pixels, patch, size, precision) for pixels, patch, size in ((64, 8, 64), (224, 16, 16))
-                 for precision in precisions]  # fmt: skip
+                 for precision in precisions]
         found += [Case("ViT-S", 224, 16, 16, precision) for precision in precisions]
     found = [replace(case, batch=batch) for case in found] if batch else found
     return [TINY] if tiny else found
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows += [row | how for row in measured(case, device, turns, steps)]
         for row in rows:
             print({k: row[k] for k in ("model", "pixels", "precision", "loop", "images_per_second", "vitlens_ratio",
-                                       "share_of_matmul")}, flush=True)  # fmt: skip
+                                       "share_of_matmul")}, flush=True)
         write(options.out, rows)  # after every case, because the next may fail
         gc.collect()
 

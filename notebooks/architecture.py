@@ -21,7 +21,7 @@ from vitlens.tokens import features
 PARTS = {
     "image": "#eeeeee", "patches": "#dddddd", "projection": "#fde8cf", "positions": "#d9ead3", "attention": "#d0e0f4",
     "mlp": "#e3d5ee", "head": "#f4cccc",
-}  # fmt: skip
+}
 """Parts that `architecture` can highlight, with their colors."""
 LEFT, RIGHT = 190, 604  # edges of the sequence
 FONT = "font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\""
@@ -85,7 +85,7 @@ def architecture(model: nn.Module, image, *, highlight: str | None = None) -> Dr
         if token < grid.prefix:
             draw.box(x - 19, 470, 38, 38, PARTS["patches"])
             draw.text(x, 493, about.prefix[token].replace(" token", "").replace("distillation", "dist.")
-                      .replace("register", "reg."), 10.5)  # fmt: skip
+                      .replace("register", "reg."), 10.5)
             draw.arrow(x, 468, x, 380)
         else:
             row, col = divmod(token - grid.prefix, grid.cols)
@@ -106,7 +106,7 @@ def architecture(model: nn.Module, image, *, highlight: str | None = None) -> Dr
     table = about.positions()
     draw.box(LEFT, 342, RIGHT - LEFT, 34, PARTS["positions"] if table is not None else "none")
     draw.text(middle, 364, "no table of position embeddings" if table is None else
-              f"+ position embeddings: {table.shape[0]} × {table.shape[1]} places × {width}")  # fmt: skip
+              f"+ position embeddings: {table.shape[0]} × {table.shape[1]} places × {width}")
     for shift in (12, 6, 0):
         draw.box(LEFT + shift, 210 - shift, RIGHT - LEFT - 12, 104, "#ffffff" if shift else "#eef3fa")
     draw.text(middle - 6, 236, f"{depth} encoder layers", 15, weight="bold")
@@ -125,7 +125,7 @@ def architecture(model: nn.Module, image, *, highlight: str | None = None) -> Dr
         draw.text(LEFT + 190 + long, y, f"{score:.0%}" if probable else f"{score:.3g}", 13, "start")
     opened = _layer(draw, about, grid.tokens, width)
     alt = (f"{title(model)}: {grid.rows} × {grid.cols} patches of an image become {grid.tokens} tokens of {width} "
-           f"numbers, pass {depth} layers. {words.capitalize()}, {classes or width} outputs. {opened}")  # fmt: skip
+           f"numbers, pass {depth} layers. {words.capitalize()}, {classes or width} outputs. {opened}")
     alt = alt.strip()
     return Drawing(draw.page(960 if opened else 620, 632, alt), alt)
 
@@ -162,7 +162,7 @@ def _layer(draw: _Pen, about, tokens: int, width: int) -> str:
     draw.text(0, 0, "residual stream: results are added", 12.5)
     draw.svg.append("</g>")
     attends = (f"q, k, v: {tokens} × {each} in each head", f"A = softmax(q kᵀ / √{each})",
-               "A v, then one matrix for all heads")  # fmt: skip
+               "A v, then one matrix for all heads")
     for low, norm, fill, lines in (
         (556, norms[0], "attention", (f"Self-attention, {heads} heads", *attends)),
         (322, norms[1], "mlp", ("MLP, each token on its own", hidden, *[f"{name} in between" for name in bend[:1]])),

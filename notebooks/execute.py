@@ -90,7 +90,7 @@ def executed(path: Path, **own) -> nbformat.NotebookNode:
         client = NotebookClient(book, timeout=1800, kernel_name="python3", record_timing=False, coalesce_streams=True)
         client.resources, client.extra_arguments = {"metadata": {"path": str(FOLDER)}}, [
             "--log-level=ERROR", "--InlineBackend.figure_format=retina",  # twice the pixels, shown at the same size
-        ]  # fmt: skip
+        ]
         client.execute(env=environment)
     return normalized(book)
 

@@ -150,7 +150,7 @@ def namespace() -> dict:
     modules |= {"widgets": vitlens_explorer, "paper": vitlens_paper, "evaluate": vitlens_paper.evaluate}
     return modules | {"vitlens": vitlens, "torch": torch, "np": np, "model": model, "mine": torch.nn.Sequential(model),
                       "cat": pictures["chelsea"], "images": images, "attn": attn, "logits": logits,
-                      "before": before}  # fmt: skip
+                      "before": before}
 
 
 def answers() -> list[tuple[str, str, str]]:

@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 PRELOADED = ["timm", "seaborn", "sklearn.neighbors", "captum.attr", "vitlens.attribution", "vitlens.faithfulness",
-             "vitlens.plot", "vitlens.report", "vitlens_explorer"]  # fmt: skip
+             "vitlens.plot", "vitlens.report", "vitlens_explorer"]
 
 
 class Shell(InteractiveShell):

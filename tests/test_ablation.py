@@ -153,7 +153,7 @@ def test_pruning_removes_least_effective_head():
                     reduction="batchmean", log_target=True,
                 )
                 for head in left
-            ]  # fmt: skip
+            ]
             removed.append(left[int(torch.stack(moved).argmin())])
             assert (row["layer"], row["head"]) == removed[-1]
         right = (without(removed, x[6:]).argmax(1) == data.labels[6:]).sum().item()

@@ -195,7 +195,7 @@ def naive_summary(attn, renormalize):
     ("vit_tiny_patch16_224", dict(reg_tokens=4, global_pool="avg"), 2**20, False),
     ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 500, True),
     ("beit_base_patch16_224", {}, 500, False), ("deit_tiny_distilled_patch16_224", {}, 2**20, True),
-])  # fmt: skip
+])
 def test_summary_equals_a_naive_implementation(vit, monkeypatch, name, kwargs, block, renormalize):
     monkeypatch.setitem(attention.BLOCK, "cpu", block)  # 500: several blocks of rows, one image at a time
     attn = captured(

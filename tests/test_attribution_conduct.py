@@ -17,7 +17,7 @@ from vitlens.attribution import METHODS, attention_gradient, explained, grad_cam
 from vitlens.attribution.maps import explaining
 
 GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam, METHODS["balanced_gradients"].function,
-            METHODS["direct"].function)  # fmt: skip
+            METHODS["direct"].function)
 SIZE, TARGET = (64, 96), [3, 7]
 
 
@@ -155,7 +155,7 @@ def test_classes_by_number_and_name(vit):
     for target, words in (
         ("zebra", "no class called 'zebra'. Give a number from 0 to 9"), ("-1", "classes 0 to 9, got -1"),
         (10, "classes 0 to 9, got 10"),
-    ):  # fmt: skip
+    ):
         refuses(words, relevance, model, x, target)
     refuses("one for each of 2 images, got 3", relevance, model, x, [1, 2, 3])
     model.label_names = names[:8] + ["crane", "crane"]

@@ -15,7 +15,7 @@ from vitlens.train.criteria import sigmoid_cross_entropy, soft_cross_entropy
 EVERYTHING = Augment(
     flip=0.5, pad=4, scale=(0.4, 1.0), ratio=(0.75, 1.33), rotate=10, jitter=0.3, policy=0.5, erase=0.3, cutmix=0.5,
     mixup=0.3,
-)  # fmt: skip
+)
 PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1)}
 
 
@@ -208,6 +208,6 @@ def test_augment_refuses_wrong_settings():
     for change, message in (
         ({"flip": 2}, "flip .* 0 and 1, got 2"), ({"cutmix": 0.7, "mixup": 0.7}, "more than 1"),
         ({"scale": (0.0, 1.0)}, "scale"), ({"ratio": (2.0, 1.0)}, "ratio"), ({"pad": -1}, "pad .* got -1"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=message):
             Augment(**change)

@@ -89,5 +89,5 @@ def test_autoencoder_run_fine_tunes(tmp_path):
     tuned = runs.run(
         "masked-tuning", "digits", tmp_path / "c", model=str(tmp_path / "a" / "model"), overrides=["image_size=8"],
         tiny=True, device="cpu", quiet=True, watch=0,
-    )  # fmt: skip
+    )
     assert tuned["validation"]["top1"] > 0

@@ -152,7 +152,7 @@ class Materialized(TorchFunctionMode):
 @pytest.mark.parametrize("name, kwargs, calls, frozen", [
     ("vit_small_patch16_18x2_224", {}, 2, False), ("beit_base_patch16_224", {}, 1, True),
     ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 1, False),
-])  # fmt: skip
+])
 def test_differentiate_equals_gradients_of_explicit_maps(vit, name, kwargs, calls, frozen):
     model, x = vit(name=name, dtype=torch.float64, **kwargs), images(2, 3, 64, 64).double()
     with Materialized() as explicit:
@@ -264,7 +264,7 @@ def test_capture_refuses_models(vit):
         (unfused, "built without fused attention"),
         *((vit(**{rate: 0.1}).train(), r"in training mode .* at random.*model\.eval\(\)")
           for rate in ("attn_drop_rate", "patch_drop_rate", "drop_path_rate")),
-    ):  # fmt: skip
+    ):
         refuses(match, capture(model).__enter__, error=UnsupportedModelError)
     assert captured(vit(drop_path_rate=0.1), images(1, 3, 64, 64)).complete  # eval mode
 
@@ -272,7 +272,7 @@ def test_capture_refuses_models(vit):
 def test_capture_refuses_calls(vit):
     model, x = vit(), images(1, 3, 64, 64)
     dropping, masked, naflex = vit(), vit(), timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=96,
-                                                               num_heads=3).eval()  # fmt: skip
+                                                               num_heads=3).eval()
     inner, attend = dropping.blocks[1].attn, F.scaled_dot_product_attention
     inner.forward = lambda x, **_: attend(  # dropout without a dropout module
         *inner.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0), dropout_p=0.2
@@ -282,7 +282,7 @@ def test_capture_refuses_calls(vit):
     patches = {
         "patches": torch.randn(1, 10, 768), "patch_coord": torch.zeros(1, 10, 2, dtype=torch.long),
         "patch_valid": torch.ones(1, 10, dtype=torch.bool),
-    }  # fmt: skip
+    }
     others = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     def elsewhere():
@@ -369,7 +369,7 @@ def test_differentiate_refuses_a_cut_graph(vit):
     """Autograd would return the gradients of the other branch only."""
     for where, how, frozen in (
         ("blocks.1.mlp", "no_grad", True), ("blocks.2.mlp.fc1", "detach", False), ("norm", "detach", True),
-    ):  # fmt: skip
+    ):
         model, x = vit().requires_grad_(not frozen), images(1, 3, 64, 64)
         plain, layer = model(x), model.get_submodule(where)
         forward = layer.forward

@@ -193,7 +193,7 @@ def test_commands_without_a_model_use_the_bundled_one(model_folder, photographs,
     vitlens("app", model_folder, photographs / "rocket.png", "--checkpoint", model_folder / "model.safetensors")
     assert [arguments for arguments, _ in served] == [
         (None, photographs / "chelsea.png"), (str(model_folder), photographs / "rocket.png")
-    ]  # fmt: skip
+    ]
     assert served[1][1]["checkpoint"] == model_folder / "model.safetensors"
     monkeypatch.setattr("vitlens.models.SPECIMEN", tmp_path / "absent")
     for arguments in ([photographs / "rocket.png"], []):
@@ -327,13 +327,13 @@ def test_train_passes_every_option(monkeypatch, tmp_path):
         "--stream", "--workers", 3, "--model", "m", "--resume", "--max-minutes", 4,
         "--set", "lr=1", "--set", "clip=2", "--device", "cpu", "--seed", 6, "--deterministic", "--watch", 7,
         "--export", "--tiny",
-    )  # fmt: skip
+    )
     assert passed == {
         "args": ("digits", "torch/mnist", tmp_path), "root": tmp_path / "sets", "stream": True, "workers": 3,
         "model": "m", "resume": True, "max_minutes": 4.0,
         "overrides": ["lr=1", "clip=2", "deterministic=true"], "device": "cpu", "seed": 6, "watch": 7, "export": True,
         "tiny": True,
-    }  # fmt: skip
+    }
     monkeypatch.setattr("vitlens.train.runs.run", lambda *_, **__: {"stopped_by": 15})
     vitlens("train", "--recipe", "digits", "--data", "d", "--out", tmp_path, expect=143)
 
@@ -423,7 +423,7 @@ REFUSED = [
     ("paper compute no_such_model", "no_such_model"),
     ("paper compute test_vit --sizes 64,8", "8 × 8"),
     ("paper compute test_vit --sizes 0", "0"),
-]  # fmt: skip
+]
 """Command lines, and words of their error line."""
 
 
@@ -433,13 +433,13 @@ def test_commands_refuse_wrong_options_in_one_line(model_folder, photographs, tm
     weights = load_file(saved(nan := tmp_path / "nan") / "model.safetensors")
     save_file({k: v * float("nan") for k, v in weights.items()}, nan / "model.safetensors")
     rows = [row for row in REFUSED if (kind := row[0].split()[0]) == command
-            or command == "other" and kind not in ("inspect", "explain", "train")]  # fmt: skip
+            or command == "other" and kind not in ("inspect", "explain", "train")]
     assert len(rows) > 4
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         places = {"MODEL": model_folder, "OUT": tmp_path / "out", "FILE": tmp_path / "file", "NAN": nan,
-                  "IMAGE": photographs / "coffee.png", "TAKEN": other.getsockname()[1]}  # fmt: skip
+                  "IMAGE": photographs / "coffee.png", "TAKEN": other.getsockname()[1]}
         for arguments, words in rows:
             for name, place in places.items():
                 arguments, words = arguments.replace(name, str(place)), words.replace(name, str(place))

@@ -25,7 +25,7 @@ MORE = {
         dict(global_pool="avg", pool_include_prefix=True, reg_tokens=2), dict(global_pool="map", class_token=False),
     ],
     "naflexvit_base_patch16_gap": [dict(attn_gated=True), dict(swiglu_mlp=True), dict(global_pool="map")],
-}  # fmt: skip
+}
 CASES = [(name, {}) for name in QUICK] + [(name, more) for name, all_ in MORE.items() for more in all_]
 
 

@@ -103,7 +103,7 @@ REFUSED_FOLDERS = {  # by file names: the split and the reason
     "train/ant/0.png": ("valid", "divided into train, but its valid split must be named valid or validation"),
     "train/0.png val/0.png": ("train", "one for each class of train"),
     "a.txt": ("train", "no Parquet files, no WebDataset shards and no folders of images"),
-}  # fmt: skip
+}
 
 
 def test_load_refuses_folders(tmp_path):
@@ -131,7 +131,7 @@ def test_load_gives_upright_opaque_rgb(tmp_path):
     for n, file in enumerate((
         saved(photo, "JPEG", exif=exif, quality=95), saved(np.full((24, 16), 128 * 257, np.uint16)),
         saved(np.zeros((24, 16, 4), np.uint8)),
-    )):  # fmt: skip
+    )):
         found = load(write(tmp_path / str(n), {"train/a/0": file})).images[0].permute(1, 2, 0).numpy()
         assert (found == np.asarray(load_image(file))).all()
 
@@ -221,7 +221,7 @@ def test_load_reads_webdataset_shards_in_place(tmp_path):
     assert load(folder).class_names == tuple(NAMES)
     pytest.importorskip("webdataset")
     (folder / "_info.json").write_text(json.dumps({"splits": {"val": {
-        "name": "val", "filenames": ["pets-validation-00.tar"], "shard_lengths": [3], "num_samples": 3}}}))  # fmt: skip
+        "name": "val", "filenames": ["pets-validation-00.tar"], "shard_lengths": [3], "num_samples": 3}}}))
     assert_same(valid, *by_timm(create_dataset("wds/pets", root=str(folder), split="val", is_training=False)))
 
 

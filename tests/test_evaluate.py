@@ -108,7 +108,7 @@ def test_opened_preprocesses_for_the_model(tmp_path):
     deit = timm.create_model("deit_tiny_patch16_224", depth=1, num_classes=2).eval()
     assert deit.pretrained_cfg["crop_pct"] == 0.9 and deit.pretrained_cfg["interpolation"] == "bicubic"
     files = [write(tmp_path / "all", {f"{c}/0.jpg": encoded(i, "JPEG", (300 + 40 * i, 260))}) / c / "0.jpg"
-             for i, c in enumerate("ab")]  # fmt: skip
+             for i, c in enumerate("ab")]
     ((images, _),) = opened(deit, str(tmp_path / "all"), "whole", workers=0).batches([torch.arange(2)])
     config = deit.pretrained_cfg
     torch.testing.assert_close(

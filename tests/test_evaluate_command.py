@@ -66,7 +66,7 @@ def thousand(tmp_path_factory):
 
 @pytest.mark.parametrize("protocol, more", [
     ("fewshot", ("--shots", "1,5")), ("knn", ("--neighbors", "3")), ("probe", ()),
-])  # fmt: skip
+])
 def test_evaluate_command_on_features(tmp_path, small, protocol, more):
     folder, out = colors(tmp_path / "colors"), tmp_path / "results.json"
     done = evaluate(small, folder, protocol, out, *more)
@@ -155,7 +155,7 @@ def test_real_matches_classes_by_name(tmp_path, thousand):
         (renamed(model, tmp_path / "ids", order, info.label_names()), tmp_path / "in", every),
         (renamed(model, tmp_path / "in-order", [*range(1000)], texts), "imagenet", every),  # two of them are "crane"
         (renamed(model, tmp_path / "foreign", order, foreign), "imagenet", {"top1": 50, "top5": 100}),
-    )):  # fmt: skip
+    )):
         found = evaluate(each, data, "top1", tmp_path / f"{number}.json", "--root", tmp_path / "in").records
         assert {r["metric"]: r["value"] for r in found} == expected
 

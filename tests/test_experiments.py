@@ -27,7 +27,7 @@ def test_table_records_its_command(tmp_path):
         "device": hardware("cpu"), "python": sys.version.split()[0],
         "torch": str(torch.__version__), "timm": timm.__version__, "date": datetime.date.today().isoformat(),
         "command": "python -m experiments.some",
-    }  # fmt: skip
+    }
     path = tmp_path / "new" / "table.csv"
     results.write(path, ({"a": k} | ({"b": "one, two"} if k else {}) | how for k in range(2)))
     assert path.read_bytes().startswith(b"a,device,") and b"\r" not in path.read_bytes()
@@ -89,7 +89,7 @@ RUNS = {
     "studies": (["data-size-digits", "--data", "digits", "--runs", "OUT/runs"], "data-size-cpu"),
     "support": ([], "support"), "timm_support": ([], "timm-support"),
     "time_to_accuracy": (["--data", "digits", "--set", "num_classes=10"], ""), "training": ([], "throughput-cpu"),
-}  # fmt: skip
+}
 """By script: its arguments beside --tiny and --out, and the table of data/results that it makes."""
 
 

@@ -250,7 +250,7 @@ def test_explorer_score_equals_curves(explained):
     assert explorer.wait(120, settled=True)
     found = explorer.frame["score"]
     maps = torch.cat([METHODS["legrad"](model, given(model), target, against=against),
-                      faithfulness.random_maps(explorer.page.forward.grid, views.ORDERS)])  # fmt: skip
+                      faithfulness.random_maps(explorer.page.forward.grid, views.ORDERS)])
     expected = faithfulness.curves(model, given(model), maps[:, None], target, against=against, step=2)
     assert found["shares"] == [k / 8 for k in range(9)] and found["scale"].startswith("probability")
     assert found["order"] == maps[0].flatten().argsort(descending=True).tolist()
@@ -460,7 +460,7 @@ def test_explorer_token_tiles_choose_query(vit, kind):
     explorer, maps = widgets.explore(model, PICTURE), reference(model)[0]
     names = {"mean of patches": ["the mean of the patches"],
              "registers": ["class token", *(f"register {n}" for n in (1, 2, 3))],
-             "distilled": ["class token and distillation token", "class token", "distillation token"]}  # fmt: skip
+             "distilled": ["class token and distillation token", "class token", "distillation token"]}
     browser(explorer, {"pick": "picture", "row": 1, "col": 2})
     tiles = explorer.frame["panels"][0]["tokens"]
     assert [tile["name"] for tile in tiles] == names.get(kind, ["class token"]) and not any(
@@ -499,7 +499,7 @@ def test_explorer_mosaic_equals_all_heads(vit, kind, side):
         assert np.abs(found / 255 - every / every.max((2, 3), keepdims=True)).max() <= 0.5 / 255 + 1e-5
     assert mosaic["picks"] == ["mean", "max", 0, 1, 2] and (mosaic["layer"], mosaic["head"]) == (2, "mean")
     for view, picks, head in (("rollout", ["mean", "max"] + [None] * 3, "mean"), ("norms", [None] * 5, None),
-                              ("contributions", ["sum", None, 0, 1, 2], "every")):  # fmt: skip
+                              ("contributions", ["sum", None, 0, 1, 2], "every")):
         explorer.set(view=view)
         mosaic = explorer.frame["mosaic"]
         assert (mosaic["picks"], mosaic["head"]) == (picks, head)
@@ -552,7 +552,7 @@ def test_explorer_errors_keep_last_valid_page(explorer, monkeypatch):
         "cut.png": (saved(PICTURE)[:20000], "incomplete or damaged"),
         "bomb.png": (png(30_000, 30_000), "exceeds"),
     }
-    for name, (data, sentence) in bad.items():  # fmt: skip
+    for name, (data, sentence) in bad.items():
         message = browser(explorer, {"upload": name}, data)
         assert name in message and sentence in message
     monkeypatch.setattr(explorer.page, "view", lambda check: 1 / 0)
@@ -641,7 +641,7 @@ def test_explorer_rejects_models_and_images(vit):
         (lambda: widgets.explore(vit(), "no-such.png"), "No such file"),
         (lambda: widgets.explore(vit(), PICTURE, size=(96, 96)), "does not take this size"),
         (lambda: widgets.explore(broken, PICTURE), "not finite"), (lambda: widgets.positions(rotary), "position"),
-    ]:  # fmt: skip
+    ]:
         refuses(sentence, call)
 
 
@@ -651,7 +651,7 @@ SAVED = {
     "attention": COLORED | {"layer", "head", "query", "row", "column", "sinks"}, "norms": COLORED | {"layer"},
     "components": PAINTED | {"layer"},  # RGB values
     "relevance": COLORED | {"target", "against"},
-}  # fmt: skip
+}
 
 
 def test_explorer_saved_files_equal_page(explorer, monkeypatch):
@@ -749,7 +749,7 @@ GRIDS = (
     TokenGrid(4, 4, (16, 16)), TokenGrid(8, 12, (8, 8)), TokenGrid(5, 5, (16, 16), image=(66, 74)),
     TokenGrid(4, 5, (14, 14), image=(69, 82)),  # 13 and 12 pixels that no patch sees
     TokenGrid(3, 9, (20, 6), image=(64, 59)),
-)  # fmt: skip
+)
 
 
 def test_moved_keeps_pixel_position():

@@ -255,7 +255,7 @@ def test_table_equals_curves():
         "image", "method", "deletion", "insertion", "difference", "rank", "random_orders", "random_deletion_mean",
         "random_deletion_std", "random_insertion_mean", "random_insertion_std", "random_difference_mean",
         "random_difference_std", "difference_z_score", "steps",
-    ]  # fmt: skip
+    ]
     assert result.method.tolist() == 2 * [*named] and result.image.tolist() == [0] * 4 + [1] * 4
     assert set(result.random_orders) == {7} and set(result.steps) == {24} and result.index.tolist() == [*range(8)]
     control = curves(model, x, random_maps(GRID, 7, seed=3)[:, None].expand(-1, 2, -1, -1), target, **options)

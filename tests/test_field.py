@@ -100,11 +100,11 @@ def test_load_model_uses_the_activation_of_open_clip_weights(tmp_path):
 
     names = [(name, tag) for name, tag in open_clip.list_pretrained()
              if open_clip.get_pretrained_cfg(name, tag).get("quick_gelu")
-             and not open_clip.get_model_config(name).get("quick_gelu")]  # fmt: skip
+             and not open_clip.get_model_config(name).get("quick_gelu")]
     assert len(names) > 20
     names = dict(names).items()  # a tag of each architecture
     small = {"embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16},
-             "text_cfg": {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1}}  # fmt: skip
+             "text_cfg": {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1}}
     for name, tag in names:
         if "layers" in open_clip.get_model_config(name)["vision_cfg"] and "RN" not in name:
             assert quick(load_model(f"open_clip:{name}/{tag}", pretrained=False, **small))
@@ -134,7 +134,7 @@ def test_preprocess_equals_processors_of_transformers(tmp_path):
         "BitImageProcessor": [{"size": {"shortest_edge": 256}, "crop_size": 224, "image_mean": [0.485, 0.456, 0.406]}],
         "SiglipImageProcessor": [{"size": {"height": 256, "width": 256}}],
         "BeitImageProcessor": [{}], "DeiTImageProcessor": [{"size": {"height": 256, "width": 256}}],
-    }  # fmt: skip
+    }
     small("ViTForImageClassification").save_pretrained(tmp_path)
     for kind, settings in cases.items():
         for options in settings:
@@ -219,7 +219,7 @@ def test_load_model_reads_checkpoints_of_training_programs(tmp_path, capsys):
         ({"model": prefixed("student.backbone.", {k: v + 1 for k, v in features.items()})
           | prefixed("teacher.backbone.", features)}, 0),
         (prefixed("net.vit."), 5),
-    ):  # fmt: skip
+    ):
         torch.save(content, file)
         opened = load_model(name, checkpoint=file, **small)
         assert opened.num_classes == classes
@@ -237,7 +237,7 @@ def test_load_model_reads_checkpoints_of_training_programs(tmp_path, capsys):
         (prefixed("model.") | {"criterion.weight": torch.zeros(3)}, "such as criterion.weight"),
         (timm.create_model(name, **small | {"depth": 3}).state_dict(), "does not hold the weights"),
         ({"state_dict": state, "extra": pathlib.PurePosixPath("a")}, "cannot be read"), (model, "cannot be read"),
-    ):  # fmt: skip
+    ):
         torch.save(content, file)
         refuses(word, load_model, name, checkpoint=file, **small)
     torch.save(state, file)
@@ -258,7 +258,7 @@ def test_load_model_reads_the_papers_arrays(tmp_path):
               "embedding/kernel": state["patch_embed.proj.weight"].transpose(2, 3, 1, 0),
               "embedding/bias": state["patch_embed.proj.bias"], "head/kernel": state["head.weight"].T,
               "head/bias": state["head.bias"], "Transformer/encoder_norm/scale": state["norm.weight"],
-              "Transformer/encoder_norm/bias": state["norm.bias"]}  # fmt: skip
+              "Transformer/encoder_norm/bias": state["norm.bias"]}
     for layer in range(2):
         block = f"Transformer/encoderblock_{layer}/"
         attention = f"{block}MultiHeadDotProductAttention_1/"

@@ -39,7 +39,7 @@ def test_kernels_of_models():
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_kernels_of_naflex_have_its_pixel_layout(channels_last):
     model = timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=96, num_heads=3,
-                              embed_proj_type="linear", patchify_channels_last=channels_last).eval()  # fmt: skip
+                              embed_proj_type="linear", patchify_channels_last=channels_last).eval()
     kernel = filters.kernels(model)
     assert kernel.shape == (96, 16, 16, 3)
     picture = torch.randn(1, 3, 16, 16)

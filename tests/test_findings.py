@@ -28,7 +28,7 @@ def told(chapter: str) -> tuple[str, str]:
     (path,) = FOLDER.glob(f"{chapter}_*.ipynb")
     cells = nbformat.read(path, as_version=4).cells
     shown = [each.get("text", "") or each.get("data", {}).get("text/plain", "")
-             for cell in cells for each in cell.get("outputs", [])]  # fmt: skip
+             for cell in cells for each in cell.get("outputs", [])]
     prose = " ".join(cell.source for cell in cells if cell.cell_type == "markdown")
     return " ".join(prose.split()), "\n".join(shown)
 
@@ -216,7 +216,7 @@ def test_chapter_07_numbers_of_three_tests():
         name: np.mean([abs(spearmanr(a.flatten(), b.flatten()).statistic)
                        for later in each[1:] for a, b in zip(each[0], later, strict=True)])
         for name, each in maps.items()
-    }  # fmt: skip
+    }
     for name, value in kept.items():
         printed = float(re.search(rf"^{name} +([\d.]+) +[\d.]+ +[\d.]+ *$", shown, re.M)[1])
         assert abs(value - printed) < 0.1, name
@@ -238,7 +238,7 @@ def test_chapter_11_accuracy_is_half_way_between_filters_and_distance():
     moments = {}
     for name, values in {"distance": run["distances"].mean((1, 2), dtype=float),
                          "rollout": (run["rollout"].max((2, 3)) / run["rollout"].mean((2, 3), dtype=float)).mean(1),
-                         "confidence": run["top1_confidence"].mean(1, dtype=float)}.items():  # fmt: skip
+                         "confidence": run["top1_confidence"].mean(1, dtype=float)}.items():
         reached = ((values - values[0]) / (values[-1] - values[0]) >= 0.5).argmax()
         moments[name] = run["steps"][reached - 1], run["steps"][reached]
     assert "The **rollout** goes half of its way between steps {:,} and {:,}".format(*moments["rollout"]) in prose
@@ -271,7 +271,7 @@ def test_chapter_12_leads_without_labels_and_filters_at_the_border():
             assert re.search(rf"{name}, tuned for {epochs} e.* {mean:.1f} +{half:.1f} ", shown)
             clear += [(name, epochs)] if mean > half else []
     assert clear == [("masked patches, 1,000 steps", 10), ("masked autoencoder, 1,000 steps", 10),
-                     ("masked autoencoder, 8,000 steps", 40)]  # fmt: skip
+                     ("masked autoencoder, 8,000 steps", 40)]
     inside = np.load(DATA / "results" / "masked-cpu.npz")
     for name, said in (("masked patches", "81"), ("masked autoencoder", "89")):
         squares = inside[f"{name}, 8,000 steps, before tuning/filters"][:, :8].astype(float) ** 2
@@ -368,7 +368,7 @@ def test_chapter_09_losses_add_up_for_four_heads():
     lost = {count: (greedy["accuracy"][0] - greedy["accuracy"][count], single[count - 1]) for count in (4, 8, 12, 20)}
     for words, count in (("for {:.2f} points**, and they are not redundant: their single losses sum to {:.2f}", 4),
                          ("{:.2f} against {:.2f} points", 8), ("{:.2f} against {:.2f} at twelve", 12),
-                         ("{:.2f} against {:.2f} at twenty", 20)):  # fmt: skip
+                         ("{:.2f} against {:.2f} at twenty", 20)):
         assert words.format(*lost[count]) in prose
         assert (greedy["accuracy"][0] - greedy["high"][count] > lost[count][1]) == (count > 4), "outside of the band"
 
@@ -393,7 +393,7 @@ def test_chapter_10_sinks_name_the_class():
     table = pd.read_csv(DATA / "results" / "sinks-lens.csv").set_index(["model", "class", "layer"])
     own, other = (table.loc["vit_tiny_patch16_224", name] for name in ("answer", "other"))
     for layer, words in ((10, "{:.2f} times after layer 10 [{:.2f}, {:.2f}], in {:.1f} % of {:,} images"),
-                         (11, "{:.2f} times after layer 11 [{:.2f}, {:.2f}], in {:.1f} %")):  # fmt: skip
+                         (11, "{:.2f} times after layer 11 [{:.2f}, {:.2f}], in {:.1f} %")):
         row = own.round(2).loc[layer]
         assert words.format(*row[["ratio", "ratio_low", "ratio_high", "above", "images"]]) in prose
         assert row["ratio_low"] > 1.9
@@ -426,7 +426,7 @@ def test_chapter_10_register_and_its_controls():
     table = pd.read_csv(DATA / "results" / "registers.csv")
     rows = table[table["layer"] == 10].set_index("variant")
     first, empty, chance = (rows.loc[name] for name in (
-        "the model, first 1,000", "empty register", "register, random neurons"))  # fmt: skip
+        "the model, first 1,000", "empty register", "register, random neurons"))
     assert first["images"] == empty["images"] == chance["images"] == 1000
     assert "{:.2f} % are outliers, and {:.2f} % with a token of zeros".format(first["above"], empty["above"]) in prose
     lines = table.pivot(index="layer", columns="variant", values="largest_ratio")

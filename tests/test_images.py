@@ -162,7 +162,7 @@ MODES = {
     ),
     "I": (lambda: Image.fromarray(DEEP.astype(np.int32)), gray(DEEP / 257), 0.5),
     "F": (lambda: Image.fromarray((LEVELS / 255).astype(np.float32)), gray(LEVELS), 0),
-}  # fmt: skip
+}
 FILES = {
     "PNG": ["1", "L", "L, one level transparent", "LA", "P", "P, one index transparent", "P, alpha in bytes", "RGB"]
     + ["RGB, one color transparent", "RGBA", "I;16"],

@@ -64,7 +64,7 @@ FAMILIES = {
     "parallel": dict(name="vit_small_patch16_18x2_224"),
     "parallel and scaled": dict(name="vit_base_patch32_plus_256", block_fn=ParallelScalingBlock),
     "grouped queries": dict(name=EVA, attn_type="rope", num_heads=4, num_kv_heads=2, qkv_fused=False),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

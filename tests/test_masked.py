@@ -24,7 +24,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BASE = replace(
     recipe("masked-patches"), image_size=16, width=48, depth=2, heads=3, epochs=2, batch_size=32, log_every=1,
     precision="fp32", num_classes=10, model_kwargs={}, optimizer="adamw", lr=1e-3,
-)  # fmt: skip
+)
 VARIANTS = {name: replace(BASE, objective=name) for name in masked.OBJECTIVES}
 each_variant = pytest.mark.parametrize("name", VARIANTS)
 
@@ -56,7 +56,7 @@ def test_corruption_is_independent_with_paper_shares(share):
     for chance, found in (
         (share, corrupted), (0.8 * share, source == -1), (0.1 * share, (source >= 0) & (source != own)),
         (0.1 * share, corrupted & (source == own)),
-    ):  # fmt: skip
+    ):
         low, high = binom.interval(1 - 1e-7, found.numel(), chance)
         assert low <= int(found.sum()) <= high
     assert (source == own)[~corrupted].all()

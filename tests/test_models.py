@@ -57,7 +57,7 @@ def test_load_model_refuses_wrong_folders_and_names(folder, tmp_path, monkeypatc
     refused(tmp_path / "empty", "no file or folder")
     for content, word in (
         (b"", "SafetensorError"), (good[: len(good) // 2], "cannot be opened"), (b"garbage" * 100, "cannot be opened"),
-    ):  # fmt: skip
+    ):
         weights.write_bytes(content)
         refused(folder, word)
     save_file({"cls_token": torch.zeros(1, 1, 7)}, weights)
@@ -72,7 +72,7 @@ def test_load_model_refuses_wrong_folders_and_names(folder, tmp_path, monkeypatc
         (json.dumps(settings | {"label_names": ["cat"]}), "list of 3 names"),
         (json.dumps(settings | {"label_names": {"a": "cat", "b": "dog", "c": "owl"}}), "list of 3 names"),
         (json.dumps(settings | {"outputs": "many"}), "outputs of .* must be one of classes"),
-    ):  # fmt: skip
+    ):
         config.write_text(text)
         refused(folder, word)
     config.write_text(json.dumps(settings | {"label_names": {"2": "owl", "0": "cat", "1": "dog"}}))
@@ -289,7 +289,7 @@ CATS = ["bear cat", "polecat", "tabby cat", "catamount", "Egyptian cat"]
      ("pole", CATS, "polecat"), ("deit_tiny", ["rdnet_tiny", "deit_tiny_patch16_224"], "deit_tiny_patch16_224"),
      ("gradcam", ["rollout", "grad_cam"], "grad_cam"), ("finetune-smal", ["finetune-pets", "finetune-small"],
       "finetune-small"), ("-", CATS, None), ("xylophone", CATS, None)],
-)  # fmt: skip
+)
 def test_suggestion_prefers_whole_words_then_beginnings(word, names, expected):
     assert suggestion(word, names) == ("" if expected is None else f" Did you mean {expected}?")
 

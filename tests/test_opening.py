@@ -63,7 +63,7 @@ def test_load_model_refuses_folders_and_names_of_libraries(tmp_path, monkeypatch
     refused(f"hf:{tmp_path}", "cannot be opened", num_labels=3)
     refused(f"hf:{tmp_path}", "the setting nonsense", nonsense=1)
     for text in ("{broken", '{"image_processor_type": "ViTImageProcessor", "size": "big"}',
-                 '{"image_processor_type": "ViTImageProcessor", "image_mean": "x"}'):  # fmt: skip
+                 '{"image_processor_type": "ViTImageProcessor", "image_mean": "x"}'):
         (tmp_path / "preprocessor_config.json").write_text(text)
         refused(tmp_path, str(tmp_path))
     bert = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
@@ -93,7 +93,7 @@ def test_load_model_refuses_weights_of_more_layers(tmp_path):
     for name, opened in (
         ("ViTForImageClassification", "ViTForImageClassification"), ("ViTForImageClassification", "ViTModel"),
         ("CLIPVisionModel", "CLIPVisionModel"),
-    ):  # fmt: skip
+    ):
         small(name).save_pretrained(tmp_path)
         edited(tmp_path / "config.json", architectures=[opened])
         assert type(load_model(tmp_path)).__name__ == opened
@@ -118,7 +118,7 @@ def test_load_model_opens_mae_without_mask_and_decoder(tmp_path):
 
     config = transformers.ViTMAEConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
                                        image_size=32, patch_size=8, decoder_hidden_size=32, decoder_num_hidden_layers=1,
-                                       decoder_num_attention_heads=2, decoder_intermediate_size=32)  # fmt: skip
+                                       decoder_num_attention_heads=2, decoder_intermediate_size=32)
     transformers.ViTMAEForPreTraining(config).save_pretrained(tmp_path)
     model = load_model(tmp_path)
     with torch.no_grad(), capture(model) as attn:

@@ -140,7 +140,7 @@ for command in commands:
 def test_commands_run_without_extras(tmp_path):
     """In one process, training a model and looking into it."""
     blocked = {"captum", "jupyterlab", "IPython", "ipykernel", "ipywidgets", "anywidget", "transformers", "open_clip",
-               "datasets", "accelerate"}  # fmt: skip
+               "datasets", "accelerate"}
     samples()["chelsea"].save(tmp_path / "cat.jpg")
     commands = [
         "train --recipe digits --data digits --out run --tiny",
@@ -182,7 +182,7 @@ def test_notebooks_run_in_fresh_environment(tmp_path):
     (site,) = environment.glob("lib/python*/site-packages")
     (site / "libraries.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PYTHONPATH": "",
-               "IPYTHONDIR": str(tmp_path / "ipython")}  # fmt: skip
+               "IPYTHONDIR": str(tmp_path / "ipython")}
     clone, prepared = tmp_path / "v" / "notebooks", runpy.run_path(str(ROOT / "notebooks" / "execute.py"))["prepared"]
     for number in ("05", "12"):  # one of figures and one of training; test_book.py runs all of them
         (chapter,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")

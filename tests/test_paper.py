@@ -147,7 +147,7 @@ def test_average_equals_figure_5():
     assert [round(row.average, 2) for row in TABLE_6] == [
         92.50, 94.08, 94.27, 95.12, 95.44, 95.82, 89.33, 92.01, 91.67, 92.41, 94.01, 94.24, 95.09, 94.27, 94.68, 94.85,
         95.17, 95.36,
-    ]  # fmt: skip
+    ]
 
 
 def test_table_9_means_equal_table_2():

@@ -84,7 +84,7 @@ def inspection(grid=CUT, layers=12, heads=3, pictures=6, **lacks):
         "vit", grid, torch.from_numpy(RNG.uniform(10, 30, (layers, heads))), pictures, shown,
         None if "filters" in lacks else torch.from_numpy(RNG.normal(size=(28, 8, 8, 3))), torch.full((28,), 0.02),
         None if "positions" in lacks else torch.from_numpy(cosines(grid.rows, grid.cols)), [], lacks,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -462,7 +462,7 @@ TRANSFORMS = {
         v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Resize(None, max_size=64), v2.Pad((0, 8)),
         v2.CenterCrop(64),
     ]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -540,7 +540,7 @@ MOVED = (
     lambda x: np.flip(x, 1), lambda x: np.flip(x, 0).copy(), np.rot90, lambda x: np.rot90(x, 2),
     lambda x: np.roll(x, 3, 1), lambda x: x.transpose(1, 0, 2),
     lambda x: x.transpose(1, 0, 2).copy(), lambda x: x[::-1], lambda x: x[1:],
-)  # fmt: skip
+)
 
 
 def test_is_input_ends_with_moved_pixels():
@@ -636,7 +636,7 @@ def test_tiles_have_separate_scales():
     np.testing.assert_array_equal(images[1].get_array(), large)
     assert [(image.cmap.name, image.get_clim()) for image in images] == [
         ("RdBu_r", (-0.002, 0.002)), ("viridis", (0, 7))
-    ]  # fmt: skip
+    ]
     assert [ax.get_title("left") for ax in figure.axes if ax.images] == ["small", "large"]
     labels = [[tick.get_text() for tick in ax.get_xticklabels()] for ax in figure.axes if not ax.images]
     assert labels == [["−0.002", "0", "0.002"], ["0", "7"]]

@@ -26,7 +26,7 @@ def test_similarity_leaves_out_prefix_rows():
         ("vit_tiny_patch16_224", dict(reg_tokens=4)), ("deit_tiny_distilled_patch16_224", {}),
         ("deit3_small_patch16_224", {}),  # no row for the class token
         ("vit_small_patch14_reg4_dinov2", {}), ("eva02_tiny_patch14_224", {}),
-    ):  # fmt: skip
+    ):
         model = timm.create_model(name, img_size=(64, 96) if "14" not in name else (56, 84), depth=1, **kwargs)
         table = positions.table(model)
         assert table.shape == (4, 6, model.embed_dim)

@@ -73,7 +73,7 @@ def connect(rank: int, port: int, out) -> World:
     """Connect one of two processes as `torchrun` does. Its messages go to a file."""
     torch.set_num_threads(1)
     shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank,
-              "OMP_NUM_THREADS": 1}  # else accelerate lets each process take every core  # fmt: skip
+              "OMP_NUM_THREADS": 1}  # else accelerate lets each process take every core
     os.environ |= {name: str(value) for name, value in shared.items()}
     sys.stderr = open(out / f"stderr-{rank}", "w", buffering=1)  # noqa: SIM115
     return join("cpu")
@@ -227,7 +227,7 @@ def trained(case: str, world: World) -> dict:
         "weights": {name: t for name, t in model.state_dict().items() if not name.endswith("num_batches_tracked")},
         "losses": [step.loss for step in steps], "metrics": steps[-1].metrics, "seen": seen,
         "warnings": [str(w.message) for w in caught],
-    }  # fmt: skip
+    }
 
 
 def train_cases(rank: int, port: int, cases: list[str], out) -> None:

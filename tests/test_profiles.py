@@ -44,7 +44,7 @@ def test_uploads_equal_files_pixels(vit, shown, tmp_path):
     wanted = load_image(file, on_note=notes.append)
     assert wanted.size == (1100, 1500)
     assert notes == [f"{str(file)!r} was converted from the color profile “Wide” to sRGB; was turned upright by its "
-                     "EXIF orientation."]  # fmt: skip
+                     "EXIF orientation."]
     parts(page, "phone.jpg", data, 7)
     assert page.wait(60) and page.frame["answers"] == 7 and page.frame["message"] == ""
     assert page.page.photograph.image.tobytes() == wanted.tobytes(), "to the bit"

@@ -156,7 +156,7 @@ def test_class_numbers_match_by_name(vit):
     assert class_numbers(model, ("partridge",)).tolist() == [every.index("partridge")]  # and not the ruffed grouse
     assert class_numbers(model, ("0", "995", "17")).tolist() == [0, 995, 17]
     for names, reason in ((("tabby", "unicorn"), "'unicorn' is not"), (("crane",), "'crane' is not"),
-                          (("tench", "n01440764"), "the same class"), (("1000",), "'1000' is not")):  # fmt: skip
+                          (("tench", "n01440764"), "the same class"), (("1000",), "'1000' is not")):
         refuses(f"among the model's 1000, but .*{reason}", class_numbers, model, names)
 
 
@@ -216,7 +216,7 @@ def test_evaluate_module_equals_folder(vit, tmp_path):
     model = vit(img_size=8, patch_size=4, embed_dim=24, depth=1)
     model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 8, 8), "crop_pct": 1.0}
     save_for_hf(model, tmp_path, model_args=dict(img_size=8, patch_size=4, embed_dim=24, depth=1, num_heads=3),
-                safe_serialization=True)  # fmt: skip
+                safe_serialization=True)
     model.train()
     found = [*evaluate(model, "digits", "knn", workers=0)] + [*evaluate(str(tmp_path), "digits", "knn", workers=0)]
     one, other = (dataclasses.asdict(each) for each in found)

@@ -32,7 +32,7 @@ def test_recipe_json_round_trip():
 
 def test_recipe_tiny_changes_sizes_only():
     sizes = {"width", "depth", "epochs", "steps", "warmup", "warmup_steps", "batch_size", "train_images",
-             "valid_images", "log_every"}  # fmt: skip
+             "valid_images", "log_every"}
     for name, full in RECIPES.items():
         tiny = full.tiny()
         assert {key for key, value in vars(full).items() if value != getattr(tiny, key)} <= sizes
@@ -49,7 +49,7 @@ def test_override_converts_types():
     r = recipe("tiny-imagenet").override(
         "epochs=7", "lr=2e-3", "tf32=true", "betas=0.9,0.95", "augment.flip=0", "augment.scale=(0.5, 1)",
         "optimizer=adamw",
-    )  # fmt: skip
+    )
     assert (r.epochs, r.lr, r.tf32, r.betas, r.optimizer) == (7, 2e-3, True, (0.9, 0.95), "adamw")
     assert r.augment.flip == 0.0 and r.augment.scale == (0.5, 1.0)
     assert r.augment.cutmix == recipe("tiny-imagenet").augment.cutmix
@@ -73,7 +73,7 @@ WRONG = (
     ("model.positions_at=every-layer", "patch_drop=0"), ("model.positions=relative-1d", "patch_drop=0"),
     ("model.drop_path_rate=0.1", "its own setting"), ("model.num_classes=3", "its own setting"),
     ("model.nothing=1", "nothing"), ("model_kwargs=1", "cannot be set"),
-)  # fmt: skip
+)
 
 
 def test_override_rejects_wrong_settings():
@@ -155,7 +155,7 @@ def test_recipe_rejects_unknown_names_and_types():
     for field, value in (
         ("batchsize", 3), ("batch_size", 32.0), ("augment", 5), ("lr", "fast"), ("tf32", 1), ("betas", [0.9]),
         ("epochs", True),
-    ):  # fmt: skip
+    ):
         refuses(field, Recipe.from_dict, {"name": "x", field: value})
 
 
@@ -195,7 +195,7 @@ TABLE_3 = (  # models, data, (the smaller number of) epochs, learning rate, sche
     ("b16 b32", "imagenet21k", 90, 1e-3, "linear", 0.03, 0.1),
     ("l16 l32", "imagenet21k", 30, 1e-3, "linear", 0.03, 0.1),
     ("b16 b32 l16 l32 h14", "imagenet", 300, 3e-3, "cosine", 0.3, 0.1),
-)  # fmt: skip
+)
 
 
 def test_pretraining_recipes_equal_table_3():

@@ -56,7 +56,7 @@ def hand():
     vitlens.register_model(
         HandViT, blocks="layers", attention="attend", embedding="to_tokens", patch=(8, 4), size=(32, 24),
         prefix=["extra 1", "extra 2"], readout="patches",
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     yield HandViT().double().eval()
     del FAMILIES[f"{__name__}.HandViT"]

@@ -182,7 +182,7 @@ def test_explain_refuses_unknown_classes_before_the_first_forward(model):
             (dict(target=10), "classes 0 to 9, got 10"), (dict(target="dog"), "no class called 'dog'"),
             (dict(against=-1), "classes 0 to 9, got -1"), (dict(target=3, against="3"), "contrasted with itself"),
             (dict(names=["relevanz"]), "got 'relevanz'"),
-        ):  # fmt: skip
+        ):
             refuses(words, next, report.explain(model, BOTH, **options))
     finally:
         model._forward_pre_hooks.clear()

@@ -104,7 +104,7 @@ def test_run_rejects_wrong_options(tmp_path):
         ({"stream": True}, r"augment.scale must be at most 1 .*got \(0.65, 1.4\).*--hold"),
         ({"recipe_name": "finetune-pets"}, "Name one with --model"),
         ({"recipe_name": str(tmp_path / "absent.json")}, "absent.json cannot be read as a recipe"),
-    ):  # fmt: skip
+    ):
         refuses(message, train, tmp_path / "run", **{"tiny": False, **options})
         assert not (tmp_path / "run").exists()
 
@@ -152,7 +152,7 @@ def test_finish_exports_better_weights(tmp_path):
         ("", {"top1": 60.0, "top1_average": 50.0}, False), ("", {"top1": 40.0, "top1_average": 60.0}, True),
         # Validation images of a fine-tuning may be the test images, too: nothing is chosen by them.
         ("somewhere", {"top1": 60.0, "top1_average": 50.0}, True), ("somewhere", {"top1": 60.0}, False),
-    ):  # fmt: skip
+    ):
         last = Step(16, 16, 1, 0.0, 0.0, 1.0, 1.0, metrics)
         account = finish(tmp_path, replace(r, init=start), model, average, data, last=last, steps=16)
         assert account["validation"]["exported"] == ("moving average of the weights" if averaged else "raw weights")
@@ -183,7 +183,7 @@ def test_run_resumes_stream(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
     options = {"data": tmp_path / "data", "quiet": False, "workers": 1,
-               "overrides": ["augment.scale=0.5,1", "batch_size=16", "augment.rotate=0"]}  # fmt: skip
+               "overrides": ["augment.scale=0.5,1", "batch_size=16", "augment.rotate=0"]}
     whole = train(tmp_path / "a", stream=True, **options)
     train(tmp_path / "b", stream=True, **CUT, **options)
     assert train(tmp_path / "b", resume=True, **options)["validation"] == whole["validation"]

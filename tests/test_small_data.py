@@ -19,7 +19,7 @@ BASE = replace(recipe("digits").tiny(), image_size=32, patch_size=8, width=24, d
 CHOICES = (
     {"positions": "sinusoidal"}, {"positions": "relative-2d"}, {"positions": "rotary"}, {"tokenizer": "conv-stem"},
     {"tokenizer": "shifted-patches"}, {"attention": "locality"}, {"equivariance": "flips"},
-)  # fmt: skip
+)
 ALL = {"equivariance": "rotations", "attention": "locality", "positions": "rotary", "tokenizer": "conv-stem"}
 
 
@@ -78,7 +78,7 @@ def test_small_data_run_resumes_and_opens(tmp_path):
     options = {
         "tiny": True, "device": "cpu", "quiet": True, "watch": 0, "build": partial(build, **ALL),
         "overrides": ["image_size=8", "patch_size=2", "width=24", "heads=2", "average=0"],
-    }  # fmt: skip
+    }
     runs.run("digits", "digits", tmp_path / "a", **options)
     assert not runs.run("digits", "digits", tmp_path / "b", max_minutes=1e-9, **options)["finished"]
     runs.run("digits", "digits", tmp_path / "b", resume=True, **options | {"tiny": False})

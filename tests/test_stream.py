@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
     return write(tmp_path_factory.mktemp("folder") / "train", {
         f"{'ab'[i % 2]}/{i:02d}.{('jpg', 'png')[i % 2]}": smooth(i, (30 + i % 41, 30 + i % 29), ("JPEG", "PNG")[i % 2])
         for i in range(100)
-    }).parent  # fmt: skip
+    }).parent
 
 
 def streamed(source, workers: int = 0, size: int = SIZE, **more) -> ImageStream:

@@ -21,7 +21,7 @@ NEVER = {
     "data": {"attention", "attribution", "faithfulness", "models", "plot", "recorder", "report", "train"},
     "train": {"attribution", "faithfulness", "plot", "report"},
     "faithfulness": {"plot", "report"}, "attribution": {"plot", "report", "faithfulness"},
-}  # fmt: skip
+}
 """Rooms of `vitlens` that each room must not import. No room imports `cli`."""
 
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -120,7 +120,7 @@ def test_only_supported_names_classes_of_libraries():
             alias.asname or alias.name
             for node in NODES[path] if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(LIBRARIES)
             for alias in node.names
-        }  # fmt: skip
+        }
         for node in NODES[path]:
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
                 asked = ast.unparse(node.args[1])
@@ -175,5 +175,5 @@ def test_lines_of_scripts_and_styles_fit():
     """Scripts and styles are not minified: no line has more than 120 characters."""
     files = [path for kind in ("js", "css") for path in (ROOT / "vitlens_explorer").rglob(f"*.{kind}")]
     wide = [f"{path.name}:{number}" for path in files
-            for number, line in enumerate(path.read_text("utf-8").splitlines(), 1) if len(line) > 120]  # fmt: skip
+            for number, line in enumerate(path.read_text("utf-8").splitlines(), 1) if len(line) > 120]
     assert len(files) > 20 and wide == []

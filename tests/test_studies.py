@@ -24,7 +24,7 @@ VALUES = {"a, 0.1": np.array([40.0, 50, 45]), "a, 0.2": np.array([60.0, 62, 70])
 RECORDS = [
     {"model": name, "images": 10, "seed": seed, "lr": float(name[3:]), "top1": value, "flops": 1000 * float(name[3:])}
     for name, values in VALUES.items() for seed, value in enumerate(values)
-]  # fmt: skip
+]
 
 
 def test_networks_equal_paper_kinds():

@@ -24,7 +24,7 @@ from vitlens.recorder.supported.transformers import HALF, IMAGENET, OPENAI
 
 SOME = ["ViTForImageClassification", "DeiTForImageClassificationWithTeacher", "BeitForImageClassification",
         "Dinov2WithRegistersForImageClassification", "CLIPModel", "Siglip2Model", "torchvision", "open_clip",
-        "open_clip, pool", "open_clip, timm"]  # fmt: skip
+        "open_clip, pool", "open_clip, timm"]
 
 
 def captured(model, images, **options):

@@ -15,7 +15,7 @@ RESULT = {
     "model": "vit_base_patch16_384.orig_in21k_ft_in1k", "data": "imagenet", "protocol": "top1", "metric": "top1",
     "value": 84.2, "low": 83.88, "high": 84.51, "images": 50_000, "when": "2026-01-02T03:04:05+00:00",
     "versions": {"torch": "2.9", "timm": "1.0.31"},
-}  # fmt: skip
+}
 
 
 def written(path, *results):
@@ -41,7 +41,7 @@ ROWS = {
     "vtab/cifar100 vtab top1": "VTAB CIFAR-100",  # a thousand of its images, which is not the row CIFAR-100
     **dict.fromkeys(("vtab800/pcam finetune top1", "vtab/pets knn top1", "imagenet top1 top5", "cifar10 top1 real",
                      "imagenet knn top1", "my-photographs top1 top1")),
-}  # fmt: skip
+}
 
 
 def test_row_of_records(tmp_path):
@@ -61,7 +61,7 @@ def test_table_2_adds_latest_records(tmp_path):
         {"protocol": "finetune", "recipe": "epochs=1", "value": 84.3},
         {"model": "runs/mine", "data": "cifar10", "images": 10_000, "protocol": "finetune", "value": 84.25},
         {"protocol": "knn"},
-    ))  # fmt: skip
+    ))
     assert max(map(len, text.split("\n(1)")[0].splitlines())) <= 120
     imagenet = cells(text, "ImageNet  ")
     for published in TABLE_2:
@@ -81,7 +81,7 @@ def test_table_5_separates_pretraining_data(tmp_path):
     source, places = "", {}
     for line in text.splitlines():
         source = next((name for name in ("ImageNet-21k", "ImageNet", "JFT-300M", "unknown data")
-                       if line.startswith(name + " ")), source)  # fmt: skip
+                       if line.startswith(name + " ")), source)
         places |= {value: source for value in ("84.10", "84.20", "84.30") if f"{value} [" in line}
     assert places == {"84.10": "JFT-300M", "84.20": "ImageNet", "84.30": "unknown data"}
     assert "weights of AugReg, not the paper's" in text
@@ -91,7 +91,7 @@ def test_table_9_has_groups_and_tasks(tmp_path):
     vtab = {"protocol": "vtab", "value": 60.4, "low": 60, "high": 61}
     text = paper.table_9(of(
         tmp_path, vtab | {"data": "vtab natural", "metric": "mean"}, vtab | {"data": "vtab/sun397", "value": 60.5}
-    ))  # fmt: skip
+    ))
     assert cells(text, "VTAB Natural ")[:4] == ["86.7", "85.6", "83.3", "60.40"]
     assert cells(text, "VTAB Specialized ") == ["87.0", "86.7", "84.7", "–"]
     assert cells(text, "VTAB Sun397 ")[:4] == ["65.0", "63.5", "61.0", "60.50"]
@@ -123,7 +123,7 @@ def test_write_replaces_same_key(tmp_path):
     entries = json.loads(path.read_text(encoding="utf-8"))
     assert [(e["model"], e["value"], e.get("seeds")) for e in entries] == [
         ("other", 84.2, None), (RESULT["model"], 84.4, None), (RESULT["model"], 84.2, 3)
-    ]  # fmt: skip
+    ]
     assert entries[0]["unknown field"] == 1
 
 

@@ -40,7 +40,7 @@ def clip_benchmark(root: Path, task, train=1020, test=30) -> Path:
 def test_tasks_equal_those_of_vtab_and_the_paper():
     assert len(VTAB) == 19 and [sum(t.group == g for t in VTAB) for g in ("natural", "specialized", "structured")] == [
         7, 4, 8,
-    ]  # fmt: skip
+    ]
     assert [t.classes for t in VTAB] == [102, 100, 47, 102, 37, 397, 10, 2, 10, 45, 5, 8, 6, 6, 16, 16, 4, 18, 9]
     still = {t.name.removeprefix("vtab/") for t in VTAB if not t.flip}
     uncut = {t.name.removeprefix("vtab/") for t in VTAB if not t.crop}
@@ -156,7 +156,7 @@ def test_load_imagenet_without_its_development_kit(tmp_path):
         assert validation_numbers([test.samples.name(i) for i in range(4)]).tolist() == [6, 7, 8, 9], "as ReaL needs"
     (tmp_path / "val").rename(tmp_path / "elsewhere")
     for missing, words in (("test", "divided into train, but its valid split must be named valid or"),
-                           ("train", "torch/.* is not in .* with the archive of its development kit")):  # fmt: skip
+                           ("train", "torch/.* is not in .* with the archive of its development kit")):
         shutil.rmtree(tmp_path / missing)
         for name in names:
             refuses(words, load, name, "valid", root=tmp_path)

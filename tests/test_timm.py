@@ -20,7 +20,7 @@ QUICK = [
     "eva02_tiny_patch14_224", "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224",
     "vit_base_patch16_siglip_224", "naflexvit_base_patch16_gap", "vit_relpos_base_patch16_clsgap_224",
     "vit_tiny_r_s16_p8_224", "aimv2_large_patch14_224",
-]  # fmt: skip
+]
 
 REFUSED = {
     "swin_tiny_patch4_window7_224": "windows",

@@ -16,7 +16,7 @@ FAMILIES = {
     "vit_small_patch14_reg4_dinov2": {"patch_size": 16}, "eva02_tiny_patch14_224": {"patch_size": 16},
     "beit_base_patch16_224": {}, "vit_relpos_small_patch16_224": {}, "vit_medium_patch16_reg1_gap_256": {},
     "naflexvit_base_patch16_gap": {"img_size": None},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

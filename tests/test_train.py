@@ -316,7 +316,7 @@ def test_load_checkpoint_skips_damaged_files(stopped, data, capsys, tmp_path):
     half, flipped = lambda b: b[: len(b) // 2], lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:]
     for number, (suffix, damage) in enumerate((
         (".safetensors", half), (".json", half), (".json", None), (".safetensors", flipped), (".safetensors", None),
-    )):  # fmt: skip
+    )):
         folder = shutil.copytree(out, tmp_path / f"copy-{number}")
         never_begun = suffix == ".json" and damage is None  # a checkpoint exists once its JSON does
         spoil(folder, 4, suffix, damage)

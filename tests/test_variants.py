@@ -31,7 +31,7 @@ VARIANTS = [
     {"positions": "learned-2d", "positions_at": "every-layer"}, {"positions_at": "every-layer"},
     {"positions": "learned-2d", "positions_at": "every-layer-shared"}, {"positions_at": "every-layer-shared"},
     {"attention": "axial", "positions": "learned-1d", "readout": "mean", "positions_at": "every-layer"},
-]  # fmt: skip
+]
 each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "+".join(map(str, v.values())) or "plain")
 
 
@@ -118,7 +118,7 @@ COUNTS = (
     ({"positions": "learned-2d", "positions_at": "every-layer"}, 3 * 8 * 12 - 17 * 24),
     ({"positions": "relative-1d"}, 3 * 31 * 12 - 17 * 24), ({"readout": "mean"}, -2 * 24),
     ({"attention": "axial", "readout": "mean"}, 3 * (12 * 24**2 + 13 * 24) - 2 * 24),
-)  # fmt: skip
+)
 
 
 def test_variants_parameters_equal_formula():

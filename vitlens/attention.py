@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STATISTICS", "Statistic", "Summary", "contrast", "entropy", "mean_distance", "mean_over", "received", "rollout",
     "summary",
-]  # fmt: skip
+]
 __dir__ = __all__.copy
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.

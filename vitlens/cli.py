@@ -225,7 +225,7 @@ def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
         return []
     note(f"No image is named, so {len(images)} validation images of {about['data']} are used.")
     return [(f"{name}, {split.class_names[label]}", image) for (name, image), label in
-            zip(images, split.labels.tolist(), strict=True) if not isinstance(image, str)]  # fmt: skip
+            zip(images, split.labels.tolist(), strict=True) if not isinstance(image, str)]
 
 
 def working_device(name: str | None):
@@ -382,7 +382,7 @@ def explain(
                 vit, shown, goal, against=contrast, names=methods or None,
                 on_error=complain if len(shown) > 1 else None, on_part=lambda _: bar.update(),
                 on_note=lambda words: echo(f"Note: {words}", sys.stdout),
-            )  # fmt: skip
+            )
             for path in report.write_explanations(kept(made, explained), out):
                 echo(str(path), sys.stdout)
         if stale and not scores:
@@ -469,7 +469,7 @@ def train(
             sizes = f"patch {row.patch_size}, width {row.width}, depth {row.depth}, {row.heads} heads"
             length = f"{row.epochs} epochs" if row.epochs else f"{row.steps:,} steps"
             print(f"{row.name}: {'your --model' if row.continues else sizes}, {row.image_size} px, {length} of "
-                  f"{row.batch_size} images, {row.optimizer}")  # fmt: skip
+                  f"{row.batch_size} images, {row.optimizer}")
         return
     needed = {"out": out} if resume else {"recipe": recipe, "data": data, "out": out}
     if missing := [name for name, given in needed.items() if not given]:
@@ -479,5 +479,5 @@ def train(
         recipe, data, out, model=model, resume=resume, max_minutes=max_minutes,
         overrides=[*(settings or ()), *(["deterministic=true"] if deterministic else [])], device=device, seed=seed,
         export=export, tiny=tiny, watch=watch, root=root, stream=stream, workers=workers,
-    )  # fmt: skip
+    )
     return 128 + account["stopped_by"] if account["stopped_by"] else 0

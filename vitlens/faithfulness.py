@@ -86,7 +86,7 @@ def curves(
     model: nn.Module, images: Tensor, maps: Tensor, target=None, *, against=None,
     baseline: str | Tensor = "mean", step: int | None = None, score: str | None = None, seed: int = 0,
     grid: TokenGrid | None = None, internal_batch_size: int = 32,
-) -> Curves:  # fmt: skip
+) -> Curves:
     """Insertion and deletion curves of maps (…, B, rows, cols), patch by patch (Petsiuk, Das and Saenko, RISE, 2018).
 
     Deletion covers the patches of the image with the baseline, highest value first. Insertion uncovers them in the same
@@ -110,7 +110,7 @@ def curves(
     parts = partial_curves(
         model, images, maps, target, against=against, baseline=baseline, step=step, score=score, seed=seed, grid=grid,
         internal_batch_size=internal_batch_size,
-    )  # fmt: skip
+    )
     return deque(parts, maxlen=1).pop()[-1]
 
 
@@ -118,7 +118,7 @@ def partial_curves(
     model: nn.Module, images: Tensor, maps: Tensor, target=None, *, against=None,
     baseline: str | Tensor = "mean", step: int | None = None, score: str | None = None, seed: int = 0,
     grid: TokenGrid | None = None, internal_batch_size: int = 32,
-) -> Iterator[tuple[int, int, Curves]]:  # fmt: skip
+) -> Iterator[tuple[int, int, Curves]]:
     """Yield (images done, total, `curves` so far) after each batch. Scores that are not computed yet are NaN.
 
     The uncovered and the fully covered image come first, once for all maps and both curves, then map after map.
@@ -162,7 +162,7 @@ def partial_curves(
 def table(
     model: nn.Module, images: Tensor, maps: Mapping[str, Tensor], target=None, *, orders: int = 10,
     seed: int = 0, grid: TokenGrid | None = None, **options,
-) -> DataFrame:  # fmt: skip
+) -> DataFrame:
     """A DataFrame with one row for each image and map: its areas, its rank, and the areas of random orders.
 
     >>> maps = {"rollout": vitlens.attribution.rollout(model, images[:1])}
@@ -317,7 +317,7 @@ class Randomization:
 def randomization(
     model: nn.Module, images: Tensor, method: Callable[[nn.Module, Tensor, Tensor], Tensor], target=None, *,
     threshold: float = 0.5, seed: int = 0, after: Collection[str] | None = None,
-) -> Randomization:  # fmt: skip
+) -> Randomization:
     """Cascading randomization (Adebayo et al., Sanity Checks for Saliency Maps, 2018), from the head to the input.
 
     The parts of a timm model are the head, the final norm, the last block … the first block, the patch embedding, the

@@ -145,7 +145,7 @@ def image_files(folder: Path, on_note: Callable[[str], None] | None = None) -> l
 
     def natural(path: Path) -> list:
         return [(not part.isdecimal(), int(part) if part.isdecimal() else part)
-                for part in re.split(r"(\d+)", str(path.relative_to(folder)))]  # fmt: skip
+                for part in re.split(r"(\d+)", str(path.relative_to(folder)))]
 
     files = sorted((p for p in folder.rglob("*") if p.is_file() and not hidden(p.relative_to(folder))), key=natural)
     images, others = [], []
@@ -262,7 +262,7 @@ def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
         after = ImageCms.profileToProfile(
             before, profile, ImageCms.createProfile("sRGB"), ImageCms.Intent.RELATIVE_COLORIMETRIC, "RGB",
             flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
-        )  # fmt: skip
+        )
     except Exception:  # a damaged profile is ignored
         notes.append("has a color profile that is damaged or does not fit its pixels, which was ignored")
         return image

@@ -40,7 +40,7 @@ from vitlens.recorder.supported import title as title
 __all__ = [
     "OUTPUTS", "built_size", "class_count", "crop_box", "data_config", "guessed", "label_names", "load_model",
     "output_kind", "pixels", "preprocess", "restore", "run", "scores", "title", "top_classes",
-]  # fmt: skip
+]
 __dir__ = __all__.copy
 
 SPECIMEN = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch16_224"
@@ -80,7 +80,7 @@ def load_model(
     """
     if name_or_path is None and not SPECIMEN.is_dir():
         raise ValueError("The bundled model is in the data folder of a clone, which this installation lacks. Name a "
-                         "model, such as vit_tiny_patch16_224.")  # fmt: skip
+                         "model, such as vit_tiny_patch16_224.")
     name = str(SPECIMEN if name_or_path is None else name_or_path).removeprefix("local-dir:")
     is_file = Path(name).name in ("config.json", "model.safetensors", "model.safetensors.index.json")
     folder = Path(name).parent if is_file else Path(name)
@@ -147,7 +147,7 @@ def _timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
         if Path(name).is_file():
             known = stem if timm.is_model(stem := Path(name).stem) else "vit_tiny_patch16_224"
             raise ValueError(f"{name} is a file, not a model. Weights need the name of their model, too: {known} with "
-                             f"checkpoint={name} (on the command line --checkpoint).")  # fmt: skip
+                             f"checkpoint={name} (on the command line --checkpoint).")
         owner, _, rest = name.removeprefix("hf-hub:").removeprefix("hf_hub:").partition("/")
         if name in list_models():
             hint = f" Did you mean torchvision:{name}?"
@@ -158,7 +158,7 @@ def _timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
         else:
             hint = "" if os.sep in name else suggestion(name, sorted(timm.list_models(), key=len))
         raise ValueError(f"{name!r} matches no file or folder, and timm {timm.__version__} has no model of that name."
-                         f"{hint}")  # fmt: skip
+                         f"{hint}")
     model = timm.create_model(name, pretrained=pretrained, **kwargs)
     if pretrained and "patch_size" in kwargs:
         with torch.device("meta"):
@@ -174,17 +174,17 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
     if adapter.is_file() and not config_file.is_file():
         base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
         raise ValueError(f"{folder} holds a LoRA adapter of {base}, not a model. Open {base} with its library and "
-                         "peft, call merge_and_unload(), and save the result.")  # fmt: skip
+                         "peft, call merge_and_unload(), and save the result.")
     if (folder / "recipe.json").is_file() and not config_file.is_file():
         found = (folder / "model" / "config.json").is_file()
         raise ValueError(f"{folder} is the folder of a training run. " + (
             f"Its model is {folder / 'model'}." if found
             else f"It has no model yet: `vitlens train --resume --out {folder}` continues the run, and --export writes "
-                 "the model of a stopped one."))  # fmt: skip
+                 "the model of a stopped one."))
     if absent := [file.name for file in (config_file, weights_file) if not file.is_file()]:
         raise ValueError(f"The folder {folder} has no {absent[0]}. A model folder holds config.json and "
                          "model.safetensors. A file of weights alone goes to checkpoint= (--checkpoint), with the name "
-                         "of its model.")  # fmt: skip
+                         "of its model.")
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
         settings, architecture = config.get("pretrained_cfg") or config, str(config["architecture"])
@@ -248,7 +248,7 @@ def _fill(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
         state, taken = state["teacher"], ["teacher"]
     convert = next((f for kind in type(model).__mro__
                     if (f := getattr(sys.modules.get(kind.__module__), "checkpoint_filter_fn", None))),
-                   lambda weights, _: weights)  # fmt: skip
+                   lambda weights, _: weights)
     heads = tuple(f"{name}." for name in np.atleast_1d(model.pretrained_cfg.get("classifier") or "head"))
     _require_patches({name: value.shape for name, value in state.items() if hasattr(value, "shape")}, model, file)
     last = next((name for name in reversed(model.state_dict()) if "blocks." in name), "")
@@ -270,7 +270,7 @@ def _fill(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
         raise ValueError(f"{holds}. {len(wrong)} names do not fit, such as {wrong[0]}.")
     taken += [f"without the prefix {prefix}"] if prefix else []
     _report(f"Took {', '.join(taken) or 'the weights'} of {file}; "
-            f"{f'its head has {count} classes' if count else 'it has no head'}.")  # fmt: skip
+            f"{f'its head has {count} classes' if count else 'it has no head'}.")
     return model
 
 
@@ -328,7 +328,7 @@ def _require_patches(shapes: dict, model: nn.Module, source: object) -> None:
         if patch != built:
             sizes = " and the model ".join(f"{p} × {q}" for p, q in (patch, built))
             raise ValueError(f"{source} has patches of {sizes} pixels. Use the architecture of the weights, because "
-                             "resampled filters differ.")  # fmt: skip
+                             "resampled filters differ.")
 
 
 def _is_transformers(folder: Path) -> bool:
@@ -363,11 +363,11 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
             model, info = _here_first(kind.from_pretrained, name, **options, add_pooling_layer=False)
         base = f"{kind.base_model_prefix}."  # a model without a head may get weights with one
         lists = tuple(f"{path}.".removeprefix(base) for path, part in model.named_modules()
-                      if isinstance(part, nn.ModuleList))  # fmt: skip
+                      if isinstance(part, nn.ModuleList))
         beyond = [key for key in info["unexpected_keys"] if key.removeprefix(base).startswith(lists)]
         if wrong := sorted(info["missing_keys"]) + sorted(beyond):
             raise ValueError(f"The weights of {name} do not fit its config.json: {len(wrong)} are missing or have no "
-                             f"place, such as {wrong[0]}.")  # fmt: skip
+                             f"place, such as {wrong[0]}.")
     model.pretrained_cfg = {"architecture": Path(name).name}
     try:
         processor = _here_first(transformers.AutoImageProcessor.from_pretrained, name)
@@ -613,7 +613,7 @@ def _measured(transform: Callable[[Image.Image], Tensor]) -> dict:
         "input_size": (channels, rows, cols), "mean": tuple(mean.tolist()), "std": tuple(std.tolist()),
         "interpolation": getattr(name, "value", name), "crop_mode": mode,
         "crop_pct": 1.0 if mode == "border" else min(1.0, round(max(shares) * 200) / 200),
-    }  # fmt: skip
+    }
 
 
 def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:

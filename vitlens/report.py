@@ -36,7 +36,7 @@ from vitlens.recorder.supported import UnsupportedModelError, unwrap
 __all__ = [
     "Explanation", "Inspection", "Picture", "explain", "heads", "inspect", "prepared", "score", "write_beside",
     "write_explanations", "write_heads", "write_inspection",
-]  # fmt: skip
+]
 __dir__ = __all__.copy
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Inspection:
             "uniform_distance": self.grid.uniform_distance(),
             "explained_variance": _listed(self.explained_variance), **self.measures, "images": images,
             "notes": [*self.notes, *self.lacks.values()],
-        }  # fmt: skip
+        }
 
 
 def _listed(values: Tensor | None) -> list | None:
@@ -246,7 +246,7 @@ def inspect(
     return Inspection(
         models.title(model), grid, total / count, count, pictures, *results.get("filters", (None, None)),
         results.get("positions"), list(dict.fromkeys(notes)), lacks,
-    )  # fmt: skip
+    )
 
 
 def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
@@ -264,7 +264,7 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
     uniform = inspection.grid.uniform_distance()
     distance = plot.attention_distance(inspection.mean_distance, uniform=uniform, title=inspection.model)
     contents = {"summary.json": inspection.to_dict(), "inspection.png": plot.inspected({inspection.model: inspection}),
-                "distance.png": distance.figure}  # fmt: skip
+                "distance.png": distance.figure}
     if inspection.filters is not None:
         contents["filters.png"] = plot.filters(inspection.filters, inspection.explained_variance)
     if inspection.similarity is not None:
@@ -387,7 +387,7 @@ def explain(
     model: nn.Module, images: Images, target: int | str | Similarity | None = None, *,
     against: int | str | Similarity | None = None, names: Sequence[str] | None = None, on_error: Note = None,
     on_note: Note = None, on_part: Note = None,
-) -> Iterator[Explanation]:  # fmt: skip
+) -> Iterator[Explanation]:
     """Yield an `Explanation` of each image: the maps of several methods for a class or another score.
 
     The quick methods share one forward and one backward. Balanced gradients take another forward and backward.
@@ -443,7 +443,7 @@ def explain(
         yield Explanation(
             name, restore(model, x)[0], x, grid, bound, **question,
             maps={label: values[0].float().cpu() for label, values in maps.items()},
-        )  # fmt: skip
+        )
     if not count:
         raise ImageError("No image is left to explain. Give another image or target.")
 
@@ -451,7 +451,7 @@ def explain(
 def score(
     model: nn.Module, explanations: Iterable[Explanation], *, orders: int = ORDERS, steps: int = STEPS,
     baseline: str = "mean", score: str | None = None, on_forwards: Callable[[int, int], None] | None = None,
-) -> Iterator[Explanation]:  # fmt: skip
+) -> Iterator[Explanation]:
     """Yield each explanation with the insertion and deletion scores of its maps.
 
     orders: number of random orders. With fewer than 8 their standard deviation is left out. steps: largest number of
@@ -476,7 +476,7 @@ def score(
                 model, explanation.input, faithfulness.with_random(maps, grid, orders), explanation.question,
                 step=faithfulness.usual_step(grid.patches, steps), baseline=baseline, score=score, grid=grid,
                 internal_batch_size=8,  # small, for frequent progress
-            ):  # fmt: skip
+            ):
                 both = known
                 if on_forwards is not None:
                     on_forwards(done, total)
@@ -547,7 +547,7 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
             explanation.pixels, explanation.maps, grid=explanation.grid, note=note,
             title=f"{Path(explanation.name).name}: {explanation.title}",
             captions=captions, compared=getattr(explanation.question.function, "images", ()),
-        )  # fmt: skip
+        )
         yield _write(out, {f"{k:02d}-{stem}.png": figure, **contents})[0]
     if tables:
         yield out / "scores.csv"
@@ -567,7 +567,7 @@ def _scores_in_words(scores: DataFrame) -> tuple[dict[str, str], str]:
         captions[row["method"]] = "\n".join(filter(None, [", ".join(rank), areas])).replace("-", "−")
     first = scores.iloc[0]
     note = (f"Areas under the {first.quantity} in {first.steps} steps,\nwhile patches are covered (deletion, low is "
-            f"good) or shown (insertion, high is good). Covered {BASELINES[first.baseline]}.")  # fmt: skip
+            f"good) or shown (insertion, high is good). Covered {BASELINES[first.baseline]}.")
     if first.random_orders:
         areas = [f"deletion {first.random_deletion_mean:.3f}", f"insertion {first.random_insertion_mean:.3f}"]
         if sigmas:

@@ -12,7 +12,7 @@ from torch import Tensor
 __all__ = [
     "Score", "mean_of", "of_seeds", "over_seeds", "paired", "proportion", "real", "real_labels", "student", "top_k",
     "validation_numbers",
-]  # fmt: skip
+]
 __dir__ = __all__.copy
 
 LEVEL = 0.95

@@ -15,7 +15,7 @@ from vitlens.recorder.supported import UnsupportedModelError, attention_modules,
 
 __all__ = [
     "Colored", "Pairs", "colored", "colors", "components", "correspondences", "features", "norms", "similarity",
-]  # fmt: skip
+]
 __dir__ = __all__.copy
 
 GRAY = 0.7

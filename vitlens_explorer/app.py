@@ -62,7 +62,7 @@ SENTENCES = {
 def serve(
     model: str | None = None, image: str | os.PathLike | None = None, *, checkpoint: str | os.PathLike | None = None,
     port: int = 0, browser: bool = True,
-) -> None:  # fmt: skip
+) -> None:
     """Serve the explorer of a model until interrupted, then end the process.
 
     model, checkpoint: as for `load_model`. port: 0 for a free one. Prints the address with the token that the page

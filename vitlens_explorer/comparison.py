@@ -121,7 +121,7 @@ class Comparison(Pictured):
             chosen = place if side == of else best
             about = words if side == of else (
                 f"{words}. Nearest is {query_words(forward, best)} (cosine {number(cosines.max().item())})"
-            )  # fmt: skip
+            )
             values = cosines.unflatten(0, (forward.grid.rows, forward.grid.cols)).numpy()
             shown = Map(values, about, farthest(values, place if side == of else READOUT), "cosine")
             made = map_panel(

@@ -52,7 +52,7 @@ def value(forward: Forward, layer: int, head: int | str, query: str | int | tupl
         "query": position, "key": key, "heads": rounded(weights[:, key]), "q": rounded(q), "k": rounded(k),
         "scale": record.scale, "mask": 0 if record.mask is None else rounded(logits[key] - q @ k * record.scale),
         "logits": rounded(logits), "weight": rounded(logits.softmax(-1)[key]),
-    }  # fmt: skip
+    }
 
 
 @torch.inference_mode()
@@ -89,14 +89,14 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
         "added": [[rounded(vector.norm()) for vector in vectors] for vectors in added],
         "heads": rounded(weights[layer], 3), "depth": rounded(torch.stack([each.mean(0) for each in weights]), 3),
         "lens": [[forward.label(target), share] for share, target in lens], "plain": forward.outputs == "value",
-    }  # fmt: skip
+    }
     return about | {"sentences": _sentences(**about)}
 
 
 def _sentences(
     image, patch, rows, cols, channels, pixels, token, table, prefix, layer, value, heads, lengths, added, lens, plain,
     **_,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """A sentence for each step of the tour, from its numbers."""
     count, key = f"{channels} number{'s' * (channels > 1)}", value["key"] - len(prefix)
     middle = pixels[len(pixels) // 2][len(pixels[0]) // 2][:channels]
@@ -117,7 +117,7 @@ def _sentences(
         "row": key // cols, "column": key % cols, "products": len(value["q"]), "logit": logit,
         "weight": number(value["weight"]), "heads": len(heads), "reach": reach, "answer": answer,
         "added": say("tour parts" if len(steps) == 3 else "tour layer", **steps), "after": number(lengths[layer + 1]),
-    }  # fmt: skip
+    }
     return [say(f"tour {step}", **fields) for step in STEPS]
 
 

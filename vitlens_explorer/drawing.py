@@ -69,7 +69,7 @@ def captioned(forward, panel, score: dict | None = None) -> bytes:
     overlay(
         forward.pixels, values, grid=forward.grid, ax=ax, style="heat", smooth=panel.smooth, alpha=panel.strength,
         opacity=panel.opacity, **scale,
-    )  # fmt: skip
+    )
     for place in panel.sinks:
         mark(ax, place, forward.grid.patch, linestyle="--")
     mark(ax, panel.selected, forward.grid.patch)
@@ -165,13 +165,13 @@ def _framed(panel: dict, base: Image.Image, size: tuple[int, int]) -> Image.Imag
     def cell(row: int, col: int) -> list[int]:
         """Left, top, right and bottom."""
         return [round(each) for each in (col * wide * width, row * tall * height,
-                                         (col + 1) * wide * width, (row + 1) * tall * height)]  # fmt: skip
+                                         (col + 1) * wide * width, (row + 1) * tall * height)]
 
     for left, top, right, bottom in (cell(*place) for place in panel.get("sinks", ())):
         for start in range(0, max(right - left, bottom - top), 10):
             x, y = ([min(low + start + step, high) for step in (0, 5)] for low, high in ((left, right), (top, bottom)))
             for dash in ((x[0], top, x[1], top), (x[0], bottom, x[1], bottom),
-                         (left, y[0], left, y[1]), (right, y[0], right, y[1])):  # fmt: skip
+                         (left, y[0], left, y[1]), (right, y[0], right, y[1])):
                 drawing.line(dash, "white", 2)
     if panel["selected"]:
         frame = cell(*panel["selected"])

@@ -97,7 +97,7 @@ class Explorer(Pictured):
         super().__init__(
             model, image, size=size, whole=False, view="attention", layer=2 * layers // 3, head=MEAN, target=PREDICTED,
             against=NO_OTHER, another="", typed=(), off=(), way=AVERAGE, sinks=False, hover=True, **PAINT,
-        )  # fmt: skip
+        )
         self.guided = guided
         self._reads_text = embeds_texts(self.model)
         self._pool = sum(layer == "pool" for layer, _ in _places(self.model))  # heads of the attention pool
@@ -380,7 +380,7 @@ class Explorer(Pictured):
             {"number": k, "name": forward.label(k), "full": forward.full(k), "share": forward.share(k),
              "now": k == target, "plain": forward.outputs == "value"}
             for k in dict.fromkeys([*forward.likeliest[:BARS], *whole.likeliest[:1]])
-        ]  # fmt: skip
+        ]
         return [bar | {"before": whole.share(bar["number"])} for bar in bars] if forward.off else bars
 
     def _panel(self, shown: Map, choice: Choice | None = None) -> Panel:
@@ -461,7 +461,7 @@ class Explorer(Pictured):
             "layer": None if choice.head == EVERY else choice.layer, "head": choice.head if row.head else None,
             "distances": distances.tolist() if isinstance(distances, np.ndarray) else None,
             "uniform": forward.grid.uniform_distance(), "off": self.state["off"], "pool": self._pool,
-        }  # fmt: skip
+        }
 
     @property
     def _stem(self) -> str:

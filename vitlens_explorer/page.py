@@ -138,7 +138,7 @@ class Panel:
         scale = self.scale and {
             "low": self.scale.low, "high": self.scale.high,
             "colors": self.scale.table(self.strength, self.opacity).tobytes(),
-        }  # fmt: skip
+        }
         return vars(self) | {"values": values, "scale": scale}
 
 

@@ -78,7 +78,7 @@ class Forward:
     def __init__(
         self, model: nn.Module, image: Image.Image, size: tuple[int, int] | None, whole: bool = False,
         off: dict | None = None, key: tuple = (),
-    ):  # fmt: skip
+    ):
         self.model, self.off, self.key = model, off or {}, key
         batch = preprocess(model, image, size=size or built_size(model), whole=whole)
         self.pixels = restore(model, batch)[0]
@@ -197,7 +197,7 @@ class Pictured(Page):
     def __init__(
         self, model: nn.Module, image, *others: nn.Module, size: tuple[int, int] | None = None,
         more: dict[str, Photograph] | None = None, **state,
-    ):  # fmt: skip
+    ):
         self.model, self.size = unwrap(model), size
         self.models = [self.model, *map(unwrap, others)]
         given = {} if image is None else {name_of(image): Photograph.read(image)}
@@ -228,7 +228,7 @@ class Pictured(Page):
     def forward_of(
         self, model: nn.Module, photograph: Photograph, *, size: tuple[int, int] | None = None, whole: bool = False,
         off: tuple = (), values: Callable[[], dict] = dict,
-    ) -> Forward:  # fmt: skip
+    ) -> Forward:
         """Cached forward of a model on a photograph, computed if missing. off: switched-off heads. values(): their
         outputs."""
         key = (id(model), self._weights[id(model)], photograph.number, size, whole, off)
@@ -326,4 +326,4 @@ class Pictured(Page):
                     place=PAINTING),
             Control("smooth", "Interpolate", "check", state["smooth"], place=PAINTING),
             Control("lines", "Patch grid", "check", state["lines"], place=PAINTING),
-        ]  # fmt: skip
+        ]

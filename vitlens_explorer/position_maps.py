@@ -46,7 +46,7 @@ class PositionMaps(Page):
             name="one", title=f"Position in row {place[0]}, column {place[1]}", picture="one",
             words=f"{words}, and 1 to itself.", values=values, scale=scale, strength=1.0, smooth=self.state["smooth"],
             ends=(number(scale.low), number(scale.high)), **common,
-        )  # fmt: skip
+        )
         panels = [one]
         if max(rows, cols) <= MOST:
             scales = [Scale("RdBu_r", -1.0, 1.0)] * (rows * cols)

@@ -311,7 +311,7 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
     words = say(
         "lens", layer=layer, quantity=quantity, name=forward.label(target), who=who, best=forward.label(classes[layer]),
         score=forward.score_words(top[layer]),
-    )  # fmt: skip
+    )
     lens = {
         "title": say("lens title", who=who), "layer": layer,
         "rows": [
@@ -319,7 +319,7 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
             for k, c in enumerate(classes)
         ],
         "note": say("lens note"),
-    }  # fmt: skip
+    }
     arrays = {"classes": np.array(classes), "shares": np.array(top)}
     return Map(forward.grid.image_map(shares.cpu()).numpy(), words, unit=quantity, beside={"lens": lens}, arrays=arrays)
 
@@ -342,7 +342,7 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
     words = say(
         "contributions", whose=whose.get(head) or say("one head", head=head, layer=layer), name=forward.label(target),
         minus=minus, patches=signed[0],
-    )  # fmt: skip
+    )
     if prefix:
         words += say("contributions prefix", share=signed[1], prefix=_prefix_words(forward))
     words += say("contributions logit", logit=number(logit))
@@ -354,7 +354,7 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
         "others": [[say(key), numbers[key].item()] for key in others],
         "layer": None if head == EVERY else layer, "head": head if isinstance(head, int) else None,
         "note": say("parts note", logit=number(logit)),
-    }  # fmt: skip
+    }
     arrays = {name: part.numpy() for name, part in numbers.items()} | {"logits": np.array(logit)}
     unit = say("contributions unit")
     return Map(forward.grid.image_map(sums).numpy(), words, unit=unit, beside={"parts": chart}, arrays=arrays)
@@ -381,7 +381,7 @@ def explaining(method: Method) -> View:
         count = method.forwards_per_patch and forwards(forward)
         if count and (duration := count * seconds(forward)) > LONGEST_MAP:
             raise ValueError(f"{begin} takes {count:,} forwards, here about {duration / 60:,.0f} minutes. Choose a "
-                             f"smaller size, or run `vitlens explain --methods {method.name}`.")  # fmt: skip
+                             f"smaller size, or run `vitlens explain --methods {method.name}`.")
         with until(forward.model, check), forward.switched():
             values = method(forward.model, forward.batch, choice.question(forward), against=choice.against)[0]
         values = values.detach().float().cpu().numpy()
@@ -397,7 +397,7 @@ def explaining(method: Method) -> View:
         say("why", method=method.title) if method.depends_on_target else begin, make,
         group=WHY, entry=begin, layered=False, explains=True, contrasts=True, slow=slow,
         forwards=forwards,
-    )  # fmt: skip
+    )
 
 
 VIEWS = {
@@ -414,7 +414,7 @@ INSIDE = {
                  query=True, explains=True),
     "contributions": View("What heads contribute to the class", _contributions, WRITES, "Contributions",
                           head="added", explains=True, contrasts=True),
-}  # fmt: skip
+}
 """Views of a layer for a class."""
 
 
@@ -480,7 +480,7 @@ def map_panel(
         picks=say("look from") if view.query else "", values=values, scale=scale, unit=shown.unit, legend=unit,
         strength=state["strength"], opacity=state["opacity"], smooth=state["smooth"], lines=state["lines"],
         ends=scale and (number(scale.low), number(scale.high)),
-    )  # fmt: skip
+    )
 
 
 @torch.inference_mode()
@@ -537,7 +537,7 @@ def curves(
         both = faithfulness.curves(
             forward.model, forward.batch, maps[:, None].to(forward.batch.device), choice.question(forward),
             against=choice.against, baseline=BASELINE, step=step, grid=grid,
-        )  # fmt: skip
+        )
     return torch.stack([both.deletion[:, 0], both.insertion[:, 0]]).float().cpu().numpy()
 
 
@@ -576,4 +576,4 @@ def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray)
             "score", baseline=faithfulness.BASELINES[BASELINE], deletion=number(mine.deletion_area.item()),
             insertion=number(mine.insertion_area.item()), verdict=verdict if np.isfinite(sigmas) else say("equal"),
         ),
-    }  # fmt: skip
+    }

@@ -163,7 +163,7 @@ WORDS = {
     "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",
     "no such value": "{name} has no value {value}.",
     "no class": "No class is named “{name}”. Give whole words of a name, or a number.",
-}  # fmt: skip
+}
 """Sentences by name."""
 
 

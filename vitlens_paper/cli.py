@@ -51,7 +51,7 @@ def list_tasks(listed: bool) -> None:
     for task in TASKS.values() if listed else ():
         forbidden = [word for word, allowed in (("flip", task.flip), ("crop", task.crop)) if not allowed]
         print(f"{task.name}: {task.group + ', ' if task.group else ''}{task.classes:,} classes, {task.source}"
-              + (f", no {' and no '.join(forbidden)}" if forbidden else ""))  # fmt: skip
+              + (f", no {' and no '.join(forbidden)}" if forbidden else ""))
     if listed:
         raise typer.Exit
 
@@ -98,7 +98,7 @@ def evaluate(
     question = evaluation.Evaluation(
         model, data, protocol, shots, seeds, neighbors, tasks, recipe, tuple(settings or ()), runs, root, workers,
         device, command_of(sys.argv[1:]), note, checkpoint=checkpoint,
-    )  # fmt: skip
+    )
     records = []
     try:
         for record in evaluation.evaluate(question):
@@ -133,7 +133,7 @@ def ablate(
     effects = ablation.effects(
         model, data, ways=ways, images=images, seed=seed, batch=batch, out=out, root=root, workers=workers,
         device=device, checkpoint=checkpoint, command=command_of(sys.argv[1:]), say=note,
-    )  # fmt: skip
+    )
     shown = ["layer", "head", "way", "accuracy", "change", "change_low", "change_high", "flipped", "kl", "margin"]
     print("The ten largest by KL:")
     print(effects.nlargest(10, "kl")[shown].round(3).to_string(index=False))
@@ -194,4 +194,4 @@ def compute(
         rows.to_csv(out, index=False, lineterminator="\n")
     shown = rows.rename(columns={"image_size": "px", "parameters": "parameters (M)", "flops": "GFLOPs"})
     print(shown.assign(**{"parameters (M)": (rows.parameters / 1e6).round(1), "GFLOPs": (rows.flops / 1e9).round(1)})
-          .to_string(index=False))  # fmt: skip
+          .to_string(index=False))

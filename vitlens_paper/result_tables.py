@@ -29,7 +29,7 @@ ROWS = {
     "imagenet": IMAGENET, "imagenet1k": IMAGENET, "ilsvrc2012": IMAGENET,
     "cifar10": CIFAR10, "cifar100": CIFAR100, "pets": PETS, "oxfordiiitpet": PETS, "oxfordiiitpets": PETS,
     "flowers": FLOWERS, "flowers102": FLOWERS, "oxfordflowers102": FLOWERS,
-}  # fmt: skip
+}
 VTAB_ROWS = {"vtab": "VTAB"} | {name: f"VTAB {row}" for name, row in VTAB_NAMES.items()}
 TEST_IMAGES = {IMAGENET: 50_000, REAL: 46_837, CIFAR10: 10_000, CIFAR100: 10_000, PETS: 3_669, FLOWERS: 6_149}
 """Number of test images of each data set. A result on under 99 % of them counts as other data."""
@@ -77,7 +77,7 @@ def table_2(records: Iterable[Record]) -> str:
     others = [
         f"Not in this table: {r.model} on {r.data}, {r.manner}, {r.metric}: {r.cell}"
         for r in records if row_of(r) is None
-    ]  # fmt: skip
+    ]
     return _text(title, [*rows, "TPUv3-core-days"], published, _columns(records, rows), [note, *others])
 
 

@@ -20,7 +20,7 @@ LIMITS = {"VTAB": (65, 80), "Natural": (70, 90), "Specialized": (80, 90), "Struc
 """Limits of the paper's panels in percent. Points beyond them widen them."""
 
 SIZES = {"ViT-B/32": ("#0173b2", "white"), "ViT-B/16": ("#0173b2", "#0173b2"), "ViT-L/32": ("#de8f05", "white"),
-         "ViT-L/16": ("#de8f05", "#de8f05"), "ViT-H/14": ("#029e73", "#029e73")}  # fmt: skip
+         "ViT-L/16": ("#de8f05", "#de8f05"), "ViT-H/14": ("#029e73", "#029e73")}
 
 
 def count(value: float, _=None) -> str:
@@ -49,7 +49,7 @@ def transfer() -> plt.Figure:
                 ax.annotate(
                     row.model.replace("ViT-", ""), (row.exaflops, value), at[:2], textcoords="offset points",
                     ha=at[2], va=at[3], color=color, size=7.5,
-                )  # fmt: skip
+                )
             ax.margins(0.1, 0.08)
             ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
             ax.xaxis.set_minor_locator(NullLocator())
@@ -122,7 +122,7 @@ def pretraining_size(*, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
 def few_shot(
     curves: Mapping[str, Sequence[Sequence[float]]], *, xlabel: str = "Images of pre-training",
     ylabel: str = "Few-shot top-1 (%)", ax: plt.Axes | None = None,
-) -> plt.Figure | plt.Axes:  # fmt: skip
+) -> plt.Figure | plt.Axes:
     """Few-shot accuracy against the images of pre-training, a curve for each model (paper, Fig. 4).
 
     curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in percent. The interval from low to

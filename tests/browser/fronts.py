@@ -31,7 +31,7 @@ from vitlens_explorer.drawing import enlarged
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-first-run",
-]  # fmt: skip
+]
 MARKS = pytest.mark.skipif(os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser")
 START, PATIENCE = 180_000, 60_000
 """Milliseconds until a page that does not come up, or does not answer, counts as broken."""
@@ -83,7 +83,7 @@ class Front:
                     "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
                     "--LabApp.extension_manager=readonly"],
             "notebook": ["notebook", *common, "--allow-root", "--JupyterNotebookApp.expose_app_in_browser=True"],
-        }[kind]  # fmt: skip
+        }[kind]
         self.log = open(folder / f"{kind}.log", "w")  # noqa: SIM115
         environment = os.environ | places | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
         self.process = subprocess.Popen(

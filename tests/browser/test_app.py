@@ -221,7 +221,7 @@ def test_app_address_restores_state(browser, served):
         tab.choose("view", "norms")
         assert tab.hash == "#view=norms&layer=2", "the rest is as in the first frame"
         tab.act(lambda: tab.page.locator("input[type=file]").set_input_files(
-            {"name": "mine.png", "mimeType": "image/png", "buffer": photo()}))  # fmt: skip
+            {"name": "mine.png", "mimeType": "image/png", "buffer": photo()}))
         assert "mine" not in tab.hash and tab.page.title().startswith("mine.png")
         tab.act(lambda: tab.page.reload())
         tab.says("“mine.png” was uploaded and is not in the address")

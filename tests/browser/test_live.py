@@ -33,7 +33,7 @@ MODELS = {
     "s-mean": ("vit_small_patch16_224", {"depth": 3, "global_pool": "avg", "class_token": False}),
     "others": ("vit_tiny_patch16_224", {"depth": 2, "reg_tokens": 2, "no_embed_class": True, "pre_norm": True,
                                         "init_values": 0.5, "global_pool": "avg", "fc_norm": False}),
-}  # fmt: skip
+}
 METHODS = ("relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad", "balanced_gradients")
 HARNESS = """<script type="text/plain" id="worker">{script}</script><script>
 const worker = new Worker(URL.createObjectURL(new Blob([document.getElementById("worker").textContent])));
@@ -93,7 +93,7 @@ class Page:
     def open(self, model, means=None):
         about, weights = live.written(model, means)
         self.ask("open", about=json.loads(json.dumps(about)), weights=weights,
-                 wasm=(live.HERE / "kernels.wasm").read_bytes())  # fmt: skip
+                 wasm=(live.HERE / "kernels.wasm").read_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_forward_and_backward_equal_torch(page, name):
         parts = page.ask("contributions", key="a", target=target, against=against)
         near(parts["written"], written[0], "contributions of tokens")
         for name, value in (("heads", added.heads), ("mlps", added.mlps), ("embedding", added.embedding),
-                            ("biases", added.biases), ("logit", added.logits)):  # fmt: skip
+                            ("biases", added.biases), ("logit", added.logits)):
             assert np.abs(np.array(parts[name]) - value[0].numpy()).max() < 1e-4 * added.parts.abs().max(), name
     for layer, found in enumerate(page.ask("lens", key="a", targets=[1, 5])):
         whole, each = stream.lens(model, batch, layer)
@@ -206,7 +206,7 @@ def test_inputs_equal_preprocess(page, interpolation):
         file_of(photos["coffee"], "jpeg", exif=upright, quality=95, subsampling=0),
         file_of(photos["rocket"].convert("L"), "jpeg"), file_of(photos["rocket"].convert("P"), "png"),
         *(file_of(strip, "png") for strip in strips),
-    ]  # fmt: skip
+    ]
     for number, file in enumerate(files):
         photo = page.ask("photo", bytes=file)
         assert photo["exact"] and photo["clear"] == (number == 12), f"file {number}"

@@ -166,7 +166,7 @@ def test_tour_has_eight_steps_with_the_numbers_of_the_model(page, model, maps, w
         f"head {head}, the patch has a query and row {key // 8}, column {key % 8} a key",
         f"becomes {digits(rows[head, 1 + key])}", reach, f"In layer {layer}, attention adds",
         f"({100 * best:.1f}%), the",
-    ]  # fmt: skip
+    ]
     found = []
     for words in wanted:
         shows(page, words, ".tour .sentence")

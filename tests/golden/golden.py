@@ -35,7 +35,7 @@ RANDOM = {
 MODELS = (*BUNDLED, *RANDOM)
 STATISTICS = ("mean_distance", "entropy", "received", "rollout")
 MAPS = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout", "balanced_gradients",
-        "direct")  # fmt: skip
+        "direct")
 PIXELS = ("integrated_gradients", "occlusion")
 LEFT_OUT = ("gradient_shap", "input_x_gradient", "feature_ablation", "kernel_shap")
 """Maps in `rotary.npz` of methods that vitlens does not have."""
@@ -173,7 +173,7 @@ def main() -> None:
             np.savez_compressed(HERE / f"{name}.npz", **kept)
         expected = frozen(name)
         print(name, len(values), {k: round(difference(k, v, expected[k]), 3) for k, v in values.items()
-                                  if difference(k, v, expected[k]) > 0.1}, values.keys() ^ expected.keys())  # fmt: skip
+                                  if difference(k, v, expected[k]) > 0.1}, values.keys() ^ expected.keys())
 
 
 if __name__ == "__main__":

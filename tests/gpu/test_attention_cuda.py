@@ -13,7 +13,7 @@ FAMILIES = [
     "vit_small_patch16_dinov3", "eva02_tiny_patch14_224", "beit_base_patch16_224", "vit_base_patch16_siglip_224",
     "vit_relpos_small_patch16_224", "vit_tiny_r_s16_p8_224", "vit_small_patch16_18x2_224",
     "vit_base_patch16_xp_224", "naflexvit_base_patch16_gap",
-]  # fmt: skip
+]
 
 
 def shrunk(name):

@@ -69,7 +69,7 @@ def test_the_command_resumes_in_another_process_to_the_bit(tmp_path, compile):
     command = [
         sys.executable, "-m", "vitlens", "train", "--recipe", "digits", "--data", "digits", "--tiny", "--device",
         "cuda", "--deterministic", "--set", f"compile={compile}", "--out",
-    ]  # fmt: skip
+    ]
     subprocess.run([*command, tmp_path / "a"], check=True)
     subprocess.run([*command, tmp_path / "b", "--max-minutes", "1e-9"], check=True)
     subprocess.run([*command, tmp_path / "b", "--resume"], check=True)

@@ -45,7 +45,7 @@ class OneImage:
 def integrated_gradients(
     model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0,
     n_steps: int = 50, internal_batch_size: int = 16,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(B, rows, cols) Integrated Gradients (Sundararajan, Taly and Yan 2017), summed over each patch.
 
     The gradient of the target's logit by the pixels, averaged on the straight line from the baseline to the image and
@@ -62,7 +62,7 @@ def integrated_gradients(
     def map_of(one: OneImage) -> Tensor:
         values = _captum().IntegratedGradients(one.scores).attribute(
             one.image, one.blank, 0, n_steps=n_steps, internal_batch_size=internal_batch_size
-        )  # fmt: skip
+        )
         return _patch_sums(values, one.grid)
 
     return _each_image(map_of, model, images, target, against, names, baseline, gradients=True)
@@ -71,7 +71,7 @@ def integrated_gradients(
 def occlusion(
     model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0, window: int = 3,
     internal_batch_size: int = 16,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(B, rows, cols) occlusion (Zeiler and Fergus 2014): loss of the logit when a square around the patch is covered.
 
     A square of window × window patches moves patch by patch. The value of a patch is the mean over the squares on it.
@@ -110,7 +110,7 @@ def _captum():
 def _each_image(
     map_of: Callable[[OneImage], Tensor], model: nn.Module, images: Tensor, target: object, against: object,
     names: object, baseline: float | Tensor, gradients: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(B, rows, cols) maps from `map_of`: OneImage → (1, P).
 
     gradients: require that gradients reach every layer and that the score has a slope.

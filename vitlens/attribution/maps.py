@@ -60,7 +60,7 @@ def explained(
     model: nn.Module | Attention | Explained, images: Tensor | None = None, target: object = None, *,
     against: object = None, names: Sequence[str] | None = None, needs: Collection[str] = ("gradients",),
     layer: int = -1,
-) -> Explained:  # fmt: skip
+) -> Explained:
     """`Explained`: one forward and one backward, from which several methods make their maps.
 
     >>> run = vitlens.attribution.explained(model, images, needs={"gradients", "readings"})
@@ -237,7 +237,7 @@ class Constants(TorchFunctionMode):
 def rollout(
     model, images=None, target=None, *, against=None, names=None,
     query: tuple[int, int] | None = None, head_fusion: str = "mean", discard: float = 0.0,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(B, rows, cols) attention rollout (Abnar and Zuidema 2020), the same for every target.
 
     >>> vitlens.attribution.rollout(model, images).shape
@@ -276,7 +276,7 @@ def relevance(
 def gradient_rollout(
     model, images=None, target=None, *, against=None, names=None, query: tuple[int, int] | None = None,
     head_fusion: str = "mean",
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(B, rows, cols) rollout of attention × gradient, from the read-out to the patches.
 
     Abnar and Zuidema's rollout (2020), the read-out's row of Â_L ⋯ Â_1 with Â = (G + I) / row sum, in which G takes the
@@ -314,7 +314,7 @@ def gradient_rollout(
 def attention_gradient(
     model, images=None, target=None, *, against=None, names=None, layer: int | None = None,
     query: tuple[int, int] | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(B, rows, cols) attention × gradient of one layer: the read-out row of the mean over heads of (A ⊙ ∇A)⁺.
 
     The product of Barkan et al.'s Grad-SAM (2021). ∇A is the gradient of the target's logit.

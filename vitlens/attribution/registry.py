@@ -101,5 +101,5 @@ for _row in (
     Method("direct", "direct contributions", "model", "one forward", "vitlens.stream:direct_map"),
     Method("integrated_gradients", "Integrated Gradients", "pixels", "50 forwards and backwards", _CAPTUM),
     Method("occlusion", "occlusion", "patches", "a forward for each patch", _CAPTUM, forwards_per_patch=1),
-):  # fmt: skip
+):
     register(_row)

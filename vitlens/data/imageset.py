@@ -160,7 +160,7 @@ class Fitting:
         return create_transform(
             (3, self.side, self.side), interpolation="bilinear", crop_pct=1.0, is_training=False, use_prefetcher=True,
             crop_mode="squash" if self.squash else "center",
-        )  # fmt: skip
+        )
 
 
 def random_crop(image: Image.Image, side: int, scale: Sequence[float], ratio: Sequence[float], seed: int) -> Tensor:
@@ -290,7 +290,7 @@ def loader(dataset: Dataset, batches: Iterable, workers: int, device: torch.devi
     return DataLoader(
         dataset, batch_sampler=batches, num_workers=workers, pin_memory=device.type == "cuda",
         generator=torch.Generator(), **(several if workers else {}),  # not the global one
-    )  # fmt: skip
+    )
 
 
 def workers_ended(problem: BaseException) -> bool:

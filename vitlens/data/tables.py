@@ -103,11 +103,11 @@ def _samples(table: Any, title: str, split: str, names: Sequence[str] | None = N
     encoded = [
         name for name, kind in features.items()
         if isinstance(kind, datasets.Image) or isinstance(kind, Mapping) and "bytes" in kind
-    ]  # fmt: skip
+    ]
     integers = [
         name for name, kind in features.items()
         if isinstance(kind, datasets.ClassLabel) or isinstance(kind, datasets.Value) and "int" in kind.dtype
-    ]  # fmt: skip
+    ]
     image, label = _column(IMAGES, encoded, title, features), _column(LABELS, integers, title, features)
     labels = [-1 if value is None else value for value in table.data.column(label).to_pylist()]
     images = table.data.column(image)

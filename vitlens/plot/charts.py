@@ -21,7 +21,7 @@ CHANCE = {"color": "0.5", "lw": 1.2, "ls": (0, (4, 3))}
 def lines(
     table, *, dotted=None, bands=None, level: float | None = None, log: str = "", palette=SERIES, marker: str = "o",
     xlabel: str = "", ylabel: str = "", ax: plt.Axes | None = None,
-) -> plt.Figure | plt.Axes:  # fmt: skip
+) -> plt.Figure | plt.Axes:
     """A curve for each column of a table against its index, with its name at its right end.
 
     table: a pandas DataFrame of numbers with a numeric index. dotted: another one, for dotted lines in the colors of
@@ -83,7 +83,7 @@ def _name_curves(ax: plt.Axes) -> None:
 def intervals(
     values: Mapping[str, float], errors: Mapping[str, float], *, points: Mapping[str, Iterable[float]] | None = None,
     level: float | None = None, xlabel: str = "", ax: plt.Axes | None = None,
-) -> plt.Figure | plt.Axes:  # fmt: skip
+) -> plt.Figure | plt.Axes:
     """A dot with an error bar for each name, the first one on top.
 
     values: by name, as a dictionary or a pandas Series. errors: by the same names, half the length of each interval, or
@@ -143,7 +143,7 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
             (loss, "loss", SERIES[0], ""), (rate, "rate", "0.35", ""),
             (valid, f"metrics.{metric}", SERIES[0], "weights"),
             (valid, f"metrics.{metric}_average", SERIES[1], "their moving average"),
-        ):  # fmt: skip
+        ):
             if column in table and (curve := table[["step", column]].dropna().astype(float)).size:
                 look = {"marker": "o", "markersize": 3, "clip_on": False} if name else {}
                 label = f"{name}: {unit.format(curve[column].iloc[-1])}"

@@ -84,7 +84,7 @@ def overlay(
     image, map, *, model=None, crop: tuple[float, float, float, float] | None = None, grid: TokenGrid | None = None,
     ax: plt.Axes | None = None, style: str = "heat", smooth: bool = True, alpha: float = 0.75, opacity: str = "value",
     cmap: str | None = None, limits: tuple[float, float] | None = None, colorbar: bool = True,
-) -> plt.Axes:  # fmt: skip
+) -> plt.Axes:
     """The Axes of a map over its image (paper, Fig. 6).
 
     The map lies on the model's crop of the image, and the rest of the image is dimmed. The crop follows from:
@@ -199,7 +199,7 @@ def _pasted(part: Image.Image, picture: Image.Image, crop: Sequence[float], rest
 def mark(
     ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float], at: tuple[float, float] = (0, 0),
     linestyle: str = "-",
-) -> None:  # fmt: skip
+) -> None:
     """Draw a white frame with a dark rim around the query patch of a map at the point (x, y)."""
     if query is not None:
         corner = at[0] + query[1] * patch[1], at[1] + query[0] * patch[0]
@@ -276,7 +276,7 @@ def overlays(
     image, maps: Mapping[str, object], *, grid: TokenGrid,
     query: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
     limits: Mapping[str, tuple[float, float]] | None = None, smooth: bool = True, note: str = "",
-) -> plt.Figure:  # fmt: skip
+) -> plt.Figure:
     """An image, and beside it the image under each map, as `overlay` draws it in the style "heat".
 
     image: the model's input, as for `overlay`. maps: (rows, cols), or (rows, cols, 3) colors, by name, at most five.
@@ -314,7 +314,7 @@ def overlays(
 def attributions(
     image, maps: Mapping[str, object], *, grid: TokenGrid, title: str, captions: Mapping[str, str] | None = None,
     note: str = "", cols: int = 4, compared: Sequence[tuple[str, object]] = (),
-) -> plt.Figure:  # fmt: skip
+) -> plt.Figure:
     """An image, and the same image under the map of each method, `cols` to a line.
 
     Each map has a color scale from 0 to its largest value, or from −max to max if some are negative. The maximum is
@@ -364,7 +364,7 @@ def gallery(
     rows: Mapping[str, Sequence], *, titles: Sequence[str] = (), captions: Mapping[str, Sequence[str]] | None = None,
     circles: Mapping[str, Sequence] | None = None, shared: bool = True, over: Sequence | None = None,
     grid: TokenGrid | None = None, size: float = 8.5, width: int = WIDTH,
-) -> plt.Figure:  # fmt: skip
+) -> plt.Figure:
     """Images or maps in a grid, a row for each name.
 
     rows: sequences of the same length of maps (h, w) or images (h, w, 3), by name. titles: above the columns. captions:

@@ -26,7 +26,7 @@ OPAQUE, FAINT = 0.92, 0.6
 def filters(
     components, explained_variance=None, *, cols: int = 7, untrained=None, names: Mapping[int, str] | None = None,
     ax: plt.Axes | None = None,
-) -> plt.Figure | plt.Axes:  # fmt: skip
+) -> plt.Figure | plt.Axes:
     """Principal components of the patch-embedding filters as tiles (paper, Fig. 7 left).
 
     components: (k, p, q, C), C = 3 (colors) or 1 (grays), or both results of `vitlens.filters.components`.
@@ -70,7 +70,7 @@ def filters(
 
 def position_similarity(
     similarity, *, enlarged: tuple[int, int] | None = None, ax: plt.Axes | None = None
-) -> plt.Figure | plt.Axes:  # fmt: skip
+) -> plt.Figure | plt.Axes:
     """Cosine similarity of position embeddings, one tile per patch position (paper, Fig. 7 center and Fig. 10).
 
     similarity: (rows, cols, rows, cols), as from `vitlens.positions.similarity`. Positions count from 0. For large
@@ -138,7 +138,7 @@ def shown_positions(similarity: np.ndarray) -> tuple[range, range, np.ndarray, S
 def heads(
     weights, *, image=None, query: tuple[int, int] | None = None, grid: TokenGrid | None = None, title: str = "",
     names: Sequence[str] = (), shared: bool = True, ax: plt.Axes | None = None,
-) -> plt.Figure | plt.Axes:  # fmt: skip
+) -> plt.Figure | plt.Axes:
     """The attention of all heads of a layer from one query, over the image in gray if it is given.
 
     weights: (H, rows, cols). image: the model's input, as for `overlay`, drawn in color at the left. query: (row,
@@ -201,7 +201,7 @@ def heads(
 def all_heads(
     weights, *, image=None, query: tuple[int, int] | None = None, grid: TokenGrid | None = None,
     framed: Sequence[tuple[int, int]] = (), ax: plt.Axes | None = None,
-) -> plt.Figure | plt.Axes:  # fmt: skip
+) -> plt.Figure | plt.Axes:
     """The attention of every head of every layer from one query: a column for each layer, a row for each head.
 
     weights: (L, H, rows, cols). Every head has a color scale up to its largest weight, which is written below it.

@@ -18,7 +18,7 @@ from vitlens.plot.style import WIDTH, array, bare, canvas, page, styled, wrapped
 TITLES = {
     "filters": "Embedding filters", "positions": "Position similarity (cosine)",
     "distance": "Mean attention distance", "rollout": "Images and their attention rollouts",
-}  # fmt: skip
+}
 
 
 def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> plt.Figure:
@@ -96,7 +96,7 @@ def correspondences(
                 (start + (number % grid.cols + 0.5) * grid.patch[1] / grid.image[0],
                  (number // grid.cols + 0.5) * grid.patch[0] / grid.image[0])
                 for start, number, grid in zip(starts, pair, grids, strict=True)
-            ]  # fmt: skip
+            ]
             ax.plot(*zip(*ends, strict=True), color=color, linewidth=1.2, alpha=0.9)
             ax.plot(*zip(*ends, strict=True), "o", color=color, markersize=5, path_effects=rim)
         ax.set(xlim=(0, starts[1] + widths[1]), ylim=(1, 0), aspect="equal")

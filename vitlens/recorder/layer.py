@@ -60,7 +60,7 @@ class Layer:
     def weights(
         self, queries: slice | Tensor | Sequence[int] | int | None = None, *, head: int | None = None,
         query: tuple[int, int] | int | None = None, limit: float = 2.0,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """(B, H, Q, T) attention of all or the given queries, in float32 or wider. Rows sum to 1.
 
         >>> attn[5].weights(head=2, query=(3, 4)).shape
@@ -179,7 +179,7 @@ def joined(calls: list[Layer]) -> Layer:
     if any(c.mask is not None or c.scale != first.scale for c in calls):
         raise UnsupportedModelError(f"The parallel attentions of {first.name} differ in mask or scale.")
     fields = {field: torch.cat([getattr(c, field) for c in calls], 1)
-              for field in ("q", "k", "v", "output", "gradient") if getattr(first, field) is not None}  # fmt: skip
+              for field in ("q", "k", "v", "output", "gradient") if getattr(first, field) is not None}
     return replace(first, name=" + ".join(c.name for c in calls), **fields)
 
 

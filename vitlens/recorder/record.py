@@ -90,7 +90,7 @@ def multihead_attention(
     in_weight: Tensor, in_bias: Tensor | None, bias_k, bias_v, add_zero_attn: bool, dropout: float,
     out_weight: Tensor, out_bias: Tensor | None, training: bool = True, key_padding_mask=None,
     need_weights: bool = True, attn_mask=None, average_attn_weights: bool = True, is_causal: bool = False, **separate,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:
     """PyTorch's `multi_head_attention_forward` with attention computed by `attend`, the first argument.
 
     The operations and their order are PyTorch's, so outputs are equal bit for bit. PyTorch disables the fast path of
@@ -494,7 +494,7 @@ class _Recorder(Interception):
                 own(all_heads(value, query)) if self.values else None,
                 output if self.gradients else own(output) if self.values else None,
                 grid=None if index == POOL else self.grid,
-            )  # fmt: skip
+            )
             if index == POOL:
                 self.attn.pool, queries = layer, self.family.pool.queries
                 row = None if queries is None else layer.weights(queries).mean((1, 2))

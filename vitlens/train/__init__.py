@@ -11,5 +11,5 @@ from vitlens.train.runs import run
 __all__ = [
     "RECIPES", "Recipe", "Step", "World", "accuracy", "compiled", "export", "fit", "hardware", "join",
     "read_recipe", "recipe", "register", "run", "snapshots", "starting_from", "versions",
-]  # fmt: skip
+]
 __dir__ = __all__.copy

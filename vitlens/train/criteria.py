@@ -144,7 +144,7 @@ class ObjectiveLoss(nn.Module):
 def accuracy(
     model: nn.Module, data: ImageSet, recipe: Recipe, weights: dict[str, Tensor] | None = None,
     world: World | None = None,
-) -> float:  # fmt: skip
+) -> float:
     """Top-1 (%) of the model, or of the model with other `weights`, on `data`; no test-time augmentation.
 
     The training flag of each module is unchanged.
@@ -164,7 +164,7 @@ def accuracy(
 def objective_loss(
     model: nn.Module, data: ImageSet, recipe: Recipe, weights: dict[str, Tensor] | None = None,
     world: World | None = None,
-) -> float:  # fmt: skip
+) -> float:
     """Mean loss of `model.objective` on `data`, of the model or of the model with other `weights`.
 
     The choice of hidden patches depends on the recipe's batch size and parts, and changes the loss in the third digit.

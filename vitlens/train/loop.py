@@ -62,7 +62,7 @@ def fit(
     resume: bool = False, device: torch.device | str | None = None, average: dict[str, Tensor] | None = None,
     objective: Callable[[nn.Module, Tensor], Tensor] | None = None,
     criterion: Callable[[Tensor, Targets], Tensor] | None = None, world: World | None = None,
-) -> Iterator[Step]:  # fmt: skip
+) -> Iterator[Step]:
     """Train the model in place on `data` = (training set, validation set), yielding a `Step` after each step.
 
     out: directory for `log.jsonl` and `checkpoints/`; None writes no files. resume: continue from the newest intact
@@ -125,7 +125,7 @@ def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, wor
          "The recipe sets patch_drop, but the model has no patch dropout layer. Build it with patch_drop_rate."),
         (classes < 2 and not hasattr(model, "objective"),
          f"Training needs at least two classes, got only {train.class_names[0]!r}. Add images of another class."),
-    ))  # fmt: skip
+    ))
     train.remaining(recipe.augment)  # a stream raises for augmentations that it does not support
 
 
@@ -273,7 +273,7 @@ def batches(
             yield augmented(
                 images, labels, remaining, rng,
                 size=recipe.image_size, mean=recipe.mean, std=recipe.std, mix=progress < recipe.mix_until,
-            )  # fmt: skip
+            )
 
     for epoch in range(done // per_epoch, math.ceil(steps / per_epoch)):
         order = torch.randperm(len(train), generator=generator("cpu", recipe.seed, epoch))

@@ -95,7 +95,7 @@ def settings_of(source: str | Path, image_size: int) -> dict:
     settings = {
         "init": str(source), "architecture": config["architecture"], "mean": tuple(config["mean"]),
         "std": tuple(config["std"]), "model_kwargs": _arguments_of(source),
-    }  # fmt: skip
+    }
     if any("img_size" in inspect.signature(base.__init__).parameters for base in type(model).__mro__[:-1]):
         settings["model_kwargs"]["img_size"] = image_size  # timm builds transformers for a size, but not ConvNets
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
@@ -105,7 +105,7 @@ def settings_of(source: str | Path, image_size: int) -> dict:
     return {
         **settings, "patch_size": patch if isinstance(patch, int) else patch[0], "width": model.embed_dim,
         "depth": len(model.blocks), "heads": heads[0] if heads else 1,
-    }  # fmt: skip
+    }
 
 
 def _arguments_of(source: str | Path) -> dict:

@@ -16,7 +16,7 @@ from vitlens.train.settings import Recipe
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 UNDECAYED = (
     "pos_embed", "cls_token", "dist_token", "reg_token", "mask_token", "latent", "relative_position_bias_table",
-)  # fmt: skip
+)
 
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -97,7 +97,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self, params: Iterable, lr: float, momentum: float = 0.95, weight_decay: float = 0.0,
         products: torch.dtype = torch.bfloat16,
-    ):  # fmt: skip
+    ):
         super().__init__(
             params, {"lr": lr, "peak_lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1}
         )

@@ -147,7 +147,7 @@ def facts_of(model: nn.Module, train: ImageSet, recipe: Recipe, world: World) ->
         "objective": name_of(model.objective) if hasattr(model, "objective") else "labels",
         "parts": world.size * recipe.accumulate, "device": world.device.type,
         "threads": torch.get_num_threads() if world.device.type == "cpu" else None, "torch": str(torch.__version__),
-    }  # fmt: skip
+    }
 
 
 class RunFolder:
@@ -261,7 +261,7 @@ def _step(line: str) -> float:
 def finish(
     out: Path, plan: Recipe, model: nn.Module, average: dict[str, Tensor], data: tuple, *, last, steps: int,
     seconds: float = 0.0, command: str = "", world: World | None = None, exports: bool = False,
-) -> dict:  # fmt: skip
+) -> dict:
     """Write `training.json` of a run whose last step was `last`, and return its content.
 
     Finished runs export their model, and stopped runs if `exports`: the raw or the averaged weights, whichever validate
@@ -286,7 +286,7 @@ def finish(
         "epochs": plan.epochs, "steps": steps, "seconds": round(seconds, 1),
         "hardware": hardware(world.device, world.size), "versions": versions(),
         "date": datetime.date.today().isoformat(), "recipe": plan.to_dict(),
-    }  # fmt: skip
+    }
     if world.rank == 0:
         if exports:
             weights = average if averaged else None
@@ -323,7 +323,7 @@ def seconds_before(out: Path) -> float:
 def export(
     model: nn.Module, folder: Path | str, recipe: Recipe, class_names: Sequence[str], *,
     weights: dict[str, Tensor] | None = None, training: dict | None = None, dtype: torch.dtype = torch.float16,
-) -> Path:  # fmt: skip
+) -> Path:
     """Write `config.json` and `model.safetensors` in timm's hub layout, ready for a model hub. Returns the directory.
 
     weights: replacements by name, such as the moving average. training: content of `training.json`. dtype: type on
@@ -399,4 +399,4 @@ def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> 
             "pool_size": None, "first_conv": source.get("first_conv", "patch_embed.proj"),
             "classifier": source.get("classifier", "head"),
         },
-    }  # fmt: skip
+    }

@@ -40,7 +40,7 @@ def run(
     overrides: Sequence[str] = (), device: str | None = None, seed: int | None = None,
     tiny: bool = False, watch: int = 24, export: bool = False, root: str | os.PathLike | None = None,
     stream: bool | None = None, workers: int | None = None, quiet: bool = False, goes_on: str = "",
-) -> dict:  # fmt: skip
+) -> dict:
     """Train by a recipe and return the content of `training.json`.
 
     recipe_name: a name, or a JSON file from `Recipe.to_json`. model: a timm name or a directory to start from. build:
@@ -118,7 +118,7 @@ def run(
             about = {
                 "stream": [isinstance(s, ImageStream) for s in splits],
                 "data": data if by_name else os.path.abspath(data), "root": root and os.path.abspath(root),
-            }  # fmt: skip
+            }
             write(out / "data.json", json.dumps(about).encode())
         if fresh:  # before training, to report unsupported arrays at once
             album.begin()
@@ -127,7 +127,7 @@ def run(
         with (
             Stop() as stop, closing(training),
             tqdm(total=steps, unit="step", disable=quiet, mininterval=interval) as bar,
-        ):  # fmt: skip
+        ):
             for last in training:
                 shown |= progress(bar, last)
                 bar.set_postfix(shown, refresh=last.step in FIRST and interval < 1)
@@ -146,7 +146,7 @@ def run(
             out, plan, network, average, (train, valid), last=last, steps=steps,
             seconds=spent_before + time.monotonic() - start, command=command_of(plan, str(data), splits),
             world=world, exports=export,
-        )  # fmt: skip
+        )
     return account | {"stopped_by": 0 if account["finished"] else stop.signal}
 
 
@@ -155,7 +155,7 @@ def run(
 
 def refuse(
     out: Path, device: torch.device, resume: bool, max_minutes: float | None, watch: int, named: dict
-) -> None:  # fmt: skip
+) -> None:
     """Raise ValueError for wrong options, before reading or writing files."""
     held = newest_first(out / "checkpoints") or (out / "training.json").exists()
     reject((
@@ -168,7 +168,7 @@ def refuse(
         (watch == 1, "--watch must be 0, or at least 2 for the first and the last step, got 1."),
         (max_minutes is not None and not 0 < max_minutes < math.inf,
          f"--max-minutes must be a positive number of minutes, got {max_minutes}."),
-    ))  # fmt: skip
+    ))
     writable(out, "--out")
 
 
@@ -209,7 +209,7 @@ def images_before(out: Path) -> dict:
 
 def open_images(
     data: str, plan: Recipe, world: World, streams: list[bool | None], **options
-) -> list[ImageSet | ImageStream]:  # fmt: skip
+) -> list[ImageSet | ImageStream]:
     """The training and the validation split. options: as for `vitlens.data.load`.
 
     Free memory decides whether a split is held or streamed, and a stream cuts other crops. So the first process decides

@@ -294,7 +294,7 @@ class Recipe:
             "fixed_input_size": "img_size" in self.arguments(),  # timm builds such a model for one size
             "interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash" if self.squash else "center",
             "mean": list(self.mean), "std": list(self.std),
-        }  # fmt: skip
+        }
 
     def build(self, weights: bool = True) -> nn.Module:
         """A timm model in training mode, with initial weights that are a function of `seed`.

@@ -77,7 +77,7 @@ PAGE = (
 def save_page(
     model: nn.Module, images: object, path: str | os.PathLike, *, size: tuple[int, int] | None = None,
     scores: bool = False, progress: Callable[[str], None] = lambda step: None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Write the explorer of some images as one HTML file that opens without Python and network, and return its path.
 
     The file contains the images as the model gets them, without their metadata. It has the quick views, for the five
@@ -116,7 +116,7 @@ def explorer_of(
 def write_page(
     page: Explorer, names: Sequence[str], path: str | os.PathLike, scores: bool = False,
     progress: Callable[[str], None] = lambda step: None, check: Check = unchecked,
-) -> Path:  # fmt: skip
+) -> Path:
     """Write some photographs of an explorer's page in its current state, as `save_page` does. check: called before
     forwards."""
     writable((path := Path(path)).parent, "The folder of the page")
@@ -149,12 +149,12 @@ def document(content: dict, names: Sequence[str], script: str, more: str = "") -
     return PAGE.format(
         policy=POLICY.format(digest=own, more=more), version=__version__, title=html.escape(title),
         style=front.style(), footer=html.escape(footer), data=base64.b64encode(data).decode(), script=script,
-    )  # fmt: skip
+    )
 
 
 def _content(
     page: Explorer, names: Sequence[str], scores: bool, progress: Callable[[str], None], check: Check
-) -> dict:  # fmt: skip
+) -> dict:
     """Everything in a page: the records of its photographs, and the words, views and controls of the explorer."""
     records = []
     for name in names:
@@ -163,14 +163,14 @@ def _content(
         records[-1]["tour"] = page.look_up({"ask": "tour"}, unchecked)[0]
     left, first = _fit(records), records[0]
     views = {name: view for name, view in possible(page.forward).items() if not (view.attributes and name not in
-             first["maps"] or name in INSIDE and not first[name] or name == "rollout" and left)}  # fmt: skip
+             first["maps"] or name in INSIDE and not first[name] or name == "rollout" and left)}
     numbers = {k for record in records for k in record["likeliest"]}
     numbers |= {k for record in records for lens in record["lens"] if lens for k in lens["classes"]}
     about = say("page") + (say("left out", layers=", ".join(map(str, left))) if left else "")
     return described(page, names, views, left) | {
         "records": records, "about": about, "labels": {k: page.forward.label(k) for k in sorted(numbers)},
         "names": {k: page.forward.full(k) for k in sorted(numbers)},
-    }  # fmt: skip
+    }
 
 
 def described(
@@ -191,7 +191,7 @@ def described(
         "words": WORDS, "controls": controls, "state": start, "tables": tables(),
         "views": {name: {field: getattr(view, field) for field in fields} for name, view in views.items()},
         "model": first.name, "hash": digest(page.model), "versions": versions(),
-    }  # fmt: skip
+    }
 
 
 def grid_of(forward: Forward) -> dict:
@@ -201,7 +201,7 @@ def grid_of(forward: Forward) -> dict:
         "rows": grid.rows, "cols": grid.cols, "prefix": list(forward.prefix), "patch": grid.patch, "image": grid.image,
         "reads": forward.readout, "uniform": grid.uniform_distance(),
         "readout": None if grid.readout is None else array(query_row(forward, READOUT), exact=True),
-    }  # fmt: skip
+    }
 
 
 def _fit(records: list[dict]) -> list[int]:
@@ -209,7 +209,7 @@ def _fit(records: list[dict]) -> list[int]:
     ValueError if one layer is too large."""
     parts = ("layers", "tokens", "lens")
     sizes = np.sum([[_size([record[part][k : k + 1] for part in parts]) for k in range(len(record["layers"]))]
-                    for record in records], 0)  # fmt: skip
+                    for record in records], 0)
     room = (LIMIT - 10**6) * 3 / 4 - _size(records) + sizes.sum()  # base64 writes 3 bytes as 4; 1 MB for the scripts
     for step in range(1, len(sizes) + 1):
         kept = range(len(sizes) - 1, -1, -step)
@@ -246,7 +246,7 @@ def _fitted(control: Control, names: Sequence[str], views: Mapping[str, View], l
 
 def _record(
     name: str, forward: Forward, note: str, scores: bool, progress: Callable[[str], None], check: Check
-) -> dict:  # fmt: skip
+) -> dict:
     """The forward of a photograph for the scripts."""
     views, targets = possible(forward), forward.likeliest[:BARS]
     progress(f"{name}: attention")
@@ -257,7 +257,7 @@ def _record(
         "tokens": [array(tokens[0]) for tokens in forward.tokens],
         "logits": array(forward.logits, exact=True),
         "grid": grid_of(forward),
-    }  # fmt: skip
+    }
     if "lens" in views:
         record["lens"] = [_lens(forward, tokens, targets) for tokens in forward.tokens]
     for target in targets if "contributions" in views else ():
@@ -296,7 +296,7 @@ def _layer(forward: Forward, layer: Layer) -> dict:
     return {
         "q": array(q[0], exact), "k": array((k - mean)[0], exact), "mean": mean[0].flatten().tolist(),
         "heads": q.shape[1], "scale": layer.scale,
-    }  # fmt: skip
+    }
 
 
 def array(values: Tensor, exact: bool = False) -> dict:
@@ -322,7 +322,7 @@ def _lens(forward: Forward, tokens: Tensor, targets: Sequence[int]) -> dict:
 def _explain(
     forward: Forward, target: int, views: Mapping[str, View], maps: dict, longest: float,
     progress: Callable[[str], None], check: Check,
-) -> None:  # fmt: skip
+) -> None:
     """Add the maps of a class to `maps[view][class]`, with scores that take at most `longest` seconds. Views that fail
     are left out."""
     choice, made, own, random = Choice(target=target), {}, None, say("unscored")
@@ -345,7 +345,7 @@ def _explain(
         maps.setdefault(name, {})[target] = {
             "values": array(torch.from_numpy(each.values), exact=True), "words": each.words, "title": each.title,
             "unit": each.unit, "score": {"title": say("trust"), **scored},
-        }  # fmt: skip
+        }
 
 
 def tables() -> dict:

@@ -29,7 +29,7 @@ SCRIPTS = ("vit", "gradients", "pixels", "worker")
 PARTS = {
     "VisionTransformer", "Sequential", "Block", "Attention", "Mlp", "LayerNorm", "LayerScale", "Linear", "PatchEmbed",
     "Conv2d", "GELU", "Dropout", "DropPath", "PatchDropout", "Identity",
-}  # fmt: skip
+}
 """Classes of the parts that the scripts run."""
 METHODS = {"relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad", "balanced_gradients"}
 """Attribution methods of `gradients.js`."""
@@ -45,7 +45,7 @@ def script() -> str:
 def save_live_page(
     model: nn.Module, images: Mapping[str, object] | None, path: str | os.PathLike,
     progress: Callable[[str], None] = lambda step: None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Write the explorer with the model itself as one HTML file, which takes photos without Python and network.
 
     images: arguments of `load_image` by name, which the file contains as the model gets them, by default six sample
@@ -75,7 +75,7 @@ def save_live_page(
         "about": say("live"), "base": base, "network": network, "weights": weights, "photos": photos,
         "labels": forward.labels, "names": forward.names, "uploads": lanes.LARGEST, "worker": script(),
         "wasm": (HERE / "kernels.wasm").read_bytes(),
-    }  # fmt: skip
+    }
     scripts = front.joined(in_page.HERE, in_page.SCRIPTS[:-1]), front.joined(HERE, ["page"])
     opening = front.joined(in_page.HERE, in_page.SCRIPTS[-1:])
     text = in_page.document(content, [*photographs], "\n".join([*scripts, opening]), " 'wasm-unsafe-eval' blob:")
@@ -98,7 +98,7 @@ def written(model: nn.Module, means: Mapping[tuple[int, int], Tensor] | None = N
         raise _refused(model, f"its {', '.join(sorted(state)[:3])} would be ignored")
     if means:
         layers = [torch.cat([means[layer, head] for head in range(attention.num_heads)], -1)
-                  for layer in range(len(model.blocks))]  # fmt: skip
+                  for layer in range(len(model.blocks))]
         tensors["means"] = torch.stack(layers)
     about = {
         "layers": len(model.blocks), "heads": attention.num_heads, "scale": attention.scale, "width": model.embed_dim,
@@ -106,7 +106,7 @@ def written(model: nn.Module, means: Mapping[tuple[int, int], Tensor] | None = N
         "tokens": grid.tokens, "prefix": grid.prefix, "patch": grid.patch, "image": grid.image,
         "eps": model.blocks[0].norm1.eps, "readout": grid.readout.tolist(), "interpolation": config["interpolation"],
         "mean": config["mean"], "std": config["std"], "resized": int(grid.image[0] / config["crop_pct"]), "tensors": [],
-    }  # fmt: skip
+    }
     parts = []
     for name, tensor in tensors.items():
         half = tensor.half()
@@ -130,7 +130,7 @@ def _config(model: nn.Module) -> dict:
     config = data_config(model, built_size(model))
     kinds = {type(part) for part in model.modules()}
     other = {kind.__qualname__ for kind in kinds
-             if kind.__module__.split(".")[0] not in ("timm", "torch") or kind.__qualname__ not in PARTS}  # fmt: skip
+             if kind.__module__.split(".")[0] not in ("timm", "torch") or kind.__qualname__ not in PARTS}
     norms = {(part.eps, part.normalized_shape) for part in model.modules() if isinstance(part, nn.LayerNorm)}
     block, (channels, height, width) = model.blocks[0], config["input_size"]
     sizes = model.embed_dim, block.attn.head_dim, block.mlp.fc1.out_features
@@ -147,7 +147,7 @@ def _config(model: nn.Module) -> dict:
          "the widths of its tokens, heads and MLPs must be multiples of 8"),
         (taken not in [(3, width, "center", name) for name in ("bilinear", "bicubic")],
          "it does not take the square middle of a photo, resized bilinearly or bicubically"),
-    )  # fmt: skip
+    )
     for wrong, reason in rows:
         if wrong:
             raise _refused(model, reason)

@@ -166,7 +166,7 @@ def _row(head: Place, way: str, measures: Tensor) -> dict[str, object]:
     was, now, flipped, kl, change = measures.T
     images, lost, gained = len(measures), int((was > now).sum()), int((now > was).sum())
     row = {"layer": "pool" if head.layer == POOL else head.layer, "head": head.part, "way": way, "images": images,
-           "lost": lost, "gained": gained, "flips": int(flipped.sum())}  # fmt: skip
+           "lost": lost, "gained": gained, "flips": int(flipped.sum())}
     scores = {
         "accuracy": proportion(int(now.sum()), images),
         "change": paired(lost, gained, images),

@@ -171,7 +171,7 @@ class Evaluation:
             self.name, short(data), self.protocol, metric, *(round(x, 4) for x in score), images,
             datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), versions(),
             self.command, self.weights, self.place(data), note=note or None, **more,
-        )  # fmt: skip
+        )
 
 
 def evaluate(model: Evaluation | str | Path | nn.Module, data: str = "", protocol: str = "top1", **settings):
@@ -292,7 +292,7 @@ def fine_tuned(e: Evaluation, data: str) -> Tuned:
             e.recipe or recipe, data, folder, model=e.model, resume=folder.is_dir(), seed=seed, watch=0,
             overrides=[*required, *e.settings], device=str(e.world.device), root=e.root, workers=e.workers,
             goes_on="repeat the command to continue",
-        )  # fmt: skip
+        )
         if not account["finished"]:
             raise KeyboardInterrupt
         e.world.total(0)  # wait until the first process has written the model

@@ -122,7 +122,7 @@ def read(
     bar = tqdm(
         total=len(data), unit="image", desc=progress, disable=not progress or world.rank > 0,
         mininterval=0.1 if sys.stderr.isatty() else 60,
-    )  # fmt: skip
+    )
     with evaluating(model), bar:
         for row, (images, truth) in zip(mine, data.batches(mine), strict=True):
             outputs = output(normalized_for(model, images.to(device)))

@@ -48,7 +48,7 @@ class Record:
     def key(self) -> tuple:
         """Fields that identify a measurement."""
         return (self.model, self.weights, self.data, self.place, self.protocol, self.metric, self.shots, self.seeds,
-                self.neighbors, self.recipe)  # fmt: skip
+                self.neighbors, self.recipe)
 
     @property
     def manner(self) -> str:
@@ -109,7 +109,7 @@ def _entries(path: str | Path) -> list[tuple[Record, dict]]:
         entries = json.loads(Path(path).read_text(encoding="utf-8"))
         entries = entries if isinstance(entries, list) else [entries]
         records = [Record(**{name: entry[name] for name in known if name in entry or name in required})
-                   for entry in entries]  # fmt: skip
+                   for entry in entries]
         for record in records:
             if not 0 <= record.low <= record.value <= record.high <= 100 or record.images < 1:  # NaN fails too
                 raise ValueError(f"{record} is not a percentage within its interval")

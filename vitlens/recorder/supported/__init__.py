@@ -34,7 +34,7 @@ MLPS = r"mlp|mlp_drop|ffns\.\d+\.mlp"
 HARMLESS = {
     "__init__", "init_weights", "_init_weights", "fix_init_weight", "no_weight_decay", "group_matcher",
     "load_pretrained", "get_classifier", "reset_classifier", "set_grad_checkpointing",
-}  # fmt: skip
+}
 """Methods of timm's models without an effect on the forward."""
 
 
@@ -195,7 +195,7 @@ class PlainPatches(Family):
     def preprocessing(self) -> dict:
         """From `pretrained_cfg`, else `usual`."""
         config = {"input_size": (3, *self.built_size), "interpolation": "bicubic", "crop_pct": 1.0,
-                  "crop_mode": "center"} | self.usual  # fmt: skip
+                  "crop_mode": "center"} | self.usual
         own = getattr(self.model, "pretrained_cfg", None) or {}
         return config | {key: own[key] for key in config if key in own}
 
@@ -273,7 +273,7 @@ def register_model(
         paths=(blocks, attention, embedding), patch=pair(patch), built_size=pair(size), prefix=list(prefix),
         read=READOUTS[readout](len(prefix)) if readout else None, logits=head and staticmethod(head),
         usual={"input_size": (len(mean), *pair(size)), "mean": tuple(mean), "std": tuple(std)},
-    )  # fmt: skip
+    )
     FAMILIES[f"{kind.__module__}.{kind.__qualname__}"] = type(f"Registered{kind.__name__}", (Registered,), settings)
 
 

@@ -13,7 +13,7 @@ class TorchVision(PlainPatches):
     """Adapter of torchvision's Vision Transformers. They take only the image size that they were built for."""
 
     usual = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bilinear",
-             "crop_pct": 0.875}  # fmt: skip
+             "crop_pct": 0.875}
 
     paths = "encoder.layers", "self_attention", "conv_proj"
 

@@ -38,7 +38,7 @@ class Tower:
 
 
 _CLIP = dict(blocks="encoder.layers", attention="self_attn", norm="post_layernorm",
-             projection="embeddings.patch_embedding", positions="embeddings.position_embedding.weight")  # fmt: skip
+             projection="embeddings.patch_embedding", positions="embeddings.position_embedding.weight")
 _DINO = Tower(IMAGENET, blocks="encoder.layer")
 TOWERS = {
     "vit": Tower(HALF, interpolates=True),
@@ -53,7 +53,7 @@ TOWERS = {
     "clip": Tower(OPENAI, **_CLIP, interpolates=True),
     "siglip": Tower(HALF, (), **_CLIP, interpolates=True),
     "siglip2": Tower(HALF, (), **_CLIP),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Transformers(PlainPatches):
                     self.model, "it shuffles the patches at random; pass increasing noise, as in "
                     "model(images, noise=torch.arange(patches).expand(len(images), -1)), or call "
                     "vitlens.models.run(model, images), which does so"
-                )  # fmt: skip
+                )
 
         return [self.tower.embeddings.register_forward_hook(require_order)]
 
@@ -270,7 +270,7 @@ def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None
     tokens = (tokenizer or _tokenizer(model))(
         prompts, padding="max_length" if padded else True, truncation=True, return_tensors="pt",
         max_length=model.config.text_config.max_position_embeddings,
-    )  # fmt: skip
+    )
     tokens = tokens.to(next(model.parameters()).device)
     output = model.get_text_features(**({"input_ids": tokens["input_ids"]} if padded else tokens))
     return getattr(output, "pooler_output", output)
