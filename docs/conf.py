@@ -20,7 +20,10 @@ nb_code_prompt_hide = "Set-up"
 html_use_index = False
 myst_enable_extensions = ["dollarmath", "html_image"]
 myst_heading_anchors = 4
-suppress_warnings = ["myst.xref_missing", "mystnb.unknown_mime_type"]  # website.dead_links looks at what was written
+suppress_warnings = [
+    "myst.xref_missing",
+    "mystnb.unknown_mime_type",
+]  # website.dead_links looks at what was written
 
 html_theme = "sphinx_book_theme"
 html_static_path = ["_static"]
@@ -30,7 +33,11 @@ html_favicon = "_static/favicon.svg"
 html_show_sphinx = False
 html_context = {"default_mode": "auto"}  # light or dark, as the browser prefers
 html_theme_options = {
-    "logo": {"image_light": "_static/favicon.svg", "image_dark": "_static/favicon.svg", "text": "vitlens"},
+    "logo": {
+        "image_light": "_static/favicon.svg",
+        "image_dark": "_static/favicon.svg",
+        "text": "vitlens",
+    },
     "home_page_in_toc": True,
     "show_navbar_depth": 1,
     "search_bar_text": "Search",

@@ -21,11 +21,27 @@ from urllib.parse import quote, unquote, urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 MATHJAX = "mathjax@3.2.2"
 CHAPTERS, APPENDICES = "[0-9][0-9]_*.ipynb", "[A-Z]_*.ipynb"
-DOCS = ["explaining", "intervening", "explorer", "models", "training", "evaluation", "paper", "costs", "front-end"]
+DOCS = [
+    "explaining",
+    "intervening",
+    "explorer",
+    "models",
+    "training",
+    "evaluation",
+    "paper",
+    "costs",
+    "front-end",
+]
 PROJECT = ["CONTRIBUTING.md", "CHANGELOG.md", "data/README.md"]
 LINK = re.compile(r"(\]\(|(?:src|href)=\\?\")([^()\s:\"\\#]+)(?=[)#\"\\\\])")
-HOSTS = {"arxiv.org", "colab.research.google.com", "github.com", "kellerjordan.github.io", "transformer-circuits.pub",
-         "www.lesswrong.com"}
+HOSTS = {
+    "arxiv.org",
+    "colab.research.google.com",
+    "github.com",
+    "kellerjordan.github.io",
+    "transformer-circuits.pub",
+    "www.lesswrong.com",
+}
 """Hosts that pages may link to, besides those of the two addresses in pyproject.toml."""
 
 
@@ -35,13 +51,17 @@ def addresses(root: Path = ROOT) -> dict[str, str]:
     found = dict(re.findall(r'^(repository|site) = "([^"]*)"', text, re.M))
     for name, address in found.items():
         if address and not re.fullmatch(r"https://[\w.-]+(/[\w.~-]+)*", address):
-            raise ValueError(f"{name} of [tool.vitlens] must be https://… without a slash at its end, got {address!r}.")
+            raise ValueError(
+                f"{name} of [tool.vitlens] must be https://… without a slash at its end, got {address!r}."
+            )
     return found
 
 
 def chapters(root: Path = ROOT) -> list[Path]:
     """The notebooks in reading order: numbered chapters, then appendices with letters."""
-    return [path for kind in (CHAPTERS, APPENDICES) for path in sorted((root / "notebooks").glob(kind))]
+    return [
+        path for kind in (CHAPTERS, APPENDICES) for path in sorted((root / "notebooks").glob(kind))
+    ]
 
 
 def source(cell: dict) -> str:
@@ -52,7 +72,10 @@ def heading(path: Path) -> tuple[str, str, str]:
     """Title, opening picture and question of a chapter, from its first cell. Empty where it has none."""
     text = source(json.loads(path.read_text(encoding="utf-8"))["cells"][0])
     parts = (r"^# (.+)$", r"!\[[^\]]*\]\(([^)]+)\)", r"\*\*([^*]+)\*\*")
-    return tuple(found[1].replace("\n", " ") if (found := re.search(part, text, re.M)) else "" for part in parts)
+    return tuple(
+        found[1].replace("\n", " ") if (found := re.search(part, text, re.M)) else ""
+        for part in parts
+    )
 
 
 # The pages, as Sphinx reads them.
@@ -71,17 +94,29 @@ def live(page: str, still: str, state: str = "") -> str:
 def notebook(path: Path) -> str:
     """A notebook with the live page offered above each widget that shows what the page does."""
     book = json.loads(path.read_text(encoding="utf-8"))
-    book["metadata"]["language_info"]["pygments_lexer"] = "ipython3"  # which reads lines with % and !
+    book["metadata"]["language_info"]["pygments_lexer"] = (
+        "ipython3"  # which reads lines with % and !
+    )
     for cell in book["cells"]:
         code = source(cell)
         for data in (output.get("data", {}) for output in cell.get("outputs", [])):
-            if drawing := data.pop("image/svg+xml", None):  # Sphinx would give it its path as alt text
+            if drawing := data.pop(
+                "image/svg+xml", None
+            ):  # Sphinx would give it its path as alt text
                 alt = html.escape("".join(data["text/plain"]))
-                data["text/html"] = f'<img alt="{alt}" src="data:image/svg+xml,{quote("".join(drawing))}">'
-        if "live" in cell["metadata"].get("tags", []) and re.search(r"widgets\.(explore|tour)", code):
+                data["text/html"] = (
+                    f'<img alt="{alt}" src="data:image/svg+xml,{quote("".join(drawing))}">'
+                )
+        if "live" in cell["metadata"].get("tags", []) and re.search(
+            r"widgets\.(explore|tour)", code
+        ):
             view = re.search(r"view=\"(\w+)\"", code)
             state = cell["metadata"].get("page") or (f"view={view[1]}" if view else "")
-            stills = [output["data"] for output in cell["outputs"] if "text/html" in output.get("data", {})]
+            stills = [
+                output["data"]
+                for output in cell["outputs"]
+                if "text/html" in output.get("data", {})
+            ]
             for data in stills[-1:]:
                 still = "".join(data["text/html"])
                 data["text/html"] = live("../live.html", still, state)
@@ -113,21 +148,33 @@ def front_page(folder: Path) -> str:
     """The README with the live page in place of its picture, and the chapters below their heading."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     picture = re.search(r"^!\[([^\]]+)\]\((\S+)\)$", text, re.M)
-    still = f'<img src="_static/{Path(picture[2]).name}" alt="{html.escape(picture[1])}" class="best">'
+    still = (
+        f'<img src="_static/{Path(picture[2]).name}" alt="{html.escape(picture[1])}" class="best">'
+    )
     shutil.copy(ROOT / picture[2], folder / "_static")
     text = text.replace(picture[0], live("live.html", still))
     (cards := folder / "_static/cards").mkdir()
     grid = f'<div class="chapters">{"".join(card(path, cards) for path in chapters())}</div>\n\n'
-    text = re.sub(r"(?<=^## The book\n).*?(?=^## )", lambda part: f"{part[0]}{grid}", text, flags=re.M | re.S)
+    text = re.sub(
+        r"(?<=^## The book\n).*?(?=^## )", lambda part: f"{part[0]}{grid}", text, flags=re.M | re.S
+    )
     pages = {
-        "The book": [f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob(CHAPTERS))],
-        "Appendices": [f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob(APPENDICES))],
+        "The book": [
+            f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob(CHAPTERS))
+        ],
+        "Appendices": [
+            f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob(APPENDICES))
+        ],
         "The package": [f"docs/{name}" for name in DOCS],
-        "The project": ["About the book <notebooks/README>", *(name.removesuffix(".md") for name in PROJECT)],
+        "The project": [
+            "About the book <notebooks/README>",
+            *(name.removesuffix(".md") for name in PROJECT),
+        ],
     }
     trees = (
         "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```"])
-        for caption, names in pages.items() if names
+        for caption, names in pages.items()
+        if names
     )
     return "\n\n".join([text, *trees, ""])
 
@@ -165,9 +212,13 @@ def stage(folder: Path) -> None:
 def mathjax(folder: Path) -> None:
     """MathJax from npm, as one script and the extensions that it loads when a formula needs them."""
     if not (npm := shutil.which("npm")):
-        sys.exit("npm was not found. Install Node.js, whose npm fetches MathJax for the formulas of the site.")
+        sys.exit(
+            "npm was not found. Install Node.js, whose npm fetches MathJax for the formulas of the site."
+        )
     with tempfile.TemporaryDirectory() as place:
-        subprocess.run([npm, "pack", "--silent", MATHJAX], cwd=place, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [npm, "pack", "--silent", MATHJAX], cwd=place, check=True, stdout=subprocess.DEVNULL
+        )
         shutil.unpack_archive(next(Path(place).glob("*.tgz")), place, filter="data")
         es5 = Path(place, "package/es5")
         for part in ("tex-svg.js", "input/tex/extensions", "a11y/assistive-mml.js"):
@@ -185,14 +236,24 @@ def trim(site: Path) -> None:
         file.unlink()
     for page in site.glob("**/*.html"):
         if page.name != "live.html":
-            text = re.sub(r"<(link|script)[^>]*fontawesome\.js[^>]*>(</script>)?", "", page.read_text(encoding="utf-8"))
-            text = re.sub("<title>vitlens .*?<", "<title>vitlens: a microscope for Vision Transformers<", text)
+            text = re.sub(
+                r"<(link|script)[^>]*fontawesome\.js[^>]*>(</script>)?",
+                "",
+                page.read_text(encoding="utf-8"),
+            )
+            text = re.sub(
+                "<title>vitlens .*?<", "<title>vitlens: a microscope for Vision Transformers<", text
+            )
             if page.name in ("index.html", "README.html"):
                 text = re.sub(r"<img (?![^>]*loading=)", '<img loading="lazy" ', text)
             page.write_text(text, encoding="utf-8")
     (site / "_static/scripts/fontawesome.js").unlink()
-    search = site / "_static/searchtools.js"  # whose summaries shall not begin with the buttons of a page
-    search.write_text(search.read_text(encoding="utf-8").replace('[role="main"]', "article"), encoding="utf-8")
+    search = (
+        site / "_static/searchtools.js"
+    )  # whose summaries shall not begin with the buttons of a page
+    search.write_text(
+        search.read_text(encoding="utf-8").replace('[role="main"]', "article"), encoding="utf-8"
+    )
 
 
 def build(site: Path, model: str) -> None:
@@ -204,17 +265,39 @@ def build(site: Path, model: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         stage(folder := Path(place))
         mathjax(folder / "_static/mathjax")
-        options = ["-b", "html", "-c", ROOT / "docs", "-d", folder / ".doctrees", "-E", "-q", "-W", "--keep-going"]
-        options += ["-D", f"html_static_path={folder / '_static'}", "-D", f"html_extra_path={folder / '_extra'}"]
-        if subprocess.run([sys.executable, "-m", "sphinx", *options, folder, folder / ".html"]).returncode:
+        options = [
+            "-b",
+            "html",
+            "-c",
+            ROOT / "docs",
+            "-d",
+            folder / ".doctrees",
+            "-E",
+            "-q",
+            "-W",
+            "--keep-going",
+        ]
+        options += [
+            "-D",
+            f"html_static_path={folder / '_static'}",
+            "-D",
+            f"html_extra_path={folder / '_extra'}",
+        ]
+        if subprocess.run(
+            [sys.executable, "-m", "sphinx", *options, folder, folder / ".html"]
+        ).returncode:
             sys.exit("Sphinx printed warnings. Change the pages that they name, and build again.")
-        for part in (folder / ".html").iterdir():  # in place of an older site, whose other pages must not stay
+        for part in (
+            folder / ".html"
+        ).iterdir():  # in place of an older site, whose other pages must not stay
             old = site / part.name
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
             shutil.move(part, old)
     trim(site)
     for path in chapters():
-        shutil.copy(path, site / "_sources/notebooks" / path.name)  # a download is the notebook as committed
+        shutil.copy(
+            path, site / "_sources/notebooks" / path.name
+        )  # a download is the notebook as committed
     if dead := dead_links(site):
         sys.exit("\n".join([f"{len(dead)} links are dead:", *dead]))
 
@@ -252,7 +335,9 @@ def dead_links(site: Path) -> list[str]:
                 alive = parts.scheme == "https" and parts.hostname in hosts
             else:
                 target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
-                alive = target.is_file() and (target not in pages or unquote(parts.fragment) in pages[target].ids)
+                alive = target.is_file() and (
+                    target not in pages or unquote(parts.fragment) in pages[target].ids
+                )
             if not alive:
                 dead.append(f"{page.relative_to(site)}: {address}")
     return dead
@@ -262,17 +347,29 @@ def write_links(root: Path = ROOT) -> list[Path]:
     """Write the addresses of pyproject.toml into notebooks and READMEs. Returns the files that changed."""
     repository, site = (addresses(root)[name] for name in ("repository", "site"))
     texts = {path: path.read_text(encoding="utf-8") for path in chapters(root)}
-    changed = {path: re.sub(r'(?<=REPOSITORY = )(\\?")[^"\\]*', rf"\g<1>{repository}", texts[path]) for path in texts}
+    changed = {
+        path: re.sub(r'(?<=REPOSITORY = )(\\?")[^"\\]*', rf"\g<1>{repository}", texts[path])
+        for path in texts
+    }
 
     def colab(line: re.Match) -> str:
         address = f"{repository}/blob/main/notebooks/{line[2]}"
         address = address.replace("https://github.com", "https://colab.research.google.com/github")
-        return line[1] + f" [![Open in Colab](../docs/_static/colab.svg)]({address})" * ("colab" in address)
+        return line[1] + f" [![Open in Colab](../docs/_static/colab.svg)]({address})" * (
+            "colab" in address
+        )
 
     for name, pattern, badge in (
-        ("notebooks/README.md", r"^([|*-].*?\]\((\w+\.ipynb)\))(?: \[!\[Open in Colab\]\(.*?\)\]\(.*?\))?", colab),
-        ("README.md", r"(?<=^# vitlens\n)(?:\n\[!\[Read the book\].*\n)?",
-         f"\n[![Read the book](docs/_static/book.svg)]({site})\n" * bool(site)),
+        (
+            "notebooks/README.md",
+            r"^([|*-].*?\]\((\w+\.ipynb)\))(?: \[!\[Open in Colab\]\(.*?\)\]\(.*?\))?",
+            colab,
+        ),
+        (
+            "README.md",
+            r"(?<=^# vitlens\n)(?:\n\[!\[Read the book\].*\n)?",
+            f"\n[![Read the book](docs/_static/book.svg)]({site})\n" * bool(site),
+        ),
     ):
         texts[root / name] = (root / name).read_text(encoding="utf-8")
         changed[root / name] = re.sub(pattern, badge, texts[root / name], flags=re.M)
@@ -286,10 +383,15 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("command", choices=["build", "links"])
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the site")
-    parser.add_argument("--model", default="data/checkpoints/vit_tiny_patch16_224", help="model of the live page")
+    parser.add_argument(
+        "--model", default="data/checkpoints/vit_tiny_patch16_224", help="model of the live page"
+    )
     options = parser.parse_args(arguments)
     if options.command == "links":
-        print("\n".join(f"{path.relative_to(ROOT)}: written" for path in write_links()) or "Nothing changed.")
+        print(
+            "\n".join(f"{path.relative_to(ROOT)}: written" for path in write_links())
+            or "Nothing changed."
+        )
     else:
         build(options.out.resolve(), options.model)
 

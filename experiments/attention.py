@@ -31,7 +31,9 @@ def materialized(attn):
     maps = [layer.weights(limit=math.inf) for layer in attn]
     grid, prefix = attn.grid, attn.grid.prefix
     distances = grid.distances(device=maps[0].device)
-    distance = torch.stack([(a[:, :, prefix:, prefix:] * distances).sum(-1).mean(-1) for a in maps], 1)
+    distance = torch.stack(
+        [(a[:, :, prefix:, prefix:] * distances).sum(-1).mean(-1) for a in maps], 1
+    )
     entropy = torch.stack([torch.special.entr(a).sum(-1).mean(-1) for a in maps], 1)
     received = torch.stack([a.mean(-2)[..., prefix:] for a in maps], 1)
     product = same = torch.eye(grid.tokens, device=maps[0].device)
@@ -75,15 +77,25 @@ def measure(name: str, size: int) -> dict:
         held = seconds(lambda: materialized(attn), min(repeats, 3 if size <= 512 else 1))
         summary, naive = attention.summary(attn), materialized(attn)
     ours = (summary.mean_distance, summary.entropy, summary.received, summary.rollout)
-    difference = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, naive, strict=True))
+    difference = max(
+        ((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, naive, strict=True)
+    )
     stored = sum(t.numel() * t.element_size() for layer in attn for t in (layer.q, layer.k)) / 2**20
     mib = {way: in_own_process(extra, name, size, way) for way in ("summary", "materialized")}
     return {
-        "model": name, "image_px": size, "tokens": (size // 16) ** 2 + 1,
-        "forward_s": forward, "summary_s": streamed, "materialized_s": held,
-        "summary/forward": streamed / forward, "summary/materialized": streamed / held,
-        "stored_q_k_MiB": stored, "summary_extra_MiB": mib["summary"], "materialized_extra_MiB": mib["materialized"],
-        "materialized/summary_memory": mib["materialized"] / mib["summary"], "relative_difference": difference,
+        "model": name,
+        "image_px": size,
+        "tokens": (size // 16) ** 2 + 1,
+        "forward_s": forward,
+        "summary_s": streamed,
+        "materialized_s": held,
+        "summary/forward": streamed / forward,
+        "summary/materialized": streamed / held,
+        "stored_q_k_MiB": stored,
+        "summary_extra_MiB": mib["summary"],
+        "materialized_extra_MiB": mib["materialized"],
+        "materialized/summary_memory": mib["materialized"] / mib["summary"],
+        "relative_difference": difference,
     }
 
 
@@ -103,20 +115,33 @@ def compiled_summary(attn, step, rows: int):
     """Distance and entropy (B, L, H), received (B, L, H, P) and rollout (B, rows, cols) by compiled blocks of rows."""
     grid, prefix, layers = attn.grid, attn.grid.prefix, []
     row = attention.read_row(attn)
-    padded = torch.cat([grid.distances(device=row.device).new_zeros(prefix, grid.tokens - prefix),
-                        grid.distances(dtype=row.dtype, device=row.device)])  # prefix queries have no distance
+    padded = torch.cat(
+        [
+            grid.distances(device=row.device).new_zeros(prefix, grid.tokens - prefix),
+            grid.distances(dtype=row.dtype, device=row.device),
+        ]
+    )  # prefix queries have no distance
     for layer in reversed(list(attn)):
         sums, pulled = [], torch.zeros_like(row)
         for start in range(0, grid.tokens, rows):
             part = slice(start, start + rows)
-            *found, moved = step(layer.q[:, :, part], layer.k, layer.scale, row[:, part], padded[part], prefix)
+            *found, moved = step(
+                layer.q[:, :, part], layer.k, layer.scale, row[:, part], padded[part], prefix
+            )
             sums.append(found)
             pulled += moved
         distance, entropy, received = zip(*sums, strict=True)
-        layers.append((torch.cat(distance, -1)[..., prefix:].mean(-1), torch.cat(entropy, -1).mean(-1),
-                       sum(received)[..., prefix:] / grid.tokens))
+        layers.append(
+            (
+                torch.cat(distance, -1)[..., prefix:].mean(-1),
+                torch.cat(entropy, -1).mean(-1),
+                sum(received)[..., prefix:] / grid.tokens,
+            )
+        )
         row = (row + pulled) / 2
-    distance, entropy, received = (torch.stack(values[::-1], 1) for values in zip(*layers, strict=True))
+    distance, entropy, received = (
+        torch.stack(values[::-1], 1) for values in zip(*layers, strict=True)
+    )
     return distance, entropy, received, grid.image_map(row)
 
 
@@ -142,19 +167,27 @@ def measure_gpu(size: int, batch: int, repeats: int = 7) -> dict:
         rows = max(8, attention.BLOCK["cuda"] // (batch * len(attn[0].q[0]) * attn.grid.tokens))
         compiled = partial(compiled_summary, step=step, rows=min(rows, attn.grid.tokens))
         ways = {
-            "forward": forward, "summary": partial(captured, attention.summary),
-            "compiled": partial(captured, compiled), "materialized": partial(captured, materialized),
+            "forward": forward,
+            "summary": partial(captured, attention.summary),
+            "compiled": partial(captured, compiled),
+            "materialized": partial(captured, materialized),
         }
         needed = 4 * batch * len(attn) * attn[0].q.shape[1] * attn.grid.tokens**2
         if 3 * needed > torch.cuda.mem_get_info()[0]:  # the maps, and two copies to compute with
             del ways["materialized"]
         summary = attention.summary(attn)
         ours = (summary.mean_distance, summary.entropy, summary.received, summary.rollout)
-        row = {"model": "ViT-B/16", "image_px": size, "tokens": attn.grid.tokens, "batch": batch,
-               "materialized_GiB_per_image": needed / batch / 2**30}
+        row = {
+            "model": "ViT-B/16",
+            "image_px": size,
+            "tokens": attn.grid.tokens,
+            "batch": batch,
+            "materialized_GiB_per_image": needed / batch / 2**30,
+        }
         seen = compiled(attn)
-        row["compiled_difference"] = max(((a - b).abs().max() / a.abs().max()).item()
-                                         for a, b in zip(ours, seen, strict=True))
+        row["compiled_difference"] = max(
+            ((a - b).abs().max() / a.abs().max()).item() for a, b in zip(ours, seen, strict=True)
+        )
         del attn, seen, summary
         for way, call in ways.items():
             call()
@@ -167,7 +200,9 @@ def measure_gpu(size: int, batch: int, repeats: int = 7) -> dict:
                 torch.cuda.synchronize()
 
             row[f"{way}_images_per_second"] = batch / seconds(waited, repeats)
-            row[f"{way}_MiB_per_image"] = (torch.cuda.max_memory_allocated() - before) / batch / 2**20
+            row[f"{way}_MiB_per_image"] = (
+                (torch.cuda.max_memory_allocated() - before) / batch / 2**20
+            )
     for way in list(ways)[1:]:
         row[f"{way}/forward"] = row["forward_images_per_second"] / row[f"{way}_images_per_second"]
     return row
@@ -192,7 +227,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.models:
         for size in options.sizes:
             rows.append(measure(name, size))
-            print({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
+            print(
+                {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in rows[-1].items()},
+                flush=True,
+            )
         first, last = rows[-len(options.sizes)], rows[-1]
         if len(options.sizes) > 1:
             grown = math.log(last["summary_extra_MiB"] / first["summary_extra_MiB"])

@@ -48,7 +48,11 @@ def measured(name: str, size: int, way: str) -> dict:
         model(image)
     start = time.perf_counter()
     found, peak = memory(
-        lambda: materialized(model, image) if way == "materialized" else METHODS[way](model, image, TARGET)[0]
+        lambda: (
+            materialized(model, image)
+            if way == "materialized"
+            else METHODS[way](model, image, TARGET)[0]
+        )
     )
     row = {"pixels": size, "tokens": (size // 16) ** 2 + 1, "way": way}
     row |= {"seconds": round(time.perf_counter() - start, 2), "mib": round(peak, 1)}

@@ -25,7 +25,9 @@ from vitlens.train import Recipe, recipe, register
 from vitlens_paper.masked import assembled, in_patches
 
 # He et al. hide 75 % and found shallow decoders as good. The rest is that of masked-patches.
-RECIPE = register(replace(recipe("masked-patches"), name="masked-autoencoder", objective="labels", masked=0.0)).name
+RECIPE = register(
+    replace(recipe("masked-patches"), name="masked-autoencoder", objective="labels", masked=0.0)
+).name
 
 
 def build(plan: Recipe, share: float = 0.75, depth: int = 2) -> nn.Module:
@@ -37,7 +39,9 @@ def build(plan: Recipe, share: float = 0.75, depth: int = 2) -> nn.Module:
     return model
 
 
-def shuffled(batch: int, patches: int, share: float, device: torch.device | str = "cpu") -> tuple[Tensor, int]:
+def shuffled(
+    batch: int, patches: int, share: float, device: torch.device | str = "cpu"
+) -> tuple[Tensor, int]:
     """An order of the patches, int64 (B, P), drawn from the global generator, and how many of its first are visible."""
     return torch.rand(batch, patches, device=device).argsort(dim=1), visible_count(patches, share)
 
@@ -59,11 +63,18 @@ class MaskedAutoencoder(nn.Module):
 
     def __init__(self, model: nn.Module, depth: int, share: float, mean, std):
         super().__init__()
-        self.patch, self.share, self.prefix = model.patch_embed.patch_size[0], share, model.num_prefix_tokens
+        self.patch, self.share, self.prefix = (
+            model.patch_embed.patch_size[0],
+            share,
+            model.num_prefix_tokens,
+        )
         width, heads = model.embed_dim // 2, model.blocks[0].attn.num_heads
         self.embed = nn.Linear(model.embed_dim, width)
         self.mask_token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, width), std=0.02))
-        places = F.pad(build_sincos2d_pos_embed(list(model.patch_embed.grid_size), width), (0, 0, self.prefix, 0))
+        places = F.pad(
+            build_sincos2d_pos_embed(list(model.patch_embed.grid_size), width),
+            (0, 0, self.prefix, 0),
+        )
         self.register_buffer("places", places[None], persistent=False)
         self.blocks = nn.ModuleList(Block(width, heads, qkv_bias=True) for _ in range(depth))
         self.norm = nn.LayerNorm(width, eps=1e-6)
@@ -77,7 +88,9 @@ class MaskedAutoencoder(nn.Module):
 
     def forward(self, model: nn.Module, x: Tensor) -> Tensor:
         order, visible = shuffled(len(x), model.patch_embed.num_patches, self.share, x.device)
-        return self.loss(self.decoded(self.encoded(model, x, order[:, :visible]), order), x, order[:, visible:])
+        return self.loss(
+            self.decoded(self.encoded(model, x, order[:, :visible]), order), x, order[:, visible:]
+        )
 
     def encoded(self, model: nn.Module, x: Tensor, shown: Tensor) -> Tensor:
         """(B, R + V, D) the model's output tokens, from its prefix tokens and the patches `shown` (B, V) alone."""
@@ -92,8 +105,12 @@ class MaskedAutoencoder(nn.Module):
     def decoded(self, tokens: Tensor, order: Tensor) -> Tensor:
         """(B, P, 3 · p · p) predictions for all patches in order, from the result of `encoded`."""
         z = self.embed(tokens)
-        hidden = self.mask_token.to(z.dtype).expand(len(z), order.shape[1] + self.prefix - z.shape[1], -1)
-        z = torch.cat([z[:, : self.prefix], unshuffled(torch.cat([z[:, self.prefix :], hidden], 1), order)], 1)
+        hidden = self.mask_token.to(z.dtype).expand(
+            len(z), order.shape[1] + self.prefix - z.shape[1], -1
+        )
+        z = torch.cat(
+            [z[:, : self.prefix], unshuffled(torch.cat([z[:, self.prefix :], hidden], 1), order)], 1
+        )
         z = z + self.places
         for block in self.blocks:
             z = block(z)
@@ -116,7 +133,9 @@ class MaskedAutoencoder(nn.Module):
         source = torch.where(corrupted, -1, torch.arange(rows * cols, device=x.device))
         grid = {"corrupted": corrupted, "source": source}
         picture = assembled(pixels.clamp(0, 1), rows, cols)
-        return {name: each.view(len(x), rows, cols) for name, each in grid.items()} | {"predicted": picture}
+        return {name: each.view(len(x), rows, cols) for name, each in grid.items()} | {
+            "predicted": picture
+        }
 
 
 def unshuffled(tokens: Tensor, order: Tensor) -> Tensor:

@@ -33,7 +33,9 @@ class Model:
         if plan.name == autoencoder.RECIPE:
             return autoencoder.build(plan)
         if self.choices:
-            return small_data.build(plan, **dict(choice.split("=") for choice in self.choices.split()))
+            return small_data.build(
+                plan, **dict(choice.split("=") for choice in self.choices.split())
+            )
         return self.network.build(plan) if self.network else plan.build()
 
     def before(self, plan: Recipe) -> Recipe | None:
@@ -42,12 +44,16 @@ class Model:
             return None
         name, *changes = self.pretraining.split()
         shared = (*FROM_MODEL, "model_kwargs", "image_size", "num_classes", "seed", "precision")
-        return replace(recipe(name).override(*changes), **{name: getattr(plan, name) for name in shared})
+        return replace(
+            recipe(name).override(*changes), **{name: getattr(plan, name) for name in shared}
+        )
 
     def tiny(self) -> "Model":
         few = " epochs=0 steps=4 batch_size=20 log_every=2 evaluate_every=1"
         network = self.network.tiny() if self.network else None
-        return replace(self, network=network, pretraining=self.pretraining + few if self.pretraining else "")
+        return replace(
+            self, network=network, pretraining=self.pretraining + few if self.pretraining else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,12 @@ class Study:
 
     def cells(self) -> Iterator[Cell]:
         """All trainings, seed by seed: a study that was stopped has whole grids of fewer seeds."""
-        return (Cell(name, images, seed) for seed in self.seeds for images in self.sizes for name in self.models)
+        return (
+            Cell(name, images, seed)
+            for seed in self.seeds
+            for images in self.sizes
+            for name in self.models
+        )
 
     def plan(self, cell: Cell) -> Recipe:
         """The recipe of one training."""
@@ -98,7 +109,11 @@ class Study:
         steps = max(1, round(share * plan.steps))
         epochs = steps / (cell.images // plan.batch_size)
         return replace(
-            plan, name=self.name, seed=cell.seed, num_classes=self.classes, steps=steps,
+            plan,
+            name=self.name,
+            seed=cell.seed,
+            num_classes=self.classes,
+            steps=steps,
             evaluate_every=max(1, round(epochs / self.validations)),
         )
 
@@ -106,11 +121,21 @@ class Study:
         """The same path in seconds: narrow models, two sizes, two seeds, a few steps."""
         classes = min(self.classes, 5)
         small = replace(
-            self.recipe, steps=6, batch_size=min(20, 8 * classes), log_every=2, width=16 * self.recipe.heads, depth=2
+            self.recipe,
+            steps=6,
+            batch_size=min(20, 8 * classes),
+            log_every=2,
+            width=16 * self.recipe.heads,
+            depth=2,
         )
         models = {name: model.tiny() for name, model in self.models.items()}
         return replace(
-            self, models=models, sizes=(8 * classes, 16 * classes), seeds=(0, 1), classes=classes, recipe=small
+            self,
+            models=models,
+            sizes=(8 * classes, 16 * classes),
+            seeds=(0, 1),
+            classes=classes,
+            recipe=small,
         )
 
 

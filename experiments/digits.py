@@ -21,7 +21,9 @@ from vitlens.train.recipes import recipe
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
-    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
+    options.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe"
+    )
     options = options.parse_args(arguments)
     plan, rows = recipe("digits").override(*options.set), []
     plan = plan.tiny() if options.tiny else plan
@@ -32,15 +34,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model, start = plan.build(), time.perf_counter()
         for step in fit(model, data, plan, device="cpu"):  # noqa: B007
             pass
-        rows.append({
-            "fold": fold, "images": len(data[1]), **step.metrics, "seconds": time.perf_counter() - start
-        })
+        rows.append(
+            {
+                "fold": fold,
+                "images": len(data[1]),
+                **step.metrics,
+                "seconds": time.perf_counter() - start,
+            }
+        )
         print(rows[-1], flush=True)
     columns = list(rows[0])[2:]
     for name, of in (("mean", statistics.mean), ("std", statistics.stdev)):
         summary = {column: of([row[column] for row in rows[:5]]) for column in columns}
         rows.append({"fold": name, "images": sum(row["images"] for row in rows[:5]), **summary})
-    how = {"processor": torch.backends.cpu.get_cpu_capability(), **about(command("experiments.digits", arguments))}
+    how = {
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        **about(command("experiments.digits", arguments)),
+    }
     write(options.out, [rounded(row, lambda v: round(v, 2)) | how for row in rows])
 
 

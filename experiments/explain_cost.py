@@ -32,7 +32,9 @@ def counted(model: torch.nn.Module, call: Callable[[], object]) -> tuple[object,
         counts["backwards" if len(inputs) >= len(model.blocks) else "partial_backwards"] += 1
         return run(outputs, gradients, retain, create, inputs, *args, **options)
 
-    hook = model.register_forward_pre_hook(lambda _, args: counts.update(image_forwards=len(args[0])))
+    hook = model.register_forward_pre_hook(
+        lambda _, args: counts.update(image_forwards=len(args[0]))
+    )
     with hook, mock.patch("torch.autograd._engine_run_backward", backward):
         start = time.perf_counter()
         result = call()
@@ -54,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         (explanation,) = explain()  # warms up
         with torch.inference_mode():
-            forward = statistics.median(counted(model, partial(model, explanation.input))[1] for _ in range(10))
+            forward = statistics.median(
+                counted(model, partial(model, explanation.input))[1] for _ in range(10)
+            )
 
         def explain_and_score(model=model, explain=explain) -> list[report.Explanation]:
             return list(report.score(model, explain()))
@@ -62,10 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for what, call in (("maps", explain), ("maps and scores", explain_and_score)):
             (explanation,), seconds, counts = counted(model, call)
             scores = explanation.scores
-            row = {"model": name, "pixels": explanation.grid.image[0], "what": what, "methods": len(explanation.maps)}
+            row = {
+                "model": name,
+                "pixels": explanation.grid.image[0],
+                "what": what,
+                "methods": len(explanation.maps),
+            }
             for column in ("random_orders", "steps"):
                 row[column] = 0 if scores is None else int(scores[column][0])
-            row |= {part: counts[part] for part in ("image_forwards", "backwards", "partial_backwards")}
+            row |= {
+                part: counts[part] for part in ("image_forwards", "backwards", "partial_backwards")
+            }
             row |= {"seconds": round(seconds, 2), "seconds_of_one_forward": round(forward, 4)}
             rows.append(row | {"in_forwards": round(seconds / forward, 1)} | how)
             print(row, flush=True)

@@ -40,15 +40,27 @@ def scored(model, encoded: bytes, number: int, only: list[str]) -> pd.DataFrame:
     x = preprocess(model, encoded)
     with torch.inference_mode():
         probability, target = (part.item() for part in model(x).softmax(-1).max(-1))
-    maps = {name: method(model, x, target) for name, method in METHODS.items() if not only or name in only}
+    maps = {
+        name: method(model, x, target)
+        for name, method in METHODS.items()
+        if not only or name in only
+    }
     if only:
-        found = faithfulness.curves(model, x, torch.stack([*maps.values()]), target, step=STEP, baseline=BASELINE)
+        found = faithfulness.curves(
+            model, x, torch.stack([*maps.values()]), target, step=STEP, baseline=BASELINE
+        )
         areas = {"deletion": found.deletion_area[:, 0], "insertion": found.insertion_area[:, 0]}
-        rows = pd.DataFrame({"method": list(maps), **{name: area.double().numpy() for name, area in areas.items()}})
+        rows = pd.DataFrame(
+            {"method": list(maps), **{name: area.double().numpy() for name, area in areas.items()}}
+        )
         rows["difference"] = rows.insertion - rows.deletion
         return rows.assign(image=number, target=target, probability=probability)
-    found = faithfulness.table(model, x, maps, target, orders=ORDERS, step=STEP, baseline=BASELINE, seed=number)
-    chance = {name: found[f"random_{name}_mean"][0] for name in ("deletion", "insertion", "difference")}
+    found = faithfulness.table(
+        model, x, maps, target, orders=ORDERS, step=STEP, baseline=BASELINE, seed=number
+    )
+    chance = {
+        name: found[f"random_{name}_mean"][0] for name in ("deletion", "insertion", "difference")
+    }
     found = pd.concat([found, pd.DataFrame([{"method": "random mean"} | chance])])
     return found.assign(image=number, target=target, probability=probability)
 
@@ -69,8 +81,10 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
                 above = difference[name] - difference[other]
                 row |= {f"above_{label}": above.mean(), f"above_{label}_95": student(above)}
         if name in NAMES and "rank" in rows:
-            row |= {"mean_rank": by_image["rank"][name].mean(), "clear_of_random":
-                    (by_image["difference_z_score"][name] > 2).mean()}
+            row |= {
+                "mean_rank": by_image["rank"][name].mean(),
+                "clear_of_random": (by_image["difference_z_score"][name] > 2).mean(),
+            }
         found.append(row)
     return pd.DataFrame(found)
 
@@ -116,20 +130,44 @@ def photographs(data: Path) -> list[bytes]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
-    options.add_argument("--model", required=True, help="a timm name, or a folder in timm's hub layout")
-    options.add_argument("--data", type=Path, required=True, help="Parquet file with a column image")
-    options.add_argument("--rows", type=Path, default=Path("explanations-rows.csv"), help="CSV to continue")
+    options.add_argument(
+        "--model", required=True, help="a timm name, or a folder in timm's hub layout"
+    )
+    options.add_argument(
+        "--data", type=Path, required=True, help="Parquet file with a column image"
+    )
+    options.add_argument(
+        "--rows", type=Path, default=Path("explanations-rows.csv"), help="CSV to continue"
+    )
     options.add_argument("--images", type=int, default=200)
-    options.add_argument("--only", nargs="+", choices=NAMES, default=[], help="single methods to score")
+    options.add_argument(
+        "--only", nargs="+", choices=NAMES, default=[], help="single methods to score"
+    )
     options = options.parse_args(arguments)
-    model, sources = load_model(options.model), photographs(options.data)[: 2 if options.tiny else options.images]
-    how = {"images": len(sources), "step": STEP, "orders": 0 if options.only else ORDERS, "baseline": BASELINE}
+    model, sources = (
+        load_model(options.model),
+        photographs(options.data)[: 2 if options.tiny else options.images],
+    )
+    how = {
+        "images": len(sources),
+        "step": STEP,
+        "orders": 0 if options.only else ORDERS,
+        "baseline": BASELINE,
+    }
     how |= about(command("experiments.explanations", arguments))
-    records = kept(options.out, options.only, {name: how[name] for name in ("images", "step", "baseline")})
+    records = kept(
+        options.out, options.only, {name: how[name] for name in ("images", "step", "baseline")}
+    )
     done = set(pd.read_csv(options.rows)["image"]) if options.rows.exists() else set()
     for number in tqdm([k for k in range(len(sources)) if k not in done]):
         rows = scored(model, sources[number], number, options.only)
-        rows.to_csv(options.rows, mode="a", header=not options.rows.exists(), index=False, float_format="%.6g")
+        rows.to_csv(
+            options.rows,
+            mode="a",
+            header=not options.rows.exists(),
+            index=False,
+            float_format="%.6g",
+        )
     rows = pd.read_csv(options.rows)
     for row in summary(rows).to_dict("records"):
         if row["method"] == "relevance" or (row["method"] in NAMES and not options.tiny):

@@ -110,12 +110,18 @@ UPLOAD = f"""async (bytes) => {{ {CHANGED}
 }}"""
 MENU = {name: view.entry or view.title for name, view in (VIEWS | INSIDE).items()}
 SWITCHES = 30
-CASES = {"vit_tiny_patch16_224": (224, 30, 5), "vit_base_patch16_224": (1024, 7, 1)}  # pixels, clicks, uploads
+CASES = {
+    "vit_tiny_patch16_224": (224, 30, 5),
+    "vit_base_patch16_224": (1024, 7, 1),
+}  # pixels, clicks, uploads
 
 
 def clicks(page: Page, rng: np.random.Generator, side: int, count: int) -> list[float]:
     """Seconds from a click on a random patch to the new picture."""
-    return [page.evaluate(CLICK, [*map(int, rng.integers(side, size=2)), side, side]) / 1000 for _ in range(count)]
+    return [
+        page.evaluate(CLICK, [*map(int, rng.integers(side, size=2)), side, side]) / 1000
+        for _ in range(count)
+    ]
 
 
 def inside(
@@ -132,7 +138,9 @@ def inside(
     yield "another class, contributions", pressed(".bars:not(.layers) button", range(1, 5))
     yield "bar of a head, contributions", pressed(".parts .goes", rng.permutation(36)[:count])
     page.evaluate(CHOOSE, ["view", MENU["attention"]])
-    turned = lambda numbers: [page.evaluate(TURN, [*divmod(int(number), 3)]) / 1000 for number in numbers]  # noqa: E731
+    turned = lambda numbers: [
+        page.evaluate(TURN, [*divmod(int(number), 3)]) / 1000 for number in numbers
+    ]
     turned([0, 35])  # the means are taken with the first
     for way in WAYS:
         page.evaluate(CHOOSE, ["way", instead(way)])
@@ -167,11 +175,19 @@ def measured(name: str, front: Front, page: Page, tiny: bool) -> list[dict]:
 
     def row(what: str, seconds: list[float]) -> None:
         middle = statistics.median(seconds)
-        rows.append({
-            "model": name, "pixels": size, "what": what, "seconds": round(middle, 3),
-            "of_a_forward": round(middle / forward, 3), "slowest": round(max(seconds), 3), "times": len(seconds),
-            "mib": "", "load": os.getloadavg()[0],
-        })
+        rows.append(
+            {
+                "model": name,
+                "pixels": size,
+                "what": what,
+                "seconds": round(middle, 3),
+                "of_a_forward": round(middle / forward, 3),
+                "slowest": round(max(seconds), 3),
+                "times": len(seconds),
+                "mib": "",
+                "load": os.getloadavg()[0],
+            }
+        )
         print(rows[-1], flush=True)
 
     row("forward", [forward])
@@ -195,8 +211,14 @@ def measured(name: str, front: Front, page: Page, tiny: bool) -> list[dict]:
                 clicks(page, rng, side, 1)
             memory[k] = kernel.memory_info().rss
         for k in marks:
-            rows.append({"model": name, "pixels": size, "what": f"memory after {k} interactions",
-                         "mib": round(memory[k] / 2**20, 1)})
+            rows.append(
+                {
+                    "model": name,
+                    "pixels": size,
+                    "what": f"memory after {k} interactions",
+                    "mib": round(memory[k] / 2**20, 1),
+                }
+            )
             print(rows[-1], flush=True)
     return rows
 

@@ -29,14 +29,36 @@ from vitlens_paper.evaluate import features, linear_probe
 RECIPE = "finetune-small"
 
 
-def neighbors(train: tuple[torch.Tensor, torch.Tensor], valid: tuple[torch.Tensor, torch.Tensor]) -> float:
-    return 100 * KNeighborsClassifier(5, metric="cosine", weights="distance").fit(*train).score(*valid)
+def neighbors(
+    train: tuple[torch.Tensor, torch.Tensor], valid: tuple[torch.Tensor, torch.Tensor]
+) -> float:
+    return 100 * KNeighborsClassifier(5, metric="cosine", weights="distance").fit(*train).score(
+        *valid
+    )
 
 
 def tuned(options: Namespace, plan: Recipe, seed: int) -> dict:
     with tempfile.TemporaryDirectory() as out:
-        words = [sys.executable, "-m", "vitlens", "train", "--recipe", RECIPE, "--model", options.model, "--data",
-                   options.data, "--out", out, "--device", "cpu", "--seed", str(seed), "--watch", "0"]
+        words = [
+            sys.executable,
+            "-m",
+            "vitlens",
+            "train",
+            "--recipe",
+            RECIPE,
+            "--model",
+            options.model,
+            "--data",
+            options.data,
+            "--out",
+            out,
+            "--device",
+            "cpu",
+            "--seed",
+            str(seed),
+            "--watch",
+            "0",
+        ]
         for setting in options.set:
             words += ["--set", setting]
         start = time.perf_counter()
@@ -49,29 +71,55 @@ def tuned(options: Namespace, plan: Recipe, seed: int) -> dict:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__, data=True)
-    options.add_argument("--model", required=True, help="a timm name, or a folder in timm's hub layout")
+    options.add_argument(
+        "--model", required=True, help="a timm name, or a folder in timm's hub layout"
+    )
     options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
+    options.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe"
+    )
     options = options.parse_args(arguments)
     if options.tiny:
         options.seeds, options.set = 2, [*options.set, "epochs=1", "batch_size=4"]
-    start, plan, model = time.perf_counter(), recipe(RECIPE).override(*options.set), load_model(options.model)
+    start, plan, model = (
+        time.perf_counter(),
+        recipe(RECIPE).override(*options.set),
+        load_model(options.model),
+    )
     train, valid = (
-        features(model, datasets.load(options.data, split, size=plan.image_size, squash=plan.squash))
+        features(
+            model, datasets.load(options.data, split, size=plan.image_size, squash=plan.squash)
+        )
         for split in ("train", "valid")
     )
     extracted, rows = time.perf_counter() - start, []
     for name, measure in (("linear probe", linear_probe), ("nearest neighbors", neighbors)):
         start = time.perf_counter()
         score = measure(train, valid)
-        rows.append({"method": name, "seed": "", "top1": score, "seconds": extracted + time.perf_counter() - start})
+        rows.append(
+            {
+                "method": name,
+                "seed": "",
+                "top1": score,
+                "seconds": extracted + time.perf_counter() - start,
+            }
+        )
     for seed in range(options.seeds):
         rows.append(tuned(options, plan, seed))
         print(rows[-1], flush=True)
-    scores, times = zip(*((row["top1"], row["seconds"]) for row in rows if row["method"] == "fine-tuning"), strict=True)
+    scores, times = zip(
+        *((row["top1"], row["seconds"]) for row in rows if row["method"] == "fine-tuning"),
+        strict=True,
+    )
     for name, of in (("mean", statistics.mean), ("std", statistics.stdev)):
-        rows.append({"method": "fine-tuning", "seed": name, "top1": of(scores), "seconds": of(times)})
-    how = {"images": len(train[1]), "valid_images": len(valid[1]), **about(command("experiments.finetune", arguments))}
+        rows.append(
+            {"method": "fine-tuning", "seed": name, "top1": of(scores), "seconds": of(times)}
+        )
+    how = {
+        "images": len(train[1]),
+        "valid_images": len(valid[1]),
+        **about(command("experiments.finetune", arguments)),
+    }
     write(options.out, [rounded(row, lambda v: round(v, 2)) | how for row in rows])
 
 

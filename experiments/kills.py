@@ -48,13 +48,17 @@ def final(folder: Path) -> tuple[dict[str, torch.Tensor], list]:
     """Tensors of the last checkpoint, and the log without its times."""
     newest = max((folder / "checkpoints").glob("*.safetensors"))
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return safetensors.torch.load_file(newest), [(line["step"], line["loss"], line["metrics"]) for line in lines]
+    return safetensors.torch.load_file(newest), [
+        (line["step"], line["loss"], line["metrics"]) for line in lines
+    ]
 
 
 def wait_for_a_save(folder: Path, seconds: float) -> None:
     """Return as soon as a file is being written."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end and not any(p.name.startswith(".") for p in (folder / "checkpoints").iterdir()):
+    while time.monotonic() < end and not any(
+        p.name.startswith(".") for p in (folder / "checkpoints").iterdir()
+    ):
         pass
 
 
@@ -77,11 +81,20 @@ def killed(folder: Path, images: int, most: int, rng: random.Random) -> dict:
         else:
             if process.wait() != 0:
                 raise RuntimeError(f"A resumed run ended with exit code {process.returncode}.")
-            return {"kills": len(steps), "steps": " ".join(map(str, steps)), "in_saves": in_saves, "damaged": damaged}
+            return {
+                "kills": len(steps),
+                "steps": " ".join(map(str, steps)),
+                "in_saves": in_saves,
+                "damaged": damaged,
+            }
         process.wait()
         process.stdout.close()
         files = {p.name for p in (folder / "checkpoints").iterdir()}
-        torn = {f for f in files if f.endswith(".safetensors") and f.replace(".safetensors", ".json") not in files}
+        torn = {
+            f
+            for f in files
+            if f.endswith(".safetensors") and f.replace(".safetensors", ".json") not in files
+        }
         in_saves += bool(torn or any(not f.endswith((".json", ".safetensors")) for f in files))
         steps.append(int(max(f for f in files if f.endswith(".json"))[5:13]) if files else 0)
 
@@ -100,13 +113,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for run in range(runs):
             row = {"run": run, **killed(Path(name) / str(run), images, most, random.Random(run))}
             ours, lines = final(Path(name) / str(run))
-            row["bit_equal"] = set(ours) == set(tensors) and all(torch.equal(ours[n], tensors[n]) for n in tensors)
+            row["bit_equal"] = set(ours) == set(tensors) and all(
+                torch.equal(ours[n], tensors[n]) for n in tensors
+            )
             row["log_equal"] = lines == log
             rows.append(row | {"compared": len(tensors)} | how)
             print(row, flush=True)
     write(options.out, rows)
-    print(f"{sum(row['kills'] for row in rows)} kills, equal to the bit: {sum(row['bit_equal'] for row in rows)} of "
-          f"{len(rows)} runs")
+    print(
+        f"{sum(row['kills'] for row in rows)} kills, equal to the bit: {sum(row['bit_equal'] for row in rows)} of "
+        f"{len(rows)} runs"
+    )
 
 
 if __name__ == "__main__":

@@ -51,14 +51,21 @@ class TunedLens:
 
     def save(self, folder: Path) -> Path:
         """Write `lens/tuned.safetensors`, in half precision, into the folder of the model."""
-        tensors = {name: getattr(self, name).half().cpu().contiguous() for name in ("weights", "biases")}
+        tensors = {
+            name: getattr(self, name).half().cpu().contiguous() for name in ("weights", "biases")
+        }
         (path := folder / LENS).parent.mkdir(parents=True, exist_ok=True)
         safetensors.torch.save_file(tensors, path)
         return path
 
     @classmethod
     def load(cls, folder: Path) -> "TunedLens":
-        return cls(**{name: part.float() for name, part in safetensors.torch.load_file(folder / LENS).items()})
+        return cls(
+            **{
+                name: part.float()
+                for name, part in safetensors.torch.load_file(folder / LENS).items()
+            }
+        )
 
 
 def tune(
@@ -104,18 +111,24 @@ def _fit(model: nn.Module, lens: TunedLens, number: int, layers: Tensor, lr: flo
     generator = torch.Generator().manual_seed(0)
     weight, bias = (part[number].clone().requires_grad_() for part in (lens.weights, lens.biases))
     optimizer = torch.optim.Adam([weight, bias], lr=lr)
-    held, rest = torch.randperm(count := layers.shape[1], generator=generator).tensor_split([max(1, count // 5)])
+    held, rest = torch.randperm(count := layers.shape[1], generator=generator).tensor_split(
+        [max(1, count // 5)]
+    )
     best, since = torch.inf, 0
 
     def loss(chosen: Tensor) -> Tensor:
         moved = TunedLens(weight[None], bias[None]).moved(layers[number, chosen], 0)
         both = zip(read_out(model, moved), read_out(model, layers[-1, chosen]), strict=True)
         pairs = [[part.float().log_softmax(-1) for part in pair] for pair in both]
-        return sum(F.kl_div(*pair, log_target=True, reduction="none").sum(-1).mean() for pair in pairs)
+        return sum(
+            F.kl_div(*pair, log_target=True, reduction="none").sum(-1).mean() for pair in pairs
+        )
 
     while since <= 5:
         if not (now := loss(held)).isfinite():
-            raise ValueError(f"The loss is {now:g}: the weights of the model are damaged, or lr={lr:g} is too large.")
+            raise ValueError(
+                f"The loss is {now:g}: the weights of the model are damaged, or lr={lr:g} is too large."
+            )
         if now < best - 1e-3:
             best, since = now.item(), 0
             lens.weights[number], lens.biases[number] = weight.detach(), bias.detach()
@@ -138,20 +151,37 @@ def scored(model, batches, ways):
         with torch.inference_mode():
             layers, logits = tokens.features(model, images)
             last, wrong = logits.argmax(1), next(shuffled)
-            for (way, tuned), (number, layer) in itertools.product(enumerate(ways), enumerate(layers)):
+            for (way, tuned), (number, layer) in itertools.product(
+                enumerate(ways), enumerate(layers)
+            ):
                 own, each = read_out(model, layer if tuned is None else tuned.moved(layer, number))
-                far, patches, own = divergence(logits, own), each[:, model.num_prefix_tokens :], own.argmax(1)
+                far, patches, own = (
+                    divergence(logits, own),
+                    each[:, model.num_prefix_tokens :],
+                    own.argmax(1),
+                )
                 mean, alone = patches.mean(1).argmax(1), patches.argmax(2)
                 unknown = far.new_full(far.shape, torch.nan)
                 for reader, right, agrees, kl in (
                     ("class token", own == labels, own == last, far),
                     ("mean of patches", mean == labels, mean == last, unknown),
-                    ("one patch", (alone == labels[:, None]).double().mean(1), alone == last[:, None], unknown),
+                    (
+                        "one patch",
+                        (alone == labels[:, None]).double().mean(1),
+                        alone == last[:, None],
+                        unknown,
+                    ),
                     ("wrong label", own == wrong, own == last, unknown),
                 ):
                     found[way][number][reader].append((right, agrees.double(), kl.double()))
     return [
-        [{name: [torch.cat(part) for part in zip(*each, strict=True)] for name, each in layer.items()} for layer in way]
+        [
+            {
+                name: [torch.cat(part) for part in zip(*each, strict=True)]
+                for name, each in layer.items()
+            }
+            for layer in way
+        ]
         for way in found
     ]
 
@@ -165,11 +195,20 @@ def rows(name: str, lens: str, found) -> list[dict]:
                 score = share, max(0.0, share - half), share + half
             else:
                 score = proportion(int(right.sum()), len(right))
-            row = {"model": name, "lens": lens, "layer": layer, "reader": reader, "images": len(right)}
+            row = {
+                "model": name,
+                "lens": lens,
+                "layer": layer,
+                "reader": reader,
+                "images": len(right),
+            }
             row |= dict(zip(("accuracy", "low", "high"), score, strict=True))
             row["agrees"] = 100 * agrees.double().mean().item()
             known = reader == "class token"
-            row |= {"kl": kl.mean().item() if known else "", "kl_95": student(kl.numpy()) if known else ""}
+            row |= {
+                "kl": kl.mean().item() if known else "",
+                "kl_95": student(kl.numpy()) if known else "",
+            }
             result.append(row)
     return result
 

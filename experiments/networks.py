@@ -12,7 +12,13 @@ from pathlib import Path
 import safetensors.torch
 import torch
 from timm.layers import GroupNormAct, HybridEmbed, StdConv2d
-from timm.models import ResNetV2, VisionTransformer, build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import (
+    ResNetV2,
+    VisionTransformer,
+    build_model_with_cfg,
+    generate_default_cfgs,
+    register_model,
+)
 from torch import nn
 
 from vitlens.train.recipes import Recipe
@@ -20,10 +26,17 @@ from vitlens.train.run_folder import stored
 
 HYBRID = "vit_small_resnet_hybrid"
 
-default_cfgs = generate_default_cfgs({HYBRID: {
-    "num_classes": 1000, "input_size": (3, 64, 64), "fixed_input_size": True, "classifier": "head",
-    "first_conv": "patch_embed.backbone.stem.conv",
-}})
+default_cfgs = generate_default_cfgs(
+    {
+        HYBRID: {
+            "num_classes": 1000,
+            "input_size": (3, 64, 64),
+            "fixed_input_size": True,
+            "classifier": "head",
+            "first_conv": "patch_embed.backbone.stem.conv",
+        }
+    }
+)
 
 
 @register_model
@@ -32,7 +45,9 @@ def vit_small_resnet_hybrid(
 ) -> VisionTransformer:
     """A Vision Transformer whose patches are the features of a small ResNet, one each."""
     embed = partial(HybridEmbed, backbone=resnet(stages, channels, global_pool="", preact=False))
-    return build_model_with_cfg(VisionTransformer, HYBRID, pretrained, embed_layer=embed, patch_size=1, **kwargs)
+    return build_model_with_cfg(
+        VisionTransformer, HYBRID, pretrained, embed_layer=embed, patch_size=1, **kwargs
+    )
 
 
 def resnet(stages: tuple[int, ...], channels: int, classes: int = 0, **form) -> ResNetV2:
@@ -43,11 +58,17 @@ def resnet(stages: tuple[int, ...], channels: int, classes: int = 0, **form) -> 
     """
     groups = min(32, channels // 8)  # BiT's 32, but never of a single channel
     model = ResNetV2(
-        layers=stages, channels=tuple(channels * 2**k for k in range(len(stages))), stem_chs=channels // 4,
-        num_classes=classes, norm_layer=partial(GroupNormAct, num_groups=groups),
-        conv_layer=partial(StdConv2d, eps=1e-8), **form,
+        layers=stages,
+        channels=tuple(channels * 2**k for k in range(len(stages))),
+        stem_chs=channels // 4,
+        num_classes=classes,
+        norm_layer=partial(GroupNormAct, num_groups=groups),
+        conv_layer=partial(StdConv2d, eps=1e-8),
+        **form,
     )
-    model.stem.pool = nn.Identity()  # images of 64 pixels are too small to be halved twice before the first stage
+    model.stem.pool = (
+        nn.Identity()
+    )  # images of 64 pixels are too small to be halved twice before the first stage
     for stage in model.feature_info[1:]:  # the first is the stem before its pool
         stage["reduction"] //= 2
     return model
@@ -72,8 +93,17 @@ class Network:
 
     def arguments(self, recipe: Recipe) -> dict:
         """Arguments of timm's constructor of a ViT or hybrid."""
-        sizes = dict(embed_dim=self.width, depth=self.depth, num_heads=self.heads, num_classes=recipe.num_classes)
-        own = dict(stages=self.stages, channels=self.channels) if self.stages else dict(patch_size=self.patch)
+        sizes = dict(
+            embed_dim=self.width,
+            depth=self.depth,
+            num_heads=self.heads,
+            num_classes=recipe.num_classes,
+        )
+        own = (
+            dict(stages=self.stages, channels=self.channels)
+            if self.stages
+            else dict(patch_size=self.patch)
+        )
         return dict(img_size=recipe.image_size, **sizes, **own)
 
     def build(self, recipe: Recipe) -> nn.Module:
@@ -88,16 +118,26 @@ class Network:
         model.pretrained_cfg = {"architecture": self.kind, **recipe.pixels()}
         return model.train()
 
-    def save(self, model: nn.Module, folder: Path, recipe: Recipe, class_names: Sequence[str]) -> None:
+    def save(
+        self, model: nn.Module, folder: Path, recipe: Recipe, class_names: Sequence[str]
+    ) -> None:
         """Write a ViT or a hybrid in timm's hub layout, in half precision."""
         first = "patch_embed.backbone.stem.conv" if self.stages else "patch_embed.proj"
         config = {
-            "architecture": HYBRID if self.stages else "vit_tiny_patch16_224", "num_classes": recipe.num_classes,
-            "num_features": self.width, "global_pool": "token", "label_names": list(class_names),
+            "architecture": HYBRID if self.stages else "vit_tiny_patch16_224",
+            "num_classes": recipe.num_classes,
+            "num_features": self.width,
+            "global_pool": "token",
+            "label_names": list(class_names),
             "model_args": self.arguments(recipe),
             "pretrained_cfg": {
-                "tag": recipe.name, "custom_load": False, **recipe.pixels(), "num_classes": recipe.num_classes,
-                "pool_size": None, "first_conv": first, "classifier": "head",
+                "tag": recipe.name,
+                "custom_load": False,
+                **recipe.pixels(),
+                "num_classes": recipe.num_classes,
+                "pool_size": None,
+                "first_conv": first,
+                "classifier": "head",
             },
         }
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,5 +148,10 @@ class Network:
     def tiny(self) -> "Network":
         """The same kind, narrow and shallow."""
         return Network(
-            self.patch, 8 * self.heads, min(self.depth, 2), self.heads, (1,) * len(self.stages), 32 * bool(self.stages)
+            self.patch,
+            8 * self.heads,
+            min(self.depth, 2),
+            self.heads,
+            (1,) * len(self.stages),
+            32 * bool(self.stages),
         )

@@ -88,12 +88,24 @@ def measured(browser: Browser, path: Path, count: int) -> Iterator[tuple[str, li
 def main(arguments: Sequence[str] | None = None) -> None:
     options, rows = parser(__doc__).parse_args(arguments), []
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        save_live_page(load_model(), {"chelsea": samples()["chelsea"]}, path := Path(folder, "page.html"))
+        save_live_page(
+            load_model(), {"chelsea": samples()["chelsea"]}, path := Path(folder, "page.html")
+        )
         browser = chromium(playwright)
         for what, times in measured(browser, path, 2 if options.tiny else 50):
             median, p95 = np.percentile(times, [50, 95]).round(1)
-            rows.append({"what": what, "median": median, "p95": p95, "times": len(times), "load": os.getloadavg()[0]})
-        how = {"browser": f"Chromium {browser.version}"} | about(command("experiments.page", arguments))
+            rows.append(
+                {
+                    "what": what,
+                    "median": median,
+                    "p95": p95,
+                    "times": len(times),
+                    "load": os.getloadavg()[0],
+                }
+            )
+        how = {"browser": f"Chromium {browser.version}"} | about(
+            command("experiments.page", arguments)
+        )
         write(options.out, [row | how for row in rows])
 
 

@@ -92,7 +92,9 @@ TASKS = {
     "attention rollout": (rollout_vitlens, rollout_timm),
     "Grad-CAM of a class": (grad_cam_vitlens, grad_cam_cam),
     "Integrated Gradients of a class, summed over each patch": (
-        integrated_gradients_vitlens, integrated_gradients_captum),
+        integrated_gradients_vitlens,
+        integrated_gradients_captum,
+    ),
 }
 
 
@@ -107,15 +109,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with torch.no_grad():
         target = opened()(images).argmax().item()
     for task, functions in TASKS.items():
-        maps = [np.asarray(torch.as_tensor(f(opened(), images, target)).detach()).ravel() for f in functions]
+        maps = [
+            np.asarray(torch.as_tensor(f(opened(), images, target)).detach()).ravel()
+            for f in functions
+        ]
         for function in functions:
             library = LIBRARIES[function.__name__.rpartition("_")[2]]
-            rows.append({
-                "task": task, "library": library, "version": version(library), "lines": lines_of(function),
-                "correlation": np.corrcoef(maps)[0, 1],
-                "fused_attention": "set_fused_attn" not in inspect.getsource(function),
-                **about(command("experiments.peers", arguments)),
-            })
+            rows.append(
+                {
+                    "task": task,
+                    "library": library,
+                    "version": version(library),
+                    "lines": lines_of(function),
+                    "correlation": np.corrcoef(maps)[0, 1],
+                    "fused_attention": "set_fused_attn" not in inspect.getsource(function),
+                    **about(command("experiments.peers", arguments)),
+                }
+            )
     write(options.out, rows, digits=8)
 
 

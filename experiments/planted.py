@@ -28,13 +28,24 @@ from vitlens.data.augment import normalized
 from vitlens.train import export, fit
 from vitlens.train.recipes import recipe
 
-COLORS = {"red": (200, 60, 60), "green": (60, 170, 60), "blue": (70, 90, 210), "yellow": (190, 170, 40)}
+COLORS = {
+    "red": (200, 60, 60),
+    "green": (60, 170, 60),
+    "blue": (70, 90, 210),
+    "yellow": (190, 170, 40),
+}
 SIDE, PATCH = 32, 4  # pixels
 NOISE = 8  # levels of 255
 SETTINGS = {"occlusion": {"window": 1}}
 RECIPE = recipe("digits").override(
-    f"image_size={SIDE}", f"patch_size={PATCH}", "width=48", "depth=3", f"num_classes={len(COLORS)}", "epochs=5",
-    "augment.rotate=0", "augment.scale=[1,1]",
+    f"image_size={SIDE}",
+    f"patch_size={PATCH}",
+    "width=48",
+    "depth=3",
+    f"num_classes={len(COLORS)}",
+    "epochs=5",
+    "augment.rotate=0",
+    "augment.scale=[1,1]",
 )
 """8 × 8 patches and 0.1 M parameters: learns 4,000 images within a minute on a CPU."""
 
@@ -68,7 +79,11 @@ def planted(count: int, seed: int, *, marks: int = 1) -> Planted:
     patches, classes = order(side**2), order(len(COLORS))
     images, colors = gray.clone(), torch.tensor(list(COLORS.values()), dtype=torch.float32)
     for mark in range(marks):
-        here = F.one_hot(patches[:, mark], side**2).view(count, 1, side, side).repeat_interleave(PATCH, 2)
+        here = (
+            F.one_hot(patches[:, mark], side**2)
+            .view(count, 1, side, side)
+            .repeat_interleave(PATCH, 2)
+        )
         here = here.repeat_interleave(PATCH, 3).bool()
         images = torch.where(here, colors[classes[:, mark], :, None, None], images)
     images = images + NOISE * torch.randn(count, 3, SIDE, SIDE, generator=random)
@@ -86,10 +101,17 @@ def energy_in_box(maps: Tensor, box: Sequence[float], grid: TokenGrid) -> Tensor
     left, top, right, bottom = box
     (height, width), energy = grid.image, maps.double().clamp(min=0)
     if not (0 <= left < right <= width and 0 <= top < bottom <= height):
-        raise ValueError(f"A box (left, top, right, bottom) must lie within {width} × {height} pixels, got {box}.")
-    y, x = (torch.arange(n + 1.0, dtype=torch.float64, device=maps.device).mul(side).clamp(max=pixels)
-            for n, side, pixels in zip((grid.rows, grid.cols), grid.patch, grid.image, strict=True))
-    rows, cols = y.clamp(top, bottom).diff(), x.clamp(left, right).diff()  # pixels of each patch in the box
+        raise ValueError(
+            f"A box (left, top, right, bottom) must lie within {width} × {height} pixels, got {box}."
+        )
+    y, x = (
+        torch.arange(n + 1.0, dtype=torch.float64, device=maps.device).mul(side).clamp(max=pixels)
+        for n, side, pixels in zip((grid.rows, grid.cols), grid.patch, grid.image, strict=True)
+    )
+    rows, cols = (
+        y.clamp(top, bottom).diff(),
+        x.clamp(left, right).diff(),
+    )  # pixels of each patch in the box
     inside, areas = rows[:, None] * cols, y.diff()[:, None] * x.diff()
     return ((energy * inside).sum((-2, -1)) / (energy * areas).sum((-2, -1))).to(maps.dtype)
 
@@ -99,21 +121,30 @@ def trained(seed: int, train: Planted, valid: Planted, epochs: int) -> torch.nn.
     plan = RECIPE.override(f"seed={seed}", f"epochs={epochs}")
     model = plan.build()
     *_, last = fit(model, (train.data, valid.data), plan, device="cpu")
-    print(f"seed {seed}: {last.metrics['top1']:.1f} % of new images are classified correctly", flush=True)
+    print(
+        f"seed {seed}: {last.metrics['top1']:.1f} % of new images are classified correctly",
+        flush=True,
+    )
     return model.eval()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--weights", type=Path, help="folder for the model of seed 1")
-    options.add_argument("--only", nargs="+", choices=list(METHODS), default=[], help="single methods to measure")
+    options.add_argument(
+        "--only", nargs="+", choices=list(METHODS), default=[], help="single methods to measure"
+    )
     options = options.parse_args(arguments)
     seeds, images, epochs, number = (1, 4, 1, 100) if options.tiny else (3, 100, 5, 4000)
     train, valid = planted(number, 0), planted(number // 10, 1)
     how = {"seeds": seeds, "images": images}
     rows, names = kept(options.out, options.only, how), options.only or list(METHODS)
     one, two = planted(images, 2), planted(images, 3, marks=2)
-    cases = {"one": [(one, 0, None)], "two": [(two, 0, None), (two, 1, None)], "contrast": [(two, 0, 1)]}
+    cases = {
+        "one": [(one, 0, None)],
+        "two": [(two, 0, None), (two, 1, None)],
+        "contrast": [(two, 0, 1)],
+    }
     hits: dict[str, dict[str, list[float]]] = {name: {case: [] for case in cases} for name in names}
     seconds = dict.fromkeys(names, 0.0)
     for seed in range(seeds):
@@ -125,9 +156,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for case, questions in cases.items():
                 shares = []
                 for marked, mark, other in questions:
-                    x = normalized(marked.data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+                    x = normalized(
+                        marked.data.images,
+                        model.pretrained_cfg["mean"],
+                        model.pretrained_cfg["std"],
+                    )
                     against = None if other is None else marked.classes[:, other]
-                    maps = METHODS[name](model, x, marked.classes[:, mark], against=against, **SETTINGS.get(name, {}))
+                    maps = METHODS[name](
+                        model, x, marked.classes[:, mark], against=against, **SETTINGS.get(name, {})
+                    )
                     shares.append(marked.hits(maps, mark).float().mean().item())
                 hits[name][case].append(statistics.mean(shares))
             seconds[name] += time.perf_counter() - start

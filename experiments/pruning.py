@@ -17,7 +17,9 @@ from vitlens.scores import proportion
 from vitlens_paper.evaluate.ablation import divergence, mean_outputs
 
 
-def pruned(model, chosen: list, measured: list, step: int = 1, orders: int = 3, way: str = "mean") -> list[dict]:
+def pruned(
+    model, chosen: list, measured: list, step: int = 1, orders: int = 3, way: str = "mean"
+) -> list[dict]:
     """Rows (order, removed, layer, head, images, accuracy, low, high) of a greedy order and of random ones.
 
     chosen: batches of images by which the next `step` heads are chosen. measured: batches of images and labels that
@@ -50,18 +52,31 @@ def pruned(model, chosen: list, measured: list, step: int = 1, orders: int = 3, 
             rng = torch.Generator().manual_seed(1 + int(name.split()[1]))
             order = [heads[i] for i in torch.randperm(len(heads), generator=rng).tolist()]
         for removed in sorted({*range(0, len(heads), step), len(heads)}):
-            right = sum(int((without(order[:removed], x).argmax(1) == y).sum()) for x, y in measured)
+            right = sum(
+                int((without(order[:removed], x).argmax(1) == y).sum()) for x, y in measured
+            )
             images = sum(len(y) for _, y in measured)
             layer, head = order[removed - 1] if removed else ("", "")
             score = dict(zip(("accuracy", "low", "high"), proportion(right, images), strict=True))
-            rows.append({"order": name, "removed": removed, "layer": layer, "head": head, "images": images, **score})
+            rows.append(
+                {
+                    "order": name,
+                    "removed": removed,
+                    "layer": layer,
+                    "head": head,
+                    "images": images,
+                    **score,
+                }
+            )
     return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__, data=True)
     options.add_argument("--model", default=SPECIMEN, help="a folder in timm's hub layout")
-    options.add_argument("--images", type=int, default=2000, help="images that accuracy is measured on")
+    options.add_argument(
+        "--images", type=int, default=2000, help="images that accuracy is measured on"
+    )
     options.add_argument("--choose", type=int, default=50, help="images by which heads are chosen")
     options.add_argument("--step", type=int, default=4, help="heads removed at once")
     options.add_argument("--orders", type=int, default=2, help="random orders")
@@ -72,7 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = [images for images, _ in labeled(model, options.data, 0, options.choose)]
     measured = list(labeled(model, options.data, options.choose, options.choose + options.images))
     how = about(command("experiments.pruning", arguments))
-    write(options.out, (row | how for row in pruned(model, chosen, measured, options.step, options.orders)))
+    write(
+        options.out,
+        (row | how for row in pruned(model, chosen, measured, options.step, options.orders)),
+    )
 
 
 if __name__ == "__main__":

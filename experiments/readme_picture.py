@@ -37,7 +37,9 @@ def inspection(model: str, out: Path) -> None:
     figure = plot.inspected({Path(model).name: found})
     figure.savefig(pixels := io.BytesIO(), dpi=SHARP)
     picture = Image.open(pixels).convert("RGB")
-    picture.save(out, quality=85, subsampling=0, optimize=True, progressive=True)  # a quarter of a PNG
+    picture.save(
+        out, quality=85, subsampling=0, optimize=True, progressive=True
+    )  # a quarter of a PNG
 
 
 def explorer(model: str, out: Path) -> None:
@@ -51,7 +53,15 @@ def explorer(model: str, out: Path) -> None:
             frames = [frame.convert("RGB") for frame in recorded(page)]
             page.close()
     first, *others = frames
-    first.save(out, save_all=True, append_images=others, duration=int(1000 * SHOWN), loop=0, quality=80, method=6)
+    first.save(
+        out,
+        save_all=True,
+        append_images=others,
+        duration=int(1000 * SHOWN),
+        loop=0,
+        quality=80,
+        method=6,
+    )
 
 
 def recorded(page: Page) -> Iterator[Image.Image]:

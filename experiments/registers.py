@@ -38,7 +38,12 @@ from vitlens_paper.evaluate import proportion, student
 
 @torch.no_grad()
 def register_neurons(
-    model: VisionTransformer, images: Tensor, count: int = 10, *, times: float = TIMES, layer: int | None = None
+    model: VisionTransformer,
+    images: Tensor,
+    count: int = 10,
+    *,
+    times: float = TIMES,
+    layer: int | None = None,
 ) -> dict[int, list[int]]:
     """The neurons that make the outliers, by layer: those whose mean activation at the outlier patches of all images is
     farthest above that at the other patches.
@@ -51,7 +56,9 @@ def register_neurons(
     hidden: list[Tensor] = []
     with contextlib.ExitStack() as hooks:
         for block in model.blocks:
-            hooks.enter_context(block.mlp.fc2.register_forward_pre_hook(lambda _, args: hidden.append(args[0])))
+            hooks.enter_context(
+                block.mlp.fc2.register_forward_pre_hook(lambda _, args: hidden.append(args[0]))
+            )
         layers, _ = tokens.features(model, images)
     prefix = model.num_prefix_tokens
     norms = torch.stack([tokens.norms(each)[:, prefix:] for each in layers])
@@ -65,7 +72,10 @@ def register_neurons(
             f"No patch of these images has a norm above {times:g} times the median (largest: {ratios(norms).max():.2f} "
             "times), so a register has nothing to take over. Lower `times`, or take a larger model."
         )
-    above = [each[:, prefix:][where].mean(0) - each[:, prefix:][~where].mean(0) for each in hidden[: layer + 1]]
+    above = [
+        each[:, prefix:][where].mean(0) - each[:, prefix:][~where].mean(0)
+        for each in hidden[: layer + 1]
+    ]
     neurons: dict[int, list[int]] = {}
     for number in sorted(torch.cat(above).topk(min(count, sum(map(len, above)))).indices.tolist()):
         neurons.setdefault(number // len(above[0]), []).append(number % len(above[0]))
@@ -73,7 +83,9 @@ def register_neurons(
 
 
 @torch.no_grad()
-def with_register(model: VisionTransformer, neurons: Mapping[int, Sequence[int]]) -> VisionTransformer:
+def with_register(
+    model: VisionTransformer, neurons: Mapping[int, Sequence[int]]
+) -> VisionTransformer:
     """A copy of a plain Vision Transformer of timm with one more register, its last prefix token, for these neurons.
 
     The register begins as zeros, without a position. In each MLP it gets the largest activation of each of the neurons
@@ -82,13 +94,19 @@ def with_register(model: VisionTransformer, neurons: Mapping[int, Sequence[int]]
     prefix tokens.
     """
     if model.pool_include_prefix:
-        raise ValueError("The head reads all prefix tokens, so it would read the register too. Take another model.")
+        raise ValueError(
+            "The head reads all prefix tokens, so it would read the register too. Take another model."
+        )
     other = copy.deepcopy(model)
     place = other.num_prefix_tokens  # behind the other prefix tokens
     empty = other.pos_embed.new_zeros(1, 1, other.embed_dim)
-    other.reg_token = nn.Parameter(empty if other.reg_token is None else torch.cat([other.reg_token, empty], 1))
+    other.reg_token = nn.Parameter(
+        empty if other.reg_token is None else torch.cat([other.reg_token, empty], 1)
+    )
     if not other.no_embed_class:
-        other.pos_embed = nn.Parameter(torch.cat([other.pos_embed[:, :place], empty, other.pos_embed[:, place:]], 1))
+        other.pos_embed = nn.Parameter(
+            torch.cat([other.pos_embed[:, :place], empty, other.pos_embed[:, place:]], 1)
+        )
     other.num_reg_tokens += 1
     other.num_prefix_tokens += 1
     for layer, numbers in neurons.items():
@@ -128,7 +146,10 @@ def looked_at(model: nn.Module, images: Tensor, labels: Tensor, times: float) ->
         received = attn[-1].weights().mean((1, 2)).double()
     norms = torch.stack([tokens.norms(layer) for layer in layers], 1).double()
     prefix, patches = attn.grid.prefix, norms[..., attn.grid.prefix :]
-    middle, last = patches.quantile(0.5, -1), torch.full(patches.shape[:2], torch.nan, dtype=torch.float64)
+    middle, last = (
+        patches.quantile(0.5, -1),
+        torch.full(patches.shape[:2], torch.nan, dtype=torch.float64),
+    )
     last[:, -1] = roughness(attn.grid.image_map(received))
     return {
         "answer": logits.argmax(1),
@@ -141,19 +162,30 @@ def looked_at(model: nn.Module, images: Tensor, labels: Tensor, times: float) ->
     }
 
 
-def rows(name: str, each: Mapping[str, Tensor], own: Mapping[str, Tensor], neurons: Mapping, how: dict) -> list[dict]:
+def rows(
+    name: str, each: Mapping[str, Tensor], own: Mapping[str, Tensor], neurons: Mapping, how: dict
+) -> list[dict]:
     """A row for each layer of a variant, compared with the model itself on the same images."""
     count = len(each["right"])
     own = {quantity: values[:count] for quantity, values in own.items()}
     lost, gained = (int((a["right"] & ~b["right"]).sum()) for a, b in ((own, each), (each, own)))
     row = {"variant": name, "images": count}
     row["neurons"] = " ".join(f"{layer}.{n}" for layer, many in neurons.items() for n in many)
-    scores = {"accuracy": proportion(int(each["right"].sum()), count), "change": paired(lost, gained, count)}
+    scores = {
+        "accuracy": proportion(int(each["right"].sum()), count),
+        "change": paired(lost, gained, count),
+    }
     for score, values in scores.items():
         row |= dict(zip((score, f"{score}_low", f"{score}_high"), values, strict=True))
     row["same_answer"] = 100 * (each["answer"] == own["answer"]).double().mean().item()
-    means = {quantity: each[quantity] for quantity in ("largest_ratio", "above", "rough_norms", "rough_received")}
-    means |= {f"{quantity}_change": each[quantity] - own[quantity] for quantity in ("rough_norms", "rough_received")}
+    means = {
+        quantity: each[quantity]
+        for quantity in ("largest_ratio", "above", "rough_norms", "rough_received")
+    }
+    means |= {
+        f"{quantity}_change": each[quantity] - own[quantity]
+        for quantity in ("rough_norms", "rough_received")
+    }
     result = []
     for layer in range(each["above"].shape[1]):
         more = {"layer": layer}
@@ -162,17 +194,25 @@ def rows(name: str, each: Mapping[str, Tensor], own: Mapping[str, Tensor], neuro
             more[quantity] = values[:, layer].mean().item() if known else ""
             more[f"{quantity}_95"] = student(values[:, layer].numpy()) if known else ""
         ratio = each["register_ratio"][:, layer].mean().item()
-        result.append(row | more | {"register_ratio": "" if name.startswith("the model") else ratio} | how)
+        result.append(
+            row | more | {"register_ratio": "" if name.startswith("the model") else ratio} | how
+        )
     return result
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__, data=True)
     options.add_argument("--images", type=int, default=9900)
-    options.add_argument("--controls", type=int, default=1000, help="images of them for the controls")
-    options.add_argument("--finding", type=int, default=100, help="other images that the neurons are found on")
+    options.add_argument(
+        "--controls", type=int, default=1000, help="images of them for the controls"
+    )
+    options.add_argument(
+        "--finding", type=int, default=100, help="other images that the neurons are found on"
+    )
     options.add_argument("--neurons", type=int, default=5)
-    options.add_argument("--times", type=float, default=2.0, help="norm of an outlier, as a multiple of the median")
+    options.add_argument(
+        "--times", type=float, default=2.0, help="norm of an outlier, as a multiple of the median"
+    )
     options = options.parse_args(arguments)
     if options.tiny:
         options.images, options.controls, options.finding, options.times = 8, 4, 4, 1.2
@@ -181,23 +221,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     neurons = register_neurons(model, finding, options.neurons, times=options.times)
     rng = torch.Generator().manual_seed(0)
     chance = {
-        layer: torch.randperm(model.blocks[layer].mlp.fc2.in_features, generator=rng)[: len(numbers)].tolist()
+        layer: torch.randperm(model.blocks[layer].mlp.fc2.in_features, generator=rng)[
+            : len(numbers)
+        ].tolist()
         for layer, numbers in neurons.items()
     }
     moved = {"empty register": {}, "register": neurons, "register, random neurons": chance}
-    variants = {"the model": model} | {name: with_register(model, each) for name, each in moved.items()}
+    variants = {"the model": model} | {
+        name: with_register(model, each) for name, each in moved.items()
+    }
     parts, seen = {name: [] for name in variants}, 0
-    for images, labels in tqdm(labeled(model, options.data, options.finding, options.finding + options.images)):
+    for images, labels in tqdm(
+        labeled(model, options.data, options.finding, options.finding + options.images)
+    ):
         for name, each in variants.items():
             if name in ("the model", "register") or seen < options.controls:
                 parts[name].append(looked_at(each, images, labels, options.times))
         seen += len(images)
-    found = {name: {k: torch.cat([part[k] for part in each]) for k in each[0]} for name, each in parts.items()}
+    found = {
+        name: {k: torch.cat([part[k] for part in each]) for k in each[0]}
+        for name, each in parts.items()
+    }
     own, table = found.pop("the model"), []
     few = len(found["empty register"]["right"])
     models = {"the model": own}
     if few < len(own["right"]):
-        models[f"the model, first {few:,}"] = {quantity: values[:few] for quantity, values in own.items()}
+        models[f"the model, first {few:,}"] = {
+            quantity: values[:few] for quantity, values in own.items()
+        }
     for name, each in (models | found).items():
         table += rows(name, each, own, moved.get(name, {}), how)
     write(options.out, table, digits=4)

@@ -22,7 +22,9 @@ SPECIMEN = "data/checkpoints/vit_tiny_patch16_224"
 MODELS = SPECIMEN, "data/checkpoints/vit_tiny_patch8_64"
 
 
-def parser(doc: str, *, data: bool = False, images: int = 0, control: int = 0) -> argparse.ArgumentParser:
+def parser(
+    doc: str, *, data: bool = False, images: int = 0, control: int = 0
+) -> argparse.ArgumentParser:
     """A parser with --out, the CSV file to write, and --tiny, the same path in seconds.
 
     data: with --data, a data set. images: with --models, folders of models, and --images with this default. control:
@@ -32,10 +34,14 @@ def parser(doc: str, *, data: bool = False, images: int = 0, control: int = 0) -
     if data:
         options.add_argument("--data", required=True, help="a data set with validation images")
     if images:
-        options.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
+        options.add_argument(
+            "--models", nargs="+", default=MODELS, help="folders in timm's hub layout"
+        )
         options.add_argument("--images", type=int, default=images)
     if control:
-        options.add_argument("--control", type=int, default=control, help="images for the untrained model")
+        options.add_argument(
+            "--control", type=int, default=control, help="images for the untrained model"
+        )
     options.add_argument("--out", type=Path, required=True, help="CSV file to write")
     options.add_argument("--tiny", action="store_true", help="run the same path in seconds")
     return options
@@ -45,7 +51,9 @@ def opened_models(options: argparse.Namespace) -> Iterator[tuple[str, nn.Module,
     """Title, model and number of images of each of --models, and after the first one of the same, untrained."""
     for name in options.models:
         path = Path(name)
-        title = path.parent.name if path.name == "model" else path.name  # `vitlens train --out NAME` writes NAME/model
+        title = (
+            path.parent.name if path.name == "model" else path.name
+        )  # `vitlens train --out NAME` writes NAME/model
         yield title, load_model(name), options.images
         if name == options.models[0]:
             torch.manual_seed(0)
@@ -53,8 +61,13 @@ def opened_models(options: argparse.Namespace) -> Iterator[tuple[str, nn.Module,
 
 
 def write_by_model(
-    name: str, doc: str, rows: Callable[[str, nn.Module, Iterable], list[dict]], arguments: Sequence[str] | None, *,
-    images: int, control: int,
+    name: str,
+    doc: str,
+    rows: Callable[[str, nn.Module, Iterable], list[dict]],
+    arguments: Sequence[str] | None,
+    *,
+    images: int,
+    control: int,
 ) -> None:
     """Write the rows (title, model, batches) → list of all models of a script without further options.
 
@@ -72,12 +85,23 @@ def write_by_model(
 def command(name: str, arguments: Sequence[str] | None = None) -> str:
     """The command of a script's table; of absolute paths, which are this machine's own, the last part."""
     words = sys.argv[1:] if arguments is None else map(str, arguments)
-    return " ".join(["python -m", name, *(os.path.basename(word) if os.path.isabs(word) else word for word in words)])
+    return " ".join(
+        [
+            "python -m",
+            name,
+            *(os.path.basename(word) if os.path.isabs(word) else word for word in words),
+        ]
+    )
 
 
 def about(command: str, device: str | torch.device = "cpu") -> dict[str, str]:
     """Columns of a measurement: device, versions, date and command."""
-    return {"device": hardware(device), **versions(), "date": datetime.date.today().isoformat(), "command": command}
+    return {
+        "device": hardware(device),
+        **versions(),
+        "date": datetime.date.today().isoformat(),
+        "command": command,
+    }
 
 
 def rounded(row: Mapping, to) -> dict:
@@ -85,14 +109,18 @@ def rounded(row: Mapping, to) -> dict:
     return {name: to(value) if isinstance(value, float) else value for name, value in row.items()}
 
 
-def labeled(model: nn.Module, data: str, start: int, stop: int, batch: int = 10) -> Iterator[tuple[Tensor, Tensor]]:
+def labeled(
+    model: nn.Module, data: str, start: int, stop: int, batch: int = 10
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of validation images, as the model takes them, with the numbers of its classes.
 
     The images from `start` to `stop` of an order that is shuffled by seed 0.
     """
     images = opened(model, data, "whole")
     numbers = class_numbers(model, images.class_names)
-    rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[start:stop].split(batch)
+    rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[
+        start:stop
+    ].split(batch)
     for pixels, labels in images.batches(rows):
         yield normalized_for(model, pixels), numbers[labels]
 
@@ -100,7 +128,10 @@ def labeled(model: nn.Module, data: str, start: int, stop: int, batch: int = 10)
 def write(path: Path | str, rows: Iterable[Mapping], digits: int | None = None) -> None:
     """Write rows as a plain CSV file; a column that a row lacks stays empty. digits: significant digits of floats."""
     if digits:
-        rows = ({k: f"{v:.{digits}g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+        rows = (
+            {k: f"{v:.{digits}g}" if isinstance(v, float) else v for k, v in row.items()}
+            for row in rows
+        )
     table = pd.DataFrame(list(rows), dtype=object)  # whole numbers stay whole beside empty ones
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     table.to_csv(path, index=False, lineterminator="\n")
@@ -118,7 +149,9 @@ def kept(path: Path, only: Sequence[str], same: Mapping[str, object]) -> list[di
     rows = rows[~rows["method"].isin(only)]
     for name, value in same.items():
         if other := set(rows[name]) - {str(value)}:
-            raise ValueError(f"{path} has {name} {other.pop()}, and new rows have {value}. Give another --out.")
+            raise ValueError(
+                f"{path} has {name} {other.pop()}, and new rows have {value}. Give another --out."
+            )
     return rows.to_dict("records")
 
 
@@ -138,4 +171,7 @@ def memory(call: Callable[[], object]) -> tuple[object, float]:
 
 def _peak() -> float:
     status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+    return (
+        int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+        / 1024
+    )

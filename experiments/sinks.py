@@ -59,8 +59,14 @@ def sinks(model: nn.Module, images: Tensor) -> Sinks:
     """The `Sinks` of images (B, C, height, width) from one forward. Raises the errors of `capture`."""
     with capture(model) as attn:
         layers, _ = tokens.features(model, images)
-    prefix, patches = attention.received(attn, prefix=True).mean(2).split([attn.grid.prefix, attn.grid.patches], -1)
-    return Sinks(torch.stack([tokens.norms(layer) for layer in layers], 1), patches, prefix, attn.grid)
+    prefix, patches = (
+        attention.received(attn, prefix=True)
+        .mean(2)
+        .split([attn.grid.prefix, attn.grid.patches], -1)
+    )
+    return Sinks(
+        torch.stack([tokens.norms(layer) for layer in layers], 1), patches, prefix, attn.grid
+    )
 
 
 def ratios(norms: Tensor) -> Tensor:
@@ -81,22 +87,30 @@ def looked_at(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dic
     parts = []
     for images, _ in tqdm(batches, unit="batch", disable=None):
         seen = sinks(model, images)
-        patches, twice, border = seen.norms[..., seen.grid.prefix :], seen.outliers(2.0), seen.grid.border()
+        patches, twice, border = (
+            seen.norms[..., seen.grid.prefix :],
+            seen.outliers(2.0),
+            seen.grid.border(),
+        )
         count, entering = twice.sum(-1), torch.zeros_like(twice)
         entering[:, 1:] = twice[:, :-1]
-        parts.append({
-            "median_norm": patches.quantile(0.5, -1),
-            "class_norm": seen.norms[..., 0],
-            "largest_ratio": seen.ratios.amax(-1),
-            "above_twice": 100 * twice.double().mean(-1),
-            "above_three_times": 100 * seen.outliers().double().mean(-1),
-            "at_border": 100 * (twice & border).sum(-1) / count,  # NaN for an image without an outlier
-            "to_class": 100 * seen.prefix[..., 0],
-            "to_registers": 100 * seen.prefix[..., 1:].sum(-1),
-            "to_largest": 100 * seen.received.amax(-1),
-            "to_above_twice": 100 * (seen.received * entering).sum(-1),
-            "even_share": 100 * entering.sum(-1) / seen.grid.tokens,
-        })
+        parts.append(
+            {
+                "median_norm": patches.quantile(0.5, -1),
+                "class_norm": seen.norms[..., 0],
+                "largest_ratio": seen.ratios.amax(-1),
+                "above_twice": 100 * twice.double().mean(-1),
+                "above_three_times": 100 * seen.outliers().double().mean(-1),
+                "at_border": 100
+                * (twice & border).sum(-1)
+                / count,  # NaN for an image without an outlier
+                "to_class": 100 * seen.prefix[..., 0],
+                "to_registers": 100 * seen.prefix[..., 1:].sum(-1),
+                "to_largest": 100 * seen.received.amax(-1),
+                "to_above_twice": 100 * (seen.received * entering).sum(-1),
+                "even_share": 100 * entering.sum(-1) / seen.grid.tokens,
+            }
+        )
     return {name: torch.cat([part[name] for part in parts]).double() for name in parts[0]}
 
 
@@ -110,7 +124,9 @@ def rows(title: str, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]])
             known = values[:, layer][values[:, layer].isfinite()]
             row[name] = known.mean().item() if len(known) else ""
             row[f"{name}_95"] = student(known.numpy()) if len(known) > 1 else ""
-        result.append(row | {"border_patches": 100 * (1 - (height - 2) * (width - 2) / (height * width))})
+        result.append(
+            row | {"border_patches": 100 * (1 - (height - 2) * (width - 2) / (height * width))}
+        )
     return result
 
 

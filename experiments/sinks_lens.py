@@ -62,7 +62,9 @@ def rows(title: str, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]])
             row = {"model": title, "class": name, "layer": layer, "images": len(logs)}
             row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True))
             row |= dict(zip(("above", "above_low", "above_high"), above, strict=True))
-            result.append(row | dict(zip(("most", "others"), (100 * sides.mean(0)).tolist(), strict=True)))
+            result.append(
+                row | dict(zip(("most", "others"), (100 * sides.mean(0)).tolist(), strict=True))
+            )
     return result
 
 

@@ -56,11 +56,19 @@ def turned(images: Tensor, group: str, number: int) -> Tensor:
 def conv_stem(patch_size: int, in_chans: int, embed_dim: int, **kwargs) -> HybridEmbed:
     """timm's embedding of a feature map of stride-2 convolutions, whose channels double up to the width."""
     halvings = patch_size.bit_length() - 1
-    if patch_size != 2**halvings or embed_dim % 2 ** (halvings - 1) or embed_dim < 4 * 2 ** (halvings - 1):
-        raise ValueError("conv-stem needs a patch_size that is a power of 2 and a width that 2 · patch_size divides.")
+    if (
+        patch_size != 2**halvings
+        or embed_dim % 2 ** (halvings - 1)
+        or embed_dim < 4 * 2 ** (halvings - 1)
+    ):
+        raise ValueError(
+            "conv-stem needs a patch_size that is a power of 2 and a width that 2 · patch_size divides."
+        )
     channels = [in_chans, *(embed_dim // 2 ** (halvings - 1 - i) for i in range(halvings))]
     layers = [ConvNormAct(a, b, 3, stride=2) for a, b in itertools.pairwise(channels)]
-    return HybridEmbed(nn.Sequential(*layers), patch_size=1, in_chans=in_chans, embed_dim=embed_dim, **kwargs)
+    return HybridEmbed(
+        nn.Sequential(*layers), patch_size=1, in_chans=in_chans, embed_dim=embed_dim, **kwargs
+    )
 
 
 class ShiftedPixels(nn.Module):
@@ -84,7 +92,9 @@ class ShiftedPatches(PatchEmbed):
     """timm's patch embedding with `ShiftedPixels` in place of its convolution."""
 
     def __init__(self, patch_size: int, in_chans: int, embed_dim: int, bias: bool = True, **kwargs):
-        super().__init__(patch_size=patch_size, in_chans=in_chans, embed_dim=embed_dim, bias=bias, **kwargs)
+        super().__init__(
+            patch_size=patch_size, in_chans=in_chans, embed_dim=embed_dim, bias=bias, **kwargs
+        )
         self.proj = ShiftedPixels(patch_size, in_chans, embed_dim, bias)
 
 
@@ -100,7 +110,11 @@ class SmallDataAttention(PlacedAttention):
             self.rel_pos = RelPosBias(grid, self.num_heads)
         elif positions == "rotary":  # as timm's vit_small_patch16_rope_224
             self.rope = RotaryEmbeddingCat(
-                self.head_dim, temperature=100.0, in_pixels=False, feat_shape=list(grid), grid_indexing="xy"
+                self.head_dim,
+                temperature=100.0,
+                in_pixels=False,
+                feat_shape=list(grid),
+                grid_indexing="xy",
             )
 
     def placed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -133,14 +147,20 @@ class SmallDataTransformer(VisionTransformer):
     """timm's Vision Transformer with the choices of this module."""
 
     def __init__(
-        self, positions: str = "learned-1d", tokenizer: str = "patches", attention: str = "plain",
-        equivariance: str = "none", **kwargs,
+        self,
+        positions: str = "learned-1d",
+        tokenizer: str = "patches",
+        attention: str = "plain",
+        equivariance: str = "none",
+        **kwargs,
     ):
         varied = positions in ("relative-2d", "rotary") or attention == "locality"
         if positions != "learned-1d":
             kwargs["pos_embed"] = "none"
         if tokenizer != "patches":
-            kwargs["embed_layer"] = {"conv-stem": conv_stem, "shifted-patches": ShiftedPatches}[tokenizer]
+            kwargs["embed_layer"] = {"conv-stem": conv_stem, "shifted-patches": ShiftedPatches}[
+                tokenizer
+            ]
         super().__init__(**kwargs | ({"attn_layer": SmallDataAttention} if varied else {}))
         self.equivariance = equivariance
         grid, prefix = self.patch_embed.grid_size, self.num_prefix_tokens
@@ -158,9 +178,13 @@ class SmallDataTransformer(VisionTransformer):
             return super().forward_features(x, **masks)
         copies = torch.cat([turned(x, group, number) for number in range(GROUPS[group])])
         tokens = super().forward_features(copies, **masks).unflatten(0, (GROUPS[group], len(x)))
-        prefix, patches = tokens.split([self.num_prefix_tokens, tokens.shape[2] - self.num_prefix_tokens], 2)
+        prefix, patches = tokens.split(
+            [self.num_prefix_tokens, tokens.shape[2] - self.num_prefix_tokens], 2
+        )
         maps = patches.mT.unflatten(-1, self.patch_embed.grid_size)
-        maps = torch.stack([turned(copy, group, -number) for number, copy in enumerate(maps)]).mean(0)
+        maps = torch.stack([turned(copy, group, -number) for number, copy in enumerate(maps)]).mean(
+            0
+        )
         return torch.cat([prefix.mean(0), maps.flatten(2).mT], 1)
 
 
@@ -170,13 +194,21 @@ timm_adapter.ATTENTION.add(f"{__name__}.SmallDataAttention")
 
 def build(recipe: Recipe, **choices: str) -> SmallDataTransformer:
     """The model of a recipe with choices, in training mode: for `train.run(…, build=partial(build, …))`."""
-    rates = {"patch_drop_rate": recipe.patch_drop, "pos_drop_rate": recipe.dropout, "proj_drop_rate": recipe.dropout}
+    rates = {
+        "patch_drop_rate": recipe.patch_drop,
+        "pos_drop_rate": recipe.dropout,
+        "proj_drop_rate": recipe.dropout,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = SmallDataTransformer(
             **recipe.arguments(), **rates, drop_path_rate=recipe.drop_path, **choices
         )
-    model.pretrained_cfg = {"architecture": "SmallDataTransformer", "classifier": "head", **recipe.pixels()}
+    model.pretrained_cfg = {
+        "architecture": "SmallDataTransformer",
+        "classifier": "head",
+        **recipe.pixels(),
+    }
     return model.train()
 
 
@@ -186,7 +218,9 @@ def load(folder: Path | str, **choices: str) -> SmallDataTransformer:
     model = build(Recipe.from_json((folder / "recipe.json").read_text(encoding="utf-8")), **choices)
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     model.load_state_dict({name: weight.float() for name, weight in weights.items()})
-    model.label_names = json.loads((folder / "config.json").read_text(encoding="utf-8"))["label_names"]
+    model.label_names = json.loads((folder / "config.json").read_text(encoding="utf-8"))[
+        "label_names"
+    ]
     return model.eval()
 
 
@@ -247,7 +281,9 @@ def _averaged(model: nn.Module, images: Tensor, group: str) -> tuple[Tensor, Ten
     logits = torch.stack([each for each, _ in outputs]).mean(0)
     if outputs[0][1] is None:
         return logits, None
-    return logits, torch.stack([turned(maps, group, -number) for number, (_, maps) in enumerate(outputs)]).mean(0)
+    return logits, torch.stack(
+        [turned(maps, group, -number) for number, (_, maps) in enumerate(outputs)]
+    ).mean(0)
 
 
 def _change(outputs: list[tuple[Tensor, Tensor | None]], group: str) -> Change:
@@ -257,4 +293,6 @@ def _change(outputs: list[tuple[Tensor, Tensor | None]], group: str) -> Change:
     if outputs[0][1] is None:
         return Change(moved.item(), other.item(), None)
     back = torch.stack([turned(maps, group, -number) for number, (_, maps) in enumerate(outputs)])
-    return Change(moved.item(), other.item(), (back[1:] - back[0]).abs().sum((-1, -2)).mean().item() / 2)
+    return Change(
+        moved.item(), other.item(), (back[1:] - back[0]).abs().sum((-1, -2)).mean().item() / 2
+    )

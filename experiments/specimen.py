@@ -34,7 +34,9 @@ def looked_at(model, images):
         with torch.inference_mode(), capture(model) as attn:
             model(batch)
         seen = attention.summary(attn, "mean_distance", "rollout")
-        found.append((seen.mean_distance, attention.mean_distance(attn, renormalize=True), seen.rollout))
+        found.append(
+            (seen.mean_distance, attention.mean_distance(attn, renormalize=True), seen.rollout)
+        )
     return [torch.cat(each).double() for each in zip(*found, strict=True)]
 
 
@@ -56,9 +58,12 @@ def of_model(name: str, model, images, shape: tuple[int, int]):
     rows = []
     for layer, head in itertools.product(range(layers), range(heads)):
         one = (slice(None), layer, head)
-        rows.append({"model": name, "quantity": "mean_distance", "layer": layer, "head": head}
-                    | mean("pixels", near[one]) | mean("of_uniform", near[one] / grid.uniform_distance())
-                    | mean("renormalized", renormalized[one] / grid.uniform_distance(renormalize=True)))
+        rows.append(
+            {"model": name, "quantity": "mean_distance", "layer": layer, "head": head}
+            | mean("pixels", near[one])
+            | mean("of_uniform", near[one] / grid.uniform_distance())
+            | mean("renormalized", renormalized[one] / grid.uniform_distance(renormalize=True))
+        )
     for quantity in ("position_rank_correlation", "filter_variance"):
         rows.append({"model": name, "quantity": quantity, "value": found.measures[quantity]})
     alike = attention.contrast(coarser(rollouts, *shape))
@@ -70,7 +75,11 @@ def of_model(name: str, model, images, shape: tuple[int, int]):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__, data=True, images=1000).parse_args(arguments)
-    images = data.load(options.data, "valid", stream=False).subset(4 if options.tiny else options.images).images
+    images = (
+        data.load(options.data, "valid", stream=False)
+        .subset(4 if options.tiny else options.images)
+        .images
+    )
     models = {Path(name).name: load_model(name) for name in options.models}
     shape = min(tuple(model.patch_embed.grid_size) for model in models.values())
     rows, contrasts = [], {}
@@ -79,7 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows += more
     first, *others = contrasts
     for other in others:
-        above = {"model": f"{first} − {other}", "quantity": "rollout_contrast, {} × {}".format(*shape)}
+        above = {
+            "model": f"{first} − {other}",
+            "quantity": "rollout_contrast, {} × {}".format(*shape),
+        }
         rows.append(above | mean("value", contrasts[first] - contrasts[other]))
     how = about(command("experiments.specimen", arguments))
     write(options.out, ({"images": len(images)} | row | how for row in rows), digits=4)

@@ -73,30 +73,44 @@ def training_memory(model: nn.Module, image: Tensor) -> tuple[int, int]:
 
 def peak(model: nn.Module, x: Tensor) -> int:
     """Peak memory in bytes of the batch and of its forward and backward pass."""
-    run(model, x).float().sum().backward()  # allocates permanent workspaces and handles of libraries
+    run(
+        model, x
+    ).float().sum().backward()  # allocates permanent workspaces and handles of libraries
     if x.is_cuda:
         torch.cuda.reset_peak_memory_stats(x.device)
         before = torch.cuda.memory_allocated(x.device)
         run(model, x).float().sum().backward()
         return torch.cuda.max_memory_allocated(x.device) - before + x.nbytes
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         run(model, x).float().sum().backward()
     with TemporaryDirectory() as folder:
         profile.export_chrome_trace(f"{folder}/trace.json")
         events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
-    events = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
+    events = sorted(
+        (event for event in events if event.get("name") == "[memory]"),
+        key=lambda event: event["ts"],
+    )
     return max(itertools.accumulate(event["args"]["Bytes"] for event in events)) + x.nbytes
 
 
 def figure(table: pd.DataFrame) -> plt.Figure:
     """Images per second, and the largest batch of a training step, against the side of the image; logarithmic axes."""
-    shown = {"images_per_second": "Images per second", "largest_batch": "Largest batch of a training step"}
+    shown = {
+        "images_per_second": "Images per second",
+        "largest_batch": "Largest batch of a training step",
+    }
     look = {"style": "o-", "color": SERIES, "ms": 5, "mec": "white", "mew": 0.6, "loglog": True}
     with styled():
         page, axes = charts(tuple(shown.values()), 900, 380)
         for ax, column in zip(axes, shown, strict=True):
-            lines = table[table[column] > 0].pivot(index="image_size", columns="model", values=column)
-            lines[table["model"].unique()].plot(ax=ax, xlabel="Side of the image (pixels)", legend=False, **look)
+            lines = table[table[column] > 0].pivot(
+                index="image_size", columns="model", values=column
+            )
+            lines[table["model"].unique()].plot(
+                ax=ax, xlabel="Side of the image (pixels)", legend=False, **look
+            )
             ax.set_xticks(lines.index, lines.index)
             ax.xaxis.set_minor_locator(NullLocator())
             ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
@@ -106,27 +120,47 @@ def figure(table: pd.DataFrame) -> plt.Figure:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
-    options.add_argument("--models", nargs="+", default=MODELS, help="names of the paper or of vitlens.load_model")
-    options.add_argument("--sizes", nargs="+", type=int, default=(64, 128, 224, 384), help="sides in pixels")
+    options.add_argument(
+        "--models", nargs="+", default=MODELS, help="names of the paper or of vitlens.load_model"
+    )
+    options.add_argument(
+        "--sizes", nargs="+", type=int, default=(64, 128, 224, 384), help="sides in pixels"
+    )
     options = options.parse_args(arguments)
     if options.tiny:
         options.models, options.sizes = ["test_vit"], [32]
-    gpu, memory = torch.cuda.is_available(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpu, memory = (
+        torch.cuda.is_available(),
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
     if gpu:
         memory = torch.cuda.get_device_properties(0).total_memory
     device = "cuda" if gpu else "cpu"
     how, table = about(command("experiments.speed", arguments), device), []
     for name, size in itertools.product(options.models, options.sizes):
-        model, image = compute.opened(name, size).to(device), torch.randn(1, 3, size, size, device=device)
+        model, image = (
+            compute.opened(name, size).to(device),
+            torch.randn(1, 3, size, size, device=device),
+        )
         with evaluating(model), torch.autocast(device, torch.bfloat16, enabled=gpu):
             speed, batch = throughput(model, image, 0.01 if options.tiny else 0.5)
             per_image, fixed = training_memory(model, image)
-        table.append({
-            "model": name, "image_size": size, "parameters": compute.parameters(model),
-            "flops": compute.flops(model, size), "images_per_second": speed, "batch": batch,
-            "bytes_per_image": per_image, "bytes_fixed": fixed, "largest_batch": max(0, memory - fixed) // per_image,
-            "precision": "bf16" if gpu else "fp32", "memory": memory / 2**30, **how,
-        })
+        table.append(
+            {
+                "model": name,
+                "image_size": size,
+                "parameters": compute.parameters(model),
+                "flops": compute.flops(model, size),
+                "images_per_second": speed,
+                "batch": batch,
+                "bytes_per_image": per_image,
+                "bytes_fixed": fixed,
+                "largest_batch": max(0, memory - fixed) // per_image,
+                "precision": "bf16" if gpu else "fp32",
+                "memory": memory / 2**30,
+                **how,
+            }
+        )
     write(options.out, table)
 
 

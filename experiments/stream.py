@@ -17,7 +17,11 @@ import torch
 from experiments.results import about, command, in_own_process, memory, parser, write
 from vitlens.stream import contributions, direct
 
-MODELS = {"ViT-Ti/16": "vit_tiny_patch16_224", "ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224"}
+MODELS = {
+    "ViT-Ti/16": "vit_tiny_patch16_224",
+    "ViT-S/16": "vit_small_patch16_224",
+    "ViT-B/16": "vit_base_patch16_224",
+}
 SIZES = (224, 448)
 RUNS = 7
 WAYS = {
@@ -69,7 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             taken = seconds(name, size)
             for way in WAYS:
                 row = {"model": name, "pixels": size, "tokens": (size // 16) ** 2 + 1, "what": way}
-                row |= {"seconds": round(taken[way], 4), "of_a_forward": round(taken[way] / taken["forward"], 3)}
+                row |= {
+                    "seconds": round(taken[way], 4),
+                    "of_a_forward": round(taken[way] / taken["forward"], 3),
+                }
                 if way != "forward":
                     row["mib"] = round(in_own_process(extra, name, size, way), 1)
                 rows.append(row | how)

@@ -50,14 +50,24 @@ PROBED = 100
 """Validation images that attention distances, and changes under flips and rotations, are means of."""
 KEPT = ("filters", "filters_variance", "positions", "distances", "rollout")
 PICTURE = "picture"
-COLUMNS = {"filters": "Embedding filters", "positions": "Position similarity",
-           "distances": "Attention distance by head (px)", "rollout": "Rollout"}
+COLUMNS = {
+    "filters": "Embedding filters",
+    "positions": "Position similarity",
+    "distances": "Attention distance by head (px)",
+    "rollout": "Rollout",
+}
 ROW = 168
 """Height of a row of `variants` in pixels."""
 
 
 def run_study(
-    study: Study, data: str, out: Path | str, *, device: str | None = None, command: str = "", **options
+    study: Study,
+    data: str,
+    out: Path | str,
+    *,
+    device: str | None = None,
+    command: str = "",
+    **options,
 ) -> list[dict]:
     """The records of all trainings of a study, in the order of its cells; those that `out` has are read from there.
 
@@ -68,8 +78,12 @@ def run_study(
     command. After a pre-training, `probe` is top-1 of a linear probe before the labels.
     """
     out, cells = Path(out), list(study.cells())
-    splits = [chosen(load(data, split, size=study.recipe.image_size, stream=False, **options), study.classes)
-              for split in ("train", "valid")]
+    splits = [
+        chosen(
+            load(data, split, size=study.recipe.image_size, stream=False, **options), study.classes
+        )
+        for split in ("train", "valid")
+    ]
     if study.recipe.valid_images:
         splits[1] = splits[1].subset(min(study.recipe.valid_images, len(splits[1])))
     for number, cell in enumerate(cells, 1):
@@ -80,10 +94,15 @@ def run_study(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
         shutil.rmtree(out / "runs" / cell.name, ignore_errors=True)
-    return [json.loads((out / "cells" / f"{cell.name}.json").read_text(encoding="utf-8")) for cell in cells]
+    return [
+        json.loads((out / "cells" / f"{cell.name}.json").read_text(encoding="utf-8"))
+        for cell in cells
+    ]
 
 
-def trained(study: Study, cell: Cell, splits: Sequence[ImageSet], out: Path, device: str | None) -> dict:
+def trained(
+    study: Study, cell: Cell, splits: Sequence[ImageSet], out: Path, device: str | None
+) -> dict:
     """Train one cell from its newest checkpoint, export it, store its snapshot, and return its record."""
     variant, plan, (train, valid) = study.models[cell.model], study.plan(cell), splits
     folder, model = out / "runs" / cell.name, variant.build(plan)
@@ -92,18 +111,24 @@ def trained(study: Study, cell: Cell, splits: Sequence[ImageSet], out: Path, dev
     trainings, extra = {folder: plan}, {}
     if before := variant.before(plan):
         learner = variant.build(before)
-        for _ in fit(learner, (train, valid), before, out=folder / "before", resume=True, device=device):
+        for _ in fit(
+            learner, (train, valid), before, out=folder / "before", resume=True, device=device
+        ):
             pass
         head = ("head.", *aside_of(learner, before))
-        state = {name: each for name, each in learner.state_dict().items() if not name.startswith(head)}
+        state = {
+            name: each for name, each in learner.state_dict().items() if not name.startswith(head)
+        }
         model.load_state_dict({**model.state_dict(), **state})
         trainings[folder / "before"] = before
     if any(each.pretraining for each in study.models.values()):
         look(inside, 0, model, valid, plan)
         probe = linear_probe(*(features(model.to(device or "cpu"), split) for split in data))
         extra = {
-            "pretraining": before.name if before else "", "pretraining_steps": before.steps if before else 0,
-            "unlabeled": len(train) if before else 0, "probe": round(probe, 3),
+            "pretraining": before.name if before else "",
+            "pretraining_steps": before.steps if before else 0,
+            "unlabeled": len(train) if before else 0,
+            "probe": round(probe, 3),
         }
     for _ in fit(model, data, plan, out=folder, resume=True, device=device):
         pass
@@ -113,40 +138,70 @@ def trained(study: Study, cell: Cell, splits: Sequence[ImageSet], out: Path, dev
         export(model, out / "models" / cell.name, plan, valid.class_names)
     elif variant.kind != "ResNet":
         variant.network.save(model, out / "models" / cell.name, plan, valid.class_names)
-    logs = {path: [json.loads(line) for line in (path / "log.jsonl").read_text().splitlines()] for path in trainings}
+    logs = {
+        path: [json.loads(line) for line in (path / "log.jsonl").read_text().splitlines()]
+        for path in trainings
+    }
     reached = [line["metrics"]["top1"] for line in logs[folder] if line["metrics"]]
     shares = proportion(round(reached[-1] * len(valid) / 100), len(valid))
     return {
-        "study": study.name, "model": cell.model, "kind": variant.kind,
-        "settings": f"{variant.settings} {variant.choices}".strip(), "lr": plan.lr,
-        "parameters": compute.parameters(model), "flops": flops(model, plan), "images": cell.images,
-        "classes": study.classes, "seed": cell.seed, "steps": plan.steps,
-        "epochs": round(plan.steps * plan.batch_size / cell.images, 2), "precision": plan.precision,
-        **{name: round(value, 3) for name, value in zip(("top1", "low", "high"), shares, strict=True)},
-        "best": round(max(reached), 3), "five_shot": round(five_shot(model, valid, plan.num_classes), 3),
+        "study": study.name,
+        "model": cell.model,
+        "kind": variant.kind,
+        "settings": f"{variant.settings} {variant.choices}".strip(),
+        "lr": plan.lr,
+        "parameters": compute.parameters(model),
+        "flops": flops(model, plan),
+        "images": cell.images,
+        "classes": study.classes,
+        "seed": cell.seed,
+        "steps": plan.steps,
+        "epochs": round(plan.steps * plan.batch_size / cell.images, 2),
+        "precision": plan.precision,
+        **{
+            name: round(value, 3)
+            for name, value in zip(("top1", "low", "high"), shares, strict=True)
+        },
+        "best": round(max(reached), 3),
+        "five_shot": round(five_shot(model, valid, plan.num_classes), 3),
         "validation_images": len(valid),
         "exaflops": sum(exaflops(variant.build(each), each) for each in trainings.values()),
-        "seconds": round(sum(seconds(logs[path], each) for path, each in trainings.items()), 1), **extra,
-        **{f"{group}_{quantity}_{when}": float(f"{value:.3g}")
-           for group in study.turns
-           for when, change in change_under(group, model, snapshots.probe(valid, plan, PROBED)).items()
-           for quantity, value in vars(change).items()},
+        "seconds": round(sum(seconds(logs[path], each) for path, each in trainings.items()), 1),
+        **extra,
+        **{
+            f"{group}_{quantity}_{when}": float(f"{value:.3g}")
+            for group in study.turns
+            for when, change in change_under(
+                group, model, snapshots.probe(valid, plan, PROBED)
+            ).items()
+            for quantity, value in vars(change).items()
+        },
     }
 
 
 def chosen(images: ImageSet, classes: int) -> ImageSet:
     """Images of `classes` random classes, renumbered from 0. The choice depends on the number only."""
-    kept = torch.randperm(len(images.class_names), generator=torch.Generator().manual_seed(0))[:classes].sort().values
+    kept = (
+        torch.randperm(len(images.class_names), generator=torch.Generator().manual_seed(0))[
+            :classes
+        ]
+        .sort()
+        .values
+    )
     rows = torch.isin(images.labels, kept).nonzero()[:, 0]
     return replace(
-        images, images=images.images[rows], labels=torch.searchsorted(kept, images.labels[rows]),
+        images,
+        images=images.images[rows],
+        labels=torch.searchsorted(kept, images.labels[rows]),
         class_names=tuple(images.class_names[k] for k in kept.tolist()),
     )
 
 
 def look(path: Path, step: int, model: nn.Module, valid: ImageSet, plan: Recipe) -> None:
     """Store the arrays of `snapshots.record` after so many steps with labels, and the image of the first rollout."""
-    seen = snapshots.record(model, snapshots.probe(valid, plan, PROBED).to(next(model.parameters()).device))
+    seen = snapshots.record(
+        model, snapshots.probe(valid, plan, PROBED).to(next(model.parameters()).device)
+    )
     seen[PICTURE] = valid.subset(min(PROBED, len(valid))).images[0].permute(1, 2, 0).numpy()
     snapshots.save(path, step, seen)
 
@@ -167,9 +222,16 @@ def exaflops(model: nn.Module, plan: Recipe) -> float:
 def seconds(log: list[dict], plan: Recipe) -> float:
     """Seconds of a training without validation, by its log."""
     # Steps and speed of each reading but the first, in which a model may be compiled.
-    taken = [(b["step"] - a["step"], b["images_per_second"]) for a, b in pairwise([{"step": 0}, *log])]
+    taken = [
+        (b["step"] - a["step"], b["images_per_second"]) for a, b in pairwise([{"step": 0}, *log])
+    ]
     taken = taken[1:] or taken
-    return sum(n / speed for n, speed in taken) * plan.steps * plan.batch_size / sum(n for n, _ in taken)
+    return (
+        sum(n / speed for n, speed in taken)
+        * plan.steps
+        * plan.batch_size
+        / sum(n for n, _ in taken)
+    )
 
 
 def five_shot(model: nn.Module, valid: ImageSet, classes: int) -> float:
@@ -186,7 +248,9 @@ def five_shot(model: nn.Module, valid: ImageSet, classes: int) -> float:
     return sum(scores) / DRAWS
 
 
-def insides(study: Study, folder: Path | str) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:
+def insides(
+    study: Study, folder: Path | str
+) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:
     """By model, the arrays of all its trainings with the most images, and the image of the first rollout.
 
     The first axis of each array is the seed (S, …). Arrays that a model lacks are left out. A study with
@@ -201,16 +265,24 @@ def insides(study: Study, folder: Path | str) -> tuple[dict[str, dict[str, np.nd
         cells = [Cell(name, max(study.sizes), seed) for seed in study.seeds]
         each = [snapshots.load(Path(folder) / "cells" / f"{cell.name}.npz") for cell in cells]
         for title, k in stages.items():
-            arrays = {key: np.stack([one[key][k] for one in each]) for key in KEPT if key in each[0]}
+            arrays = {
+                key: np.stack([one[key][k] for one in each]) for key in KEPT if key in each[0]
+            }
             if "rollout" in arrays:
                 arrays["rollout"] = arrays["rollout"][:, :1]  # that of the stored image
             found[name + title] = arrays
     return found, each[0][PICTURE][0]
 
 
-def write_insides(path: Path | str, found: Mapping[str, Mapping[str, np.ndarray]], picture: np.ndarray) -> None:
+def write_insides(
+    path: Path | str, found: Mapping[str, Mapping[str, np.ndarray]], picture: np.ndarray
+) -> None:
     """Write the result of `insides` as a compressed `.npz`."""
-    arrays = {f"{model}/{name}": array for model, arrays in found.items() for name, array in arrays.items()}
+    arrays = {
+        f"{model}/{name}": array
+        for model, arrays in found.items()
+        for name, array in arrays.items()
+    }
     np.savez_compressed(buffer := io.BytesIO(), **{PICTURE: picture}, **arrays)
     Path(path).write_bytes(buffer.getvalue())
 
@@ -238,7 +310,9 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def curves(records: Iterable[dict], metric: str = "top1", over: str = "seeds") -> dict[str, list[tuple]]:
+def curves(
+    records: Iterable[dict], metric: str = "top1", over: str = "seeds"
+) -> dict[str, list[tuple]]:
     """By model, rows of (training images, mean over the seeds, low, high), for `paper.few_shot`.
 
     over: of the 95 % interval. "seeds": other seeds, Student's interval of the mean; "images": other validation images,
@@ -246,7 +320,11 @@ def curves(records: Iterable[dict], metric: str = "top1", over: str = "seeds") -
     """
     curves: dict[str, list[tuple]] = {}
     for (model, images), cells in pd.DataFrame(records).groupby(["model", "images"], sort=False):
-        shares = of_seeds(cells[metric]) if over == "seeds" else cells[["top1", "low", "high"]].mean().tolist()
+        shares = (
+            of_seeds(cells[metric])
+            if over == "seeds"
+            else cells[["top1", "low", "high"]].mean().tolist()
+        )
         curves.setdefault(model, []).append((int(images), *shares))
     return {model: sorted(rows) for model, rows in curves.items()}
 
@@ -255,7 +333,9 @@ def rates(records: Iterable[dict], metric: str = "top1") -> dict[str, list[tuple
     """By model, which is called "NAME, RATE", rows of (learning rate, mean over the seeds, low, high)."""
     curves: dict[str, list[tuple]] = {}
     for (model, rate), cells in pd.DataFrame(records).groupby(["model", "lr"], sort=False):
-        curves.setdefault(model.rpartition(", ")[0], []).append((float(rate), *of_seeds(cells[metric])))
+        curves.setdefault(model.rpartition(", ")[0], []).append(
+            (float(rate), *of_seeds(cells[metric]))
+        )
     return {model: sorted(rows) for model, rows in curves.items()}
 
 
@@ -265,7 +345,9 @@ def scales(records: Iterable[dict], baseline: str, metric: str = "top1") -> dict
     Rows are (FLOPs of one image divided by the baseline's, mean over the seeds, low, high).
     """
     groups = pd.DataFrame(records).groupby("model", sort=False)
-    points = {model: (float(cells["flops"].iloc[0]), *of_seeds(cells[metric])) for model, cells in groups}
+    points = {
+        model: (float(cells["flops"].iloc[0]), *of_seeds(cells[metric])) for model, cells in groups
+    }
     whole = points[baseline][0]
     points = {model: (flops / whole, *shares) for model, (flops, *shares) in points.items()}
     start, curves = points.pop(baseline), {}
@@ -288,7 +370,9 @@ def lead(records: Iterable[dict], first: str, second: str, metric: str = "top1")
     return rows
 
 
-def against(records: Iterable[dict], baseline: str, metric: str = "top1") -> list[tuple[str, float, float, float, int]]:
+def against(
+    records: Iterable[dict], baseline: str, metric: str = "top1"
+) -> list[tuple[str, float, float, float, int]]:
     """Lead of each other model of a table of one size over `baseline`: rows of (model, mean, low, high, seeds).
 
     Means and intervals are those of `lead`; seeds: `seeds_needed`. In the order of the table.
@@ -298,7 +382,9 @@ def against(records: Iterable[dict], baseline: str, metric: str = "top1") -> lis
     for model in table["model"].unique():
         if model != baseline:
             ((_, mean, low, high),) = lead(records, model, baseline, metric)
-            rows.append((model, mean, low, high, seeds_needed((paired[model] - paired[baseline]).dropna())))
+            rows.append(
+                (model, mean, low, high, seeds_needed((paired[model] - paired[baseline]).dropna()))
+            )
     return rows
 
 
@@ -308,7 +394,10 @@ def seeds_needed(differences: Sequence[float], power: float = 0.8, most: int = 1
     As if the mean and the standard deviation (n - 1) of `differences` were the true ones: an order of magnitude. `most`
     stands for more.
     """
-    from scipy.stats import f, ncf  # t² is F; the two tails of a noncentral t are not always numbers in SciPy
+    from scipy.stats import (
+        f,
+        ncf,
+    )  # t² is F; the two tails of a noncentral t are not always numbers in SciPy
 
     mean, std = np.mean(differences), np.std(differences, ddof=1)
     if not mean:
@@ -322,20 +411,30 @@ def seeds_needed(differences: Sequence[float], power: float = 0.8, most: int = 1
 
 def models_figure(records: list[dict], baseline: str):
     """Accuracy of each model with its interval over the seeds and every single seed; the baseline's is dashed."""
-    points = {model: [r["top1"] for r in records if r["model"] == model] for model in {r["model"]: 0 for r in records}}
+    points = {
+        model: [r["top1"] for r in records if r["model"] == model]
+        for model in {r["model"]: 0 for r in records}
+    }
     values = {model: sum(found) / len(found) for model, found in points.items()}
     errors = {model: student(found) if len(found) > 1 else 0.0 for model, found in points.items()}
     label = "Top-1 (%): mean, 95 % interval, single seeds"
     dashed = f"; dashed: mean of “{baseline}”" if baseline else ""
-    return plot.intervals(values, errors, points=points, level=values.get(baseline), xlabel=label + dashed)
+    return plot.intervals(
+        values, errors, points=points, level=values.get(baseline), xlabel=label + dashed
+    )
 
 
 FIGURES = {
-    "sizes": lambda records, _: paper.few_shot(curves(records), xlabel="Training images", ylabel="Top-1 (%)"),
+    "sizes": lambda records, _: paper.few_shot(
+        curves(records), xlabel="Training images", ylabel="Top-1 (%)"
+    ),
     "models": models_figure,
-    "rates": lambda records, _: paper.few_shot(rates(records), xlabel="Learning rate", ylabel="Top-1 (%)"),
+    "rates": lambda records, _: paper.few_shot(
+        rates(records), xlabel="Learning rate", ylabel="Top-1 (%)"
+    ),
     "scaling": lambda records, baseline: paper.few_shot(
-        scales(records, baseline), xlabel=f"FLOPs of an image, as a multiple of those of the {baseline} model",
+        scales(records, baseline),
+        xlabel=f"FLOPs of an image, as a multiple of those of the {baseline} model",
         ylabel="Top-1 (%)",
     ),
 }
@@ -347,7 +446,11 @@ def figure(study: Study, records: Iterable[dict]):
 
 
 def variants(
-    found: Mapping[str, Mapping[str, np.ndarray]], *, picture: np.ndarray, image: int = 0, uniform: float | None = None
+    found: Mapping[str, Mapping[str, np.ndarray]],
+    *,
+    picture: np.ndarray,
+    image: int = 0,
+    uniform: float | None = None,
 ) -> plt.Figure:
     """Rows of models by columns of filters, position similarity, distance by head and rollout (paper, Fig. 6 and 7).
 
@@ -355,7 +458,9 @@ def variants(
     rollout number `image`. uniform: the distance of uniform attention, a dashed line. Distances share one scale,
     similarities are cosines from −1 (blue) to 1 (red), every filter and every rollout is scaled on its own.
     """
-    measured = [np.nanmax(arrays["distances"]) for arrays in found.values() if "distances" in arrays]
+    measured = [
+        np.nanmax(arrays["distances"]) for arrays in found.values() if "distances" in arrays
+    ]
     with plt.style.context(plot.STYLE):
         height = (ROW * len(found) + 34) / 100
         page = plt.figure(figsize=(9, height), layout="constrained")
@@ -370,7 +475,9 @@ def variants(
                     continue
                 values = np.asarray(arrays[key], np.float32)
                 if key == "filters":
-                    plot.filters(values[np.abs(values).max((1, 2, 3)) > 0][:21], cols=7, ax=ax)  # not the padding
+                    plot.filters(
+                        values[np.abs(values).max((1, 2, 3)) > 0][:21], cols=7, ax=ax
+                    )  # not the padding
                     ax.set_xlabel("")
                 elif key == "positions":
                     plot.position_similarity(values.clip(-1, 1), ax=ax)
@@ -396,7 +503,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("study", choices=list(STUDIES))
     options.add_argument("--data", required=True, help="a data set, as for `vitlens train`")
     options.add_argument("--runs", type=Path, help="folder of its trainings, which continue there")
-    options.add_argument("--inside", type=Path, help="NPZ file to write: filters, positions, attention of each model")
+    options.add_argument(
+        "--inside", type=Path, help="NPZ file to write: filters, positions, attention of each model"
+    )
     options.add_argument("--figure", type=Path, help="image file to write, such as study.png")
     options.add_argument("--device", help="cuda or cpu")
     options = options.parse_args(arguments)

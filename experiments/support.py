@@ -32,9 +32,16 @@ def _build(name: str, config: str, both: str = "", text: dict | None = None, **s
     import transformers
 
     if both:
-        text = SMALL | dict(vocab_size=99, max_position_embeddings=16, projection_size=32) | (text or {})
-        settings = {k: settings.pop(k) for k in ("num_labels", "projection_dim") if k in settings} | {
-            "vision_config": settings, "text_config": text,
+        text = (
+            SMALL
+            | dict(vocab_size=99, max_position_embeddings=16, projection_size=32)
+            | (text or {})
+        )
+        settings = {
+            k: settings.pop(k) for k in ("num_labels", "projection_dim") if k in settings
+        } | {
+            "vision_config": settings,
+            "text_config": text,
         }
     return getattr(transformers, name)(getattr(transformers, both or config)(**settings))
 
@@ -53,7 +60,8 @@ TRANSFORMERS = {
     "ViTMAEModel": ("ViTMAEConfig", _plain(mask_ratio=0.0)),
     "BeitModel": ("BeitConfig", _plain(use_relative_position_bias=True, use_mean_pooling=False)),
     "BeitForImageClassification": (
-        "BeitConfig", _plain(num_labels=7, use_relative_position_bias=True, layer_scale_init_value=0.5)
+        "BeitConfig",
+        _plain(num_labels=7, use_relative_position_bias=True, layer_scale_init_value=0.5),
     ),
     "IJepaModel": ("IJepaConfig", _plain()),
     "IJepaForImageClassification": ("IJepaConfig", _plain(num_labels=7)),
@@ -61,7 +69,8 @@ TRANSFORMERS = {
     "Dinov2ForImageClassification": ("Dinov2Config", _plain(num_labels=7)),
     "Dinov2WithRegistersModel": ("Dinov2WithRegistersConfig", _plain(num_register_tokens=3)),
     "Dinov2WithRegistersForImageClassification": (
-        "Dinov2WithRegistersConfig", _plain(num_register_tokens=3, num_labels=7)
+        "Dinov2WithRegistersConfig",
+        _plain(num_register_tokens=3, num_labels=7),
     ),
     "DINOv3ViTModel": ("DINOv3ViTConfig", _plain(num_register_tokens=2)),
     "CLIPVisionModel": ("CLIPVisionConfig", _plain()),
@@ -103,7 +112,9 @@ OPEN_CLIP = {
     "open_clip, mean": dict(pool_type="avg"),
     "open_clip, pool": POOL,
     "open_clip, mean of a pool": POOL | dict(pool_type="avg"),
-    "open_clip, timm": dict(timm_model_name="test_vit", timm_pool="", timm_proj="linear", image_size=160),
+    "open_clip, timm": dict(
+        timm_model_name="test_vit", timm_pool="", timm_proj="linear", image_size=160
+    ),
 }
 TEXT = dict(context_length=8, vocab_size=99, width=32, heads=2, layers=2)
 
@@ -173,9 +184,15 @@ def eager(model):
             elif hasattr(module, "fused_attn"):
                 module.fused_attn = False
                 stack.callback(setattr, module, "fused_attn", True)
-                stack.callback(module.attn_drop.register_forward_hook(lambda m, args, out: maps.append(out)).remove)
+                stack.callback(
+                    module.attn_drop.register_forward_hook(
+                        lambda m, args, out: maps.append(out)
+                    ).remove
+                )
                 continue
-            stack.callback(module.register_forward_hook(lambda m, args, out: maps.append(out[1])).remove)
+            stack.callback(
+                module.register_forward_hook(lambda m, args, out: maps.append(out[1])).remove
+            )
         if hasattr(about, "config"):
             stack.enter_context(_Wide())
             about.tower.set_attn_implementation("eager")
@@ -190,7 +207,9 @@ TIMM = ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "beit_base_pa
 
 def of_timm(name: str):
     torch.manual_seed(0)
-    return timm.create_model(name, depth=2, num_heads=2, embed_dim=32, img_size=32, patch_size=8, num_classes=7).eval()
+    return timm.create_model(
+        name, depth=2, num_heads=2, embed_dim=32, img_size=32, patch_size=8, num_classes=7
+    ).eval()
 
 
 def survey(name: str) -> dict:
@@ -207,13 +226,21 @@ def survey(name: str) -> dict:
         with eager(model) as maps:
             run(model, images)
     torch.backends.mha.set_fastpath_enabled(before)
-    pairs = [(layer.weights(), each.view_as(layer.weights())) for layer, each in zip(attn, maps, strict=False)]
+    pairs = [
+        (layer.weights(), each.view_as(layer.weights()))
+        for layer, each in zip(attn, maps, strict=False)
+    ]
     error = max((mine - theirs).abs().max().item() for mine, theirs in pairs)
     library = type(model).__module__.split(".")[0]
     row = {
-        "library": library, "class": type(model).__name__, "model": name, "captured": "yes",
-        "same bits": "yes" if torch.equal(plain, output) else "no", "error": f"{error:.0e}",
-        "prefix": "; ".join(about.prefix), "reads": reads(attn),
+        "library": library,
+        "class": type(model).__name__,
+        "model": name,
+        "captured": "yes",
+        "same bits": "yes" if torch.equal(plain, output) else "no",
+        "error": f"{error:.0e}",
+        "prefix": "; ".join(about.prefix),
+        "reads": reads(attn),
         "other sizes": "yes" if takes_other_sizes(model) else "no",
         "outputs": "classes" if about.classes else "features",
     }
@@ -224,7 +251,11 @@ def survey(name: str) -> dict:
             (done if found.isfinite().all() else refused).append(method.name)
         except ValueError:
             refused.append(method.name)
-    return row | {"maps": "; ".join(done), "not": "; ".join(refused), "apart": "no" if about.stream_problem else "yes"}
+    return row | {
+        "maps": "; ".join(done),
+        "not": "; ".join(refused),
+        "apart": "no" if about.stream_problem else "yes",
+    }
 
 
 def reads(attn) -> str:
@@ -234,7 +265,13 @@ def reads(attn) -> str:
     if row.dim() == 2:
         return "attention pool"
     named = [number for number in range(grid.prefix) if row[number] > 0]
-    return "patches" if not named else "class token" if named == [0] else "class and distillation token"
+    return (
+        "patches"
+        if not named
+        else "class token"
+        if named == [0]
+        else "class and distillation token"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

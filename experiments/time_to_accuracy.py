@@ -29,15 +29,27 @@ MARGIN = 0.97  # planned share of the seconds; noise takes the rest
 
 
 def fitted(
-    model: nn.Module, data: tuple[ImageSet, ImageSet], plan: Recipe, seconds: float, world: World, criterion: Callable,
+    model: nn.Module,
+    data: tuple[ImageSet, ImageSet],
+    plan: Recipe,
+    seconds: float,
+    world: World,
+    criterion: Callable,
 ) -> Recipe:
     """The plan with the number of epochs that fit into `seconds`, measured by a short trial.
 
     The trial compiles, trains some steps with and without patch dropout, validates, and restores the weights.
     """
     trial = replace(
-        plan, epochs=1_000_000, steps=0, log_every=4, evaluate_every=1_000_000, warmup=plan.warmup or 0.1,
-        warmup_steps=0, patch_drop=0.0, patch_drop_until=0.0,
+        plan,
+        epochs=1_000_000,
+        steps=0,
+        log_every=4,
+        evaluate_every=1_000_000,
+        warmup=plan.warmup or 0.1,
+        warmup_steps=0,
+        patch_drop=0.0,
+        patch_drop_until=0.0,
     )
     before = {name: t.clone() for name, t in model.state_dict().items()}
     whole = dropped = _speed(model, data, trial, world, criterion)
@@ -64,7 +76,11 @@ def fitted(
 def _speed(model, data, trial: Recipe, world: World, criterion: Callable) -> float:
     """Images per second: median of the later half of eight readings."""
     with closing(fit(model, data, trial, world=world, criterion=criterion)) as training:
-        steps = (step for step in islice(training, 8 * trial.log_every) if step.step % trial.log_every == 0)
+        steps = (
+            step
+            for step in islice(training, 8 * trial.log_every)
+            if step.step % trial.log_every == 0
+        )
         speeds = [step.images_per_second for step in steps]
     return statistics.median([speed for speed in speeds if speed is not None][4:])
 
@@ -72,7 +88,9 @@ def _speed(model, data, trial: Recipe, world: World, criterion: Callable) -> flo
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__, data=True)
     options.add_argument("--recipe", default="tiny-imagenet-2min")
-    options.add_argument("--seconds", type=float, default=118, help="time to fit the epochs to; 0: as in the recipe")
+    options.add_argument(
+        "--seconds", type=float, default=118, help="time to fit the epochs to; 0: as in the recipe"
+    )
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -84,7 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     world = World(device=device)
     plan = recipe(options.recipe)
     plan = (plan.tiny() if options.tiny else plan).override(*options.set)
-    train, valid = (datasets.load(options.data, s, size=plan.image_size).to(device) for s in ("train", "valid"))
+    train, valid = (
+        datasets.load(options.data, s, size=plan.image_size).to(device) for s in ("train", "valid")
+    )
     if options.tiny:
         train, valid = train.subset(plan.train_images), valid.subset(plan.valid_images)
 
@@ -101,23 +121,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows, finals = [], []
     for seed in range(options.seeds):
         seeded = replace(plan, seed=seed)
-        model.load_state_dict(seeded.build().state_dict())  # the same module, so nothing is compiled again
+        model.load_state_dict(
+            seeded.build().state_dict()
+        )  # the same module, so nothing is compiled again
         start = time.perf_counter()
         for step in fit(model, (train, valid), seeded, device=device, criterion=criterion):
             if step.metrics:
                 seconds = time.perf_counter() - start
-                rows.append({
-                    "recipe": plan.name, "seed": seed, "epoch": step.epoch + 1, "epochs": plan.epochs,
-                    "seconds": round(seconds, 2), "seconds_with_compilation": round(seconds + before, 2),
-                    "top1": round(step.metrics["top1"], 2),
-                    "top1_average": round(step.metrics.get("top1_average", float("nan")), 2),
-                    "loss": round(step.loss, 4), "settings": " ".join(options.set), **how,
-                })
+                rows.append(
+                    {
+                        "recipe": plan.name,
+                        "seed": seed,
+                        "epoch": step.epoch + 1,
+                        "epochs": plan.epochs,
+                        "seconds": round(seconds, 2),
+                        "seconds_with_compilation": round(seconds + before, 2),
+                        "top1": round(step.metrics["top1"], 2),
+                        "top1_average": round(step.metrics.get("top1_average", float("nan")), 2),
+                        "loss": round(step.loss, 4),
+                        "settings": " ".join(options.set),
+                        **how,
+                    }
+                )
                 write(options.out, rows)
         finals.append(max(step.metrics.values()))
         print(f"seed {seed}: {finals[-1]:.2f} % after {rows[-1]['seconds']:.1f} s", flush=True)
     spread = statistics.stdev(finals) if len(finals) > 1 else 0.0
-    print(f"{plan.name}: {statistics.mean(finals):.2f} ± {spread:.2f} % top-1 over {len(finals)} seeds", flush=True)
+    print(
+        f"{plan.name}: {statistics.mean(finals):.2f} ± {spread:.2f} % top-1 over {len(finals)} seeds",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,18 @@ from vitlens.stream import require_pre_norm
 
 TABLE = Path(__file__).parent.parent / "data" / "results" / "timm-support.csv"
 COLUMNS = [
-    "model", "captured", "class", "layers", "heads", "prefix", "rows", "cols", "patch", "readout", "stream", "reason",
+    "model",
+    "captured",
+    "class",
+    "layers",
+    "heads",
+    "prefix",
+    "rows",
+    "cols",
+    "patch",
+    "readout",
+    "stream",
+    "reason",
 ]
 
 
@@ -41,8 +52,14 @@ def survey(name: str) -> dict:
     except UnsupportedModelError as error:
         row |= {"stream": "no", "reason": str(error)}
     return row | {
-        "captured": "yes", "layers": str(len(attn)), "heads": str(attn[0].q.shape[1]), "prefix": str(grid.prefix),
-        "rows": str(grid.rows), "cols": str(grid.cols), "patch": str(grid.patch[0]), "readout": kind(attn),
+        "captured": "yes",
+        "layers": str(len(attn)),
+        "heads": str(attn[0].q.shape[1]),
+        "prefix": str(grid.prefix),
+        "rows": str(grid.rows),
+        "cols": str(grid.cols),
+        "patch": str(grid.patch[0]),
+        "readout": kind(attn),
     }
 
 
@@ -71,7 +88,11 @@ def read_table() -> tuple[str, dict[str, dict]]:
 def shrunk(name: str):
     """A small model of the same kind with random weights: two blocks, two heads, where its constructor allows."""
     small = dict(depth=2, num_heads=2)
-    for size in (small | dict(embed_dim=128), small | dict(embed_dim=128, num_kv_heads=(1, 2)), small):
+    for size in (
+        small | dict(embed_dim=128),
+        small | dict(embed_dim=128, num_kv_heads=(1, 2)),
+        small,
+    ):
         try:
             torch.manual_seed(0)
             return timm.create_model(name, num_classes=7, **size).eval()
@@ -83,7 +104,9 @@ def shrunk(name: str):
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__).parse_args(arguments)
     names = timm.list_models("vit_tiny*" if options.tiny else "", exclude_filters="vitlens_*")
-    made_by = {"command": f"{command('experiments.timm_support', arguments)}, timm {timm.__version__}"}
+    made_by = {
+        "command": f"{command('experiments.timm_support', arguments)}, timm {timm.__version__}"
+    }
     write(options.out, (survey(name) | made_by for name in names))
 
 

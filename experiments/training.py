@@ -42,7 +42,9 @@ from vitlens.train import compiled, fit
 from vitlens.train.criteria import computes_bf16
 from vitlens.train.recipes import Recipe
 
-AUGMENT = Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.3, cutmix=0.5, mixup=0.2)
+AUGMENT = Augment(
+    flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.3, cutmix=0.5, mixup=0.2
+)
 SQUARE = {"cuda": 8192, "cpu": 2048}  # side of the product that is the ceiling
 WIDTHS = {"ViT-Ti": 192, "ViT-S": 384, "ViT-B": 768}
 Step = Callable[[], object]
@@ -61,15 +63,28 @@ class Case:
     def recipe(self) -> Recipe:
         width = WIDTHS[self.model]
         return Recipe(
-            name="throughput", image_size=self.pixels, patch_size=self.patch, width=width, heads=width // 64, depth=12,
-            num_classes=1000, epochs=10**6, batch_size=self.batch, augment=AUGMENT, label_smoothing=0.1,
-            log_every=10**6, evaluate_every=10**6, precision=self.precision,
+            name="throughput",
+            image_size=self.pixels,
+            patch_size=self.patch,
+            width=width,
+            heads=width // 64,
+            depth=12,
+            num_classes=1000,
+            epochs=10**6,
+            batch_size=self.batch,
+            augment=AUGMENT,
+            label_smoothing=0.1,
+            log_every=10**6,
+            evaluate_every=10**6,
+            precision=self.precision,
         )
 
     def flops(self) -> float:
         """FLOP of a training step for one image: 12·D² + 2·T·D multiply-adds a token and layer, and the embedding."""
         d, tokens = WIDTHS[self.model], (self.pixels // self.patch) ** 2 + 1
-        return 3 * (12 * tokens * (24 * d**2 + 4 * tokens * d) + 2 * (tokens - 1) * 3 * self.patch**2 * d)
+        return 3 * (
+            12 * tokens * (24 * d**2 + 4 * tokens * d) + 2 * (tokens - 1) * 3 * self.patch**2 * d
+        )
 
 
 TINY = Case("ViT-Ti", 32, 8, 4, "bf16")
@@ -81,12 +96,18 @@ class Jpegs(Dataset):
     def __init__(self, images: torch.Tensor):
         self.encoded = []
         for image in images:
-            Image.fromarray(image.permute(1, 2, 0).numpy()).save(buffer := io.BytesIO(), "JPEG", quality=90)
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(
+                buffer := io.BytesIO(), "JPEG", quality=90
+            )
             self.encoded.append(buffer.getvalue())
-        self.transform = transforms.Compose([
-            transforms.RandomResizedCrop(images.shape[-1], scale=AUGMENT.scale), transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        ])
+        self.transform = transforms.Compose(
+            [
+                transforms.RandomResizedCrop(images.shape[-1], scale=AUGMENT.scale),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+            ]
+        )
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -97,8 +118,14 @@ class Jpegs(Dataset):
 
 def pictures(n: int, side: int) -> torch.Tensor:
     """uint8 (n, 3, side, side) of smooth noise, which JPEG compresses about as a photograph."""
-    coarse = np.random.default_rng(0).integers(0, 256, (n, 3, side // 8, side // 8)).astype(np.float32)
-    return torch.nn.functional.interpolate(torch.from_numpy(coarse), (side, side), mode="bicubic").clamp(0, 255).byte()
+    coarse = (
+        np.random.default_rng(0).integers(0, 256, (n, 3, side // 8, side // 8)).astype(np.float32)
+    )
+    return (
+        torch.nn.functional.interpolate(torch.from_numpy(coarse), (side, side), mode="bicubic")
+        .clamp(0, 255)
+        .byte()
+    )
 
 
 def ours(recipe: Recipe, data: tuple[ImageSet, ImageSet], device: torch.device) -> Step:
@@ -107,15 +134,24 @@ def ours(recipe: Recipe, data: tuple[ImageSet, ImageSet], device: torch.device) 
     return lambda: next(training)
 
 
-def timms(recipe: Recipe, data: tuple[ImageSet, ImageSet], device: torch.device, compile: bool = False,
-          loader: DataLoader | None = None) -> Step:
+def timms(
+    recipe: Recipe,
+    data: tuple[ImageSet, ImageSet],
+    device: torch.device,
+    compile: bool = False,
+    loader: DataLoader | None = None,
+) -> Step:
     """A step on one fixed batch, or on the batches of ``loader``."""
     model = recipe.build().to(device)
-    optimizer = timm.optim.create_optimizer_v2(model, opt="adamw", lr=recipe.lr, weight_decay=recipe.weight_decay)
+    optimizer = timm.optim.create_optimizer_v2(
+        model, opt="adamw", lr=recipe.lr, weight_decay=recipe.weight_decay
+    )
     run = torch.compile(model) if compile else model
     criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
     fixed = data[0].images[: recipe.batch_size].float() / 255, data[0].labels[: recipe.batch_size]
-    batches = (batch for _ in iter(int, 1) for batch in loader) if loader else None  # epoch after epoch
+    batches = (
+        (batch for _ in iter(int, 1) for batch in loader) if loader else None
+    )  # epoch after epoch
 
     def step() -> None:
         x, y = next(batches) if batches else fixed
@@ -151,14 +187,23 @@ def measured(case: Case, device: torch.device, turns: int, steps: int) -> list[d
     recipe, n = case.recipe(), 2 * case.batch if case.pixels > 64 else max(2000, 2 * case.batch)
     pixels = pictures(n, case.pixels)
     data = (ImageSet(pixels, torch.arange(n) % 1000, tuple(map(str, range(1000)))).to(device),) * 2
-    loops = {"vitlens": lambda: ours(recipe, data, device), "timm": lambda: timms(recipe, data, device)}
+    loops = {
+        "vitlens": lambda: ours(recipe, data, device),
+        "timm": lambda: timms(recipe, data, device),
+    }
     if device.type == "cuda":
         loops["timm compiled"] = lambda: timms(recipe, data, device, compile=True)
     elif case.precision == "fp32":  # bf16 loses by it
         loops["vitlens compiled"] = lambda: ours(replace(recipe, compile_cpu=True), data, device)
     if device.type == "cpu" and case.pixels == 64:
-        loader = DataLoader(Jpegs(pixels), case.batch, shuffle=True, num_workers=1, drop_last=True,
-                            persistent_workers=True)
+        loader = DataLoader(
+            Jpegs(pixels),
+            case.batch,
+            shuffle=True,
+            num_workers=1,
+            drop_last=True,
+            persistent_workers=True,
+        )
         loops["DataLoader"] = lambda: timms(recipe, data, device, loader=loader)
 
     ready, speeds, began = {}, {name: [] for name in loops}, {}
@@ -184,8 +229,13 @@ def measured(case: Case, device: torch.device, turns: int, steps: int) -> list[d
     reference = speeds["vitlens"]
     return [
         {
-            "model": case.model, "pixels": case.pixels, "patch": case.patch, "batch": case.batch,
-            "precision": case.precision, "loop": name, "images_per_second": round(value, 1),
+            "model": case.model,
+            "pixels": case.pixels,
+            "patch": case.patch,
+            "batch": case.batch,
+            "precision": case.precision,
+            "loop": name,
+            "images_per_second": round(value, 1),
             "vitlens_ratio": round(ratio(reference, speeds[name]), 3) if reference else "",
             "tflops": round(value * case.flops() / 1e12, 3),
             "share_of_matmul": round(case.flops() * ratio(speeds[name], tops), 4),
@@ -203,11 +253,16 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
 
 def cases(device: torch.device, tiny: bool, batch: int | None) -> list[Case]:
     if device.type == "cuda":
-        found = [Case(model, 224, 16, 512 if model == "ViT-B" else 1024, "bf16") for model in WIDTHS]
+        found = [
+            Case(model, 224, 16, 512 if model == "ViT-B" else 1024, "bf16") for model in WIDTHS
+        ]
     else:
         precisions = ("fp32", "bf16") if computes_bf16(device) else ("fp32",)
-        found = [Case("ViT-Ti", pixels, patch, size, precision) for pixels, patch, size in ((64, 8, 64), (224, 16, 16))
-                 for precision in precisions]
+        found = [
+            Case("ViT-Ti", pixels, patch, size, precision)
+            for pixels, patch, size in ((64, 8, 64), (224, 16, 16))
+            for precision in precisions
+        ]
         found += [Case("ViT-S", 224, 16, 16, precision) for precision in precisions]
     found = [replace(case, batch=batch) for case in found] if batch else found
     return [TINY] if tiny else found
@@ -216,7 +271,9 @@ def cases(device: torch.device, tiny: bool, batch: int | None) -> list[Case]:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options.add_argument("--batch", type=int, help="batch size, instead of one that is known to be fast")
+    options.add_argument(
+        "--batch", type=int, help="batch size, instead of one that is known to be fast"
+    )
     options = options.parse_args(arguments)
     device, rows = torch.device(options.device), []
     turns, steps = (2, 2) if options.tiny else (3, 20) if device.type == "cuda" else (10, 4)
@@ -224,8 +281,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for case in cases(device, options.tiny, options.batch):
         rows += [row | how for row in measured(case, device, turns, steps)]
         for row in rows:
-            print({k: row[k] for k in ("model", "pixels", "precision", "loop", "images_per_second", "vitlens_ratio",
-                                       "share_of_matmul")}, flush=True)
+            print(
+                {
+                    k: row[k]
+                    for k in (
+                        "model",
+                        "pixels",
+                        "precision",
+                        "loop",
+                        "images_per_second",
+                        "vitlens_ratio",
+                        "share_of_matmul",
+                    )
+                },
+                flush=True,
+            )
         write(options.out, rows)  # after every case, because the next may fail
         gc.collect()
 

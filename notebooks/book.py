@@ -90,7 +90,9 @@ def open_images(files=None) -> dict[str, Image.Image]:
     files = [files] if isinstance(files, (str, Path)) else list(files)
     images = {Path(file).name: load_image(file) for file in files}
     if not files or len(images) < len(files):
-        raise ValueError(f"IMAGES must be None or paths with different file names, got {[*map(str, files)]}.")
+        raise ValueError(
+            f"IMAGES must be None or paths with different file names, got {[*map(str, files)]}."
+        )
     return images
 
 
@@ -117,7 +119,9 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
     (p, q), (tall, wide) = grid.patch, covered(grid)
     whole = Image.new("RGB", (wide, tall), (205, 205, 205))
     whole.paste(picture, (0, 0))
-    cut = np.asarray(whole).reshape(grid.rows, p, grid.cols, q, 3).swapaxes(1, 2)  # (rows, cols, p, q, 3)
+    cut = (
+        np.asarray(whole).reshape(grid.rows, p, grid.cols, q, 3).swapaxes(1, 2)
+    )  # (rows, cols, p, q, 3)
     numbers = list(range(min(grid.tokens, 18)))
     if grid.tokens > len(numbers):
         numbers[-3:] = [None, grid.tokens - 2, grid.tokens - 1]
@@ -128,7 +132,9 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
     strip = min(60, 860 / len(numbers)) * p / q
     with styled():
         figure = page(WIDTH, height + strip + 100)
-        axes = figure.subplot_mosaic([["input", "patches"], ["tokens", "tokens"]], height_ratios=[height, strip])
+        axes = figure.subplot_mosaic(
+            [["input", "patches"], ["tokens", "tokens"]], height_ratios=[height, strip]
+        )
         left, right, below = axes.values()
         left.imshow(picture)
         bare(left)
@@ -137,7 +143,11 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
         step = -(-grid.rows * 14 // int(height))
         right.set_yticks(ys[::step], [grid.index(row, 0) for row in range(0, grid.rows, step)])
         below.set_xticks(xs, ["…" if n is None else n for n in numbers])
-        prefix = f"{grid.prefix} of them before the first patch" if grid.prefix else "all of them patches"
+        prefix = (
+            f"{grid.prefix} of them before the first patch"
+            if grid.prefix
+            else "all of them patches"
+        )
         titles = {
             left: f"Input: {grid.image[0]} × {grid.image[1]} pixels",
             right: f"Patches: {grid.rows} × {grid.cols} of {p} × {q} pixels",
@@ -174,7 +184,11 @@ def by_direction(similarities: Tensor) -> Tensor:
     rows, cols = similarities.shape[:2]
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(cols))
     offset = ((places[:, None] - places).abs() @ torch.tensor([cols, 1])).flatten()
-    mean = (offset.bincount(float64(similarities).cpu().flatten()) / offset.bincount()).view(rows, cols)
+    mean = (offset.bincount(float64(similarities).cpu().flatten()) / offset.bincount()).view(
+        rows, cols
+    )
     length, steps = places.double().norm(dim=1).view(rows, cols), range(1, min(rows, cols))
     neither = [mean[1:, 1:][(length[1:, 1:] - step).abs() <= 0.5].mean() for step in steps]
-    return torch.stack([mean[0, 1 : len(steps) + 1], mean[1 : len(steps) + 1, 0], torch.tensor(neither)]).float()
+    return torch.stack(
+        [mean[0, 1 : len(steps) + 1], mean[1 : len(steps) + 1, 0], torch.tensor(neither)]
+    ).float()

@@ -34,7 +34,7 @@ from vitlens.train.runs import versions
 
 FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-INSTALL = 'git clone -q {REPOSITORY} v; {sys.executable} -m pip install -q ./v captum anywidget'
+INSTALL = "git clone -q {REPOSITORY} v; {sys.executable} -m pip install -q ./v captum anywidget"
 SETUP = f"""\
 import os, sys; REPOSITORY = ""  # on Colab, the address of the repository, which is then installed
 if os.getenv("COLAB_RELEASE_TAG"): os.system(f"{INSTALL}"); os.chdir("v/notebooks")
@@ -43,15 +43,24 @@ FOLDED = {"tags": ["setup", "hide-input"], "jupyter": {"source_hidden": True}}
 KEPT = ("alt", "jupyter", "page", "tags", "tiny")  # of the metadata of a cell
 LIVE = "application/vnd.jupyter.widget-view+json"
 FIGURE = re.compile(r'<img alt="[^"]+" width="([0-9]+)" src="data:image/[a-z]+;base64,([^"]+)">')
-UNSEEN, EDGES = 12, 0.25  # of 255 levels of a color, as a JPEG is off by several times around letters; of the pixels
+UNSEEN, EDGES = (
+    12,
+    0.25,
+)  # of 255 levels of a color, as a JPEG is off by several times around letters; of the pixels
 
 
 def notebooks(chosen: list[str]) -> list[Path]:
     """The chapters, or those whose names begin with one of `chosen`."""
-    return [p for p in sorted(FOLDER.glob("[0-9A-D]*_*.ipynb")) if not chosen or p.name.startswith(tuple(chosen))]
+    return [
+        p
+        for p in sorted(FOLDER.glob("[0-9A-D]*_*.ipynb"))
+        if not chosen or p.name.startswith(tuple(chosen))
+    ]
 
 
-def prepared(path: Path, tiny: bool = False, model: str = "", images: Sequence[str] = ()) -> nbformat.NotebookNode:
+def prepared(
+    path: Path, tiny: bool = False, model: str = "", images: Sequence[str] = ()
+) -> nbformat.NotebookNode:
     """The notebook before it is run.
 
     `tiny` applies the replacements in the metadata of its cells, for less work; `model`, a name or a folder, and the
@@ -67,19 +76,27 @@ def prepared(path: Path, tiny: bool = False, model: str = "", images: Sequence[s
             cell.metadata = nbformat.from_dict(FOLDED)
         for old, new in (cell.metadata.get("tiny", {}) if tiny else {}).items():
             if old not in cell.source:
-                raise ValueError(f"Cell {cell.id} of {path.name} has no {old!r}, which its metadata replace.")
+                raise ValueError(
+                    f"Cell {cell.id} of {path.name} has no {old!r}, which its metadata replace."
+                )
             cell.source = cell.source.replace(old, new)
         for name, value in own.items() if cell.id == "subject" else ():
             if value:
                 line = f"{name} = {value!r}"
-                cell.source = re.sub(rf"^{name} = .*", lambda _, line=line: line, cell.source, flags=re.M)
+                cell.source = re.sub(
+                    rf"^{name} = .*", lambda _, line=line: line, cell.source, flags=re.M
+                )
     return book
 
 
 def answers(book: nbformat.NotebookNode) -> list[str]:
     """The code in the folded answers to the exercises."""
-    folded = re.findall("<details>.*?</details>", "\n".join(cell.source for cell in book.cells), re.S)
-    return [code for each in folded for code in re.findall(r"^```python\n(.*?)^```", each, re.S | re.M)]
+    folded = re.findall(
+        "<details>.*?</details>", "\n".join(cell.source for cell in book.cells), re.S
+    )
+    return [
+        code for each in folded for code in re.findall(r"^```python\n(.*?)^```", each, re.S | re.M)
+    ]
 
 
 def executed(path: Path, **own) -> nbformat.NotebookNode:
@@ -87,10 +104,16 @@ def executed(path: Path, **own) -> nbformat.NotebookNode:
     book = prepared(path, **own)
     with tempfile.TemporaryDirectory() as profile:  # nobody's own IPython settings
         environment = os.environ | {"IPYTHONDIR": profile}
-        client = NotebookClient(book, timeout=1800, kernel_name="python3", record_timing=False, coalesce_streams=True)
-        client.resources, client.extra_arguments = {"metadata": {"path": str(FOLDER)}}, [
-            "--log-level=ERROR", "--InlineBackend.figure_format=retina",  # twice the pixels, shown at the same size
-        ]
+        client = NotebookClient(
+            book, timeout=1800, kernel_name="python3", record_timing=False, coalesce_streams=True
+        )
+        client.resources, client.extra_arguments = (
+            {"metadata": {"path": str(FOLDER)}},
+            [
+                "--log-level=ERROR",
+                "--InlineBackend.figure_format=retina",  # twice the pixels, shown at the same size
+            ],
+        )
         client.execute(env=environment)
     return normalized(book)
 
@@ -106,7 +129,9 @@ def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
     for number, cell in enumerate(book.cells, 1):
         cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in KEPT})
         if cell.cell_type == "code":
-            cell.outputs = [o for o in cell.outputs if LIVE not in o.get("data", {}) or "text/html" in o.data]
+            cell.outputs = [
+                o for o in cell.outputs if LIVE not in o.get("data", {}) or "text/html" in o.data
+            ]
         for output in cell.get("outputs", []):
             if output.get("name") == "stderr":
                 raise RuntimeError(f"Cell {number} writes to stderr: {output.text}")
@@ -114,13 +139,20 @@ def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
             if "metadata" in output:
                 output.metadata = nbformat.from_dict({})
             if shown := FIGURE.fullmatch(output.get("data", {}).get("text/html", "")):
-                alt, width, file = cell.metadata.get("alt", output.data["text/plain"]), *shown.groups()
+                alt, width, file = (
+                    cell.metadata.get("alt", output.data["text/plain"]),
+                    *shown.groups(),
+                )
                 small = compact(file := base64.b64decode(file))
                 sides = [Image.open(io.BytesIO(each)).width for each in (small, file)]
                 html = image(small, alt, math.ceil(int(width) * sides[0] / sides[1]))
                 output.data = nbformat.from_dict({"text/html": html, "text/plain": alt})
                 if live:
-                    still = Image.open(io.BytesIO(small)).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+                    still = (
+                        Image.open(io.BytesIO(small))
+                        .convert("RGB")
+                        .quantize(256, Image.Quantize.MAXCOVERAGE)
+                    )
                     output.data["image/png"] = base64.b64encode(encoded(still)).decode()
     return book
 
@@ -139,7 +171,9 @@ def compact(png: bytes) -> bytes:
     few = picture.quantize(256, None if picture.getcolors(256) else Image.Quantize.MAXCOVERAGE)
     off = np.abs(np.asarray(picture, int) - np.asarray(few.convert("RGB"), int)).max(2)
     exact = encoded(few if off.max() <= UNSEEN and (off > 0).mean() <= EDGES else picture)
-    picture.save(file := io.BytesIO(), "JPEG", quality=78, subsampling=0, optimize=True, progressive=True)
+    picture.save(
+        file := io.BytesIO(), "JPEG", quality=78, subsampling=0, optimize=True, progressive=True
+    )
     return file.getvalue() if 5 * len(file.getvalue()) < 4 * len(exact) else exact
 
 
@@ -178,7 +212,9 @@ def write(paths: list[Path], check: bool) -> int:
         text = nbformat.writes(book) + "\n"
         same = text == path.read_text(encoding="utf-8")
         different += not same
-        print(f"{path.name}: {'unchanged' if same else 'DIFFERENT' if check else 'written'}, {len(text) // 1000} kB")
+        print(
+            f"{path.name}: {'unchanged' if same else 'DIFFERENT' if check else 'written'}, {len(text) // 1000} kB"
+        )
         if not check:
             path.write_text(text, encoding="utf-8")
             (FOLDER / name).write_bytes(picture)
@@ -194,14 +230,20 @@ def show(paths: list[Path], options: argparse.Namespace) -> int:
     words = ["python notebooks/execute.py", *options.numbers, "--model", Path(options.model).name]
     words += ["--images", *(Path(file).name for file in options.images)] if options.images else []
     words += ["--figures DIR"]
-    made = {"command": " ".join(words), "versions": versions(), "date": datetime.date.today().isoformat()}
+    made = {
+        "command": " ".join(words),
+        "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+    }
     summary = json.dumps(made | found.to_dict(), indent=1, allow_nan=False)
     options.figures.mkdir(parents=True, exist_ok=True)
     (options.figures / "summary.json").write_text(summary + "\n", encoding="utf-8")
     passed_over = 0
     for path in paths:
         try:
-            figures = list(pictures(executed(path, model=options.model, images=options.images or ()).cells))
+            figures = list(
+                pictures(executed(path, model=options.model, images=options.images or ()).cells)
+            )
         except CellExecutionError as error:
             if error.ename not in ("ValueError", "UnsupportedModelError"):
                 raise
@@ -218,17 +260,27 @@ def show(paths: list[Path], options: argparse.Namespace) -> int:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("numbers", nargs="*", help="such as 03 A; all without any")
-    parser.add_argument("--check", action="store_true", help="write nothing, fail if an output differs from the file's")
-    parser.add_argument("--model", help="a timm name or a folder, in place of MODEL; no notebook is written")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing, fail if an output differs from the file's",
+    )
+    parser.add_argument(
+        "--model", help="a timm name or a folder, in place of MODEL; no notebook is written"
+    )
     parser.add_argument("--images", nargs="+", help="files in place of the samples, with --model")
     parser.add_argument("--figures", type=Path, help="where figures and summary.json of --model go")
     options = parser.parse_args(arguments)
     if not (chosen := notebooks(options.numbers)):
-        sys.exit(f"No notebook begins with {' or '.join(options.numbers)}; give names such as 03 or A.")
+        sys.exit(
+            f"No notebook begins with {' or '.join(options.numbers)}; give names such as 03 or A."
+        )
     if not (options.model or options.images or options.figures):
         return write(chosen, options.check)
     if not options.model or not options.figures or options.check:
-        sys.exit("Figures of your own need both --model and --figures, and nothing to --check them against.")
+        sys.exit(
+            "Figures of your own need both --model and --figures, and nothing to --check them against."
+        )
     try:
         return show(chosen, options)
     except (ValueError, OSError) as error:

@@ -17,7 +17,9 @@ class Headed(torch.nn.Module):
 
     def forward(self, x):
         x = x * self.scale
-        return self.head(self.backbone.forward_features(x)[:, 0] if self.pools else self.backbone(x))
+        return self.head(
+            self.backbone.forward_features(x)[:, 0] if self.pools else self.backbone(x)
+        )
 
 
 CHUNKS = 16

@@ -21,7 +21,9 @@ import nbformat
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 UNIT = r" ?%| ?×(?! ?\d)| times\b| points?\b"
-RESULT = re.compile(rf"(?<![\w.,]){NUMBER}(?![\d\w])(?=((?:(?:,| and| to| or| ±|–|,? and) ?{NUMBER})*(?:{UNIT}))?)")
+RESULT = re.compile(
+    rf"(?<![\w.,]){NUMBER}(?![\d\w])(?=((?:(?:,| and| to| or| ±|–|,? and) ?{NUMBER})*(?:{UNIT}))?)"
+)
 REFERENCES = re.compile(r"<!--((?: [0-9A-D]+:[a-z0-9-]+)+) -->")
 CITED = re.compile(r"\]\(D_reference\.ipynb#[a-z-]+\d{4}[a-z]?\)")
 NO_RESULTS = re.compile(
@@ -34,7 +36,11 @@ NO_RESULTS = re.compile(
 
 def chapters(chosen: Sequence[str] = ()) -> list[Path]:
     """The chapters, or those whose names begin with one of `chosen`."""
-    return [p for p in sorted(FOLDER.glob("[0-9A-D]*_*.ipynb")) if not chosen or p.name.startswith(tuple(chosen))]
+    return [
+        p
+        for p in sorted(FOLDER.glob("[0-9A-D]*_*.ipynb"))
+        if not chosen or p.name.startswith(tuple(chosen))
+    ]
 
 
 def cells_of(chapter: str) -> dict[str, nbformat.NotebookNode]:
@@ -47,7 +53,11 @@ def paragraphs(text: str) -> list[str]:
     """The paragraphs and items of lists of a markdown cell, with comments, but without code, formulas and headings."""
     text = NO_RESULTS.sub(lambda cut: cut[0] if REFERENCES.fullmatch(cut[0]) else "", text)
     text = re.sub(r"(?<=\])\((?!D_reference)[^)]*\)", "", text)
-    return [" ".join(each.split()) for each in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text) if each.strip()]
+    return [
+        " ".join(each.split())
+        for each in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text)
+        if each.strip()
+    ]
 
 
 def results(paragraph: str) -> list[str]:
@@ -62,9 +72,13 @@ def printed(cell: nbformat.NotebookNode) -> set[Decimal]:
     texts = []
     for output in cell.get("outputs", []):
         data = output.get("data", {})
-        figure = data.get("text/html", "").startswith("<img") or any(kind.startswith("image/") for kind in data)
+        figure = data.get("text/html", "").startswith("<img") or any(
+            kind.startswith("image/") for kind in data
+        )
         texts.append("" if figure else output.get("text", "") + data.get("text/plain", ""))
-    numbers = re.findall(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)", "\n".join(texts))
+    numbers = re.findall(
+        r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)", "\n".join(texts)
+    )
     return {Decimal(number.replace(",", "")) for number in numbers}
 
 
@@ -72,7 +86,10 @@ def agrees(result: str, number: Decimal) -> bool:
     """True if the number, or its hundredfold for percentages, rounds to the result."""
     value = Decimal(result.strip("%").replace(",", ""))
     half = Decimal(5).scaleb(value.as_tuple().exponent - 1)
-    return any(abs(each - value) <= half for each in ((number, 100 * number) if "%" in result else (number,)))
+    return any(
+        abs(each - value) <= half
+        for each in ((number, 100 * number) if "%" in result else (number,))
+    )
 
 
 def problems(path: Path) -> Iterator[str]:
@@ -87,7 +104,11 @@ def problems(path: Path) -> Iterator[str]:
                     numbers |= printed(named)
                 else:
                     yield f"{start}: the cell {reference} does not exist"
-            lacking = [each for each in results(paragraph) if not any(agrees(each, number) for number in numbers)]
+            lacking = [
+                each
+                for each in results(paragraph)
+                if not any(agrees(each, number) for number in numbers)
+            ]
             if lacking and not CITED.search(paragraph):
                 yield f"{start}: {', '.join(lacking)} {'not in its cells' if numbers else 'has no reference'}"
 

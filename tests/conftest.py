@@ -5,14 +5,18 @@ import os
 import sys
 from pathlib import Path
 
-if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # before torch and child processes: share the cores
+if workers := int(
+    os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)
+):  # before torch and child processes: share the cores
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
 import pytest
 import timm
 import torch
 
-sys.modules.setdefault("rfc3987_syntax", None)  # jsonschema's check of addresses, which takes 3 s to import
+sys.modules.setdefault(
+    "rfc3987_syntax", None
+)  # jsonschema's check of addresses, which takes 3 s to import
 REAL_DATA = os.environ.get("VITLENS_REAL_DATA")
 
 
@@ -27,10 +31,15 @@ LONGER = {"slow": 3600, "browser": 900, "test_book": 900}
 
 
 def pytest_collection_modifyitems(config, items):
-    if not config.pluginmanager.hasplugin("timeout"):  # pytest-timeout is among the development tools
+    if not config.pluginmanager.hasplugin(
+        "timeout"
+    ):  # pytest-timeout is among the development tools
         return
     for item in items:
-        names = {mark.name for mark in item.iter_markers()} | {item.path.parent.name, item.path.stem}
+        names = {mark.name for mark in item.iter_markers()} | {
+            item.path.parent.name,
+            item.path.stem,
+        }
         if longer := [seconds for name, seconds in LONGER.items() if name in names]:
             item.add_marker(pytest.mark.timeout(max(longer)))
 
@@ -51,7 +60,9 @@ def pytest_xdist_make_scheduler(config, log):
 def real_data() -> Path:
     """The folder with real images and weights. Tests that use it are skipped without it."""
     if not REAL_DATA:
-        pytest.skip("REAL DATA ABSENT: set VITLENS_REAL_DATA to a folder with deit-tiny, imagenet-samples and photos")
+        pytest.skip(
+            "REAL DATA ABSENT: set VITLENS_REAL_DATA to a folder with deit-tiny, imagenet-samples and photos"
+        )
     path = Path(REAL_DATA)
     assert path.is_dir(), f"VITLENS_REAL_DATA names {path}, which is not a folder"
     return path
@@ -64,7 +75,9 @@ def forked():
     It is forked from a server without other state. The function must be in a test module.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vitlens.train", "accelerate.utils", "sklearn.datasets", "torch._dynamo", "pytest"])
+    context.set_forkserver_preload(
+        ["vitlens.train", "accelerate.utils", "sklearn.datasets", "torch._dynamo", "pytest"]
+    )
 
     def start(function, *arguments):
         process = context.Process(target=function, args=arguments, daemon=True)

@@ -27,7 +27,9 @@ def encoded(seed: int, kind: str = "PNG", size=(12, 10), mode: str = "RGB") -> b
 
 def saved(image: Image.Image | np.ndarray, kind: str = "PNG", **options) -> bytes:
     buffer = io.BytesIO()
-    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(buffer, kind, **options)
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(
+        buffer, kind, **options
+    )
     return buffer.getvalue()
 
 
@@ -35,10 +37,14 @@ def png(width, height, *chunks, depth=8, color=2):
     """Bytes of a PNG file with this header (RGB of 8 bits), which may declare more data than the chunks hold."""
 
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*c) for c in ((b"IHDR", header), *chunks, (b"IEND", b"")))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        chunk(*c) for c in ((b"IHDR", header), *chunks, (b"IEND", b""))
+    )
 
 
 def shown(data: bytes) -> torch.Tensor:
@@ -101,7 +107,10 @@ def unreachable(*_, **__):
 
 def assert_streams(source: str | Path, root: Path) -> None:
     """Assert that a stream of `source`, also after pickling, yields the images of its `ImageSet`."""
-    held, stream = load(source, size=8, root=root), load(source, size=8, root=root, stream=True, workers=1)
+    held, stream = (
+        load(source, size=8, root=root),
+        load(source, size=8, root=root, stream=True, workers=1),
+    )
     rows = [torch.arange(len(held)).flip(0)]
     for samples in (stream.samples, pickle.loads(pickle.dumps(stream.samples))):
         images, labels = next(replace(stream, samples=samples).batches(rows))

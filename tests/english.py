@@ -42,13 +42,19 @@ def text_of(node: ast.AST) -> str:
 def python_items(path: Path) -> Iterator[tuple[str, int, str]]:
     """(kind, line, text) of each item of a Python file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             yield "docstring", node.lineno, re.sub(r"(?m)^\s*(>>>|\.\.\.).*$", "", node.value.value)
         elif isinstance(node, ast.Raise) and node.exc is not None:
             yield "error", node.lineno, text_of(node.exc)
         elif isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            texts = [k.value for k in node.keywords if k.arg == "help"] + node.args[1:2] * (name == "setting")
+            texts = [k.value for k in node.keywords if k.arg == "help"] + node.args[1:2] * (
+                name == "setting"
+            )
             yield from (("help", text.lineno, text_of(text)) for text in texts)
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             yield "test name", node.lineno, node.name
@@ -60,7 +66,9 @@ def comments(path: Path) -> Iterator[tuple[str, int, str]]:
     block, start, last = [], 0, -1
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
-            if token.type == tokenize.COMMENT and not re.match(r"# (noqa|fmt:|type:)|#!", token.string):
+            if token.type == tokenize.COMMENT and not re.match(
+                r"# (noqa|fmt:|type:)|#!", token.string
+            ):
                 if token.start[0] != last + 1:
                     yield "comment", start, " ".join(block)
                     block, start = [], token.start[0]
@@ -71,7 +79,11 @@ def comments(path: Path) -> Iterator[tuple[str, int, str]]:
 
 def page_items(path: Path) -> Iterator[tuple[str, int, str]]:
     """Paragraphs without code, headings and tables' rules."""
-    page = re.sub(r"(?ms)^```.*?^```", lambda code: "\n" * code[0].count("\n"), path.read_text(encoding="utf-8"))
+    page = re.sub(
+        r"(?ms)^```.*?^```",
+        lambda code: "\n" * code[0].count("\n"),
+        path.read_text(encoding="utf-8"),
+    )
     for part in re.finditer(r"(?:^(?!#).*\S.*\n?)+", page, re.MULTILINE):
         yield "page", page.count("\n", 0, part.start()) + 1, part[0]
 
@@ -85,23 +97,43 @@ def hits(kind: str, text: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("paths", nargs="*", default=["vitlens", "experiments", "tests", "README.md", "docs"])
-    parser.add_argument("-v", "--verbose", action="store_true", help="print each riddle and each name without example")
+    parser.add_argument(
+        "paths", nargs="*", default=["vitlens", "experiments", "tests", "README.md", "docs"]
+    )
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="print each riddle and each name without example",
+    )
     options, counts = parser.parse_args(), defaultdict(Counter)
-    tracked = subprocess.check_output(["git", "ls-files", *options.paths], cwd=ROOT, text=True).splitlines()
-    for name in (name for name in tracked if name.endswith((".py", ".md")) and name != "tests/english.py"):
+    tracked = subprocess.check_output(
+        ["git", "ls-files", *options.paths], cwd=ROOT, text=True
+    ).splitlines()
+    for name in (
+        name for name in tracked if name.endswith((".py", ".md")) and name != "tests/english.py"
+    ):
         room = "/".join(Path(name).parts[:-1][:2]) or "README"
         for kind, line, text in (python_items if name.endswith(".py") else page_items)(ROOT / name):
             matches = hits(kind, text)
             for row in ((0, room), (1, "all"), (2, kind)):
-                flags = bool(text.strip()), bool(matches), ";" in text, bool(re.search(PARENTHESIS, text))
+                flags = (
+                    bool(text.strip()),
+                    bool(matches),
+                    ";" in text,
+                    bool(re.search(PARENTHESIS, text)),
+                )
                 counts[row].update(dict(zip(COLUMNS, map(int, flags), strict=True)))
             if options.verbose and matches:
-                print(f"{name}:{line}: {kind}: {', '.join(matches)}: {' '.join(text.split())[:160]}")
+                print(
+                    f"{name}:{line}: {kind}: {', '.join(matches)}: {' '.join(text.split())[:160]}"
+                )
     print(f"\n{'':20}{''.join(f'{column:>12}' for column in COLUMNS)}{'riddles %':>12}")
     for row in sorted(counts):
         share = 100 * counts[row]["riddles"] / max(counts[row]["items"], 1)
-        print(f"{row[1]:20}{''.join(f'{counts[row][column]:12,}' for column in COLUMNS)}{share:12.1f}")
+        print(
+            f"{row[1]:20}{''.join(f'{counts[row][column]:12,}' for column in COLUMNS)}{share:12.1f}"
+        )
     print(f"\n{len(without_example())} of {len(public())} public callables have no example")
     print(*without_example() * options.verbose, sep="\n")
 

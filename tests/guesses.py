@@ -1,5 +1,4 @@
-"""Calls that users type first, and the answer to each, a result or one sentence. `python -m tests.guesses` prints them.
-"""
+"""Calls that users type first, and the answer to each, a result or one sentence. `python -m tests.guesses` prints them."""
 
 import ast
 import contextlib
@@ -42,13 +41,19 @@ GUESSES = (
     ("before()", "forward"),
     ("capture('vit_tiny_patch16_224').__enter__()", "Expected a torch.nn.Module"),
     ("capture(mine).__enter__()", "works"),
-    ("capture(torch.nn.Sequential(mine, vitlens.load_model())).__enter__()", "2 Vision Transformers"),
+    (
+        "capture(torch.nn.Sequential(mine, vitlens.load_model())).__enter__()",
+        "2 Vision Transformers",
+    ),
     ("capture(torch.nn.Linear(3, 3)).__enter__()", "register_model"),
     ("intervene(mine, heads={(0, 2): 'zero'}).__enter__()", "works"),
     ("intervene(model, heads=[(0, 2)]).__enter__()", "mapping"),
     ("intervene(model, heads={(0, 2): 'mean'}).__enter__()", "reference"),
     ("intervene(model, heads={3: 'zero'}).__enter__()", "(layer, head)"),
-    ("intervene(model, heads={(0, 2): 'noise'}).__enter__()", "not a tensor must be one of zero, mean"),
+    (
+        "intervene(model, heads={(0, 2): 'noise'}).__enter__()",
+        "not a tensor must be one of zero, mean",
+    ),
     ("intervene(model, heads={(0, 9): 'zero'}).__enter__()", "3 heads"),
     # maps
     ("attribution.relevance(mine, images, 'tabby')", "works"),
@@ -143,14 +148,31 @@ def namespace() -> dict:
     Path("photos").mkdir()
     for path in ("cat.jpg", "photos/cat.jpg"):
         pictures["chelsea"].save(path)
-    vitlens.train.snapshots.save("run/snapshots.npz", 0, vitlens.train.snapshots.record(model, images))
-    Path("run/log.jsonl").write_text(json.dumps({"step": 1, "steps": 2, "loss": 0.5, "rate": 1.0}) + "\n")
+    vitlens.train.snapshots.save(
+        "run/snapshots.npz", 0, vitlens.train.snapshots.record(model, images)
+    )
+    Path("run/log.jsonl").write_text(
+        json.dumps({"step": 1, "steps": 2, "loss": 0.5, "rate": 1.0}) + "\n"
+    )
     modules = {name: getattr(vitlens, name) for name in vitlens.__all__}
     modules |= {"vitlens_explorer": vitlens_explorer, "vitlens_paper": vitlens_paper}
-    modules |= {"widgets": vitlens_explorer, "paper": vitlens_paper, "evaluate": vitlens_paper.evaluate}
-    return modules | {"vitlens": vitlens, "torch": torch, "np": np, "model": model, "mine": torch.nn.Sequential(model),
-                      "cat": pictures["chelsea"], "images": images, "attn": attn, "logits": logits,
-                      "before": before}
+    modules |= {
+        "widgets": vitlens_explorer,
+        "paper": vitlens_paper,
+        "evaluate": vitlens_paper.evaluate,
+    }
+    return modules | {
+        "vitlens": vitlens,
+        "torch": torch,
+        "np": np,
+        "model": model,
+        "mine": torch.nn.Sequential(model),
+        "cat": pictures["chelsea"],
+        "images": images,
+        "attn": attn,
+        "logits": logits,
+        "before": before,
+    }
 
 
 def answers() -> list[tuple[str, str, str]]:

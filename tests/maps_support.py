@@ -15,7 +15,10 @@ SMALL = TokenGrid(4, 6, (4, 4), prefix=0)
 
 
 def images(batch=2, size=(64, 96), seed=0, dtype=torch.float64):
-    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed), dtype=dtype) + 0.3
+    return (
+        torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+        + 0.3
+    )
 
 
 def maps(*shape, seed=1, dtype=torch.float64):
@@ -56,7 +59,9 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
-            self.numbers = max(self.numbers, result.untyped_storage().nbytes() // result.element_size())
+            self.numbers = max(
+                self.numbers, result.untyped_storage().nbytes() // result.element_size()
+            )
         return result
 
 
@@ -65,11 +70,20 @@ def left_as_found(model, *tensors):
     """Assert that the block leaves the model, the tensors, autograd and the random generators unchanged."""
     model.head.bias.grad = torch.ones_like(model.head.bias)
     kept = model.state_dict(keep_vars=True)
-    before = {name: (value, value.detach().clone(), value.requires_grad, value.grad) for name, value in kept.items()}
-    modes, copies = [module.training for module in model.modules()], [tensor.detach().clone() for tensor in tensors]
+    before = {
+        name: (value, value.detach().clone(), value.requires_grad, value.grad)
+        for name, value in kept.items()
+    }
+    modes, copies = (
+        [module.training for module in model.modules()],
+        [tensor.detach().clone() for tensor in tensors],
+    )
     states = torch.get_rng_state(), np.random.get_state()[1].copy()
     yield
-    assert torch.equal(torch.get_rng_state(), states[0]) and (np.random.get_state()[1] == states[1]).all()
+    assert (
+        torch.equal(torch.get_rng_state(), states[0])
+        and (np.random.get_state()[1] == states[1]).all()
+    )
     assert [module.training for module in model.modules()] == modes and torch.is_grad_enabled()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert not torch.overrides._get_current_function_mode_stack()
@@ -77,5 +91,10 @@ def left_as_found(model, *tensors):
     assert all(t.grad is None and torch.equal(t, c) for t, c in zip(tensors, copies, strict=True))
     for name, value in model.state_dict(keep_vars=True).items():
         same, copy, requires, grad = before[name]
-        assert value is same and torch.equal(value, copy) and value.requires_grad == requires and value.grad is grad
+        assert (
+            value is same
+            and torch.equal(value, copy)
+            and value.requires_grad == requires
+            and value.grad is grad
+        )
     assert (model.head.bias.grad == 1).all()

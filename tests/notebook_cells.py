@@ -14,8 +14,17 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-PRELOADED = ["timm", "seaborn", "sklearn.neighbors", "captum.attr", "vitlens.attribution", "vitlens.faithfulness",
-             "vitlens.plot", "vitlens.report", "vitlens_explorer"]
+PRELOADED = [
+    "timm",
+    "seaborn",
+    "sklearn.neighbors",
+    "captum.attr",
+    "vitlens.attribution",
+    "vitlens.faithfulness",
+    "vitlens.plot",
+    "vitlens.report",
+    "vitlens_explorer",
+]
 
 
 class Shell(InteractiveShell):

@@ -25,7 +25,9 @@ def docstring_lines(tree: ast.AST) -> set[int]:
     strings = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
     ]
     return {number for node in strings for number in range(node.lineno, node.end_lineno + 1)}
 
@@ -75,15 +77,25 @@ def print_sizes() -> None:
     tracked = tracked_files()
     print(f"{'':18}files   lines    code  expressions a line  raises")
     for room in (*PACKAGES, "experiments", "tests"):
-        paths = [path for path in tracked if path.suffix == ".py" and path.relative_to(ROOT).parts[0] == room]
+        paths = [
+            path
+            for path in tracked
+            if path.suffix == ".py" and path.relative_to(ROOT).parts[0] == room
+        ]
         sizes = measure(paths)
         density = sizes["expressions"] / sizes["code"] if sizes["code"] else 0
-        counts = f"{len(paths):5}{sizes['lines']:8,}{sizes['code']:8,}{density:20.2f}{sizes['raises']:8}"
+        counts = (
+            f"{len(paths):5}{sizes['lines']:8,}{sizes['code']:8,}{density:20.2f}{sizes['raises']:8}"
+        )
         print(f"{room:18}{counts}", flush=True)
     scripts = [path for path in tracked if path.suffix in (".js", ".css")]
     assembly = [path for path in tracked if path.suffix == ".wat"]
-    print(f"JavaScript and CSS: {line_count(scripts):,} lines; WebAssembly: {line_count(assembly):,} lines")
-    print(f"tests: {test_count()}; tracked files: {sum(path.stat().st_size for path in tracked) / 2**20:.1f} MiB")
+    print(
+        f"JavaScript and CSS: {line_count(scripts):,} lines; WebAssembly: {line_count(assembly):,} lines"
+    )
+    print(
+        f"tests: {test_count()}; tracked files: {sum(path.stat().st_size for path in tracked) / 2**20:.1f} MiB"
+    )
 
 
 def main() -> None:

@@ -21,7 +21,9 @@ from vitlens_paper.evaluate import ablation
 
 def small(name="vit_tiny_patch16_224", **more):
     torch.manual_seed(0)
-    sizes = dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=4) | more
+    sizes = (
+        dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=4) | more
+    )
     model = timm.create_model(name, **sizes).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -51,12 +53,17 @@ def test_effects_equal_interventions_by_hand(name):
     assert len(found) == 2 * len(heads) and set(found.images) == {11}
     for row in found.to_dict("records"):
         reference = {"zero": None, "mean": x}[row["way"]]
-        with torch.no_grad(), intervene(model, heads={(row["layer"], row["head"]): row["way"]}, reference=reference):
+        with (
+            torch.no_grad(),
+            intervene(model, heads={(row["layer"], row["head"]): row["way"]}, reference=reference),
+        ):
             after = model(x).double()
         right, was = after.argmax(1) == labels, before.argmax(1) == labels
         assert row["accuracy"] == pytest.approx(100 * right.double().mean().item())
         assert row["change"] == pytest.approx(100 * (right.double() - was.double()).mean().item())
-        assert row["flipped"] == pytest.approx(100 * (after.argmax(1) != before.argmax(1)).double().mean().item())
+        assert row["flipped"] == pytest.approx(
+            100 * (after.argmax(1) != before.argmax(1)).double().mean().item()
+        )
         p, q = before.softmax(1), after.softmax(1)
         each = (p * (p / q).log()).sum(1)
         half = student.ppf(0.975, 10) * each.std().item() / math.sqrt(11)
@@ -64,9 +71,14 @@ def test_effects_equal_interventions_by_hand(name):
         assert row["kl_high"] - row["kl"] == pytest.approx(half, rel=1e-4, abs=1e-9)
         margins = []
         for logits in (after, before):
-            rest = [logits[i, [c for c in range(4) if c != label]].max() for i, label in enumerate(labels.tolist())]
+            rest = [
+                logits[i, [c for c in range(4) if c != label]].max()
+                for i, label in enumerate(labels.tolist())
+            ]
             margins.append(logits[range(11), labels] - torch.stack(rest))
-        assert row["margin"] == pytest.approx((margins[0] - margins[1]).mean().item(), rel=1e-4, abs=1e-6)
+        assert row["margin"] == pytest.approx(
+            (margins[0] - margins[1]).mean().item(), rel=1e-4, abs=1e-6
+        )
 
 
 def test_paired_interval_equals_agresti_and_min():
@@ -93,7 +105,9 @@ def test_effects_in_half_precision():
     expected = ablation.effects(small().double(), data, batch=5, seed=3, **QUIET)[columns]
     for precision, close in {torch.float32: 1e-5, torch.bfloat16: 0.1}.items():
         found = ablation.effects(small().to(precision), data, batch=5, seed=3, **QUIET)[columns]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=close * expected.abs().to_numpy().max())
+        np.testing.assert_allclose(
+            found, expected, rtol=0, atol=close * expected.abs().to_numpy().max()
+        )
 
 
 def test_effects_written_until_interrupt(tmp_path, monkeypatch):
@@ -114,7 +128,11 @@ def test_effects_written_until_interrupt(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         ablation.effects(model, data, batch=7, out=out, **QUIET)
     table = pd.read_csv(out)
-    assert set(table["images"]) == {7} and len(table) == len(whole) and table["command"][0] == "ablation.effects"
+    assert (
+        set(table["images"]) == {7}
+        and len(table) == len(whole)
+        and table["command"][0] == "ablation.effects"
+    )
 
 
 def test_ablate_command_writes_csv(tmp_path):
@@ -123,21 +141,43 @@ def test_ablate_command_writes_csv(tmp_path):
     out = tmp_path / "heads.csv"
     done = vitlens("ablate", model, "--data", data, "--batch", 6, "--workers", 0, "--out", out)
     table = pd.read_csv(out)
-    assert len(table) == 2 * 3 * 2 and set(table["images"]) == {24} and "ten largest by KL" in done.stdout
-    assert table["command"][0].startswith("vitlens ablate ") and str(tmp_path) not in out.read_text()
+    assert (
+        len(table) == 2 * 3 * 2
+        and set(table["images"]) == {24}
+        and "ten largest by KL" in done.stdout
+    )
+    assert (
+        table["command"][0].startswith("vitlens ablate ") and str(tmp_path) not in out.read_text()
+    )
     quiet = ablation.effects(load_model(model), str(data), batch=6, workers=0, **QUIET)
-    pd.testing.assert_frame_equal(table.drop(columns="command"), quiet.drop(columns="command"), check_dtype=False)
+    pd.testing.assert_frame_equal(
+        table.drop(columns="command"), quiet.drop(columns="command"), check_dtype=False
+    )
 
 
 def test_effects_reject_unknown_ways_and_architectures():
-    refuses("A way must be one of zero, mean, got 'average'", ablation.effects, small(), labeled(), ways="average")
-    refuses("convolutions", ablation.effects, timm.create_model("resnet18"), labeled(), error=UnsupportedModelError)
+    refuses(
+        "A way must be one of zero, mean, got 'average'",
+        ablation.effects,
+        small(),
+        labeled(),
+        ways="average",
+    )
+    refuses(
+        "convolutions",
+        ablation.effects,
+        timm.create_model("resnet18"),
+        labeled(),
+        error=UnsupportedModelError,
+    )
 
 
 def test_pruning_removes_least_effective_head():
     model, data = small(), labeled(14)
     x = normalized(data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
-    table = pd.DataFrame(pruning.pruned(model, [x[:6]], [(x[6:], data.labels[6:])], orders=2, way="zero"))
+    table = pd.DataFrame(
+        pruning.pruned(model, [x[:6]], [(x[6:], data.labels[6:])], orders=2, way="zero")
+    )
     greedy, removed = table[table["order"] == "greedy"], []
 
     def without(heads, images):
@@ -146,17 +186,28 @@ def test_pruning_removes_least_effective_head():
 
     for step, row in enumerate(greedy.to_dict("records")):
         if step:
-            left = [(layer, head) for layer in range(3) for head in range(2) if (layer, head) not in removed]
+            left = [
+                (layer, head)
+                for layer in range(3)
+                for head in range(2)
+                if (layer, head) not in removed
+            ]
             moved = [
                 torch.nn.functional.kl_div(
-                    without([*removed, head], x[:6]).log_softmax(1), without([], x[:6]).log_softmax(1),
-                    reduction="batchmean", log_target=True,
+                    without([*removed, head], x[:6]).log_softmax(1),
+                    without([], x[:6]).log_softmax(1),
+                    reduction="batchmean",
+                    log_target=True,
                 )
                 for head in left
             ]
             removed.append(left[int(torch.stack(moved).argmin())])
             assert (row["layer"], row["head"]) == removed[-1]
         right = (without(removed, x[6:]).argmax(1) == data.labels[6:]).sum().item()
-        assert (row["accuracy"], row["low"], row["high"]) == pytest.approx(scores.proportion(right, 8))
+        assert (row["accuracy"], row["low"], row["high"]) == pytest.approx(
+            scores.proportion(right, 8)
+        )
     assert list(table["order"].unique()) == ["greedy", "random 0", "random 1"]
-    assert table[table["removed"] == 6]["accuracy"].nunique() == 1, "with all heads removed the order does not matter"
+    assert table[table["removed"] == 6]["accuracy"].nunique() == 1, (
+        "with all heads removed the order does not matter"
+    )

@@ -54,12 +54,18 @@ class Served:
 
     def cookie(self):
         header = urllib.request.urlopen(self.opening).headers["Set-Cookie"]
-        assert "HttpOnly" in header and "SameSite=Strict" in header and self.opening.split("=")[1] not in header
+        assert (
+            "HttpOnly" in header
+            and "SameSite=Strict" in header
+            and self.opening.split("=")[1] not in header
+        )
         return header.split(";")[0]
 
     async def socket(self, cookie, origin=None):
         headers = {"Cookie": cookie, "Origin": origin or self.address.rstrip("/")}
-        return await websocket_connect(HTTPRequest(self.address.replace("http", "ws") + "socket", headers=headers))
+        return await websocket_connect(
+            HTTPRequest(self.address.replace("http", "ws") + "socket", headers=headers)
+        )
 
 
 def run(coroutine):
@@ -79,7 +85,10 @@ async def message(socket):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder, arguments = tmp_path_factory.mktemp("app") / "vit", {"img_size": 64, "embed_dim": 48, "depth": 2}
+    folder, arguments = (
+        tmp_path_factory.mktemp("app") / "vit",
+        {"img_size": 64, "embed_dim": 48, "depth": 2},
+    )
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", num_heads=3, num_classes=10, **arguments)
     save_for_hf(model, folder, model_args=arguments | {"num_heads": 3}, safe_serialization=True)
@@ -108,8 +117,14 @@ def test_app_requires_cookie_and_serves_named_files(served):
     assert refused(served, Cookie=cookie, Host="vitlens.example") == 403
     name, token = cookie.split("=")[0], served.opening.split("=")[1]
     assert refused(served, Cookie=f"{name}={token}") == 403, "the token is no cookie"
-    for path, kind in {"": "text/html", "front.js": "text/javascript", "photograph": "image/jpeg"}.items():
-        answer = urllib.request.urlopen(urllib.request.Request(served.address + path, headers={"Cookie": cookie}))
+    for path, kind in {
+        "": "text/html",
+        "front.js": "text/javascript",
+        "photograph": "image/jpeg",
+    }.items():
+        answer = urllib.request.urlopen(
+            urllib.request.Request(served.address + path, headers={"Cookie": cookie})
+        )
         assert answer.headers["Content-Type"].startswith(kind)
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     for path in ("nothing", "app.py", "%2e%2e/app.py", "front.js/x", "%00", "static/front.js"):
@@ -123,7 +138,11 @@ def test_app_requires_cookie_and_serves_named_files(served):
 def test_socket_checks_cookie_origin_and_size(served):
     async def talk():
         cookie = served.cookie()
-        for given, origin in (("", None), (cookie, "http://vitlens.example"), (cookie, "http://127.0.0.1:1")):
+        for given, origin in (
+            ("", None),
+            (cookie, "http://vitlens.example"),
+            (cookie, "http://127.0.0.1:1"),
+        ):
             with pytest.raises(HTTPClientError, match="403"):
                 await served.socket(given, origin)
         for wrong in (b"x" * (2**20 + 1), "no json", "[]", '{"job": [1]}', b"x"):
@@ -145,7 +164,9 @@ def test_app_pages_share_one_model_and_are_limited(served):
             while (received := await message(socket))[0] != "frame":
                 pass
             assert received[1]["panels"] and received[1]["message"] == ""
-        assert {id(socket.connection.page.model) for socket in served.app.sockets} == {id(served.app.model)}
+        assert {id(socket.connection.page.model) for socket in served.app.sockets} == {
+            id(served.app.model)
+        }
         for socket in sockets:
             socket.close()
         while served.app.sockets:
@@ -161,15 +182,22 @@ def test_app_shows_step_while_opening(folder):
 
     async def talk():
         cookie = served.cookie()
-        photograph = urllib.request.Request(served.address + "photograph", headers={"Cookie": cookie})
+        photograph = urllib.request.Request(
+            served.address + "photograph", headers={"Cookie": cookie}
+        )
         preview = Image.open(io.BytesIO(urllib.request.urlopen(photograph).read()))
         expected = next(iter(sample_photographs().values())).image.resize(preview.size)
-        assert preview.format == "JPEG" and ImageStat.Stat(ImageChops.difference(preview, expected)).mean < [8, 8, 8]
+        assert preview.format == "JPEG" and ImageStat.Stat(
+            ImageChops.difference(preview, expected)
+        ).mean < [8, 8, 8]
         socket = await served.socket(cookie)
         assert await message(socket) == ("step", "Importing PyTorch …")
         may.set()
         received = [await message(socket) for _ in range(4)]
-        assert [value.split()[0] for name, value in received[:2] if name == "step"] == ["Opening", "Drawing"]
+        assert [value.split()[0] for name, value in received[:2] if name == "step"] == [
+            "Opening",
+            "Drawing",
+        ]
         assert [name for name, _ in received[2:]] == ["pictures", "frame"]
 
     run(talk())
@@ -205,7 +233,9 @@ def test_app_interrupt_ends_download():
         "sys.modules['vitlens.recorder.supported'] = types.SimpleNamespace(attention_modules=None, unwrap=None)\n"
         "serve('a model', browser=False)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     with process:
         lines = [process.stdout.readline() for _ in range(2)]
         assert lines[0].startswith("http://127.0.0.1:") and lines[1] == "downloading\n"

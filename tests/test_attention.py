@@ -37,7 +37,9 @@ def one_hot(grid, index):
 
 def given(a, grid, readout=0):
     a = torch.as_tensor(a, dtype=torch.float64)
-    grid = TokenGrid(grid.rows, grid.cols, grid.patch, grid.prefix, grid.image, one_hot(grid, readout))
+    grid = TokenGrid(
+        grid.rows, grid.cols, grid.patch, grid.prefix, grid.image, one_hot(grid, readout)
+    )
     return Maps([a.expand(1, 1, *a.shape[-2:])], grid)
 
 
@@ -66,11 +68,18 @@ def test_mean_distance_closed_forms():
 def test_entropy_and_received_closed_forms():
     tokens = WIDE.tokens
     uniform, identity = torch.full((tokens, tokens), 1 / tokens), torch.eye(tokens)
-    assert attention.entropy(given(uniform, WIDE)).item() == pytest.approx(math.log(tokens), rel=1e-12)
+    assert attention.entropy(given(uniform, WIDE)).item() == pytest.approx(
+        math.log(tokens), rel=1e-12
+    )
     assert attention.entropy(given(identity, WIDE)).item() == pytest.approx(0, abs=1e-9)
     to_seven = one_hot(WIDE, 5 + 7).expand(tokens, -1)
-    for maps, expected in ((uniform, torch.full((280,), 1 / tokens)), (to_seven, one_hot(WIDE, 5 + 7)[5:])):
-        torch.testing.assert_close(attention.received(given(maps, WIDE))[0, 0, 0], expected.double())
+    for maps, expected in (
+        (uniform, torch.full((280,), 1 / tokens)),
+        (to_seven, one_hot(WIDE, 5 + 7)[5:]),
+    ):
+        torch.testing.assert_close(
+            attention.received(given(maps, WIDE))[0, 0, 0], expected.double()
+        )
 
 
 def test_mean_distance_renormalizes_without_underflow():
@@ -98,7 +107,9 @@ def test_rollout_of_uniform_layers():
     uniform = torch.full((1, 1, tokens, tokens), 1 / tokens)
     grid = TokenGrid(14, 20, (16, 8), 5, None, one_hot(WIDE, 0))
     got = attention.rollout(Maps([uniform] * depth, grid))
-    torch.testing.assert_close(got, torch.full((1, 14, 20), (1 - 2.0**-depth) / tokens, dtype=torch.float64))
+    torch.testing.assert_close(
+        got, torch.full((1, 14, 20), (1 - 2.0**-depth) / tokens, dtype=torch.float64)
+    )
     query = attention.rollout(Maps([uniform] * depth, grid), query=(3, 17))[0]
     assert query[3, 17].item() == pytest.approx(2.0**-depth + (1 - 2.0**-depth) / tokens)
     assert query[4, 17].item() == pytest.approx((1 - 2.0**-depth) / tokens)
@@ -107,7 +118,12 @@ def test_rollout_of_uniform_layers():
 def random_maps(grid, layers=3, batch=2, heads=3, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [
-        (3 * torch.randn(batch, heads, grid.tokens, grid.tokens, generator=generator, dtype=torch.float64)).softmax(-1)
+        (
+            3
+            * torch.randn(
+                batch, heads, grid.tokens, grid.tokens, generator=generator, dtype=torch.float64
+            )
+        ).softmax(-1)
         for _ in range(layers)
     ]
 
@@ -137,7 +153,9 @@ def test_rollout_equals_the_full_product(fusion, discard, monkeypatch):
     start[:2] = 0.5
     grid = TokenGrid(4, 6, (16, 16), 2, None, start)
     got = attention.rollout(Maps(maps, grid), head_fusion=fusion, discard=discard)
-    torch.testing.assert_close(got, grid.image_map(naive_rollout(maps, start, fusion, discard)), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        got, grid.image_map(naive_rollout(maps, start, fusion, discard)), rtol=1e-9, atol=1e-12
+    )
     backwards = grid.image_map(naive_rollout(maps[::-1], start, fusion, discard))
     assert (got - backwards).abs().max() > 1e-3
     query = attention.rollout(Maps(maps, grid), query=(3, 1), head_fusion=fusion, discard=discard)
@@ -146,8 +164,13 @@ def test_rollout_equals_the_full_product(fusion, discard, monkeypatch):
 
 
 def test_read_equals_a_weighted_sum_of_rows(attn, block=3):
-    layer, row = attn[1], torch.rand(2, 17, generator=torch.Generator().manual_seed(1)) * (torch.arange(17) % 3 > 0)
-    torch.testing.assert_close(layer.read(row, block), torch.einsum("bq,bhqk->bhk", row, layer.weights()))
+    layer, row = (
+        attn[1],
+        torch.rand(2, 17, generator=torch.Generator().manual_seed(1)) * (torch.arange(17) % 3 > 0),
+    )
+    torch.testing.assert_close(
+        layer.read(row, block), torch.einsum("bq,bhqk->bhk", row, layer.weights())
+    )
     torch.testing.assert_close(layer.read(one_hot(attn.grid, 5)), layer.weights(5)[:, :, 0])
     q, k, row = (tensor.clone().requires_grad_() for tensor in (layer.q, layer.k, row))
     replace(layer, q=q, k=k).read(row, block)[..., 3].sum().backward()
@@ -157,9 +180,13 @@ def test_read_equals_a_weighted_sum_of_rows(attn, block=3):
 def test_rows_reuse_memory_and_skip_queries(attn):
     for block in (5, 100):
         plain = list(attn[1].rows(block))
-        for (queries, weights), (again, expected) in zip(attn[1].rows(block, reuse=True), plain, strict=True):
+        for (queries, weights), (again, expected) in zip(
+            attn[1].rows(block, reuse=True), plain, strict=True
+        ):
             assert queries == again and torch.equal(weights, expected)
-    starts = [queries.start for queries, _ in attn[1].rows(5, reuse=True, only=torch.arange(17) == 9)]
+    starts = [
+        queries.start for queries, _ in attn[1].rows(5, reuse=True, only=torch.arange(17) == 9)
+    ]
     assert starts == [5]
 
 
@@ -191,13 +218,19 @@ def naive_summary(attn, renormalize):
     )
 
 
-@pytest.mark.parametrize("name, kwargs, block, renormalize", [
-    ("vit_tiny_patch16_224", dict(reg_tokens=4, global_pool="avg"), 2**20, False),
-    ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 500, True),
-    ("beit_base_patch16_224", {}, 500, False), ("deit_tiny_distilled_patch16_224", {}, 2**20, True),
-])
+@pytest.mark.parametrize(
+    "name, kwargs, block, renormalize",
+    [
+        ("vit_tiny_patch16_224", dict(reg_tokens=4, global_pool="avg"), 2**20, False),
+        ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 500, True),
+        ("beit_base_patch16_224", {}, 500, False),
+        ("deit_tiny_distilled_patch16_224", {}, 2**20, True),
+    ],
+)
 def test_summary_equals_a_naive_implementation(vit, monkeypatch, name, kwargs, block, renormalize):
-    monkeypatch.setitem(attention.BLOCK, "cpu", block)  # 500: several blocks of rows, one image at a time
+    monkeypatch.setitem(
+        attention.BLOCK, "cpu", block
+    )  # 500: several blocks of rows, one image at a time
     attn = captured(
         vit(name=name, dtype=torch.float64, img_size=(96, 160), **kwargs),
         torch.randn(3, 3, 96, 160, generator=torch.Generator().manual_seed(3)).double(),
@@ -211,7 +244,9 @@ def test_summary_equals_a_naive_implementation(vit, monkeypatch, name, kwargs, b
     maps = [layer.weights() for layer in attn]
     for i in range(3):
         expected = naive_rollout([a[i : i + 1] for a in maps], readout[i])
-        torch.testing.assert_close(got.rollout[i : i + 1], attn.grid.image_map(expected), rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(
+            got.rollout[i : i + 1], attn.grid.image_map(expected), rtol=1e-6, atol=1e-9
+        )
     assert got.images == 3
     torch.testing.assert_close(attention.mean_distance(attn, renormalize), got.mean_distance)
     torch.testing.assert_close(attention.entropy(attn), got.entropy)
@@ -234,11 +269,22 @@ def test_mean_over_equals_the_mean_of_summaries(vit):
     got = attention.mean_over(model, [(x[:2], torch.zeros(2)), (x[2:3],), (x[3:], 0)])
     assert got.images == 5 and model.training
     for name in ("mean_distance", "entropy", "received", "rollout"):
-        torch.testing.assert_close(getattr(got, name), getattr(whole, name).double().mean(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            getattr(got, name), getattr(whole, name).double().mean(0), rtol=1e-4, atol=1e-5
+        )
     refuses("tensor .* got dict", attention.mean_over, model, [{"image": x}])
-    refuses("does not take this size.* got 80 × 80", attention.mean_over, model, [torch.zeros(1, 3, 80, 80)])
-    with pytest.raises(ValueError, match="must have one size, got .*64, 96.* and .*96, 64"):  # as many patches
-        attention.mean_over(vit(dynamic_img_size=True), [torch.randn(1, 3, 64, 96), torch.randn(1, 3, 96, 64)])
+    refuses(
+        "does not take this size.* got 80 × 80",
+        attention.mean_over,
+        model,
+        [torch.zeros(1, 3, 80, 80)],
+    )
+    with pytest.raises(
+        ValueError, match="must have one size, got .*64, 96.* and .*96, 64"
+    ):  # as many patches
+        attention.mean_over(
+            vit(dynamic_img_size=True), [torch.randn(1, 3, 64, 96), torch.randn(1, 3, 96, 64)]
+        )
 
 
 def test_summary_to_pandas_has_a_row_for_each_head(vit, attn):
@@ -248,7 +294,9 @@ def test_summary_to_pandas_has_a_row_for_each_head(vit, attn):
     layers, heads = summary.entropy.shape[1:]
     assert len(table) == layers * heads and len(repr(summary)) < 250
     for row in table.itertuples():
-        assert row.entropy == pytest.approx(summary.entropy[:, row.layer, row.head].mean().item(), rel=1e-6)
+        assert row.entropy == pytest.approx(
+            summary.entropy[:, row.layer, row.head].mean().item(), rel=1e-6
+        )
     mean = attention.mean_over(vit(), [torch.zeros(2, 3, 64, 64)]).to_pandas()
     assert mean.columns.tolist() == table.columns.tolist()
     refuses("has one number per head", attention.summary(attn, "rollout").to_pandas)

@@ -14,7 +14,14 @@ from torch.utils._pytree import tree_leaves
 
 from experiments.timm_support import shrunk
 from vitlens import attention, capture
-from vitlens.attribution import attention_gradient, balanced_gradients, grad_cam, gradient_rollout, legrad, relevance
+from vitlens.attribution import (
+    attention_gradient,
+    balanced_gradients,
+    grad_cam,
+    gradient_rollout,
+    legrad,
+    relevance,
+)
 from vitlens.stream import contributions, direct_map
 
 GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam)
@@ -25,7 +32,11 @@ MODELS = {
     "registers": ("vit_tiny_patch16_224", dict(reg_tokens=4), FIRST),
     "distilled": ("deit_tiny_distilled_patch16_224", {}, "first two tokens"),
     "rope and register": ("vit_medium_patch16_rope_reg1_gap_256", {}, MEAN),
-    "mean": ("vit_tiny_patch16_224", dict(global_pool="avg", class_token=False, fc_norm=True), MEAN),
+    "mean": (
+        "vit_tiny_patch16_224",
+        dict(global_pool="avg", class_token=False, fc_norm=True),
+        MEAN,
+    ),
     "pool beside a prefix": ("vit_tiny_patch16_224", dict(global_pool="map", reg_tokens=2), POOL),
     "bias": ("beit_base_patch16_224", {}, MEAN),
     "two attentions": ("vit_small_patch16_18x2_224", {}, FIRST),
@@ -98,7 +109,10 @@ def rollout_of(layers, row, pooled, fusion="mean"):
 
 
 def relevance_of(layers, row, pooled):
-    eye, gain = torch.eye(row.shape[-1], dtype=torch.float64), 0  # R = I + gain, apart: a gain may be as small as 1e-11
+    eye, gain = (
+        torch.eye(row.shape[-1], dtype=torch.float64),
+        0,
+    )  # R = I + gain, apart: a gain may be as small as 1e-11
     for a, g in layers:
         gain = gain + (a * g).clamp(min=0).mean(1) @ (eye + gain)
     return (row[:, None] @ gain + pooled[:, None] @ (eye + gain))[:, 0]
@@ -124,12 +138,17 @@ def test_maps_equal_autograd(vit, case):
     layers, pool = materialized(model, x)
     row, pooled = starts(read, layers, pool)
     agree(gradient_rollout(model, x, TARGET), rollout_of(layers, row, pooled))
-    agree(gradient_rollout(model, x, TARGET, head_fusion="positive"), rollout_of(layers, row, pooled, "positive"))
+    agree(
+        gradient_rollout(model, x, TARGET, head_fusion="positive"),
+        rollout_of(layers, row, pooled, "positive"),
+    )
     agree(relevance(model, x, TARGET), relevance_of(layers, row, pooled))
     product = [(a * g).clamp(min=0).mean(1) for a, g in layers]
     last = pooled if read == POOL else (row[:, None] @ product[-1])[:, 0]
     agree(attention_gradient(model, x, TARGET), last)
-    agree(attention_gradient(model, x, TARGET, layer=1), ((row + pooled)[:, None] @ product[1])[:, 0])
+    agree(
+        attention_gradient(model, x, TARGET, layer=1), ((row + pooled)[:, None] @ product[1])[:, 0]
+    )
     ends = torch.stack(cut_off(model, x))
     agree(legrad(model, x, TARGET), ends.mean(0))
     agree(legrad(model, x, TARGET, first=-2), ends[1:].mean(0))
@@ -180,7 +199,9 @@ def test_maps_equal_autograd_in_every_family():
             pooled[:, -pool[0].shape[-1] :] = (pool[0] * pool[1]).clamp(min=0).mean(1)[:, 0]
         expected = attn.grid.image_map(relevance_of(layers, row, pooled))
         got = relevance(model, x, 3)
-        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9 * expected.abs().max().item(), msg=name)
+        torch.testing.assert_close(
+            got, expected, rtol=1e-6, atol=1e-9 * expected.abs().max().item(), msg=name
+        )
 
 
 def test_grad_cam_equals_pytorch_grad_cam(vit):
@@ -205,7 +226,9 @@ def test_maps_start_from_a_patch(vit):
     agree(relevance(model, x, TARGET, query=(2, 5)), relevance_of(layers, row, pooled))
     agree(gradient_rollout(model, x, TARGET, query=(2, 5)), rollout_of(layers, row, pooled))
     product = (layers[0][0] * layers[0][1]).clamp(min=0).mean(1)
-    agree(attention_gradient(model, x, TARGET, query=(2, 5), layer=0), (row[:, None] @ product)[:, 0])
+    agree(
+        attention_gradient(model, x, TARGET, query=(2, 5), layer=0), (row[:, None] @ product)[:, 0]
+    )
 
 
 def test_maps_do_not_depend_on_blocks_and_batches(vit, monkeypatch):
@@ -215,7 +238,9 @@ def test_maps_do_not_depend_on_blocks_and_batches(vit, monkeypatch):
         monkeypatch.setitem(attention.BLOCK, "cpu", 1)  # eight rows at a time
         for method, expected in zip(GRADIENT, whole, strict=True):
             for i, c in enumerate([3, 7, 0]):
-                torch.testing.assert_close(method(model, x[i : i + 1], c), expected[i : i + 1], rtol=1e-9, atol=1e-14)
+                torch.testing.assert_close(
+                    method(model, x[i : i + 1], c), expected[i : i + 1], rtol=1e-9, atol=1e-14
+                )
         monkeypatch.undo()
 
 
@@ -227,7 +252,11 @@ def test_maps_allocate_no_full_map(vit, monkeypatch):
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
-            known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+            known = {
+                t.untyped_storage().data_ptr()
+                for t in tree_leaves((args, kwargs))
+                if isinstance(t, torch.Tensor)
+            }
             for tensor in [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]:
                 large = tensor.shape[-2:].numel() > 0.75 * 576**2
                 if large and tensor.untyped_storage().data_ptr() not in known:

@@ -13,11 +13,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms import Normalize
 
 from vitlens import UnsupportedModelError, attribution, capture
-from vitlens.attribution import METHODS, attention_gradient, explained, grad_cam, gradient_rollout, legrad, relevance
+from vitlens.attribution import (
+    METHODS,
+    attention_gradient,
+    explained,
+    grad_cam,
+    gradient_rollout,
+    legrad,
+    relevance,
+)
 from vitlens.attribution.maps import explaining
 
-GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam, METHODS["balanced_gradients"].function,
-            METHODS["direct"].function)
+GRADIENT = (
+    gradient_rollout,
+    relevance,
+    legrad,
+    attention_gradient,
+    grad_cam,
+    METHODS["balanced_gradients"].function,
+    METHODS["direct"].function,
+)
 SIZE, TARGET = (64, 96), [3, 7]
 
 
@@ -40,14 +55,20 @@ class Attentions(TorchDispatchMode):
 def test_explained_runs_one_forward_and_one_backward(vit):
     model, calls = vit(img_size=SIZE), []
     x = images()
-    shared = [n for n, method in METHODS.items() if method.depends_on_target and method.needs in attribution.SHARED]
+    shared = [
+        n
+        for n, method in METHODS.items()
+        if method.depends_on_target and method.needs in attribution.SHARED
+    ]
     alone = {name: METHODS[name](model, x, TARGET, against=5) for name in shared}
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     with Attentions() as seen:
         run = explained(model, x, TARGET, against=5, needs=attribution.SHARED)
         together = {name: METHODS[name](run) for name in alone}
     assert len(calls) == 1 and seen.forward == len(model.blocks)
-    assert seen.backward == len(model.blocks) - 1  # the first layer's queries and keys need no gradient
+    assert (
+        seen.backward == len(model.blocks) - 1
+    )  # the first layer's queries and keys need no gradient
     for name, values in alone.items():
         torch.testing.assert_close(together[name], values, rtol=1e-6, atol=0)
 
@@ -70,7 +91,9 @@ def test_methods_are_registered_with_signature_and_source():
         assert list(inspect.signature(function).parameters)[:3] == ["model", "images", "target"]
         assert name in dir(attribution) and name in attribution.__all__
     assert [name for name, method in METHODS.items() if not method.depends_on_target] == ["rollout"]
-    refuses("one of relevance, gradient_rollout, .*got 'relevanz'", attribution.methods, ["relevanz"])
+    refuses(
+        "one of relevance, gradient_rollout, .*got 'relevanz'", attribution.methods, ["relevanz"]
+    )
 
 
 def test_methods_leave_the_model_unchanged(vit):
@@ -90,7 +113,10 @@ def test_methods_leave_the_model_unchanged(vit):
     checkpointing = copy.deepcopy(model).requires_grad_(False)
     checkpointing.set_grad_checkpointing()
     for other in (checkpointing, torch.compile(copy.deepcopy(model), backend="eager")):
-        assert all(torch.equal(method(other, x, TARGET), e) for method, e in zip(GRADIENT, expected, strict=True))
+        assert all(
+            torch.equal(method(other, x, TARGET), e)
+            for method, e in zip(GRADIENT, expected, strict=True)
+        )
     assert checkpointing.grad_checkpointing
 
 
@@ -100,7 +126,11 @@ def test_explaining_makes_parameters_constants(vit):
         plain = model(x)
     with explaining(model), capture(model, gradients=True) as attn:
         logits = model(x)
-    assert torch.equal(logits, plain) and not attn[0].q.requires_grad and attn[0].output.grad_fn is None
+    assert (
+        torch.equal(logits, plain)
+        and not attn[0].q.requires_grad
+        and attn[0].output.grad_fn is None
+    )
     assert torch.equal(relevance(model, x), relevance(model, x, plain.argmax(-1)))
 
 
@@ -140,12 +170,26 @@ def test_classes_by_number_and_name(vit):
     model, x = vit(img_size=SIZE, depth=2), images()
     names = [f"class {i}" for i in range(7)] + ["tabby, tabby cat", "Crane", "crane, machine"]
     three = relevance(model, x, 3)
-    for target in (3, np.int64(3), torch.tensor(3), "3", [3, 3], (3, 3), np.array([3, 3]), torch.tensor([3, 3])):
+    for target in (
+        3,
+        np.int64(3),
+        torch.tensor(3),
+        "3",
+        [3, 3],
+        (3, 3),
+        np.array([3, 3]),
+        torch.tensor([3, 3]),
+    ):
         assert torch.equal(relevance(model, x, target), three)
     assert torch.equal(relevance(model, x, ["Class 3", 3], names=names), three)
-    assert all(torch.equal(method(model, x, "class 3", names=names), method(model, x, 3)) for method in GRADIENT)
+    assert all(
+        torch.equal(method(model, x, "class 3", names=names), method(model, x, 3))
+        for method in GRADIENT
+    )
     assert torch.equal(relevance(model, x, "crane, machine", names=names), relevance(model, x, 9))
-    assert torch.equal(relevance(model, x, "crane", names=names), relevance(model, x, 8))  # a whole name comes first
+    assert torch.equal(
+        relevance(model, x, "crane", names=names), relevance(model, x, 8)
+    )  # a whole name comes first
     refuses("no class called 'class 3'. Its classes have no names", relevance, model, x, "class 3")
     model.label_names = names
     assert torch.equal(relevance(model, x, "tabby cat"), relevance(model, x, 7))
@@ -153,7 +197,8 @@ def test_classes_by_number_and_name(vit):
         if method.depends_on_target:
             refuses("no class called 'tabi'. Did you mean tabby", method, model, x, "tabi")
     for target, words in (
-        ("zebra", "no class called 'zebra'. Give a number from 0 to 9"), ("-1", "classes 0 to 9, got -1"),
+        ("zebra", "no class called 'zebra'. Give a number from 0 to 9"),
+        ("-1", "classes 0 to 9, got -1"),
         (10, "classes 0 to 9, got 10"),
     ):
         refuses(words, relevance, model, x, target)
@@ -184,12 +229,19 @@ def test_methods_refuse_wrong_arguments(vit):
     for method in (*GRADIENT, pixels):
         refuses("No gradient of .* reaches the attention of layer 0", method, untrained, x, 3)
     for method in (gradient_rollout, relevance, attention_gradient):
-        refuses(r"no weighted sum .*query=\(row, column\).*grad_cam", method, maximum, images(1, (64, 64)))
+        refuses(
+            r"no weighted sum .*query=\(row, column\).*grad_cam",
+            method,
+            maximum,
+            images(1, (64, 64)),
+        )
         refuses("outside the 4 × 6 grid", method, model, x, query=(4, 0), error=IndexError)
     assert not attention_gradient(model, x, 3, query=(1, 2)).any()  # the head reads no patch
     assert attention_gradient(model, x, 3, query=(1, 2), layer=1).any()
     assert attention_gradient(vit(img_size=SIZE, global_pool="avg"), x, 3, query=(1, 2)).any()
-    assert legrad(maximum, images(1, (64, 64))).any() and grad_cam(maximum, images(1, (64, 64))).any()
+    assert (
+        legrad(maximum, images(1, (64, 64))).any() and grad_cam(maximum, images(1, (64, 64))).any()
+    )
     for method, option in [(attention_gradient, "layer"), (grad_cam, "layer"), (legrad, "first")]:
         refuses("from 0 to 2 .* got 3", method, model, x, error=IndexError, **{option: 3})
     with torch.no_grad():
@@ -204,17 +256,27 @@ def test_methods_explain_a_normalization_before_a_transformer(vit):
     inner.label_names = [f"plant {k}" for k in range(10)]
     for method in GRADIENT:
         torch.testing.assert_close(method(wrapped, x, "plant 3"), method(inner, seen, 3))
-    covered = attribution.occlusion(wrapped, x, TARGET, baseline=0.5)  # the same cover, in the units of each
+    covered = attribution.occlusion(
+        wrapped, x, TARGET, baseline=0.5
+    )  # the same cover, in the units of each
     torch.testing.assert_close(covered, attribution.occlusion(inner, seen, TARGET))
     values = attribution.integrated_gradients(wrapped, x, TARGET, baseline=0.5)
-    torch.testing.assert_close(values, attribution.integrated_gradients(inner, seen, TARGET), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        values, attribution.integrated_gradients(inner, seen, TARGET), rtol=1e-4, atol=1e-5
+    )
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in wrapped.modules())
     headless = torch.nn.Sequential(normalize, vit(img_size=SIZE, num_classes=0))
     refuses("its output is features", relevance, headless, x)
     resized = torch.nn.Sequential(torch.nn.Upsample(SIZE), inner)
     for method in (relevance, attribution.occlusion):
         refuses("Sequential resizes images of", method, resized, images(size=(32, 48)))
-    refuses("2 Vision Transformers", relevance, torch.nn.Sequential(vit(), vit()), x, error=UnsupportedModelError)
+    refuses(
+        "2 Vision Transformers",
+        relevance,
+        torch.nn.Sequential(vit(), vit()),
+        x,
+        error=UnsupportedModelError,
+    )
 
 
 def test_methods_explain_a_backbone_with_a_head(vit):
@@ -222,11 +284,17 @@ def test_methods_explain_a_backbone_with_a_head(vit):
     whole, x = vit(img_size=SIZE, num_classes=5), images()
     for pools in (False, True):
         wrapped = Headed(vit(img_size=SIZE, num_classes=0), pools).eval()
-        wrapped.backbone.load_state_dict({k: v for k, v in whole.state_dict().items() if not k.startswith("head.")})
+        wrapped.backbone.load_state_dict(
+            {k: v for k, v in whole.state_dict().items() if not k.startswith("head.")}
+        )
         wrapped.head.load_state_dict(whole.head.state_dict())
         torch.testing.assert_close(grad_cam(wrapped, x, 3), grad_cam(whole, x, 3))
-        torch.testing.assert_close(attribution.occlusion(wrapped, x, 3), attribution.occlusion(whole, x, 3))
-        torch.testing.assert_close(relevance(wrapped, x, 3, query=(1, 2)), relevance(whole, x, 3, query=(1, 2)))
+        torch.testing.assert_close(
+            attribution.occlusion(wrapped, x, 3), attribution.occlusion(whole, x, 3)
+        )
+        torch.testing.assert_close(
+            relevance(wrapped, x, 3, query=(1, 2)), relevance(whole, x, 3, query=(1, 2))
+        )
         if pools:
             refuses("is done by a wrapper.*Pass a patch", relevance, wrapped, x, 3)
         else:

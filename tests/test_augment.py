@@ -13,7 +13,15 @@ from vitlens.data.augment import Augment, Targets, augmented, draws, generator, 
 from vitlens.train.criteria import sigmoid_cross_entropy, soft_cross_entropy
 
 EVERYTHING = Augment(
-    flip=0.5, pad=4, scale=(0.4, 1.0), ratio=(0.75, 1.33), rotate=10, jitter=0.3, policy=0.5, erase=0.3, cutmix=0.5,
+    flip=0.5,
+    pad=4,
+    scale=(0.4, 1.0),
+    ratio=(0.75, 1.33),
+    rotate=10,
+    jitter=0.3,
+    policy=0.5,
+    erase=0.3,
+    cutmix=0.5,
     mixup=0.3,
 )
 PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1)}
@@ -32,12 +40,16 @@ def test_augmented_is_a_function_of_the_key(batch):
 
     before = torch.get_rng_state()
     a, b = run(0, 1, 2), run(0, 1, 2)
-    assert torch.equal(a[0], b[0]) and all(torch.equal(s, t) for s, t in zip(a[1], b[1], strict=True))
+    assert torch.equal(a[0], b[0]) and all(
+        torch.equal(s, t) for s, t in zip(a[1], b[1], strict=True)
+    )
     for key in ((1, 1, 2), (0, 2, 2), (0, 1, 3), (0, 12)):
         assert not torch.equal(a[0], run(*key)[0])
     assert torch.equal(before, torch.get_rng_state())
     assert a[0].shape == batch[0].shape and a[0].isfinite().all()
-    assert (seed_of(0), seed_of(0, 1, 2)) == (7896617691693857887, 1535930435702422785), "resumed runs need them"
+    assert (seed_of(0), seed_of(0, 1, 2)) == (7896617691693857887, 1535930435702422785), (
+        "resumed runs need them"
+    )
 
 
 def test_augmented_by_default_only_normalizes(batch):
@@ -45,7 +57,9 @@ def test_augmented_by_default_only_normalizes(batch):
     assert torch.equal(x, batch[0].float() / 255)
     assert torch.equal(y.a, batch[1]) and torch.equal(y.b, batch[1]) and (y.lam == 1).all()
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    torch.testing.assert_close(normalized(batch[0], mean, std), tv.normalize(x, mean, std), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        normalized(batch[0], mean, std), tv.normalize(x, mean, std), rtol=0, atol=1e-6
+    )
 
 
 def test_shift_and_flip_cuts_slices_of_the_padded_image(batch):
@@ -54,14 +68,22 @@ def test_shift_and_flip_cuts_slices_of_the_padded_image(batch):
     padded = F.pad(images.float(), (pad,) * 4, mode="reflect").to(torch.uint8)
     positions = [places(image, border, 16) for image, border in zip(out, padded, strict=True)]
     assert all(len(matches) == 1 for matches in positions)
-    assert len({*sum(positions, [])}) > 20 and {mirrored for ((_, _, mirrored),) in positions} == {False, True}
+    assert len({*sum(positions, [])}) > 20 and {mirrored for ((_, _, mirrored),) in positions} == {
+        False,
+        True,
+    }
 
 
 def places(window, image, size):
     """Corners (y, x, mirrored) at which a window, or its mirror image, equals a part of an image."""
     corners = range(image.shape[-1] - size + 1)
     cuts = {(y, x): image[:, y : y + size, x : x + size] for y in corners for x in corners}
-    return [(*at, m) for at, cut in cuts.items() for m in (False, True) if window.equal(cut.flip(-1) if m else cut)]
+    return [
+        (*at, m)
+        for at, cut in cuts.items()
+        for m in (False, True)
+        if window.equal(cut.flip(-1) if m else cut)
+    ]
 
 
 def test_resized_crop_has_the_requested_area_and_ratio():
@@ -69,7 +91,9 @@ def test_resized_crop_has_the_requested_area_and_ratio():
     n = 64
     coordinate = (torch.arange(n) + 0.5) / n
     x = torch.stack([coordinate.expand(n, n), coordinate[:, None].expand(n, n), torch.zeros(n, n)])
-    out = transforms.resized_crop(x.expand(500, -1, -1, -1), (n, n), (0.3, 0.8), (0.75, 4 / 3), 0.0, draws("cpu", 0))
+    out = transforms.resized_crop(
+        x.expand(500, -1, -1, -1), (n, n), (0.3, 0.8), (0.75, 4 / 3), 0.0, draws("cpu", 0)
+    )
     width = (out[:, 0, 0, -1] - out[:, 0, 0, 0]) * n / (n - 1)
     height = (out[:, 1, -1, 0] - out[:, 1, 0, 0]) * n / (n - 1)
     inside = (width < 0.97) & (height < 0.97)  # larger crops are cut to the image
@@ -82,7 +106,11 @@ def test_resized_crop_has_the_requested_area_and_ratio():
 def test_resized_crop_equals_affine_grid():
     x = torch.rand(6, 3, 40, 56, generator=torch.Generator().manual_seed(0))
     area, log_ratio, angle, cx, cy = draws("cpu", 2).uniform(5, 6)
-    area, log_ratio, angle = 0.1 + 0.5 * area, (2 * log_ratio - 1) * math.log(2), (2 * angle - 1) * math.radians(30)
+    area, log_ratio, angle = (
+        0.1 + 0.5 * area,
+        (2 * log_ratio - 1) * math.log(2),
+        (2 * angle - 1) * math.radians(30),
+    )
     w, h = (area.sqrt() * (sign * log_ratio / 2).exp() for sign in (1, -1))
     across = torch.stack([w * angle.cos(), -h * angle.sin(), (2 * cx - 1) * (1 - w)], dim=1)
     down = torch.stack([w * angle.sin(), h * angle.cos(), (2 * cy - 1) * (1 - h)], dim=1)
@@ -146,12 +174,16 @@ def test_mixed_equals_a_loop_over_samples(batch):
 
 def test_augmented_crops_a_larger_image(batch):
     out, _ = augmented(*batch, Augment(flip=0.5), draws("cpu", 4), size=11, **PLAIN)
-    positions = [places(window, image, 11) for window, image in zip(out, batch[0].float() / 255, strict=True)]
+    positions = [
+        places(window, image, 11) for window, image in zip(out, batch[0].float() / 255, strict=True)
+    ]
     assert all(len(matches) == 1 for matches in positions)
     assert {y for ((y, _, _),) in positions} == set(range(6)) == {x for ((_, x, _),) in positions}
     resized, _ = augmented(*batch, Augment(scale=(0.5, 1.0)), draws("cpu", 4), size=11, **PLAIN)
     assert resized.shape == (32, 3, 11, 11)
-    with pytest.raises(ValueError, match="window of 17×17 pixels cannot be cut from an image of 16×16"):
+    with pytest.raises(
+        ValueError, match="window of 17×17 pixels cannot be cut from an image of 16×16"
+    ):
         augmented(*batch, Augment(), draws("cpu", 4), size=17, **PLAIN)
 
 
@@ -160,7 +192,14 @@ def test_augmented_in_parts_equals_the_whole_batch(batch):
     for parts in (2, 16):
         images, labels = (t.chunk(parts) for t in batch)
         pieces = [
-            augmented(images[k], labels[k], EVERYTHING, draws("cpu", 0, 3, part=k, parts=parts), size=12, **PLAIN)
+            augmented(
+                images[k],
+                labels[k],
+                EVERYTHING,
+                draws("cpu", 0, 3, part=k, parts=parts),
+                size=12,
+                **PLAIN,
+            )
             for k in range(parts)
         ]
         assert torch.equal(whole, torch.cat([x for x, _ in pieces]))
@@ -173,7 +212,9 @@ def test_mixed_keeps_the_last_sample_and_other_random_choices(batch):
     out, y = transforms.mixed(x, labels, 1.0, 0.0, draws("cpu", 7))
     assert torch.equal(out[4], x[4]) and y.b.tolist() == labels[[1, 0, 3, 2, 4]].tolist()
     quiet = Augment(flip=0.5, pad=2, erase=0.5)
-    a, _ = augmented(*batch, Augment(flip=0.5, pad=2, erase=0.5, cutmix=1.0), draws("cpu", 1), **PLAIN, mix=False)
+    a, _ = augmented(
+        *batch, Augment(flip=0.5, pad=2, erase=0.5, cutmix=1.0), draws("cpu", 1), **PLAIN, mix=False
+    )
     b, _ = augmented(*batch, quiet, draws("cpu", 1), **PLAIN)
     assert torch.equal(a, b)
 
@@ -196,7 +237,9 @@ def test_soft_losses_equal_timm_on_one_hot_rows(batch):
     rows = y.lam[:, None] * F.one_hot(y.a, 10) + (1 - y.lam[:, None]) * F.one_hot(y.b, 10)
     for smoothing in (0.0, 0.1):
         soft = (1 - smoothing) * rows + smoothing / 10
-        torch.testing.assert_close(soft_cross_entropy(logits, y, smoothing), SoftTargetCrossEntropy()(logits, soft))
+        torch.testing.assert_close(
+            soft_cross_entropy(logits, y, smoothing), SoftTargetCrossEntropy()(logits, soft)
+        )
         expected = BinaryCrossEntropy(smoothing=0.0, sum_classes=True)(logits, soft)
         torch.testing.assert_close(sigmoid_cross_entropy(logits, y, smoothing), expected)
         hard = Targets(y.a, y.b, torch.ones(32))
@@ -206,8 +249,11 @@ def test_soft_losses_equal_timm_on_one_hot_rows(batch):
 
 def test_augment_refuses_wrong_settings():
     for change, message in (
-        ({"flip": 2}, "flip .* 0 and 1, got 2"), ({"cutmix": 0.7, "mixup": 0.7}, "more than 1"),
-        ({"scale": (0.0, 1.0)}, "scale"), ({"ratio": (2.0, 1.0)}, "ratio"), ({"pad": -1}, "pad .* got -1"),
+        ({"flip": 2}, "flip .* 0 and 1, got 2"),
+        ({"cutmix": 0.7, "mixup": 0.7}, "more than 1"),
+        ({"scale": (0.0, 1.0)}, "scale"),
+        ({"ratio": (2.0, 1.0)}, "ratio"),
+        ({"pad": -1}, "pad .* got -1"),
     ):
         with pytest.raises(ValueError, match=message):
             Augment(**change)

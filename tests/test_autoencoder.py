@@ -12,7 +12,9 @@ from vitlens import load_model
 from vitlens.train import recipe, runs
 
 torch.set_num_threads(1)
-PLAN = replace(recipe(autoencoder.RECIPE), image_size=16, width=48, depth=2, heads=3, model_kwargs={})
+PLAN = replace(
+    recipe(autoencoder.RECIPE), image_size=16, width=48, depth=2, heads=3, model_kwargs={}
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +36,12 @@ def test_encoder_ignores_hidden_patches(model):
     of_patch = hidden.view(3, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
     tokens = model.objective.encoded(model, x, order[:, :visible])
     assert tokens.shape == (3, 1 + 4, 48)
-    assert torch.equal(model.objective.encoded(model, x + noise * of_patch, order[:, :visible]), tokens)
-    assert not torch.equal(model.objective.encoded(model, x + noise * ~of_patch, order[:, :visible]), tokens)
+    assert torch.equal(
+        model.objective.encoded(model, x + noise * of_patch, order[:, :visible]), tokens
+    )
+    assert not torch.equal(
+        model.objective.encoded(model, x + noise * ~of_patch, order[:, :visible]), tokens
+    )
 
 
 def test_encoder_of_all_patches_equals_timm(model):
@@ -52,14 +58,19 @@ def test_shuffle_is_uniform_and_inverted():
     assert (seen >= low).all() and (seen <= high).all()
     tokens = torch.randn(5, 16, 7)
     mixed = torch.stack([each[rows] for each, rows in zip(tokens, order[:5], strict=True)])
-    assert not torch.equal(mixed, tokens) and torch.equal(autoencoder.unshuffled(mixed, order[:5]), tokens)
+    assert not torch.equal(mixed, tokens) and torch.equal(
+        autoencoder.unshuffled(mixed, order[:5]), tokens
+    )
 
 
 def test_decoder_ignores_order_of_patches(model):
     x = batch(2)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(0)).expand(2, -1)
     again = torch.cat([order[:, :4].flip(1), order[:, 4:].flip(1)], 1)
-    one, other = (model.objective.decoded(model.objective.encoded(model, x, o[:, :4]), o) for o in (order, again))
+    one, other = (
+        model.objective.decoded(model.objective.encoded(model, x, o[:, :4]), o)
+        for o in (order, again)
+    )
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
@@ -85,9 +96,19 @@ def test_autoencoder_run_fine_tunes(tmp_path):
     options = {"tiny": True, "device": "cpu", "quiet": True, "watch": 3, "build": autoencoder.build}
     options["overrides"] = ["image_size=8", "patch_size=2"]
     whole = runs.run("masked-autoencoder", "digits", tmp_path / "a", **options)
-    assert whole["validation"]["valid_loss"] > 0 and load_model(tmp_path / "a" / "model").num_classes == 0
+    assert (
+        whole["validation"]["valid_loss"] > 0
+        and load_model(tmp_path / "a" / "model").num_classes == 0
+    )
     tuned = runs.run(
-        "masked-tuning", "digits", tmp_path / "c", model=str(tmp_path / "a" / "model"), overrides=["image_size=8"],
-        tiny=True, device="cpu", quiet=True, watch=0,
+        "masked-tuning",
+        "digits",
+        tmp_path / "c",
+        model=str(tmp_path / "a" / "model"),
+        overrides=["image_size=8"],
+        tiny=True,
+        device="cpu",
+        quiet=True,
+        watch=0,
     )
     assert tuned["validation"]["top1"] > 0

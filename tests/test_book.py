@@ -33,7 +33,10 @@ DAILY = ("09",)
 each_chapter = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 run_chapters = pytest.mark.parametrize(
     "path",
-    [pytest.param(p, marks=() if p.name[:2] in DAILY else pytest.mark.slow, id=p.stem) for p in CHAPTERS],
+    [
+        pytest.param(p, marks=() if p.name[:2] in DAILY else pytest.mark.slow, id=p.stem)
+        for p in CHAPTERS
+    ],
 )
 
 
@@ -62,12 +65,18 @@ def pictures(path: Path) -> list[bytes]:
 
 def saved(folder: Path, name: str, **arguments) -> Path:
     torch.manual_seed(0)
-    save_for_hf(timm.create_model(name, **arguments), folder, model_args=arguments, safe_serialization=True)
+    save_for_hf(
+        timm.create_model(name, **arguments), folder, model_args=arguments, safe_serialization=True
+    )
     return folder
 
 
 def code(path: Path, **own) -> list[str]:
-    return [cell.source for cell in script("prepared")(path, tiny=True, **own).cells if cell.cell_type == "code"]
+    return [
+        cell.source
+        for cell in script("prepared")(path, tiny=True, **own).cells
+        if cell.cell_type == "code"
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +99,9 @@ def test_chapters_run_with_own_model_and_image(path, processes, tmp_path_factory
     if not folder.exists():
         saved(folder, "vit_small_patch14_reg4_dinov2", img_size=112, num_classes=10)
         noise = np.random.default_rng(0).integers(0, 255, (12, 16, 3), np.uint8)
-        Image.fromarray(noise).resize((640, 480), Image.Resampling.BICUBIC).save(folder / "my photo.jpg")
+        Image.fromarray(noise).resize((640, 480), Image.Resampling.BICUBIC).save(
+            folder / "my photo.jpg"
+        )
     cells = code(path, model=str(folder), images=[folder / "my photo.jpg"])
     assert "my photo.jpg" in "".join(cells) and str(folder) in "".join(cells)
     assert processes.apply(run, (cells, FOLDER)) == []
@@ -101,21 +112,32 @@ def test_chapters_have_the_form_of_the_book(path):
     cells = read(path).cells
     number = path.stem.split("_")[0]
     title, setup, subject = cells[:3]
-    assert [cell.id for cell in cells[:3]] == ["title", "setup", "subject"] and cells[-1].id == "next"
+    assert [cell.id for cell in cells[:3]] == ["title", "setup", "subject"] and cells[
+        -1
+    ].id == "next"
     assert len({cell.id for cell in cells}) == len(cells)
     assert title.source.startswith(f"# {number.lstrip('0') or '0'} · ")
     (opening,) = re.findall(rf"^!\[([^\]]+)\]\((pictures/{path.stem}\.\w+)\)", title.source, re.M)
     assert len(opening[0]) > 20 and 0 < (FOLDER / opening[1]).stat().st_size <= 130_000
     assert len(title.source.split("\n\n")) <= 5
     address = re.search('REPOSITORY = (".*?")', setup.source)[1]
-    assert setup.source == script("SETUP").replace('""', address, 1) and len(setup.source.splitlines()) == 3
+    assert (
+        setup.source == script("SETUP").replace('""', address, 1)
+        and len(setup.source.splitlines()) == 3
+    )
     assert setup.metadata == script("FOLDED")
-    assert re.search(r"^MODEL = ", subject.source, re.M) and re.search(r"^IMAGES = None", subject.source, re.M)
+    assert re.search(r"^MODEL = ", subject.source, re.M) and re.search(
+        r"^IMAGES = None", subject.source, re.M
+    )
     prose = "\n".join(sources(path, "markdown"))
     assert number == "D" or prose.index("## What we saw") < prose.index("## Exercises")
     tasks = next((cell.source for cell in cells if cell.id == "exercises"), "")
     answers = script("answers")(read(path))
-    assert len(re.findall(r"^\*\*\d\. ", tasks, re.M)) == len(answers) >= (1 if number.isalpha() else 3)
+    assert (
+        len(re.findall(r"^\*\*\d\. ", tasks, re.M))
+        == len(answers)
+        >= (1 if number.isalpha() else 3)
+    )
     for answer in answers:
         assert re.search(r"^assert .", answer, re.M)
     for source in sources(path, "code")[1:]:
@@ -126,18 +148,26 @@ def test_chapters_have_the_form_of_the_book(path):
 @each_chapter
 def test_chapters_show_images_with_alt_text(path):
     html, _ = HTMLExporter().from_notebook_node(read(path))
-    drawn = [image for image in images(html) if not image["src"].startswith("data:image/svg")]  # SVG has its own title
+    drawn = [
+        image for image in images(html) if not image["src"].startswith("data:image/svg")
+    ]  # SVG has its own title
     shown = [image for image in drawn if image["src"].startswith("data:")]
     assert len(shown) >= len(pictures(path)) > 0
     for image in drawn:
-        assert len(image["alt"] or "") > 20 and "No description has been provided" not in image["alt"]
-    assert len({image["alt"] for image in shown}) == len(shown), "each image has a description of its own"
+        assert (
+            len(image["alt"] or "") > 20 and "No description has been provided" not in image["alt"]
+        )
+    assert len({image["alt"] for image in shown}) == len(shown), (
+        "each image has a description of its own"
+    )
     for cell in read(path).cells:
         data = [output.get("data", {}) for output in cell.get("outputs", [])]
         for svg in (each for each in data if "image/svg+xml" in each):
             assert "<title>" in svg["image/svg+xml"] and len(svg["text/plain"]) > 20
         live = "live" in cell.metadata.get("tags", [])
-        assert not any("image/jpeg" in each or "image/png" in each for each in data[: -1 if live else None])
+        assert not any(
+            "image/jpeg" in each or "image/png" in each for each in data[: -1 if live else None]
+        )
         if live:
             assert data[-1]["text/html"].startswith("<img alt="), "a still image of the widget"
             assert Image.open(io.BytesIO(base64.b64decode(data[-1]["image/png"]))).format == "PNG"
@@ -147,13 +177,19 @@ def test_chapters_show_images_with_alt_text(path):
 def test_chapter_outputs_are_clean(path):
     assert path.stat().st_size <= 1_500_000
     code = [cell for cell in read(path).cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "run `make notebooks`"
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), (
+        "run `make notebooks`"
+    )
     for output in outputs(path):
         assert output.output_type != "error" and output.get("name") != "stderr"
         data = output.get("data", {})
         text = output.get("text", "") + "".join(v for k, v in data.items() if k.startswith("text/"))
-        assert not re.search(r"\b0x[0-9a-f]{6,}", text), f"an address in memory changes with each run: {text}"
-        assert not re.search(r"/(home|root|work|tmp|Users|site-packages)/", text), f"a path of one machine: {text}"
+        assert not re.search(r"\b0x[0-9a-f]{6,}", text), (
+            f"an address in memory changes with each run: {text}"
+        )
+        assert not re.search(r"/(home|root|work|tmp|Users|site-packages)/", text), (
+            f"a path of one machine: {text}"
+        )
         assert not any("widget" in kind for kind in data)
     html = "".join(output.get("data", {}).get("text/html", "") for output in outputs(path))
     widths = [int(image["width"]) for image in images(html)]
@@ -171,17 +207,29 @@ def test_results_in_prose_are_printed_or_cited(path):
 def test_claims_report_numbers_that_no_cell_prints(tmp_path, monkeypatch):
     monkeypatch.setattr(claims, "FOLDER", tmp_path)
     cell = nbformat.v4.new_code_cell("print()", id="loss")
-    cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text="loss 0.6549 at step 1860\n")]
+    cell.outputs = [
+        nbformat.v4.new_output("stream", name="stdout", text="loss 0.6549 at step 1860\n")
+    ]
 
     def reported(prose: str) -> list[str]:
         book = nbformat.v4.new_notebook(cells=[cell, nbformat.v4.new_markdown_cell(prose)])
         nbformat.write(book, tmp_path / "04_test.ipynb")
-        return [problem.split("…” ")[-1].split("…”: ")[-1] for problem in claims.problems(tmp_path / "04_test.ipynb")]
+        return [
+            problem.split("…” ")[-1].split("…”: ")[-1]
+            for problem in claims.problems(tmp_path / "04_test.ipynb")
+        ]
 
-    assert reported("The loss is 0.65 at step 1,860, 65 to 66 % of it. <!-- 4:loss -->") == ["66% not in its cells"]
+    assert reported("The loss is 0.65 at step 1,860, 65 to 66 % of it. <!-- 4:loss -->") == [
+        "66% not in its cells"
+    ]
     assert reported("The loss is 0.65 at step 1,860, 65 % of it. <!-- 4:loss -->") == []
-    assert reported("16 × 16 patches, Section 4.5, head 5.1, `0.3`, $0.4$, 12 layers.\n\n## 0.5") == []
-    assert reported("- It is 2.5.\n- It is 3 times as large.") == ["2.5 has no reference", "3 has no reference"]
+    assert (
+        reported("16 × 16 patches, Section 4.5, head 5.1, `0.3`, $0.4$, 12 layers.\n\n## 0.5") == []
+    )
+    assert reported("- It is 2.5.\n- It is 3 times as large.") == [
+        "2.5 has no reference",
+        "3 has no reference",
+    ]
     assert reported("It is 0.7 [A 2021](D_reference.ipynb#a2021).") == []
     assert reported("It is 0.66. <!-- 4:loss -->") == ["0.66 not in its cells"]
     assert reported("It is 0.65. <!-- 4:lost -->")[0] == "the cell 4:lost does not exist"
@@ -191,7 +239,9 @@ def images(html: str) -> list[dict[str, str | None]]:
     """Attributes of the images of a page."""
     found = []
     parser = HTMLParser()
-    parser.handle_starttag = lambda tag, attributes: found.append(dict(attributes)) if tag == "img" else None
+    parser.handle_starttag = lambda tag, attributes: (
+        found.append(dict(attributes)) if tag == "img" else None
+    )
     parser.feed(html)
     return found
 
@@ -213,15 +263,23 @@ def test_notebooks_store_stills_without_live_widgets():
         alt_text.bundle(file.getvalue(), "9 × 8 pixels", 4),
     ]
     outputs = [nbformat.v4.new_output("display_data", data) for data in outputs]
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("training(run)", outputs=outputs)])
+    book = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell("training(run)", outputs=outputs)]
+    )
     book.metadata.widgets = {"state": {}}
     book = script("normalized")(book)
     kept, figure = (output.data for output in book.cells[0].outputs)
     assert "widgets" not in book.metadata
     png = Image.open(io.BytesIO(base64.b64decode(kept.pop("image/png"))))
     assert png.size == (9, 8) and png.convert("RGB").getpixel((4, 4))[0] > 240
-    assert kept == {"text/html": alt_text.image(still.getvalue(), "A red still.", 6), "text/plain": "A red still."}
-    assert list(figure) == ["text/html", "text/plain"] and 'alt="9 × 8 pixels" width="5"' in figure["text/html"]
+    assert kept == {
+        "text/html": alt_text.image(still.getvalue(), "A red still.", 6),
+        "text/plain": "A red still.",
+    }
+    assert (
+        list(figure) == ["text/html", "text/plain"]
+        and 'alt="9 × 8 pixels" width="5"' in figure["text/html"]
+    )
     (_, padded) = script("pictures")(book.cells)
     assert Image.open(io.BytesIO(padded)).size == (10, 8)
     book.cells[0].metadata.alt = "A <red> square."
@@ -240,45 +298,63 @@ def test_figures_have_alt_text_in_notebooks(tmp_path):
         "fig = plot.tiles({'ramp': np.arange(6).reshape(2, 3)})\nfig.set_label('A \"ramp\".')\nfig",
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(book, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(
+        book, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     data = [output.data for cell in book.cells for output in cell.outputs]
     ramp = "Ramp. map of 2 × 3 values from 0 to 5, the largest in row 1, column 2."
     identity = "Map of 2 × 2 values from 0 to 1, the largest in row 0, column 0, over an image."
-    for each, alt in zip(data, [ramp, "By hand. loss from 3 to 2.", identity, 'A "ramp".'], strict=True):
+    for each, alt in zip(
+        data, [ramp, "By hand. loss from 3 to 2.", identity, 'A "ramp".'], strict=True
+    ):
         png = base64.b64decode(each["image/png"])
         (shown,) = images(each["text/html"])
         assert shown["alt"] == each["text/plain"] == alt
         assert base64.b64decode(shown["src"].removeprefix("data:image/png;base64,")) == png
         assert Image.open(io.BytesIO(png)).width == int(shown["width"])
+
+
 def test_links_between_chapters_exist():
     index = links(INDEX.read_text(encoding="utf-8"))
     anchors = {
-        p.name: set(re.findall(r'<a (?:id|name)="([^"]+)"', "\n".join(sources(p, "markdown")))) for p in CHAPTERS
+        p.name: set(re.findall(r'<a (?:id|name)="([^"]+)"', "\n".join(sources(p, "markdown"))))
+        for p in CHAPTERS
     }
     pages = {p.name: links("\n".join(sources(p, "markdown"))) for p in CHAPTERS}
     for name, targets in (pages | {"README.md": index}).items():
         for target in targets:
             file, _, anchor = target.partition("#")
             assert (FOLDER / file).exists(), f"{name}: {target} does not exist"
-            assert not anchor or file not in anchors or anchor in anchors[file], f"{name}: no anchor {target}"
+            assert not anchor or file not in anchors or anchor in anchors[file], (
+                f"{name}: no anchor {target}"
+            )
     for path, following in zip(CHAPTERS, CHAPTERS[1:], strict=False):
-        assert following.name in sources(path, "markdown")[-1], "the last cell links to the next chapter"
+        assert following.name in sources(path, "markdown")[-1], (
+            "the last cell links to the next chapter"
+        )
     assert {path.name for path in CHAPTERS} <= set(index)
 
 
 @pytest.mark.slow
 def test_execute_writes_figures_of_own_model_and_image(tmp_path):
     small = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
-    model, out = saved(tmp_path / "small", "vit_tiny_patch16_224", **small), tmp_path / "new" / "figures"
+    model, out = (
+        saved(tmp_path / "small", "vit_tiny_patch16_224", **small),
+        tmp_path / "new" / "figures",
+    )
     Image.new("RGB", (60, 40), "red").save(tmp_path / "own.png")
     before = {p: p.read_bytes() for p in FOLDER.glob("**/*.*[bdg]")}
     own = ["--model", str(model), "--images", str(tmp_path / "own.png"), "--figures", str(out)]
     assert script("main")(["05", *own]) == 0
-    assert {p: p.read_bytes() for p in FOLDER.glob("**/*.*[bdg]")} == before and len(before) > len(CHAPTERS)
+    assert {p: p.read_bytes() for p in FOLDER.glob("**/*.*[bdg]")} == before and len(before) > len(
+        CHAPTERS
+    )
     (path,) = FOLDER.glob("05_*.ipynb")
     names = [f"05-{n}" for n in range(1, len(pictures(path)) + 1)]
     assert {p.stem for p in out.iterdir()} == {*names, "summary"}
-    assert not {file.read_bytes() for file in out.glob("05-*")} & {*pictures(path)}, "figures of the chapter's model"
+    assert not {file.read_bytes() for file in out.glob("05-*")} & {*pictures(path)}, (
+        "figures of the chapter's model"
+    )
     text = (out / "summary.json").read_text(encoding="utf-8")
     summary = json.loads(text)
     command = "python notebooks/execute.py 05 --model small --images own.png --figures DIR"
@@ -290,7 +366,10 @@ def test_execute_writes_figures_of_own_model_and_image(tmp_path):
 
 def test_execute_rejects_unsupported_models(tmp_path):
     small = dict(embed_dim=24, depths=(1, 1, 1, 1), num_heads=(1, 2, 2, 2))
-    swin, out = saved(tmp_path / "swin", "swin_tiny_patch4_window7_224", **small), tmp_path / "figures"
+    swin, out = (
+        saved(tmp_path / "swin", "swin_tiny_patch4_window7_224", **small),
+        tmp_path / "figures",
+    )
     with pytest.raises(SystemExit, match="stays inside windows of the image") as refusal:
         script("main")(["05", "--model", str(swin), "--figures", str(out)])
     assert "\n" not in refusal.value.code and not out.exists()

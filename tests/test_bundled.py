@@ -52,7 +52,9 @@ def test_bundled_models_open_in_timm(folder, model):
 
 def test_bundled_models_have_structure_that_random_weights_lack(model, control):
     """Position similarity falls with distance, filters are smooth, and heads differ in attention distance."""
-    trained, random = (positions.rank_correlation(positions.similarity(m)) for m in (model, control))
+    trained, random = (
+        positions.rank_correlation(positions.similarity(m)) for m in (model, control)
+    )
     assert trained < -0.3 and abs(random) < 0.1
     (some, variance), (noise, even) = (filters.components(m, 8) for m in (model, control))
     assert variance.sum() > 1.15 * even.sum()
@@ -84,8 +86,12 @@ def test_specimen_has_the_structure_of_the_paper():
 def test_bundled_models_have_the_recorded_accuracy(folder, model, real_data):
     from vitlens.data import load
 
-    count, side = (2000, 64) if folder == SCRATCH else (500, 224)  # an image of 224 pixels takes 50 times as long
-    valid = load(real_data / "tiny-imagenet", "valid", size=side, stream=True, workers=0).subset(count, seed=0)
+    count, side = (
+        (2000, 64) if folder == SCRATCH else (500, 224)
+    )  # an image of 224 pixels takes 50 times as long
+    valid = load(real_data / "tiny-imagenet", "valid", size=side, stream=True, workers=0).subset(
+        count, seed=0
+    )
     config = model.pretrained_cfg
     mean, std = (torch.tensor(config[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
     with torch.inference_mode():

@@ -35,7 +35,9 @@ def near(got, expected):
 def test_integrated_gradients_equal_captum_called_by_hand(vit):
     model, x = vit(img_size=(64, 96)), images()
     blank = torch.full_like(x, 0.25)
-    whole = captum.attr.IntegratedGradients(model).attribute(x, blank, torch.tensor([3, 7]), n_steps=20)
+    whole = captum.attr.IntegratedGradients(model).attribute(
+        x, blank, torch.tensor([3, 7]), n_steps=20
+    )
     got = integrated_gradients(model, x, [3, 7], baseline=0.25, n_steps=20, internal_batch_size=6)
     close(got, torch.stack([tiles(v).sum(-1) for v in whole]))
     with torch.inference_mode():
@@ -52,7 +54,11 @@ def test_integrated_gradients_sum_bfloat16_gradients_in_float32(vit):
         return torch.autograd.grad(model(pictures)[:, 3].float().sum(), pictures)[0].double()
 
     nodes, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(16))
-    mean = torch.einsum("n,nchw->chw", weights / 2, gradients((nodes[:, None, None, None].float() + 1) / 2 * x.float()))
+    mean = torch.einsum(
+        "n,nchw->chw",
+        weights / 2,
+        gradients((nodes[:, None, None, None].float() + 1) / 2 * x.float()),
+    )
     got = integrated_gradients(model, x, 3, n_steps=16)[0].double()
     near(got, tiles(mean * x[0].double()).sum(-1))
 
@@ -66,8 +72,12 @@ def test_occlusion_by_hand(vit):
         )
         got = occlusion(model, x, target, baseline=-0.5, window=window)
         close(got, torch.stack([tiles(v).mean(-1) for v in whole]))
-    assert torch.equal(occlusion(model, x, target, baseline=blank[:1]), occlusion(model, x, target, baseline=-0.5))
-    assert occlusion(model, x, 3, window=9).std((1, 2)).max() < 1e-6  # a window over the whole image
+    assert torch.equal(
+        occlusion(model, x, target, baseline=blank[:1]), occlusion(model, x, target, baseline=-0.5)
+    )
+    assert (
+        occlusion(model, x, 3, window=9).std((1, 2)).max() < 1e-6
+    )  # a window over the whole image
 
 
 def test_pixel_methods_ignore_cut_and_padded_pixels(vit):
@@ -76,8 +86,15 @@ def test_pixel_methods_ignore_cut_and_padded_pixels(vit):
     cut, padded = vit(img_size=(70, 100)), vit(dynamic_img_size=True, dynamic_img_pad=True)
     for method in (integrated_gradients, occlusion):
         options = OPTIONS.get(method.__name__, {})
-        close(method(cut, x, 3, **options), method(vit(img_size=(64, 96)), x[:, :, :64, :96], 3, **options))
-    assert occlusion(padded, x, 3).shape == integrated_gradients(padded, x, 3, n_steps=4).shape == (1, 5, 7)
+        close(
+            method(cut, x, 3, **options),
+            method(vit(img_size=(64, 96)), x[:, :, :64, :96], 3, **options),
+        )
+    assert (
+        occlusion(padded, x, 3).shape
+        == integrated_gradients(padded, x, 3, n_steps=4).shape
+        == (1, 5, 7)
+    )
     with torch.no_grad():
         gain = padded(x) - padded(torch.zeros_like(x))
     sums = integrated_gradients(padded, x, 3, n_steps=200).sum((1, 2))
@@ -106,7 +123,9 @@ def test_pixel_methods_equal_on_a_gpu(vit):
         expected = method(model.cpu(), x, [3, 7], **options)
         got = method(model.cuda(), x, [3, 7], **options)
         assert got.is_cuda
-        torch.testing.assert_close(got.cpu(), expected, rtol=1e-2, atol=1e-3 * expected.abs().max().item(), msg=name)
+        torch.testing.assert_close(
+            got.cpu(), expected, rtol=1e-2, atol=1e-3 * expected.abs().max().item(), msg=name
+        )
 
 
 def test_pixel_methods_without_captum_and_with_small_batches(vit, monkeypatch):

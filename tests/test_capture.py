@@ -28,7 +28,9 @@ def unfused_maps(model, x):
     maps, handles = [], []
     for block in model.blocks:
         block.attn.fused_attn = False
-        handles.append(block.attn.attn_drop.register_forward_hook(lambda m, args, out: maps.append(args[0])))
+        handles.append(
+            block.attn.attn_drop.register_forward_hook(lambda m, args, out: maps.append(args[0]))
+        )
     with torch.no_grad():
         model(x)
     for block, handle in zip(model.blocks, handles, strict=True):
@@ -38,7 +40,8 @@ def unfused_maps(model, x):
 
 
 @pytest.mark.parametrize(
-    "name", ["vit_tiny_patch16_224", "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224"]
+    "name",
+    ["vit_tiny_patch16_224", "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224"],
 )
 def test_capture_equals_timms_unfused_path(vit, name):
     model, x = vit(name=name, dtype=torch.float64), images(2, 3, 64, 64).double()
@@ -67,7 +70,13 @@ def test_capture_changes_neither_model_nor_logits(vit):
 def test_capture_measures_rectangular_cut_and_padded_grids(vit):
     attn = captured(vit(img_size=(230, 330)), images(1, 3, 230, 330))
     grid = attn.grid
-    assert (grid.rows, grid.cols, grid.patch, grid.image, grid.cut) == (14, 20, (16, 16), (230, 330), (6, 10))
+    assert (grid.rows, grid.cols, grid.patch, grid.image, grid.cut) == (
+        14,
+        20,
+        (16, 16),
+        (230, 330),
+        (6, 10),
+    )
     assert rollout(attn).shape == (1, 14, 20)
     grid = captured(vit(dynamic_img_size=True, dynamic_img_pad=True), images(1, 3, 230, 330)).grid
     assert (grid.rows, grid.cols, grid.image, grid.padded) == (15, 21, (230, 330), (10, 6))
@@ -149,10 +158,14 @@ class Materialized(TorchFunctionMode):
         return self.maps[-1] @ v
 
 
-@pytest.mark.parametrize("name, kwargs, calls, frozen", [
-    ("vit_small_patch16_18x2_224", {}, 2, False), ("beit_base_patch16_224", {}, 1, True),
-    ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 1, False),
-])
+@pytest.mark.parametrize(
+    "name, kwargs, calls, frozen",
+    [
+        ("vit_small_patch16_18x2_224", {}, 2, False),
+        ("beit_base_patch16_224", {}, 1, True),
+        ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 1, False),
+    ],
+)
 def test_differentiate_equals_gradients_of_explicit_maps(vit, name, kwargs, calls, frozen):
     model, x = vit(name=name, dtype=torch.float64, **kwargs), images(2, 3, 64, 64).double()
     with Materialized() as explicit:
@@ -168,7 +181,9 @@ def test_differentiate_equals_gradients_of_explicit_maps(vit, name, kwargs, call
     for i, layer in enumerate([*attn, *([attn.pool] if attn.pool else [])]):
         gradient = torch.cat(expected[calls * i : calls * (i + 1)], 1)
         torch.testing.assert_close(layer.weights_gradient(), gradient, rtol=1e-9, atol=1e-15)
-        torch.testing.assert_close(layer.weights_gradient([0]), gradient[:, :, :1], rtol=1e-9, atol=1e-15)
+        torch.testing.assert_close(
+            layer.weights_gradient([0]), gradient[:, :, :1], rtol=1e-9, atol=1e-15
+        )
         assert not layer.output.requires_grad
 
 
@@ -176,7 +191,12 @@ def test_differentiate_refuses_captures_without_a_graph(vit):
     model, x = vit(), images(1, 3, 64, 64)
     with capture(model, values=True) as attn:
         logits = model(x)
-    refuses(r"inside `with capture\(model, gradients=True\)", attn.differentiate, logits.sum(), error=RuntimeError)
+    refuses(
+        r"inside `with capture\(model, gradients=True\)",
+        attn.differentiate,
+        logits.sum(),
+        error=RuntimeError,
+    )
     with capture(model, gradients=True) as attn:
         logits = model(x)
     attn.differentiate(logits.sum())
@@ -187,13 +207,24 @@ def test_weights_selects_queries(vit):
     attn = captured(vit(), images(2, 3, 64, 64))
     layer, full = attn[1], attn[1].weights()
     assert full.shape == (2, 3, 17, 17)
-    for five in (5, np.int64(5), torch.tensor(5), torch.tensor([5]), slice(5, 6)):  # one number keeps the axis
+    for five in (
+        5,
+        np.int64(5),
+        torch.tensor(5),
+        torch.tensor([5]),
+        slice(5, 6),
+    ):  # one number keeps the axis
         torch.testing.assert_close(layer.weights(five), full[:, :, 5:6])
     for two in ([2, 5], torch.tensor([2, 5]), torch.isin(torch.arange(17), torch.tensor([2, 5]))):
         torch.testing.assert_close(layer.weights(two), full[:, :, [2, 5]])
     with pytest.raises(IndexError):
         layer.weights(17)
-    refuses(r"blocks.1.attn for 17 queries would take .* GiB", layer.weights, limit=1e-6, error=MemoryError)
+    refuses(
+        r"blocks.1.attn for 17 queries would take .* GiB",
+        layer.weights,
+        limit=1e-6,
+        error=MemoryError,
+    )
     blocks = list(layer.rows(5))
     assert [queries.stop - queries.start for queries, _ in blocks] == [5, 5, 5, 2]
     torch.testing.assert_close(torch.cat([rows for _, rows in blocks], 2), full)
@@ -217,7 +248,9 @@ def test_capture_applies_boolean_masks(vit):
     assert (attn[0].weights()[:, :, ~allowed] == 0).all()
     torch.testing.assert_close(attn[0].weights() @ attn[0].v, attn[0].output, atol=1e-5, rtol=1e-4)
     naive = attn[0].weights().clamp_min(1e-38)
-    torch.testing.assert_close(entropy(attn)[:, 0], -(attn[0].weights() * naive.log()).sum(-1).mean(-1))
+    torch.testing.assert_close(
+        entropy(attn)[:, 0], -(attn[0].weights() * naive.log()).sum(-1).mean(-1)
+    )
 
 
 def test_capture_takes_the_grid_of_the_image_that_ran(vit):
@@ -235,9 +268,14 @@ def test_capture_takes_the_grid_of_the_image_that_ran(vit):
 
 def test_grid_of_hybrids_has_the_stride_of_the_backbone():
     """timm's ratio, image ÷ features, would give 15 pixels for a stride of 16 at an image size of 225."""
-    for name, stride, size in (("vit_small_r26_s32_224", 32, (230, 330)), ("vit_base_r50_s16_224", 16, (225, 225))):
+    for name, stride, size in (
+        ("vit_small_r26_s32_224", 32, (230, 330)),
+        ("vit_base_r50_s16_224", 16, (225, 225)),
+    ):
         with torch.device("meta"):
-            attn = captured(timm.create_model(name, img_size=size, depth=1).eval(), torch.empty(1, 3, *size))
+            attn = captured(
+                timm.create_model(name, img_size=size, depth=1).eval(), torch.empty(1, 3, *size)
+            )
         assert attn.grid.patch == (stride, stride)
         assert (attn.grid.rows, attn.grid.cols) == tuple(-(-side // stride) for side in size)
 
@@ -249,7 +287,9 @@ class TweakedAttention(timm.layers.Attention):
 
 def test_capture_refuses_models(vit):
     tweaked, mixed = vit(), vit()
-    pair = torch.nn.ModuleDict({"teacher": vit(), "student": torch.nn.Sequential(torch.nn.Identity(), vit())})
+    pair = torch.nn.ModuleDict(
+        {"teacher": vit(), "student": torch.nn.Sequential(torch.nn.Identity(), vit())}
+    )
     tweaked.blocks[1].attn, mixed.blocks[1].attn = TweakedAttention(96, 3), torch.nn.Identity()
     timm.layers.set_fused_attn(False)
     try:
@@ -262,8 +302,10 @@ def test_capture_refuses_models(vit):
         (tweaked, r"layer 1 uses .*TweakedAttention, which vitlens does not support"),
         (mixed, r"layer 1 \(timm.*Block\) has no supported attention module"),
         (unfused, "built without fused attention"),
-        *((vit(**{rate: 0.1}).train(), r"in training mode .* at random.*model\.eval\(\)")
-          for rate in ("attn_drop_rate", "patch_drop_rate", "drop_path_rate")),
+        *(
+            (vit(**{rate: 0.1}).train(), r"in training mode .* at random.*model\.eval\(\)")
+            for rate in ("attn_drop_rate", "patch_drop_rate", "drop_path_rate")
+        ),
     ):
         refuses(match, capture(model).__enter__, error=UnsupportedModelError)
     assert captured(vit(drop_path_rate=0.1), images(1, 3, 64, 64)).complete  # eval mode
@@ -271,16 +313,23 @@ def test_capture_refuses_models(vit):
 
 def test_capture_refuses_calls(vit):
     model, x = vit(), images(1, 3, 64, 64)
-    dropping, masked, naflex = vit(), vit(), timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=96,
-                                                               num_heads=3).eval()
+    dropping, masked, naflex = (
+        vit(),
+        vit(),
+        timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=96, num_heads=3).eval(),
+    )
     inner, attend = dropping.blocks[1].attn, F.scaled_dot_product_attention
-    inner.forward = lambda x, **_: attend(  # dropout without a dropout module
-        *inner.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0), dropout_p=0.2
+    inner.forward = (
+        lambda x, **_: attend(  # dropout without a dropout module
+            *inner.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0),
+            dropout_p=0.2,
+        )
     )
     masked.patch_drop = torch.nn.Identity()
     masked.patch_drop.forward = lambda x: x[:, :9]
     patches = {
-        "patches": torch.randn(1, 10, 768), "patch_coord": torch.zeros(1, 10, 2, dtype=torch.long),
+        "patches": torch.randn(1, 10, 768),
+        "patch_coord": torch.zeros(1, 10, 2, dtype=torch.long),
         "patch_valid": torch.ones(1, 10, dtype=torch.bool),
     }
     others = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -318,11 +367,23 @@ def test_statistics_ignore_autocast():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         with capture(model) as attn:
             model(x)
-        inside = [attn[0].weights([3]), attn[0].read(torch.ones(attn.grid.tokens)), mean_distance(attn), rollout(attn)]
-    outside = [attn[0].weights([3]), attn[0].read(torch.ones(attn.grid.tokens)), mean_distance(attn), rollout(attn)]
+        inside = [
+            attn[0].weights([3]),
+            attn[0].read(torch.ones(attn.grid.tokens)),
+            mean_distance(attn),
+            rollout(attn),
+        ]
+    outside = [
+        attn[0].weights([3]),
+        attn[0].read(torch.ones(attn.grid.tokens)),
+        mean_distance(attn),
+        rollout(attn),
+    ]
     for one, other in zip(inside, outside, strict=True):
         assert one.dtype == torch.float32 and torch.equal(one, other)
-    torch.testing.assert_close(attn.grid.readout, attn.pool.weights([0]).mean((1, 2)), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        attn.grid.readout, attn.pool.weights([0]).mean((1, 2)), rtol=1e-6, atol=0
+    )
 
 
 @pytest.mark.parametrize("fp32_precision", [False, True])
@@ -330,7 +391,9 @@ def test_full_precision_switches_tf32_off(fp32_precision):
     """Only GPUs round to TF32, but the settings exist everywhere, in newer versions of PyTorch under two names."""
     products = torch.backends.cuda.matmul
     newer = hasattr(products, "fp32_precision")
-    rounded = (lambda: products.fp32_precision == "tf32") if newer else (lambda: products.allow_tf32)
+    rounded = (
+        (lambda: products.fp32_precision == "tf32") if newer else (lambda: products.allow_tf32)
+    )
     try:
         if fp32_precision and newer:
             products.fp32_precision = "tf32"
@@ -347,15 +410,26 @@ def test_full_precision_switches_tf32_off(fp32_precision):
 
 def test_capture_refuses_a_query_without_visible_keys(vit):
     """Its softmax would be 0 / 0."""
-    for mask, hidden in ((torch.ones(17, 17, dtype=torch.bool), False), (torch.zeros(17, 17), -torch.inf)):
+    for mask, hidden in (
+        (torch.ones(17, 17, dtype=torch.bool), False),
+        (torch.zeros(17, 17), -torch.inf),
+    ):
         model, x = vit(), images(1, 3, 64, 64)
         attend = model.blocks[1].attn.forward
-        model.blocks[1].attn.forward = lambda x, attend=attend, mask=mask, **_: attend(x, attn_mask=mask)
+        model.blocks[1].attn.forward = lambda x, attend=attend, mask=mask, **_: attend(
+            x, attn_mask=mask
+        )
         mask[3, 1:] = hidden
         attn = captured(model, x)
         assert attn[1].weights().isfinite().all() and attn[1].weights()[:, :, 3, 0].eq(1).all()
         mask[3] = hidden
-        refuses("mask of layer 1 leaves a query without a visible key", captured, model, x, error=UnsupportedModelError)
+        refuses(
+            "mask of layer 1 leaves a query without a visible key",
+            captured,
+            model,
+            x,
+            error=UnsupportedModelError,
+        )
 
 
 def cut(model, x, match):
@@ -368,12 +442,16 @@ def cut(model, x, match):
 def test_differentiate_refuses_a_cut_graph(vit):
     """Autograd would return the gradients of the other branch only."""
     for where, how, frozen in (
-        ("blocks.1.mlp", "no_grad", True), ("blocks.2.mlp.fc1", "detach", False), ("norm", "detach", True),
+        ("blocks.1.mlp", "no_grad", True),
+        ("blocks.2.mlp.fc1", "detach", False),
+        ("norm", "detach", True),
     ):
         model, x = vit().requires_grad_(not frozen), images(1, 3, 64, 64)
         plain, layer = model(x), model.get_submodule(where)
         forward = layer.forward
-        layer.forward = torch.no_grad()(forward) if how == "no_grad" else lambda x, f=forward: f(x).detach()
+        layer.forward = (
+            torch.no_grad()(forward) if how == "no_grad" else lambda x, f=forward: f(x).detach()
+        )
         with torch.no_grad(), capture(model):
             assert torch.equal(model(x), plain)  # a capture without gradients works
         cut(model, x, rf"cut in {where}|does not lead back")
@@ -388,7 +466,9 @@ def test_differentiate_refuses_attention_without_a_graph(vit, how, frozen):
     def forward(x, **_):
         parts = inner.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0)
         with torch.set_grad_enabled(how != "no_grad"):
-            out = F.scaled_dot_product_attention(*(part.detach() if how == "detach" else part for part in parts))
+            out = F.scaled_dot_product_attention(
+                *(part.detach() if how == "detach" else part for part in parts)
+            )
         return inner.proj(out.transpose(1, 2).reshape(x.shape))
 
     inner.forward = forward
@@ -399,7 +479,13 @@ def refuses_maps(model, x, match):
     """Assert that all methods that differentiate the blocks raise."""
     for name in METHODS:
         if name not in ("occlusion", "rollout", "grad_cam", "direct"):
-            refuses(match, METHODS[name], model, x, error=(UnsupportedModelError, ValueError, RuntimeError))
+            refuses(
+                match,
+                METHODS[name],
+                model,
+                x,
+                error=(UnsupportedModelError, ValueError, RuntimeError),
+            )
 
 
 def skipped(block, skip=lambda x: x, attend=lambda x: x, mlp=lambda x: x):
@@ -429,7 +515,9 @@ def test_differentiate_names_the_block_that_detaches_the_stream(vit, way):
             block.forward = skipped(block, **{way: torch.Tensor.detach})
         assert torch.equal(model(x), plain) and METHODS["occlusion"](model, x).isfinite().all()
         cut(model, x, rf"cut in blocks\.{number} ")
-        refuses_maps(model, x, rf"cut in blocks\.{number}[ .]|parts miss the logit|does not require grad")
+        refuses_maps(
+            model, x, rf"cut in blocks\.{number}[ .]|parts miss the logit|does not require grad"
+        )
 
 
 def test_differentiate_names_the_layer_without_gradients(vit):
@@ -462,11 +550,15 @@ def test_differentiate_refuses_quantized_layers(vit):
     refuses_maps(model, x, r"cut in blocks\.1\.mlp\.fc1|parts miss the logit")
 
 
-@pytest.mark.parametrize("options", [{}, {"need_weights": True}, {"pool": True, "bias": False}, {"kdim": 64}])
+@pytest.mark.parametrize(
+    "options", [{}, {"need_weights": True}, {"pool": True, "bias": False}, {"kdim": 64}]
+)
 def test_multihead_attention_equals_pytorchs_function_bit_for_bit(options):
     torch.manual_seed(0)
     kdim = options.get("kdim", 48)
-    module = torch.nn.MultiheadAttention(48, 3, bias=options.get("bias", True), kdim=kdim, vdim=kdim, batch_first=True)
+    module = torch.nn.MultiheadAttention(
+        48, 3, bias=options.get("bias", True), kdim=kdim, vdim=kdim, batch_first=True
+    )
     x, mask = torch.randn(2, 17, 48), torch.rand(17, 17) > 0.9
     keys = x if kdim == 48 else torch.randn(2, 17, kdim)
     inputs = (x[:, :2] if options.get("pool") else x, keys, keys)
@@ -479,13 +571,18 @@ def test_multihead_attention_equals_pytorchs_function_bit_for_bit(options):
             if func is not MULTIHEAD:
                 return func(*args, **(kwargs or {}))
             calls.append(func)
-            return multihead_attention(lambda func, *args, **named: func(*args[:4], **named), *args, **kwargs)
+            return multihead_attention(
+                lambda func, *args, **named: func(*args[:4], **named), *args, **kwargs
+            )
 
     with Mode():
         output, weights = module(*inputs, **flags)
     assert calls and torch.equal(output, expected[0])
     assert weights is expected[1] is None or torch.equal(weights, expected[1])
-    for refused in (dict(key_padding_mask=torch.zeros(2, 17, dtype=torch.bool)), dict(attn_mask=mask)):
+    for refused in (
+        dict(key_padding_mask=torch.zeros(2, 17, dtype=torch.bool)),
+        dict(attn_mask=mask),
+    ):
         with Mode(), pytest.raises(UnsupportedModelError, match="called with a mask"):
             module(*inputs, **refused)
 
@@ -508,7 +605,11 @@ def test_capture_finds_the_only_model_inside_a_module(vit):
 
 
 def test_weights_of_one_head_and_one_query(vit):
-    for options in ({}, dict(name="beit_base_patch16_224"), dict(name="vit_small_patch16_18x2_224")):
+    for options in (
+        {},
+        dict(name="beit_base_patch16_224"),
+        dict(name="vit_small_patch16_18x2_224"),
+    ):
         attn = captured(vit(**options, img_size=(64, 96)), images(2, 3, 64, 96))
         layer, position = attn[1], attn.grid.index(2, 3)
         whole = layer.weights()
@@ -517,6 +618,12 @@ def test_weights_of_one_head_and_one_query(vit):
             torch.testing.assert_close(layer.weights(query=query), whole[:, :, position])
             torch.testing.assert_close(layer.weights(head=-1, query=query), whole[:, -1, position])
     for more in ({}, {"head": 0}):
-        refuses(r"queries or query, not both, got \[1, 2\] and \(0, 0\)", layer.weights, [1, 2], query=(0, 0), **more)
+        refuses(
+            r"queries or query, not both, got \[1, 2\] and \(0, 0\)",
+            layer.weights,
+            [1, 2],
+            query=(0, 0),
+            **more,
+        )
     pooled = captured(vit(name="vit_base_patch16_siglip_224"), images(1, 3, 64, 64))
     refuses("are not tokens", pooled.pool.weights, query=(0, 0))

@@ -23,7 +23,18 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
-from vitlens import attention, attribution, capture, cli, faithfulness, filters, load_model, positions, report, stream
+from vitlens import (
+    attention,
+    attribution,
+    capture,
+    cli,
+    faithfulness,
+    filters,
+    load_model,
+    positions,
+    report,
+    stream,
+)
 from vitlens.data import load
 from vitlens.data.augment import Augment
 from vitlens.images import samples
@@ -37,7 +48,12 @@ def vitlens(*arguments, expect=0):
     """Run the command in this process, because starting Python takes most of the time."""
     out, err = io.StringIO(), io.StringIO()
     argv = mock.patch.object(sys, "argv", ["vitlens", *map(str, arguments)])
-    with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stop:
+    with (
+        argv,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as stop,
+    ):
         cli.run()
     assert (stop.value.code or 0) == expect, err.getvalue()
     assert "Traceback" not in err.getvalue()
@@ -74,9 +90,13 @@ def summary_in(folder):
 VERSION = f"vitlens {importlib.metadata.version('vitlens')}\n"
 
 
-@pytest.mark.parametrize("words, code, text", [("--version", 0, VERSION), ("inspect --nothing", 2, "--help`")])
+@pytest.mark.parametrize(
+    "words, code, text", [("--version", 0, VERSION), ("inspect --nothing", 2, "--help`")]
+)
 def test_main_keeps_output_and_exit_code(words, code, text):
-    done = subprocess.run([sys.executable, "-m", "vitlens", *words.split()], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "vitlens", *words.split()], capture_output=True, text=True
+    )
     assert done.returncode == code and text in done.stdout + done.stderr
 
 
@@ -95,10 +115,22 @@ def test_importing_pauses_the_garbage_collector(monkeypatch):
 def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path):
     out, paths = tmp_path / "new" / "figures", sorted(photographs.iterdir())
     done = vitlens("inspect", model_folder, *paths, "--out", out)
-    names = {"summary.json", "inspection.png", "distance.png", "filters.png", "positions.png", "rollout.png"}
-    assert {p.name for p in out.iterdir()} == names and all(str(out / n) in done.stdout for n in names)
+    names = {
+        "summary.json",
+        "inspection.png",
+        "distance.png",
+        "filters.png",
+        "positions.png",
+        "rollout.png",
+    }
+    assert {p.name for p in out.iterdir()} == names and all(
+        str(out / n) in done.stdout for n in names
+    )
     assert all(np.asarray(Image.open(png)).std() > 5 for png in out.glob("*.png"))
-    assert Image.open(out / "distance.png").size == (1280, 840)  # twice the 640 × 420 pixels that a page has for it
+    assert Image.open(out / "distance.png").size == (
+        1280,
+        840,
+    )  # twice the 640 × 420 pixels that a page has for it
     summary, model = summary_in(out), load_model(model_folder)
     with torch.no_grad(), capture(model) as attn:
         logits = model(preprocess(model, [str(p) for p in paths]))
@@ -106,23 +138,39 @@ def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path)
     distance = expected.mean_distance.mean(0)
     np.testing.assert_allclose(summary["mean_distance"], distance, rtol=1e-4)
     assert (summary["layers"], summary["heads"]) == (2, 3)
-    assert (summary["grid"]["rows"], summary["grid"]["cols"], summary["grid"]["prefix"]) == (4, 4, 1)
+    assert (summary["grid"]["rows"], summary["grid"]["cols"], summary["grid"]["prefix"]) == (
+        4,
+        4,
+        1,
+    )
     assert summary["uniform_distance"] == pytest.approx(attn.grid.uniform_distance())
-    np.testing.assert_allclose(summary["explained_variance"], filters.components(model)[1], rtol=1e-5)
+    np.testing.assert_allclose(
+        summary["explained_variance"], filters.components(model)[1], rtol=1e-5
+    )
     rank = positions.rank_correlation(positions.similarity(model))
     assert summary["position_rank_correlation"] == pytest.approx(rank)
     assert summary["filter_variance"] == pytest.approx(filters.components(model)[1].sum().item())
     layer, head = summary["nearest_head_at"]
     assert distance[layer, head] == distance.min()
-    assert summary["nearest_head"] == pytest.approx(distance.min().item() / attn.grid.uniform_distance(), rel=1e-4)
-    top = expected.rollout.flatten(1).sort(descending=True).values  # a tenth of 16 patches: 1.6 of them
+    assert summary["nearest_head"] == pytest.approx(
+        distance.min().item() / attn.grid.uniform_distance(), rel=1e-4
+    )
+    top = (
+        expected.rollout.flatten(1).sort(descending=True).values
+    )  # a tenth of 16 patches: 1.6 of them
     top = (top[:, 0] + 0.6 * top[:, 1]) / top.sum(1)
     assert summary["rollout_contrast"] == pytest.approx(10 * top.mean().item(), rel=1e-4)
-    for words in (f"{rank:.2f}".replace("-", "−"), f"(layer {layer}, head {head})", f"holds {top.mean():.1%}"):
+    for words in (
+        f"{rank:.2f}".replace("-", "−"),
+        f"(layer {layer}, head {head})",
+        f"holds {top.mean():.1%}",
+    ):
         assert words in done.stdout
     for i, entry in enumerate(summary["images"]):
         np.testing.assert_allclose(entry["rollout"], expected.rollout[i], rtol=1e-4)
-        assert entry["top5"][0]["class"] == str(logits[i].argmax().item()) and len(entry["top5"]) == 5
+        assert (
+            entry["top5"][0]["class"] == str(logits[i].argmax().item()) and len(entry["top5"]) == 5
+        )
 
 
 def test_inspect_writes_contributions_of_heads(model_folder, photographs, tmp_path):
@@ -139,34 +187,66 @@ def test_inspect_writes_contributions_of_heads(model_folder, photographs, tmp_pa
     assert np.asarray(Image.open(tmp_path / "out" / "heads.png")).std() > 5
 
 
-def test_inspect_beside_another_model_with_a_data_set_and_damaged_images(model_folder, photographs, tmp_path):
+def test_inspect_beside_another_model_with_a_data_set_and_damaged_images(
+    model_folder, photographs, tmp_path
+):
     (tmp_path / "broken.jpg").write_text("nonsense")
     Image.new("RGB", (4000, 20)).save(tmp_path / "strip.png")
     paths = [photographs / "coffee.png", tmp_path / "broken.jpg", tmp_path / "strip.png"]
     other, out = saved(tmp_path / "other", "vit_relpos_small_patch16_224"), tmp_path / "out"
-    done = vitlens("inspect", model_folder, *paths, "--beside", other, "--data", photographs, "--out", out, expect=1)
+    done = vitlens(
+        "inspect",
+        model_folder,
+        *paths,
+        "--beside",
+        other,
+        "--data",
+        photographs,
+        "--out",
+        out,
+        expect=1,
+    )
     assert done.stderr.count("broken.jpg") == done.stderr.count("strip.png") == 1
     both, summary = json.loads((out / "beside.json").read_text()), summary_in(out)
     assert both[model_folder.name] == summary
     assert [entry["image"] for entry in summary["images"]] == ["coffee.png"]
     assert summary["images_in_mean_distance"] == 4
-    assert all(heading in done.stdout for heading in both) and "no table of learned position" in done.stdout
+    assert (
+        all(heading in done.stdout for heading in both)
+        and "no table of learned position" in done.stdout
+    )
     assert np.asarray(Image.open(out / "beside.png")).std() > 5
 
 
-def test_inspect_calls_models_of_one_architecture_by_their_folders(model_folder, photographs, tmp_path, monkeypatch):
+def test_inspect_calls_models_of_one_architecture_by_their_folders(
+    model_folder, photographs, tmp_path, monkeypatch
+):
     headings, again = [], saved(tmp_path / "again")
     monkeypatch.setattr(report, "write_inspection", lambda *_: [])
-    monkeypatch.setattr(report, "write_beside", lambda inspections, _: headings.extend(inspections) or [])
-    vitlens("inspect", model_folder, photographs / "coffee.png", "--beside", again, "--out", tmp_path / "out")
+    monkeypatch.setattr(
+        report, "write_beside", lambda inspections, _: headings.extend(inspections) or []
+    )
+    vitlens(
+        "inspect",
+        model_folder,
+        photographs / "coffee.png",
+        "--beside",
+        again,
+        "--out",
+        tmp_path / "out",
+    )
     assert headings == [model_folder.name, "again"]
     headings.clear()
     other = saved(tmp_path / "b" / "again")
-    vitlens("inspect", again, photographs / "coffee.png", "--beside", other, "--out", tmp_path / "out")
+    vitlens(
+        "inspect", again, photographs / "coffee.png", "--beside", other, "--out", tmp_path / "out"
+    )
     assert headings == [str(again), str(other)]
 
 
-def test_inspect_takes_a_folder_in_natural_order_and_names_other_files_once(model_folder, photographs, tmp_path):
+def test_inspect_takes_a_folder_in_natural_order_and_names_other_files_once(
+    model_folder, photographs, tmp_path
+):
     for name in ("10", "9", "a/2"):
         (tmp_path / "photos" / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(photographs / "coffee.png", tmp_path / "photos" / f"{name}.png")
@@ -175,24 +255,49 @@ def test_inspect_takes_a_folder_in_natural_order_and_names_other_files_once(mode
     (tmp_path / "photos" / ".hidden.png").write_text("x")
     done = vitlens("inspect", model_folder, tmp_path / "photos", "--out", tmp_path / "out")
     summary = summary_in(tmp_path / "out")
-    assert [entry["image"] for entry in summary["images"]] == ["9.png", "10.png", "2.png", "panorama.png"]
-    assert done.stderr.count("1 of 5 files in") == done.stderr.count("are not images: notes.txt.") == 1
+    assert [entry["image"] for entry in summary["images"]] == [
+        "9.png",
+        "10.png",
+        "2.png",
+        "panorama.png",
+    ]
+    assert (
+        done.stderr.count("1 of 5 files in") == done.stderr.count("are not images: notes.txt.") == 1
+    )
     (note,) = (note for note in summary["notes"] if "panorama.png" in note)
     assert "the model sees the middle 13% of it" in note and done.stdout.count(note) == 1
 
 
-def test_commands_without_a_model_use_the_bundled_one(model_folder, photographs, tmp_path, monkeypatch):
+def test_commands_without_a_model_use_the_bundled_one(
+    model_folder, photographs, tmp_path, monkeypatch
+):
     monkeypatch.setattr("vitlens.models.SPECIMEN", model_folder)
-    for arguments, images in (([photographs / "rocket.png"], 1), ([photographs], 3), ([], len(samples()))):
+    for arguments, images in (
+        ([photographs / "rocket.png"], 1),
+        ([photographs], 3),
+        ([], len(samples())),
+    ):
         done = vitlens("inspect", *arguments, "--out", tmp_path)
-        assert "the bundled one is used" in done.stderr and f"\n{model_folder.name}\n" in done.stdout
+        assert (
+            "the bundled one is used" in done.stderr and f"\n{model_folder.name}\n" in done.stdout
+        )
         assert len(summary_in(tmp_path)["images"]) == images
     served = []
-    monkeypatch.setattr("vitlens_explorer.app.serve", lambda *arguments, **options: served.append((arguments, options)))
+    monkeypatch.setattr(
+        "vitlens_explorer.app.serve",
+        lambda *arguments, **options: served.append((arguments, options)),
+    )
     vitlens("app", photographs)
-    vitlens("app", model_folder, photographs / "rocket.png", "--checkpoint", model_folder / "model.safetensors")
+    vitlens(
+        "app",
+        model_folder,
+        photographs / "rocket.png",
+        "--checkpoint",
+        model_folder / "model.safetensors",
+    )
     assert [arguments for arguments, _ in served] == [
-        (None, photographs / "chelsea.png"), (str(model_folder), photographs / "rocket.png")
+        (None, photographs / "chelsea.png"),
+        (str(model_folder), photographs / "rocket.png"),
     ]
     assert served[1][1]["checkpoint"] == model_folder / "model.safetensors"
     monkeypatch.setattr("vitlens.models.SPECIMEN", tmp_path / "absent")
@@ -201,7 +306,9 @@ def test_commands_without_a_model_use_the_bundled_one(model_folder, photographs,
         assert "such as vit_tiny_patch16_224" in done.stderr.splitlines()[-1]
 
 
-def test_model_and_images_distinguish_models_from_folders_of_images(model_folder, photographs, tmp_path, monkeypatch):
+def test_model_and_images_distinguish_models_from_folders_of_images(
+    model_folder, photographs, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     labeled = tmp_path / "labeled"
     shutil.copytree(photographs, labeled / "cats")
@@ -218,32 +325,64 @@ def test_model_and_images_distinguish_models_from_folders_of_images(model_folder
 
 def test_inspect_opens_a_checkpoint_by_the_name_of_its_model(photographs, tmp_path):
     torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "mine.pth")
-    arguments = "test_vit", photographs / "coffee.png", "--checkpoint", tmp_path / "mine.pth", "--out", tmp_path
+    arguments = (
+        "test_vit",
+        photographs / "coffee.png",
+        "--checkpoint",
+        tmp_path / "mine.pth",
+        "--out",
+        tmp_path,
+    )
     assert "\ntest_vit, mine.pth\n" in vitlens("inspect", *arguments).stdout
     assert summary_in(tmp_path)["model"] == "test_vit, mine.pth"
 
 
 def test_inspect_shows_validation_images_of_a_run(tmp_path):
-    vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path / "run", "--tiny", "--watch", 0)
+    vitlens(
+        "train",
+        "--recipe",
+        "digits",
+        "--data",
+        "digits",
+        "--out",
+        tmp_path / "run",
+        "--tiny",
+        "--watch",
+        0,
+    )
     done = vitlens("inspect", tmp_path / "run" / "model", "--out", tmp_path / "out")
     summary, valid = summary_in(tmp_path / "out"), load("digits", "valid")
-    assert "6 validation images of digits are used" in done.stderr and summary["model"] == "run/model"
+    assert (
+        "6 validation images of digits are used" in done.stderr and summary["model"] == "run/model"
+    )
     names = [entry["image"] for entry in summary["images"]]
     assert len(names) == 6 and all(name[-1] in valid.class_names for name in names)
     shown = cli.run_images(tmp_path / "run" / "model")
     pixels = np.stack([np.asarray(image) for _, image in shown])
     held = valid.subset(6)
-    assert np.array_equal(pixels, held.images.permute(0, 2, 3, 1)) and names == [name for name, _ in shown]
+    assert np.array_equal(pixels, held.images.permute(0, 2, 3, 1)) and names == [
+        name for name, _ in shown
+    ]
     assert [int(name[-1]) for name in names] == held.labels.tolist()
 
 
 def test_inspect_notes_missing_figures(tmp_path):
     for name, options, note, lacks in (
         ("vit_tiny_patch16_224", {"num_classes": 0}, "no classifier", {"top5"}),
-        ("vit_tiny_patch16_224", {"global_pool": ""}, "classifies every token", {"top5", "rollout"}),
+        (
+            "vit_tiny_patch16_224",
+            {"global_pool": ""},
+            "classifies every token",
+            {"top5", "rollout"},
+        ),
         ("vit_tiny_patch16_224", {"global_pool": "max"}, "no rollout", {"rollout"}),
         ("vit_tiny_patch16_224", {"pos_embed": "none"}, "has no ", set()),
-        ("naflexvit_base_patch16_gap", {"attn_gated": True, "rope_type": "axial"}, "gate, which the rollout", set()),
+        (
+            "naflexvit_base_patch16_gap",
+            {"attn_gated": True, "rope_type": "axial"},
+            "gate, which the rollout",
+            set(),
+        ),
     ):
         model = load_model(saved(tmp_path / "model", name, **options))
         inspection = report.inspect(model, list(samples().items())[:1])
@@ -256,18 +395,28 @@ def test_inspect_notes_missing_figures(tmp_path):
             report.write_inspection(inspection, tmp_path)
             assert (tmp_path / "rollout.png").exists() == ("rollout" not in lacks)
             assert (tmp_path / "positions.png").exists() == (options.get("pos_embed") != "none")
-    single = report.inspect(load_model(saved(tmp_path / "one", patch_size=32)), list(samples().items())[:1])
-    assert "too few positions" in single.sentences["positions"] and single.sentences["distance"] == "a single patch"
+    single = report.inspect(
+        load_model(saved(tmp_path / "one", patch_size=32)), list(samples().items())[:1]
+    )
+    assert (
+        "too few positions" in single.sentences["positions"]
+        and single.sentences["distance"] == "a single patch"
+    )
 
 
 def test_explain_writes_figures_and_a_table(model_folder, photographs, tmp_path):
     (tmp_path / "broken.png").write_text("no image")
     files = [photographs / "chelsea.png", tmp_path / "broken.png", photographs / "coffee.png"]
-    out, options = tmp_path / "out", ("--target", 3, "--against", 1, "--methods", "relevance, rollout")
+    out, options = (
+        tmp_path / "out",
+        ("--target", 3, "--against", 1, "--methods", "relevance, rollout"),
+    )
     scoring = "--scores", "--orders", 2, "--baseline", "zero"
     done = vitlens("explain", model_folder, *files, *options, *scoring, "--out", out, expect=1)
     assert "broken.png" in done.stderr and "forward" in done.stderr
-    assert done.stdout.split() == [str(out / name) for name in ("00-chelsea.png", "01-coffee.png", "scores.csv")]
+    assert done.stdout.split() == [
+        str(out / name) for name in ("00-chelsea.png", "01-coffee.png", "scores.csv")
+    ]
     assert Image.open(out / "00-chelsea.png").width > 900
     rows = pd.read_csv(out / "scores.csv")
     assert rows["method"].tolist() == 2 * ["relevance", "rollout"]
@@ -286,7 +435,9 @@ def test_explain_writes_figures_and_a_table(model_folder, photographs, tmp_path)
     assert (out / "00-chelsea.png").read_bytes() != scored
 
 
-def test_explain_keeps_finished_maps_when_interrupted(model_folder, photographs, tmp_path, monkeypatch):
+def test_explain_keeps_finished_maps_when_interrupted(
+    model_folder, photographs, tmp_path, monkeypatch
+):
     """Ctrl-C during the second map, and during the scores of the second image."""
     files = photographs / "coffee.png", photographs / "chelsea.png"
     figures = ["00-coffee.png", "01-chelsea.png"]
@@ -308,7 +459,17 @@ def test_explain_keeps_finished_maps_when_interrupted(model_folder, photographs,
     ):
         out = tmp_path / name
         with interrupted(module, name, at):
-            done = vitlens("explain", model_folder, *files, "--methods", "rollout", *options, "--out", out, expect=130)
+            done = vitlens(
+                "explain",
+                model_folder,
+                *files,
+                "--methods",
+                "rollout",
+                *options,
+                "--out",
+                out,
+                expect=130,
+            )
         assert done.stdout.split() == [str(out / name) for name in names if name.endswith("png")]
         assert "vitlens: stopped; the maps of" in done.stderr and str(out) in done.stderr
         assert sorted(path.name for path in out.iterdir()) == names
@@ -320,18 +481,54 @@ def test_explain_keeps_finished_maps_when_interrupted(model_folder, photographs,
 def test_train_passes_every_option(monkeypatch, tmp_path):
     passed = {}
     monkeypatch.setattr(
-        "vitlens.train.runs.run", lambda *args, **options: passed.update(options, args=args) or {"stopped_by": 0}
+        "vitlens.train.runs.run",
+        lambda *args, **options: passed.update(options, args=args) or {"stopped_by": 0},
     )
     vitlens(
-        "train", "--recipe", "digits", "--data", "torch/mnist", "--out", tmp_path, "--root", tmp_path / "sets",
-        "--stream", "--workers", 3, "--model", "m", "--resume", "--max-minutes", 4,
-        "--set", "lr=1", "--set", "clip=2", "--device", "cpu", "--seed", 6, "--deterministic", "--watch", 7,
-        "--export", "--tiny",
+        "train",
+        "--recipe",
+        "digits",
+        "--data",
+        "torch/mnist",
+        "--out",
+        tmp_path,
+        "--root",
+        tmp_path / "sets",
+        "--stream",
+        "--workers",
+        3,
+        "--model",
+        "m",
+        "--resume",
+        "--max-minutes",
+        4,
+        "--set",
+        "lr=1",
+        "--set",
+        "clip=2",
+        "--device",
+        "cpu",
+        "--seed",
+        6,
+        "--deterministic",
+        "--watch",
+        7,
+        "--export",
+        "--tiny",
     )
     assert passed == {
-        "args": ("digits", "torch/mnist", tmp_path), "root": tmp_path / "sets", "stream": True, "workers": 3,
-        "model": "m", "resume": True, "max_minutes": 4.0,
-        "overrides": ["lr=1", "clip=2", "deterministic=true"], "device": "cpu", "seed": 6, "watch": 7, "export": True,
+        "args": ("digits", "torch/mnist", tmp_path),
+        "root": tmp_path / "sets",
+        "stream": True,
+        "workers": 3,
+        "model": "m",
+        "resume": True,
+        "max_minutes": 4.0,
+        "overrides": ["lr=1", "clip=2", "deterministic=true"],
+        "device": "cpu",
+        "seed": 6,
+        "watch": 7,
+        "export": True,
         "tiny": True,
     }
     monkeypatch.setattr("vitlens.train.runs.run", lambda *_, **__: {"stopped_by": 15})
@@ -340,7 +537,10 @@ def test_train_passes_every_option(monkeypatch, tmp_path):
 
 def test_train_lists_every_setting(tmp_path):
     for name in ("digits", "vit-l16-imagenet21k", "finetune-small"):
-        lines, recipe = vitlens("train", "--list", "--recipe", name).stdout.splitlines(), RECIPES[name]
+        lines, recipe = (
+            vitlens("train", "--list", "--recipe", name).stdout.splitlines(),
+            RECIPES[name],
+        )
         fields = {f.name for f in dataclasses.fields(Recipe)} - {"augment"}
         fields |= {f"augment.{f.name}" for f in dataclasses.fields(Augment)}
         variants = {f"model.{name}" for row in VARIANTS.values() for name in row.values}
@@ -350,19 +550,35 @@ def test_train_lists_every_setting(tmp_path):
         settings = [line.split()[0] for line in lines if not line.startswith("model_kwargs")]
         assert recipe.override(*settings) == recipe
     (tmp_path / "mine.json").write_text(recipe.to_json())
-    assert vitlens("train", "--list", "--recipe", tmp_path / "mine.json").stdout.splitlines() == lines
+    assert (
+        vitlens("train", "--list", "--recipe", tmp_path / "mine.json").stdout.splitlines() == lines
+    )
     changed = vitlens("train", "--list", "--recipe", name, "--set", "augment.flip=0.125").stdout
     assert "augment.flip=0.125 " in changed
 
 
 def test_paper_models_and_compute(tmp_path):
     shown = vitlens("paper", "models", "l/16").stdout
-    assert "ViT-L/16" in shown and "304.3 M" in shown and "vit_large_patch16_224.augreg_in21k" in shown
+    assert (
+        "ViT-L/16" in shown and "304.3 M" in shown and "vit_large_patch16_224.augreg_in21k" in shown
+    )
     out = tmp_path / "new" / "counts.csv"
-    done = vitlens("paper", "compute", "ViT-B/16", "ViT-B/32", "torchvision:vit_b_32", "--sizes", 224, "--out", out)
+    done = vitlens(
+        "paper",
+        "compute",
+        "ViT-B/16",
+        "ViT-B/32",
+        "torchvision:vit_b_32",
+        "--sizes",
+        224,
+        "--out",
+        out,
+    )
     rows = pd.read_csv(out).set_index("model")
     assert rows["parameters"]["ViT-B/16"] == 86_567_656 and "35.1" in done.stdout  # GFLOPs
-    assert rows["flops"]["torchvision:vit_b_32"] == pytest.approx(rows["flops"]["ViT-B/32"], rel=1e-3)
+    assert rows["flops"]["torchvision:vit_b_32"] == pytest.approx(
+        rows["flops"]["ViT-B/32"], rel=1e-3
+    )
 
 
 REFUSED = [
@@ -383,7 +599,10 @@ REFUSED = [
     ("train --recipe finetune-smal --data digits --out OUT", "Did you mean finetune-small?"),
     ("train --resume", "needs --out"),
     ("train --resume --out OUT", "no run to resume"),
-    ("evaluate MODEL --data digits --protocol finetune --checkpoint FILE", "trains from a timm name"),
+    (
+        "evaluate MODEL --data digits --protocol finetune --checkpoint FILE",
+        "trains from a timm name",
+    ),
     ("inspect MODEL --device abacus", "'abacus'"),
     ("inspect MODEL --device meta", "'meta'"),
     ("inspect MODEL/..", "has no config.json"),
@@ -432,22 +651,40 @@ def test_commands_refuse_wrong_options_in_one_line(model_folder, photographs, tm
     (tmp_path / "file").write_text("mine")
     weights = load_file(saved(nan := tmp_path / "nan") / "model.safetensors")
     save_file({k: v * float("nan") for k, v in weights.items()}, nan / "model.safetensors")
-    rows = [row for row in REFUSED if (kind := row[0].split()[0]) == command
-            or command == "other" and kind not in ("inspect", "explain", "train")]
+    rows = [
+        row
+        for row in REFUSED
+        if (kind := row[0].split()[0]) == command
+        or command == "other"
+        and kind not in ("inspect", "explain", "train")
+    ]
     assert len(rows) > 4
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        places = {"MODEL": model_folder, "OUT": tmp_path / "out", "FILE": tmp_path / "file", "NAN": nan,
-                  "IMAGE": photographs / "coffee.png", "TAKEN": other.getsockname()[1]}
+        places = {
+            "MODEL": model_folder,
+            "OUT": tmp_path / "out",
+            "FILE": tmp_path / "file",
+            "NAN": nan,
+            "IMAGE": photographs / "coffee.png",
+            "TAKEN": other.getsockname()[1],
+        }
         for arguments, words in rows:
             for name, place in places.items():
-                arguments, words = arguments.replace(name, str(place)), words.replace(name, str(place))
+                arguments, words = (
+                    arguments.replace(name, str(place)),
+                    words.replace(name, str(place)),
+                )
             if arguments.startswith(("inspect", "explain")) and "--out" not in arguments:
                 arguments += f" --out {tmp_path / 'out'}"
             done = vitlens(*arguments.split(), expect=2)
-            assert any(word.lower() in done.stderr.lower() for word in words.split("|")), done.stderr
-            assert done.stderr.startswith("vitlens: ") and len(done.stderr.strip().splitlines()) == 1
+            assert any(word.lower() in done.stderr.lower() for word in words.split("|")), (
+                done.stderr
+            )
+            assert (
+                done.stderr.startswith("vitlens: ") and len(done.stderr.strip().splitlines()) == 1
+            )
             assert not (tmp_path / "out").exists() or arguments.startswith("ablate")
             shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
@@ -460,13 +697,19 @@ def test_commands_end_with_one_line_after_errors(monkeypatch, tmp_path):
         (FloatingPointError("The loss is nan."), 2, "The loss is nan."),
     ):
         monkeypatch.setattr("vitlens.train.runs.run", mock.Mock(side_effect=error))
-        done = vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path, expect=code)
+        done = vitlens(
+            "train", "--recipe", "digits", "--data", "digits", "--out", tmp_path, expect=code
+        )
         assert words in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_help_lists_the_registered_names():
     assert "train" in vitlens().stdout
-    lists = {"explain": attribution.METHODS, "evaluate": PROTOCOLS, "train": ["digits", "torch/NAME"]}
+    lists = {
+        "explain": attribution.METHODS,
+        "evaluate": PROTOCOLS,
+        "train": ["digits", "torch/NAME"],
+    }
     for command, names in lists.items():
         shown = "".join(vitlens(command, "--help").stdout.split())
         assert all(name in shown for name in names)

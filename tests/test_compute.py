@@ -25,12 +25,22 @@ def test_flops_of_plain_vit_equal_closed_form(fused):
     for size, device in (((64, 64), "cpu"), ((64, 96), "meta")):
         with torch.device(device):
             model = timm.create_model(
-                "vit_tiny_patch16_224", img_size=size, patch_size=16, embed_dim=96, depth=3, num_heads=4, num_classes=7
+                "vit_tiny_patch16_224",
+                img_size=size,
+                patch_size=16,
+                embed_dim=96,
+                depth=3,
+                num_heads=4,
+                num_classes=7,
             )
         for block in model.blocks:
             block.attn.fused_attn = fused
         model.train()
-        assert compute.flops(model) == compute.flops(model, size) == transformer(96, 384, 3, 16, size, 7)
+        assert (
+            compute.flops(model)
+            == compute.flops(model, size)
+            == transformer(96, 384, 3, 16, size, 7)
+        )
         assert model.training and next(model.parameters()).device.type == device
 
 
@@ -44,28 +54,40 @@ def test_exaflops_equal_closed_form():
     assert cost.flops == transformer(384, 1536, 12, 32, (224, 224), 1000)
     for data in paper.IMAGES:
         forward = transformer(384, 1536, 12, 32, (224, 224), paper.CLASSES[data])
-        assert cost.pretraining(7, data) == pytest.approx(3 * 7 * paper.IMAGES[data] * forward / 1e18, rel=1e-12)
+        assert cost.pretraining(7, data) == pytest.approx(
+            3 * 7 * paper.IMAGES[data] * forward / 1e18, rel=1e-12
+        )
 
 
 QUICK = "ViT-B/16", "ViT-b/32", "R50x1", "R50+ViT-L/16"
 
 
-@pytest.mark.parametrize("models", [QUICK, pytest.param(paper.MODELS, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize(
+    "models", [QUICK, pytest.param(paper.MODELS, marks=pytest.mark.slow)], ids=["some", "all"]
+)
 def test_stored_costs_equal_counted_costs(models):
-    assert {name: paper.COSTS[name] for name in models} == {name: compute.cost(name) for name in models}
+    assert {name: paper.COSTS[name] for name in models} == {
+        name: compute.cost(name) for name in models
+    }
 
 
 def test_flops_of_dropped_patches():
-    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, patch_drop_rate=0.5).train()
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, depth=2, patch_drop_rate=0.5
+    ).train()
     assert compute.flops(model) == transformer(192, 768, 2, 16, (64, 64), 1000)
     for share, kept in ((0.5, 8), (0.3, 11), (0.75, 4)):
-        assert compute.flops(model, patch_drop=share) == transformer(192, 768, 2, 16, (64, 64), 1000, kept)
+        assert compute.flops(model, patch_drop=share) == transformer(
+            192, 768, 2, 16, (64, 64), 1000, kept
+        )
     assert model.training and model.patch_drop.training and model.patch_drop.prob == 0.5
     model.eval()
     assert compute.flops(model, patch_drop=0.5) == transformer(192, 768, 2, 16, (64, 64), 1000, 8)
     assert not model.patch_drop.training
     with pytest.raises(ValueError, match="with patch_drop_rate"):
-        compute.flops(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1), patch_drop=0.5)
+        compute.flops(
+            timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1), patch_drop=0.5
+        )
 
 
 def test_flops_of_attention_pool():
@@ -75,21 +97,33 @@ def test_flops_of_attention_pool():
 
 
 def test_flops_of_convolution_and_linear_equal_closed_form():
-    model = nn.Sequential(nn.Conv2d(3, 8, 5, stride=2, padding=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 5, stride=2, padding=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
+    )
     assert compute.flops(model.half(), 12) == 2 * 36 * 8 * 3 * 25 + 2 * 8 * 36 * 4
     assert compute.parameters(model) == 8 * 75 + 8 + 8 * 36 * 4 + 4
     model[3].weight = nn.Parameter(torch.zeros(4, 288))
-    assert compute.flops(nn.Sequential(model.float(), nn.Linear(4, 4)), 12) == compute.flops(model, 12) + 2 * 4 * 4
+    assert (
+        compute.flops(nn.Sequential(model.float(), nn.Linear(4, 4)), 12)
+        == compute.flops(model, 12) + 2 * 4 * 4
+    )
 
 
 def test_exaflops_match_table_6():
     """ViTs and hybrids within 3 %, ResNets within 5 %, from the stored costs, which a test above counts anew."""
     for row in TABLE_6:
         bound = 0.05 if paper.MODELS[row.model].kind == "ResNet" else 0.03
-        assert paper.COSTS[row.model].pretraining(row.epochs) == pytest.approx(row.exaflops, rel=bound)
+        assert paper.COSTS[row.model].pretraining(row.epochs) == pytest.approx(
+            row.exaflops, rel=bound
+        )
 
 
 def test_flops_reject_wrong_sizes():
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
-    refuses("could not be counted at 100 × 100 pixels .* Give a supported size", compute.flops, model, 100)
+    refuses(
+        "could not be counted at 100 × 100 pixels .* Give a supported size",
+        compute.flops,
+        model,
+        100,
+    )
     refuses("image size of Linear is unknown. Give image_size", compute.flops, nn.Linear(3, 3))

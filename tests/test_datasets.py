@@ -13,7 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torchvision
-from data_support import assert_streams, encoded, files, parquet, saved, shown, tar, unreachable, write
+from data_support import (
+    assert_streams,
+    encoded,
+    files,
+    parquet,
+    saved,
+    shown,
+    tar,
+    unreachable,
+    write,
+)
 from maps_support import refuses
 from PIL import ExifTags, Image
 from sklearn.datasets import load_digits
@@ -32,7 +42,9 @@ NAMES = ["ant", "bee", "cat"]
 
 def by_timm(dataset) -> tuple[torch.Tensor, list[int]]:
     images, labels = zip(*list(dataset), strict=True)
-    return torch.stack([torch.from_numpy(np.array(i.convert("RGB"))).permute(2, 0, 1) for i in images]), list(labels)
+    return torch.stack(
+        [torch.from_numpy(np.array(i.convert("RGB"))).permute(2, 0, 1) for i in images]
+    ), list(labels)
 
 
 def assert_same(ours: ImageSet, images: torch.Tensor, labels: list[int]) -> None:
@@ -47,16 +59,26 @@ def test_load_divides_folders_by_file_names(tmp_path):
     write(tmp_path / "set", files(40))
     train, valid = load(tmp_path / "set"), load(tmp_path / "set", "valid")
     assert train.class_names == valid.class_names == ("ant", "bee", "cat")
-    assert len(train) + len(valid) == len(load(tmp_path / "set", "whole")) == 120 and 0.04 < len(valid) / 120 < 0.2
+    assert (
+        len(train) + len(valid) == len(load(tmp_path / "set", "whole")) == 120
+        and 0.04 < len(valid) / 120 < 0.2
+    )
     both = torch.cat([train.images, valid.images]).flatten(1)
-    assert len(torch.unique(both, dim=0)) == 120 and "about a tenth of each class" in train.note == valid.note
+    assert (
+        len(torch.unique(both, dim=0)) == 120
+        and "about a tenth of each class" in train.note == valid.note
+    )
     write(tmp_path / "set", {f"bee/new{i}.png": encoded(9000 + i) for i in range(30)})
     after = {image.numpy().tobytes() for image in load(tmp_path / "set", "valid").images}
-    assert {image.numpy().tobytes() for image in valid.images} <= after, "a file keeps its split when others are added"
+    assert {image.numpy().tobytes() for image in valid.images} <= after, (
+        "a file keeps its split when others are added"
+    )
     digest = hashlib.blake2b(b"ant/0.png", digest_size=6).hexdigest()
     assert number_of("ant/0.png") == int(digest, 16) / 16**12 == 0.6468104482194263
     for low in (True, False):  # a class is in both splits even if its names fall into one
-        names = [name for i in range(200) if (number_of(name := f"ant/{i}.png") < VALID_SHARE) == low][:4]
+        names = [
+            name for i in range(200) if (number_of(name := f"ant/{i}.png") < VALID_SHARE) == low
+        ][:4]
         small = write(tmp_path / str(low), {name: encoded(i) for i, name in enumerate(names)})
         assert (len(load(small)), len(load(small, "valid"))) == ((1, 3) if low else (3, 1))
 
@@ -64,8 +86,13 @@ def test_load_divides_folders_by_file_names(tmp_path):
 def test_load_reads_class_folders_of_any_name_and_depth(tmp_path):
     """`datasets` would read "bullet train" and "test pattern" as splits, and labels from metadata.csv."""
     classes = ["bullet train", "café [1]", "test pattern", "val"]
-    content = {f"{name}/{i}.png": encoded(10 * n + i) for n, name in enumerate(classes) for i in range(4)}
-    deeper = {"test pattern/close/far/4.png": encoded(99), "metadata.csv": b"file_name,label\nval/0.png,3\n"}
+    content = {
+        f"{name}/{i}.png": encoded(10 * n + i) for n, name in enumerate(classes) for i in range(4)
+    }
+    deeper = {
+        "test pattern/close/far/4.png": encoded(99),
+        "metadata.csv": b"file_name,label\nval/0.png,3\n",
+    }
     folder = write(tmp_path / "set", content | deeper)
     write(tmp_path / "elsewhere", {"x/0.png": encoded(70), "x/1.jfif": encoded(71, "JPEG")})
     (folder / "linked").symlink_to(tmp_path / "elsewhere" / "x")
@@ -73,22 +100,39 @@ def test_load_reads_class_folders_of_any_name_and_depth(tmp_path):
     whole = load(folder, "whole", size=8)
     assert whole.class_names == ("bullet train", "café [1]", "linked", "test pattern", "val")
     assert torch.bincount(whole.labels).tolist() == [4, 4, 2, 5, 5]
-    assert f"1 files of {folder} are not read: metadata.csv." in whole.note and "val of" in whole.note
-    divided = {f"{s}/{name}": d for s in ("Train", "TEST") for name, d in (content | deeper).items()}
+    assert (
+        f"1 files of {folder} are not read: metadata.csv." in whole.note and "val of" in whole.note
+    )
+    divided = {
+        f"{s}/{name}": d for s in ("Train", "TEST") for name, d in (content | deeper).items()
+    }
     write(tmp_path / "divided", divided)
     for split in ("train", "valid"):
         found = load(tmp_path / "divided", split, size=8)
-        assert found.class_names == tuple(classes) and torch.bincount(found.labels).tolist() == [4, 4, 5, 4]
+        assert found.class_names == tuple(classes) and torch.bincount(found.labels).tolist() == [
+            4,
+            4,
+            5,
+            4,
+        ]
         assert "1 files of" in found.note and "metadata.csv" in found.note
 
 
 def test_load_notes_unread_files(tmp_path):
-    content = {f"{split}/{name}": data for split in ("train", "val") for name, data in files(3).items()}
-    odd = {"train/ant/.ipynb_checkpoints/0.png": encoded(3), "train/ant/notes": b"no image", "b.txt": b""}
+    content = {
+        f"{split}/{name}": data for split in ("train", "val") for name, data in files(3).items()
+    }
+    odd = {
+        "train/ant/.ipynb_checkpoints/0.png": encoded(3),
+        "train/ant/notes": b"no image",
+        "b.txt": b"",
+    }
     odd |= {"train/loose.png": encoded(2), "train/ant/x.pdf": b"%PDF"}
     found = load(write(tmp_path, content | odd))
     names = "ant/.ipynb_checkpoints/0.png, ant/notes, ant/x.pdf, loose.png"
-    assert len(found) == 9 and found.note == f"4 files of {tmp_path / 'train'} are not read: {names}."
+    assert (
+        len(found) == 9 and found.note == f"4 files of {tmp_path / 'train'} are not read: {names}."
+    )
     assert [name for name, _ in image_files(tmp_path / "train")] == sorted(["loose.png", *files(3)])
     for path in (tmp_path / "val" / "bee").iterdir():
         path.unlink()
@@ -100,7 +144,10 @@ REFUSED_FOLDERS = {  # by file names: the split and the reason
     "ant/0.png ant/1.png owl/1.txt": ("train", "has no image: .*owl"),
     "train/ant/0.png train/b/1.png val/ant/0.txt val/b/1.png": ("valid", "'ant' .* has no image"),
     "train/ant/0.png val/owl/0.png": ("valid", "class 'owl' that .*train lacks"),
-    "train/ant/0.png": ("valid", "divided into train, but its valid split must be named valid or validation"),
+    "train/ant/0.png": (
+        "valid",
+        "divided into train, but its valid split must be named valid or validation",
+    ),
     "train/0.png val/0.png": ("train", "one for each class of train"),
     "a.txt": ("train", "no Parquet files, no WebDataset shards and no folders of images"),
 }
@@ -108,7 +155,10 @@ REFUSED_FOLDERS = {  # by file names: the split and the reason
 
 def test_load_refuses_folders(tmp_path):
     for n, (names, (split, words)) in enumerate(REFUSED_FOLDERS.items()):
-        content = {name: encoded(i) if name.endswith("png") else b"text" for i, name in enumerate(names.split())}
+        content = {
+            name: encoded(i) if name.endswith("png") else b"text"
+            for i, name in enumerate(names.split())
+        }
         assert_refused(words, write(tmp_path / str(n), content), split)
     assert_refused("'nowhere' is not a folder or data set.* digits, torch/NAME", "nowhere")
 
@@ -116,7 +166,11 @@ def test_load_refuses_folders(tmp_path):
 def test_fingerprint_depends_on_images_alone(tmp_path):
     content = files(30)
     sources = write(tmp_path / "a", content), write(tmp_path / "b", content)
-    found = {load(source, size=8, stream=stream).fingerprint for source in sources for stream in (False, True)}
+    found = {
+        load(source, size=8, stream=stream).fingerprint
+        for source in sources
+        for stream in (False, True)
+    }
     other = write(tmp_path / "d", {name: encoded(999 + i) for i, name in enumerate(content)})
     assert len(found) == 1 and load(other).fingerprint not in found
 
@@ -128,16 +182,27 @@ def test_load_gives_upright_opaque_rgb(tmp_path):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     photo = np.repeat(np.arange(0, 240, 10, dtype=np.uint8)[:, None, None], 16, 1).repeat(3, 2)
-    for n, file in enumerate((
-        saved(photo, "JPEG", exif=exif, quality=95), saved(np.full((24, 16), 128 * 257, np.uint16)),
-        saved(np.zeros((24, 16, 4), np.uint8)),
-    )):
-        found = load(write(tmp_path / str(n), {"train/a/0": file})).images[0].permute(1, 2, 0).numpy()
+    for n, file in enumerate(
+        (
+            saved(photo, "JPEG", exif=exif, quality=95),
+            saved(np.full((24, 16), 128 * 257, np.uint16)),
+            saved(np.zeros((24, 16, 4), np.uint8)),
+        )
+    ):
+        found = (
+            load(write(tmp_path / str(n), {"train/a/0": file})).images[0].permute(1, 2, 0).numpy()
+        )
         assert (found == np.asarray(load_image(file))).all()
 
 
 def test_load_names_samples_that_cannot_be_decoded(tmp_path):
-    images = [encoded(1), encoded(2, "JPEG", (64, 64))[:400], b"", encoded(3, size=(202, 2)), encoded(1)]
+    images = [
+        encoded(1),
+        encoded(2, "JPEG", (64, 64))[:400],
+        b"",
+        encoded(3, size=(202, 2)),
+        encoded(1),
+    ]
     write(tmp_path, {f"train/a/{i}.png": image for i, image in enumerate(images)})
     assert_refused("3 of 5 .* train/a/1.png .*; train/a/2.png .*202 × 2 pixels", tmp_path, size=8)
 
@@ -154,7 +219,9 @@ def test_load_parquet_files(tmp_path, monkeypatch):
     assert train.class_names == valid.class_names == tuple(NAMES) and valid.labels.tolist() == [2]
     assert_same(train, torch.stack([shown(encoded(i)) for i in range(10)]), [0, 1, 2, 0, 1] * 2)
     assert_streams(shards, shards / "cache")
-    (shards / "classes.json").write_text('{"wnids": ["n1", "n2", "n3"], "names": {"n2": "b", "n3": "c", "n1": "a"}}')
+    (shards / "classes.json").write_text(
+        '{"wnids": ["n1", "n2", "n3"], "names": {"n2": "b", "n3": "c", "n1": "a"}}'
+    )
     assert load(shards, **cache).class_names == ("a", "b", "c")
     for wrong in ('{"names": {"n1": "a"}, "wnids": ["n1", "n2"]}', '["ant", null]', "{"):
         (shards / "classes.json").write_text(wrong)
@@ -175,15 +242,26 @@ def test_load_parquet_files(tmp_path, monkeypatch):
 def test_load_chooses_parquet_columns(tmp_path):
     """CIFAR-100 has img, fine_label and coarse_label on the hub."""
     path, cache = tmp_path / "train-0.parquet", {"root": tmp_path / "cache"}
-    rows = parquet(path, [encoded(i) for i in range(3)], [0, 1, 2]).rename_columns(["img", "fine_label"])
+    rows = parquet(path, [encoded(i) for i in range(3)], [0, 1, 2]).rename_columns(
+        ["img", "fine_label"]
+    )
     rows = rows.set_column(1, "fine_label", [pa.array([0, 1, 2], pa.uint8())])
     pq.write_table(rows.append_column("coarse_label", [[0, 0, 1]]), path)
     found = load(tmp_path, **cache)
-    assert found.labels.tolist() == [0, 1, 2] and "is read as the images and fine_label as" in found.note
+    assert (
+        found.labels.tolist() == [0, 1, 2]
+        and "is read as the images and fine_label as" in found.note
+    )
     image = [{"bytes": encoded(0), "path": None}, {"bytes": encoded(1), "path": None}]
     for words, columns in {
-        "holds paths, such as 'a.png'": {"image": [{"bytes": None, "path": "a.png"}] * 2, "label": [0, 1]},
-        "none could be it. Columns of paths are not read": {"image": ["a.png", "b.png"], "label": [0, 1]},
+        "holds paths, such as 'a.png'": {
+            "image": [{"bytes": None, "path": "a.png"}] * 2,
+            "label": [0, 1],
+        },
+        "none could be it. Columns of paths are not read": {
+            "image": ["a.png", "b.png"],
+            "label": [0, 1],
+        },
         "needs a column of whole numbers": {"image": image, "label": ["ant", "bee"]},
         "Labels must lie in 0…0.* from -1 to 0": {"image": image, "label": [0, None]},
         "a, b could be it": {"image": image, "a": [0, 1], "b": [0, 1]},
@@ -212,7 +290,9 @@ def test_load_reads_webdataset_shards_in_place(tmp_path):
     shard(folder / "pets-train-01.tar", 5, 4, sidecar=True)
     shard(folder / "pets-validation-00.tar", 20, 3)
     train, valid = load("wds/pets [2]", root=tmp_path), load(folder, "valid")
-    assert train.labels.tolist() == [i % 3 for i in range(9) if i != 7] and valid.labels.tolist() == [2, 0, 1]
+    assert train.labels.tolist() == [
+        i % 3 for i in range(9) if i != 7
+    ] and valid.labels.tolist() == [2, 0, 1]
     assert train.class_names == valid.class_names == ("0", "1", "2")
     assert train.images[6].equal(shown(encoded(6, "JPEG")))
     assert_streams(folder, tmp_path)
@@ -220,9 +300,24 @@ def test_load_reads_webdataset_shards_in_place(tmp_path):
     (folder / "classes.json").write_text(json.dumps(NAMES))
     assert load(folder).class_names == tuple(NAMES)
     pytest.importorskip("webdataset")
-    (folder / "_info.json").write_text(json.dumps({"splits": {"val": {
-        "name": "val", "filenames": ["pets-validation-00.tar"], "shard_lengths": [3], "num_samples": 3}}}))
-    assert_same(valid, *by_timm(create_dataset("wds/pets", root=str(folder), split="val", is_training=False)))
+    (folder / "_info.json").write_text(
+        json.dumps(
+            {
+                "splits": {
+                    "val": {
+                        "name": "val",
+                        "filenames": ["pets-validation-00.tar"],
+                        "shard_lengths": [3],
+                        "num_samples": 3,
+                    }
+                }
+            }
+        )
+    )
+    assert_same(
+        valid,
+        *by_timm(create_dataset("wds/pets", root=str(folder), split="val", is_training=False)),
+    )
 
 
 def test_load_refuses_webdataset_shards(tmp_path, monkeypatch):
@@ -236,7 +331,10 @@ def test_load_refuses_webdataset_shards(tmp_path, monkeypatch):
     assert_refused("train-0.tar is not a complete WebDataset shard", tmp_path / "a")
     content = {}  # fields come from the first samples of a shard, so images of another format would be lost
     for i in range(10):
-        content |= {f"{i}.{'jpg' if i < 6 else 'png'}": encoded(i, "JPEG" if i < 6 else "PNG"), f"{i}.cls": b"1"}
+        content |= {
+            f"{i}.{'jpg' if i < 6 else 'png'}": encoded(i, "JPEG" if i < 6 else "PNG"),
+            f"{i}.cls": b"1",
+        }
     tar(whole, content)
     assert_refused("has no image in the format of the first", tmp_path / "a")
     shard(whole, 0, 9)
@@ -250,15 +348,21 @@ def test_load_refuses_webdataset_shards(tmp_path, monkeypatch):
 def test_load_sets_of_the_hub(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    assert_refused("hfds/owner/set is not in .* cannot be downloaded", "hfds/owner/set", root=tmp_path)
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])})
+    assert_refused(
+        "hfds/owner/set is not in .* cannot be downloaded", "hfds/owner/set", root=tmp_path
+    )
+    features = datasets.Features(
+        {"img": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])}
+    )
     rows = {"img": [{"bytes": encoded(i), "path": None} for i in range(3)], "label": [1, 0, 1]}
     table = datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows, features)})
     monkeypatch.setattr(datasets, "load_dataset", lambda name, **_: table)
     found = load("hfds/owner/set", root=tmp_path)
     assert_same(found, torch.stack([shown(encoded(i)) for i in range(3)]), [1, 0, 1])
     assert found.class_names == ("ant", "bee")
-    assert_refused("hfds/owner/set is divided into train, but its valid split", "hfds/owner/set", "valid")
+    assert_refused(
+        "hfds/owner/set is divided into train, but its valid split", "hfds/owner/set", "valid"
+    )
     table["train"].info.builder_name = "imagefolder"
     assert_refused("is a folder of images, not a table", "hfds/owner/set", root=tmp_path)
 
@@ -275,11 +379,18 @@ def test_load_digits_in_five_disjoint_folds():
 def raw_digits(root: Path, name: str, train: bool, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels in the format of MNIST's files, uncompressed as torchvision leaves them."""
     rng = np.random.default_rng(n)
-    images, labels = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8), rng.integers(0, 10, n, dtype=np.uint8)
+    images, labels = (
+        rng.integers(0, 256, (n, 28, 28), dtype=np.uint8),
+        rng.integers(0, 10, n, dtype=np.uint8),
+    )
     folder, prefix = root / name / "raw", "train" if train else "t10k"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, n, 28, 28) + images.tobytes())
-    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, n) + labels.tobytes())
+    (folder / f"{prefix}-images-idx3-ubyte").write_bytes(
+        struct.pack(">4i", 0x803, n, 28, 28) + images.tobytes()
+    )
+    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(
+        struct.pack(">2i", 0x801, n) + labels.tobytes()
+    )
     return images, labels
 
 
@@ -294,14 +405,27 @@ def test_load_torchvision_sets_from_their_files(tmp_path, monkeypatch):
     raw = tmp_path / "QMNIST/raw"
     raw.mkdir(parents=True)
     rows = np.random.default_rng(0).integers(0, 10, (6, 8)).astype(">i4")
-    (raw / "qmnist-train-images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, 6, 28, 28) + bytes(6 * 28 * 28))
-    (raw / "qmnist-train-labels-idx2-int").write_bytes(struct.pack(">3i", 0xC02, 6, 8) + rows.tobytes())
+    (raw / "qmnist-train-images-idx3-ubyte").write_bytes(
+        struct.pack(">4i", 0x803, 6, 28, 28) + bytes(6 * 28 * 28)
+    )
+    (raw / "qmnist-train-labels-idx2-int").write_bytes(
+        struct.pack(">3i", 0xC02, 6, 8) + rows.tobytes()
+    )
     for n, wnid in enumerate(torchvision.datasets.Imagenette._WNID_TO_CLASS):
-        write(tmp_path / "imagenette2/train" / wnid, {f"{i}.jpeg": encoded(10 * n + i, "JPEG") for i in range(2)})
+        write(
+            tmp_path / "imagenette2/train" / wnid,
+            {f"{i}.jpeg": encoded(10 * n + i, "JPEG") for i in range(2)},
+        )
     for n in range(3):
-        write(tmp_path / "gtsrb/GTSRB/Training" / f"0000{n}", {f"{i}.ppm": encoded(i, "PPM") for i in range(n + 1)})
+        write(
+            tmp_path / "gtsrb/GTSRB/Training" / f"0000{n}",
+            {f"{i}.ppm": encoded(i, "PPM") for i in range(n + 1)},
+        )
         kinds = "Animalia_Chordata_Aves_Order_Family_Genus"
-        write(tmp_path / f"2021_train/0000{n}_{kinds}_{n}", {f"{i}.jpg": encoded(i, "JPEG") for i in range(3 - n)})
+        write(
+            tmp_path / f"2021_train/0000{n}_{kinds}_{n}",
+            {f"{i}.jpg": encoded(i, "JPEG") for i in range(3 - n)},
+        )
     for name, theirs in {
         "qmnist": torchvision.datasets.QMNIST(tmp_path, train=True),
         "gtsrb": torchvision.datasets.GTSRB(tmp_path, split="train"),
@@ -329,11 +453,20 @@ def test_register_adds_a_data_set(tmp_path, monkeypatch):
     def plain(name, split, root, fold):
         assert root == tmp_path
         images = torch.full(({"train": 4, "valid": 2}[split], 3, 8, 8), 7, dtype=torch.uint8)
-        return Samples(images, [0, 1] * (len(images) // 2), ("a", "b"), range(len(images)), title=f"{name} image ")
+        return Samples(
+            images,
+            [0, 1] * (len(images) // 2),
+            ("a", "b"),
+            range(len(images)),
+            title=f"{name} image ",
+        )
 
     monkeypatch.setattr("vitlens.data.sources.SOURCES", dict(SOURCES))
     register("plain/COLOR", plain)
-    train, valid = load("plain/gray", root=tmp_path), load("plain/gray", "valid", size=4, root=tmp_path, stream=True)
+    train, valid = (
+        load("plain/gray", root=tmp_path),
+        load("plain/gray", "valid", size=4, root=tmp_path, stream=True),
+    )
     assert train.labels.tolist() == [0, 1, 0, 1] and (train.images == 7).all()
     assert valid.samples.name(1) == "gray image 1" and valid.size == (4, 4)
     assert_refused("plain/COLOR", "plane")
@@ -353,7 +486,9 @@ def test_load_and_image_set_refuse_wrong_arguments():
 
 @pytest.mark.skipif(not REAL, reason="VITLENS_REAL_DATA is not set")
 def test_load_tiny_imagenet(tmp_path):
-    valid = load(Path(REAL) / "tiny-imagenet", "valid", root=tmp_path, size=64, stream=True, workers=0)
+    valid = load(
+        Path(REAL) / "tiny-imagenet", "valid", root=tmp_path, size=64, stream=True, workers=0
+    )
     assert len(valid) == 10_000 and len(valid.class_names) == 200
     assert torch.bincount(valid.labels).tolist() == [50] * 200
     images, labels = next(valid.batches([torch.arange(0, 10_000, 100)]))

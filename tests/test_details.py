@@ -49,8 +49,12 @@ def test_value_products_give_the_weight(vit, kind, query, head):
     row = grid.readout.numpy() if query == "readout" else np.eye(grid.tokens)[grid.index(*query)]
     combined = np.einsum("q,hqk->hk", row, maps)
     np.testing.assert_allclose(shown["heads"], combined[:, key], atol=1e-6)
-    assert shown["head"] == (1 if head == 1 else combined[:, key].argmax()) and shown["largest"] == (head == "mean")
-    assert position == (row * maps[shown["head"], :, key]).argmax() and shown["averaged"] == np.count_nonzero(row)
+    assert shown["head"] == (1 if head == 1 else combined[:, key].argmax()) and shown[
+        "largest"
+    ] == (head == "mean")
+    assert position == (row * maps[shown["head"], :, key]).argmax() and shown[
+        "averaged"
+    ] == np.count_nonzero(row)
     product = np.dot(shown["q"], shown["k"]) * shown["scale"] + shown["mask"]
     assert product == pytest.approx(shown["logits"][key], abs=1e-4)
     assert softmax(shown["logits"])[key] == pytest.approx(shown["weight"], abs=1e-6)
@@ -69,7 +73,9 @@ def test_value_adds_masks():
     forward = SimpleNamespace(attn=[layer], grid=TokenGrid(2, 2, (1, 1)), prefix=["class token"])
     shown = value(forward, 0, 1, 0, 3)
     assert shown["mask"] == pytest.approx(1.0, abs=1e-6) and shown["logits"][2] is None
-    assert np.dot(shown["q"], shown["k"]) * 0.5 + shown["mask"] == pytest.approx(shown["logits"][3], abs=1e-5)
+    assert np.dot(shown["q"], shown["k"]) * 0.5 + shown["mask"] == pytest.approx(
+        shown["logits"][3], abs=1e-5
+    )
     assert value(forward, 0, 1, 0, 2)["weight"] == 0
 
 
@@ -79,8 +85,13 @@ def test_tour_numbers_equal_the_model(vit, kind):
     model, forward = page.model, page.forward
     shown, position = json.loads(json.dumps(tour(forward, 1, 2, 2, 1))), forward.grid.index(2, 1)
     between, entering = [], []
-    handles = [block.norm2.register_forward_pre_hook(lambda _, args: between.append(args[0])) for block in model.blocks]
-    handles.append(model.blocks[0].register_forward_pre_hook(lambda _, args: entering.append(args[0])))
+    handles = [
+        block.norm2.register_forward_pre_hook(lambda _, args: between.append(args[0]))
+        for block in model.blocks
+    ]
+    handles.append(
+        model.blocks[0].register_forward_pre_hook(lambda _, args: entering.append(args[0]))
+    )
     with torch.no_grad():
         layers, logits = tokens.features(model, forward.batch)
     for handle in handles:
@@ -89,20 +100,29 @@ def test_tour_numbers_equal_the_model(vit, kind):
     np.testing.assert_allclose(shown["token"], stream[0], rtol=1e-3)
     np.testing.assert_allclose(shown["lengths"], stream.norm(dim=-1), rtol=1e-3)
     middle = torch.stack(between)[:, 0, position]
-    wanted = torch.stack([(middle - stream[:-1]).norm(dim=-1), (stream[1:] - middle).norm(dim=-1)], 1)
+    wanted = torch.stack(
+        [(middle - stream[:-1]).norm(dim=-1), (stream[1:] - middle).norm(dim=-1)], 1
+    )
     np.testing.assert_allclose(shown["added"], wanted, rtol=1e-3)
     maps = torch.cat(unfused_maps(model, forward.batch))[:, :, position, forward.grid.prefix :]
     np.testing.assert_allclose(shown["heads"], maps[1], rtol=1e-2, atol=1e-6)
     np.testing.assert_allclose(shown["depth"], maps.mean(1), rtol=1e-2, atol=1e-6)
     assert shown["value"] == json.loads(json.dumps(value(forward, 1, 2, (2, 1), None)))
     pixels = np.array(shown["pixels"])
-    assert np.array_equal(pixels, forward.pixels[32:48, 16:32]) and shown["table"] == (kind != "rotary")
+    assert np.array_equal(pixels, forward.pixels[32:48, 16:32]) and shown["table"] == (
+        kind != "rotary"
+    )
     if kind != "rotary":
-        np.testing.assert_allclose(shown["position"], family(model).positions()[2, 1].detach(), rtol=1e-3)
+        np.testing.assert_allclose(
+            shown["position"], family(model).positions()[2, 1].detach(), rtol=1e-3
+        )
     if kind == "no head":
         assert shown["lens"] == []
     else:
-        assert shown["lens"][-1] == [str(logits.argmax().item()), pytest.approx(logits[0].softmax(-1).max().item())]
+        assert shown["lens"][-1] == [
+            str(logits.argmax().item()),
+            pytest.approx(logits[0].softmax(-1).max().item()),
+        ]
 
 
 def test_explorer_answers_questions_without_drawing(vit):
@@ -116,5 +136,8 @@ def test_explorer_answers_questions_without_drawing(vit):
     np.testing.assert_allclose(np.frombuffer(buffers[0], "<f4"), wanted, atol=1e-6)
     assert answer["scale"]["high"] == pytest.approx(wanted.max().item()) and len(buffers[1]) == 1024
     assert page.reply({"ask": "value", "key": [1, 1]}, lambda: None)[0]["key"] == 6
-    assert "outside the 4 × 4 grid" in page.reply({"ask": "look", "row": 9, "col": 0}, lambda: None)[0]["problem"]
+    assert (
+        "outside the 4 × 4 grid"
+        in page.reply({"ask": "look", "row": 9, "col": 0}, lambda: None)[0]["problem"]
+    )
     assert (page.state, page.frame) == before

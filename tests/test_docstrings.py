@@ -19,7 +19,9 @@ import vitlens_paper.evaluate
 PACKAGES = (vitlens, vitlens_explorer, vitlens_paper)
 MODULES = ["architecture", "book", *(package.__name__ for package in PACKAGES)]
 for each in PACKAGES:
-    MODULES += sorted(module.name for module in pkgutil.walk_packages(each.__path__, f"{each.__name__}."))
+    MODULES += sorted(
+        module.name for module in pkgutil.walk_packages(each.__path__, f"{each.__name__}.")
+    )
 MODULES.remove("vitlens.__main__")
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 LINES = 4
@@ -34,7 +36,14 @@ def names() -> dict:
     with torch.no_grad(), vitlens.capture(model) as attn:
         logits = model(images)
     modules = {module.__name__: module for module in (*PACKAGES, architecture, book, torch)}
-    return modules | {"np": np, "model": model, "cat": cat, "images": images, "attn": attn, "logits": logits}
+    return modules | {
+        "np": np,
+        "model": model,
+        "cat": cat,
+        "images": images,
+        "attn": attn,
+        "logits": logits,
+    }
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -43,7 +52,9 @@ def test_examples_of_docstrings_run(name, names, tmp_path, monkeypatch):
     module = importlib.import_module(name)
     for example in doctest.DocTestFinder(exclude_empty=True).find(module, name, extraglobs=names):
         printed = []
-        result = doctest.DocTestRunner(optionflags=OPTIONS, verbose=False).run(example, out=printed.append)
+        result = doctest.DocTestRunner(optionflags=OPTIONS, verbose=False).run(
+            example, out=printed.append
+        )
         plt.close("all")
         assert not result.failed, "".join(printed)
 
@@ -51,7 +62,9 @@ def test_examples_of_docstrings_run(name, names, tmp_path, monkeypatch):
 def public() -> dict:
     """Public functions and classes by their full name."""
     names = {}
-    submodules = [getattr(vitlens, name) for name in vitlens.__all__ if not callable(getattr(vitlens, name))]
+    submodules = [
+        getattr(vitlens, name) for name in vitlens.__all__ if not callable(getattr(vitlens, name))
+    ]
     for module in [*PACKAGES, vitlens_paper.evaluate, book, *submodules]:
         for name in getattr(module, "__all__", ()):
             thing = getattr(module, name)
@@ -62,7 +75,9 @@ def public() -> dict:
 
 
 def without_example() -> list[str]:
-    return sorted(name for name, thing in public().items() if ">>>" not in (inspect.getdoc(thing) or ""))
+    return sorted(
+        name for name, thing in public().items() if ">>>" not in (inspect.getdoc(thing) or "")
+    )
 
 
 def test_every_public_callable_has_an_example():
@@ -71,5 +86,9 @@ def test_every_public_callable_has_an_example():
 
 def test_examples_have_at_most_four_lines():
     for name, thing in public().items():
-        lines = [line for line in (inspect.getdoc(thing) or "").splitlines() if line.startswith((">>>", "..."))]
+        lines = [
+            line
+            for line in (inspect.getdoc(thing) or "").splitlines()
+            if line.startswith((">>>", "..."))
+        ]
         assert len(lines) <= LINES, f"the example of {name} has {len(lines)} lines"

@@ -26,15 +26,21 @@ def clouds(n, seed, classes=3, width=20, noise=2.0):
     """Features of classes around separate centers, one feature on another scale, and their labels."""
     centers = torch.randn(classes, width, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(n) % classes
-    x = centers[labels] + noise * torch.randn(n, width, generator=torch.Generator().manual_seed(seed))
+    x = centers[labels] + noise * torch.randn(
+        n, width, generator=torch.Generator().manual_seed(seed)
+    )
     x[:, 0] = 1000 * x[:, 0] + 5000
     return x, labels
 
 
 def by_hand(train, valid, folds=5):
-    (x, y), (x_valid, y_valid) = ([part.numpy().astype(float) for part in pair] for pair in (train, valid))
+    (x, y), (x_valid, y_valid) = (
+        [part.numpy().astype(float) for part in pair] for pair in (train, valid)
+    )
     fold = np.zeros(len(y), int)
-    for label, count in zip(*np.unique(y, return_counts=True), strict=True):  # each class in blocks of one size
+    for label, count in zip(
+        *np.unique(y, return_counts=True), strict=True
+    ):  # each class in blocks of one size
         fold[y == label] = np.repeat(range(folds), count // folds)
 
     def score(a, b, x_other, y_other, c):
@@ -44,7 +50,9 @@ def by_hand(train, valid, folds=5):
 
     penalties = [1e-4, 1e-3, 1e-2, 1e-1, 1, 10]
     means = [
-        np.mean([score(x[fold != k], y[fold != k], x[fold == k], y[fold == k], c) for k in range(folds)])
+        np.mean(
+            [score(x[fold != k], y[fold != k], x[fold == k], y[fold == k], c) for k in range(folds)]
+        )
         for c in penalties
     ]
     return 100 * score(x, y, x_valid, y_valid, penalties[int(np.argmax(means))])
@@ -52,12 +60,22 @@ def by_hand(train, valid, folds=5):
 
 @pytest.fixture
 def model(vit):
-    return vit(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10, drop_path_rate=0.5)
+    return vit(
+        img_size=32,
+        patch_size=8,
+        embed_dim=48,
+        depth=2,
+        num_heads=3,
+        num_classes=10,
+        drop_path_rate=0.5,
+    )
 
 
 def test_features_equal_head_input(model):
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (130, 3, 32, 32), dtype=torch.uint8, generator=generator)  # more than one batch
+    images = torch.randint(
+        0, 256, (130, 3, 32, 32), dtype=torch.uint8, generator=generator
+    )  # more than one batch
     data = ImageSet(images, torch.arange(130) % 2, ("a", "b"))
     model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 32, 32), "crop_pct": 1.0}
     model.train()
@@ -68,26 +86,44 @@ def test_features_equal_head_input(model):
     model.eval()
     pictures = [image.permute(1, 2, 0).numpy() for image in images[[0, 105]]]
     with torch.no_grad():
-        torch.testing.assert_close(model.head(found[[0, 105]]), model(preprocess(model, pictures)), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            model.head(found[[0, 105]]), model(preprocess(model, pictures)), rtol=0, atol=1e-4
+        )
 
 
 def test_features_in_half_precision(model):
-    images = torch.randint(0, 256, (9, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (9, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     data = ImageSet(images, torch.arange(9) % 2, ("a", "b"))
     expected, _ = features(model.double(), data)
     assert expected.dtype == torch.float64
-    for precision, close in {torch.float32: 1e-5, torch.float16: 0.01, torch.bfloat16: 0.05}.items():
+    for precision, close in {
+        torch.float32: 1e-5,
+        torch.float16: 0.01,
+        torch.bfloat16: 0.05,
+    }.items():
         found, _ = features(model.to(precision), data)
         assert found.dtype == torch.float32
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=close)
         model.double()
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=48, num_heads=3, depth=1, global_pool="")
-    refuses(r"\(B, D\), but vit_tiny.* returns shape \(100, 5, 48\)", features, model, load("digits", "test", size=32))
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, embed_dim=48, num_heads=3, depth=1, global_pool=""
+    )
+    refuses(
+        r"\(B, D\), but vit_tiny.* returns shape \(100, 5, 48\)",
+        features,
+        model,
+        load("digits", "test", size=32),
+    )
 
 
 def test_read_rejects_outputs_that_are_not_finite(model, tmp_path):
     """NaN ranks above all numbers, so that its class would be the likeliest."""
-    write(tmp_path / "set", {f"{c}/{i}.png": encoded(i + ord(c), size=(32, 32)) for c in "ab" for i in range(3)})
+    write(
+        tmp_path / "set",
+        {f"{c}/{i}.png": encoded(i + ord(c), size=(32, 32)) for c in "ab" for i in range(3)},
+    )
     stream = load(tmp_path / "set", "whole", size=32, stream=True, workers=0)
     held = load(tmp_path / "set", "whole", size=32)
 
@@ -97,22 +133,42 @@ def test_read_rejects_outputs_that_are_not_finite(model, tmp_path):
             output[[1, 4], ..., 7] = value
             return output
 
-        for module, output in ((model.head, named_classes(model)), (model.norm, before_the_head(model))):
+        for module, output in (
+            (model.head, named_classes(model)),
+            (model.norm, before_the_head(model)),
+        ):
             with module.register_forward_hook(spoilt):
                 for data, name in ((stream, "a/1.png"), (held, "number 1")):
-                    refuses(f"2 of 6 images are not finite, the first being {name}\\.", read, model, data, output)
+                    refuses(
+                        f"2 of 6 images are not finite, the first being {name}\\.",
+                        read,
+                        model,
+                        data,
+                        output,
+                    )
             assert read(model, stream, output)[0].shape[0] == 6
 
 
 def test_opened_preprocesses_for_the_model(tmp_path):
     deit = timm.create_model("deit_tiny_patch16_224", depth=1, num_classes=2).eval()
-    assert deit.pretrained_cfg["crop_pct"] == 0.9 and deit.pretrained_cfg["interpolation"] == "bicubic"
-    files = [write(tmp_path / "all", {f"{c}/0.jpg": encoded(i, "JPEG", (300 + 40 * i, 260))}) / c / "0.jpg"
-             for i, c in enumerate("ab")]
-    ((images, _),) = opened(deit, str(tmp_path / "all"), "whole", workers=0).batches([torch.arange(2)])
+    assert (
+        deit.pretrained_cfg["crop_pct"] == 0.9 and deit.pretrained_cfg["interpolation"] == "bicubic"
+    )
+    files = [
+        write(tmp_path / "all", {f"{c}/0.jpg": encoded(i, "JPEG", (300 + 40 * i, 260))})
+        / c
+        / "0.jpg"
+        for i, c in enumerate("ab")
+    ]
+    ((images, _),) = opened(deit, str(tmp_path / "all"), "whole", workers=0).batches(
+        [torch.arange(2)]
+    )
     config = deit.pretrained_cfg
     torch.testing.assert_close(
-        normalized(images, config["mean"], config["std"]), preprocess(deit, files), rtol=0, atol=1e-6
+        normalized(images, config["mean"], config["std"]),
+        preprocess(deit, files),
+        rtol=0,
+        atol=1e-6,
     )
     read_by_workers = opened(deit, str(tmp_path / "all"), "whole", workers=1)
     assert next(read_by_workers.batches([torch.arange(2)]))[0].equal(images)
@@ -126,19 +182,30 @@ def classes_named(folder, out, **environment):
     """The classes that a small model names for the images of a folder, saved for each process that shares them."""
     os.environ.update(environment)
     torch.manual_seed(0)
-    model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=24, depth=1, num_heads=3)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=24, depth=1, num_heads=3
+    )
     world = join("cpu")
     data = load(folder, "whole", size=16, stream=True, workers=0)
-    torch.save(read(model.eval(), data, named_classes(model), world=world), f"{out}-{world.size}-{world.rank}")
+    torch.save(
+        read(model.eval(), data, named_classes(model), world=world),
+        f"{out}-{world.size}-{world.rank}",
+    )
     if world.size > 1:
         torch.distributed.destroy_process_group()
 
 
 def test_read_shares_images_between_processes(tmp_path, forked):
-    folder = write(tmp_path / "set", {f"{c}/{i}.png": encoded(i + ord(c)) for c in "abc" for i in range(7)})
+    folder = write(
+        tmp_path / "set", {f"{c}/{i}.png": encoded(i + ord(c)) for c in "abc" for i in range(7)}
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        shared = {
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free.getsockname()[1]),
+        }
     run = partial(classes_named, folder, tmp_path / "found", **shared)
     pair = [forked(partial(run, RANK=rank, LOCAL_RANK=rank)) for rank in "01"]
     classes_named(folder, tmp_path / "found")
@@ -146,7 +213,10 @@ def test_read_shares_images_between_processes(tmp_path, forked):
         process.join(120)
         assert process.exitcode == 0
     alone, *both = (torch.load(tmp_path / f"found-{name}") for name in ("1-0", "2-0", "2-1"))
-    assert all(torch.equal(a, b) for shared in both for a, b in zip(alone, shared, strict=True)) and len(alone[0]) == 21
+    assert (
+        all(torch.equal(a, b) for shared in both for a, b in zip(alone, shared, strict=True))
+        and len(alone[0]) == 21
+    )
 
 
 def test_probe_equals_definition():
@@ -154,11 +224,18 @@ def test_probe_equals_definition():
         train, valid = clouds(60, 1, noise=noise), clouds(300, 2, noise=noise)
         assert linear_probe(train, valid) == pytest.approx(by_hand(train, valid))
     train, valid = clouds(12, 1, noise=1.0), clouds(300, 2, noise=1.0)
-    few = tuple(part[[1, 2, 4, 5, 7, 8, 10, 11, 0, 3]] for part in train)  # two of one class, four of the others
+    few = tuple(
+        part[[1, 2, 4, 5, 7, 8, 10, 11, 0, 3]] for part in train
+    )  # two of one class, four of the others
     assert linear_probe(few, valid) == pytest.approx(by_hand(few, valid, folds=2))
 
 
 def test_probe_needs_two_classes_of_two_images():
     (x, y), valid = clouds(9, 1), clouds(9, 2)
     refuses("got 1, the smallest with 9", linear_probe, (x, torch.zeros_like(y)), valid)
-    refuses("got 3, the smallest with 1", linear_probe, (x[2:], torch.tensor([2, 0, 1, 0, 1, 0, 1])), valid)
+    refuses(
+        "got 3, the smallest with 1",
+        linear_probe,
+        (x[2:], torch.tensor([2, 0, 1, 0, 1, 0, 1])),
+        valid,
+    )

@@ -24,8 +24,11 @@ ROOT = Path(__file__).parent.parent
 def test_table_records_its_command(tmp_path):
     how = results.about("python -m experiments.some")
     assert how == {
-        "device": hardware("cpu"), "python": sys.version.split()[0],
-        "torch": str(torch.__version__), "timm": timm.__version__, "date": datetime.date.today().isoformat(),
+        "device": hardware("cpu"),
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "timm": timm.__version__,
+        "date": datetime.date.today().isoformat(),
         "command": "python -m experiments.some",
     }
     path = tmp_path / "new" / "table.csv"
@@ -38,9 +41,14 @@ def test_table_records_its_command(tmp_path):
 def test_table_keeps_rows_of_other_methods(tmp_path):
     path = tmp_path / "table.csv"
     assert results.kept(path, ["b"], {"images": 5}) == []
-    results.write(path, [{"method": name, "images": 5, "score": score} for name, score in (("a", 1), ("b", 2))])
+    results.write(
+        path,
+        [{"method": name, "images": 5, "score": score} for name, score in (("a", 1), ("b", 2))],
+    )
     assert results.kept(path, [], {"images": 6}) == [], "all methods are measured again"
-    assert results.kept(path, ["b", "c"], {"images": 5}) == [{"method": "a", "images": "5", "score": "1"}]
+    assert results.kept(path, ["b", "c"], {"images": 5}) == [
+        {"method": "a", "images": "5", "score": "1"}
+    ]
     with pytest.raises(ValueError, match="table.csv has images 5, and new rows have 6"):
         results.kept(path, ["b"], {"images": 6})
 
@@ -52,7 +60,9 @@ def test_committed_tables_are_csv_with_command():
 
 
 def test_training_script_measures_all_loops(monkeypatch):
-    monkeypatch.setitem(training.SQUARE, "cpu", 64)  # 2048³ in bf16 takes half a minute a product without its hardware
+    monkeypatch.setitem(
+        training.SQUARE, "cpu", 64
+    )  # 2048³ in bf16 takes half a minute a product without its hardware
     monkeypatch.setitem(training.WIDTHS, "ViT-Ti", 64)
     case = training.Case("ViT-Ti", 32, 8, 4, "bf16")
     rows = training.measured(case, torch.device("cpu"), turns=2, steps=1)
@@ -76,19 +86,32 @@ def test_training_script_measures_device_precisions(monkeypatch, has):
 
 SMALL = "data/checkpoints/vit_tiny_patch8_64"
 RUNS = {
-    "attention": ([], "attention-cpu"), "attribution": ([], "attribution-memory-cpu"), "digits": ([], "digits"),
+    "attention": ([], "attention-cpu"),
+    "attribution": ([], "attribution-memory-cpu"),
+    "digits": ([], "digits"),
     "explain_cost": ([], "explain-cost"),
-    "explanations": (["--model", SMALL, "--data", "PARQUET", "--rows", "OUT/rows.csv"], "explanations"),
-    "explorer": ([], "explorer"), "finetune": (["--model", results.SPECIMEN, "--data", "FOLDER"], "finetune-flowers5"),
+    "explanations": (
+        ["--model", SMALL, "--data", "PARQUET", "--rows", "OUT/rows.csv"],
+        "explanations",
+    ),
+    "explorer": ([], "explorer"),
+    "finetune": (["--model", results.SPECIMEN, "--data", "FOLDER"], "finetune-flowers5"),
     "kills": ([], "kills"),
-    "lens": (["--data", "FOLDER"], "lens"), "page": ([], "page"), "peers": ([], "peers"), "planted": ([], "planted"),
+    "lens": (["--data", "FOLDER"], "lens"),
+    "page": ([], "page"),
+    "peers": ([], "peers"),
+    "planted": ([], "planted"),
     "pruning": (["--data", "FOLDER"], "pruning"),
-    "registers": (["--data", "FOLDER"], "registers"), "sinks": (["--data", "FOLDER"], "sinks"),
+    "registers": (["--data", "FOLDER"], "registers"),
+    "sinks": (["--data", "FOLDER"], "sinks"),
     "sinks_lens": (["--data", "FOLDER"], "sinks-lens"),
-    "specimen": (["--data", "FOLDER"], "specimen"), "stream": ([], "stream-cpu"),
+    "specimen": (["--data", "FOLDER"], "specimen"),
+    "stream": ([], "stream-cpu"),
     "studies": (["data-size-digits", "--data", "digits", "--runs", "OUT/runs"], "data-size-cpu"),
-    "support": ([], "support"), "timm_support": ([], "timm-support"),
-    "time_to_accuracy": (["--data", "digits", "--set", "num_classes=10"], ""), "training": ([], "throughput-cpu"),
+    "support": ([], "support"),
+    "timm_support": ([], "timm-support"),
+    "time_to_accuracy": (["--data", "digits", "--set", "num_classes=10"], ""),
+    "training": ([], "throughput-cpu"),
 }
 """By script: its arguments beside --tiny and --out, and the table of data/results that it makes."""
 
@@ -97,9 +120,17 @@ RUNS = {
 def photographs(tmp_path_factory):
     """Crops of the sample photographs: a folder with three classes of the specimen, and a Parquet file."""
     folder, encoded = tmp_path_factory.mktemp("photographs"), []
-    crops = [image.crop((k, k, k + 160, k + 160)) for image in samples().values() for k in range(0, 80, 20)]
+    crops = [
+        image.crop((k, k, k + 160, k + 160))
+        for image in samples().values()
+        for k in range(0, 80, 20)
+    ]
     for number, crop in enumerate(crops[:24]):
-        place = folder / ("valid" if number % 2 else "train") / ("trilobite", "scorpion", "tarantula")[number // 2 % 3]
+        place = (
+            folder
+            / ("valid" if number % 2 else "train")
+            / ("trilobite", "scorpion", "tarantula")[number // 2 % 3]
+        )
         place.mkdir(parents=True, exist_ok=True)
         crop.convert("RGB").save(path := place / f"{number}.png")
         encoded.append({"bytes": path.read_bytes(), "path": path.name})
@@ -108,7 +139,11 @@ def photographs(tmp_path_factory):
 
 
 def test_scripts_are_all_tested():
-    scripts = {path.stem for path in ROOT.glob("experiments/*.py") if "\ndef main(" in path.read_text(encoding="utf-8")}
+    scripts = {
+        path.stem
+        for path in ROOT.glob("experiments/*.py")
+        if "\ndef main(" in path.read_text(encoding="utf-8")
+    }
     assert scripts == {*RUNS, "readme_picture", "speed"}  # test_speed.py runs the last
 
 
@@ -122,7 +157,11 @@ def main(name, arguments):
 @pytest.mark.parametrize("name", RUNS)
 def test_script_writes_the_columns_of_the_committed_table(name, photographs, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    places = {"OUT": str(tmp_path), "FOLDER": str(photographs), "PARQUET": str(photographs.with_suffix(".parquet"))}
+    places = {
+        "OUT": str(tmp_path),
+        "FOLDER": str(photographs),
+        "PARQUET": str(photographs.with_suffix(".parquet")),
+    }
     arguments, table = RUNS[name]
     for word, place in places.items():
         arguments = [argument.replace(word, place) for argument in arguments]

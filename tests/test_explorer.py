@@ -24,7 +24,16 @@ from test_capture import unfused_maps
 from test_plot import snapshots
 
 import vitlens_explorer as widgets
-from vitlens import TokenGrid, UnsupportedModelError, capture, faithfulness, intervene, plot, stream, tokens
+from vitlens import (
+    TokenGrid,
+    UnsupportedModelError,
+    capture,
+    faithfulness,
+    intervene,
+    plot,
+    stream,
+    tokens,
+)
 from vitlens.attention import rollout
 from vitlens.attribution import METHODS, Method, like, register, relevance
 from vitlens.images import samples
@@ -87,7 +96,10 @@ def browser(widget, content, *buffers):
 def reference(model, picture=PICTURE, size=None, **kwargs):
     """Attention (L, H, T, T) by timm's unfused path, the outputs of the blocks (L, T, D), and the logits."""
     seen = []
-    handles = [block.register_forward_hook(lambda _, __, output: seen.append(output[0])) for block in model.blocks]
+    handles = [
+        block.register_forward_hook(lambda _, __, output: seen.append(output[0]))
+        for block in model.blocks
+    ]
     x = preprocess(model, picture, size=size or model.patch_embed.img_size, **kwargs)
     with torch.no_grad():
         logits = model(x)[0]
@@ -173,16 +185,27 @@ def test_explorer_contributions_and_lens_equal_stream(vit, kind):
     lenses = [stream.lens(model, x, layer) for layer in range(3)]
     for layer, target in ((0, 3), (2, 5)):
         explorer.set(view="lens", layer=layer, target=target)
-        close(values(explorer), lenses[layer][1][0].softmax(-1)[prefix:, target].unflatten(0, (4, 4)))
-    for token, content in ((None, {"set": {"query": "readout"}}), (9, {"pick": "picture", "row": 2, "col": 1})):
+        close(
+            values(explorer), lenses[layer][1][0].softmax(-1)[prefix:, target].unflatten(0, (4, 4))
+        )
+    for token, content in (
+        (None, {"set": {"query": "readout"}}),
+        (9, {"pick": "picture", "row": 2, "col": 1}),
+    ):
         assert browser(explorer, content) == ""
         for row, (pooled, each) in zip(explorer.frame["lens"]["rows"], lenses, strict=True):
-            share, number = (pooled[0] if token is None else each[0, prefix + token]).softmax(-1).max(0)
-            assert row["name"] == str(number.item()) and row["share"] == pytest.approx(share.item(), abs=1e-6)
+            share, number = (
+                (pooled[0] if token is None else each[0, prefix + token]).softmax(-1).max(0)
+            )
+            assert row["name"] == str(number.item()) and row["share"] == pytest.approx(
+                share.item(), abs=1e-6
+            )
     assert explorer.frame["score"] is None and not {"head", "against"} & visible(explorer)
 
 
-@pytest.mark.parametrize("kind, way", [("class token", "mean"), ("registers", "zero"), ("distilled", "mean")])
+@pytest.mark.parametrize(
+    "kind, way", [("class token", "mean"), ("registers", "zero"), ("distilled", "mean")]
+)
 def test_explorer_heads_off_equal_intervene(vit, kind, way):
     model = vit(**MODELS[kind])
     explorer, x, heads = widgets.explore(model, PICTURE), given(model), [(0, 2), (2, 0)]
@@ -201,15 +224,21 @@ def test_explorer_heads_off_equal_intervene(vit, kind, way):
     explorer.set(view="norms", layer=1)
     expected = tokens.norms(layers[1][0, model.num_prefix_tokens :]).unflatten(0, (4, 4))
     close(values(explorer), expected, rtol=1e-5)
-    assert "head 0 of layer 2" in words(explorer) and ("zero" if way == "zero" else "6 sample") in words(explorer)
+    assert "head 0 of layer 2" in words(explorer) and (
+        "zero" if way == "zero" else "6 sample"
+    ) in words(explorer)
     explorer.set(view="relevance", target=explorer.page.forward.likeliest[1])
     target = explorer.page.state["target"]
     with off():
         close(values(explorer), relevance(model, x, target)[0])
     assert np.abs(values(explorer) - relevance(model, x, target)[0].numpy()).max() > 1e-5
     explorer.set(off=[], view="attention")
-    assert [bar["share"] for bar in explorer.frame["bars"]] == shares and "before" not in explorer.frame["bars"][0]
-    assert torch.equal(explorer.page.forward.logits, first) and "Switched off" not in words(explorer)
+    assert [
+        bar["share"] for bar in explorer.frame["bars"]
+    ] == shares and "before" not in explorer.frame["bars"][0]
+    assert torch.equal(explorer.page.forward.logits, first) and "Switched off" not in words(
+        explorer
+    )
 
 
 def test_explorer_heads_off_limit_contributions_and_lens(vit):
@@ -217,7 +246,9 @@ def test_explorer_heads_off_limit_contributions_and_lens(vit):
     explorer.set(view="contributions", off=[(1, 1)], way="zero", layer=1, head=1, target=3)
     assert explorer.frame["parts"]["heads"][1][1] == 0 and not values(explorer).any()
     with intervene(model, heads={(1, 1): "zero"}):
-        close(explorer.frame["parts"]["heads"], stream.contributions(model, given(model), 3).heads[0])
+        close(
+            explorer.frame["parts"]["heads"], stream.contributions(model, given(model), 3).heads[0]
+        )
     refuses("Replace with zero, or turn the heads on", explorer.set, way="mean")
     refuses(r"from \(0, 0\) to \(2, 2\)", explorer.set, off=[(0, 3)])
     assert explorer.page.state["way"] == "zero" and explorer.page.state["off"] == ((1, 1),)
@@ -230,17 +261,25 @@ def test_explorer_heads_off_limit_contributions_and_lens(vit):
 def explained(vit):
     """An explorer of one model for all methods, and its classes in the order of their logits."""
     model = vit()
-    return widgets.explore(model, PICTURE), model, model(given(model))[0].argsort(descending=True).tolist()
+    return (
+        widgets.explore(model, PICTURE),
+        model,
+        model(given(model))[0].argsort(descending=True).tolist(),
+    )
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.depends_on_target])
+@pytest.mark.parametrize(
+    "name", [name for name, method in METHODS.items() if method.depends_on_target]
+)
 def test_explorer_maps_equal_methods(explained, name):
     explorer, model, order = explained
     explorer.set(view=name, target="predicted", against="none")
     close(values(explorer), METHODS[name](model, given(model), order[0])[0])
     explorer.set(target=order[2], against=order[1])
     close(values(explorer), METHODS[name](model, given(model), order[2], against=order[1])[0])
-    assert f"for “{order[2]}” (" in words(explorer) and f"rather than “{order[1]}” (" in words(explorer)
+    assert f"for “{order[2]}” (" in words(explorer) and f"rather than “{order[1]}” (" in words(
+        explorer
+    )
 
 
 def test_explorer_score_equals_curves(explained):
@@ -249,9 +288,15 @@ def test_explorer_score_equals_curves(explained):
     explorer.set(view="legrad", target=target, against=against)
     assert explorer.wait(120, settled=True)
     found = explorer.frame["score"]
-    maps = torch.cat([METHODS["legrad"](model, given(model), target, against=against),
-                      faithfulness.random_maps(explorer.page.forward.grid, views.ORDERS)])
-    expected = faithfulness.curves(model, given(model), maps[:, None], target, against=against, step=2)
+    maps = torch.cat(
+        [
+            METHODS["legrad"](model, given(model), target, against=against),
+            faithfulness.random_maps(explorer.page.forward.grid, views.ORDERS),
+        ]
+    )
+    expected = faithfulness.curves(
+        model, given(model), maps[:, None], target, against=against, step=2
+    )
     assert found["shares"] == [k / 8 for k in range(9)] and found["scale"].startswith("probability")
     assert found["order"] == maps[0].flatten().argsort(descending=True).tolist()
     assert found["name"] == f"{target} rather than {against}"
@@ -276,13 +321,18 @@ def test_explorer_six_maps_equal_methods(explained):
     explorer.set(view="relevance", target=order[1], against="none")
     assert explorer.wait(120, settled=True)
     tiles = explorer.frame["six"]["tiles"]
-    assert [tile["now"] for tile in tiles] == [tile["view"] == "relevance" for tile in tiles] and len(tiles) == 6
+    assert [tile["now"] for tile in tiles] == [
+        tile["view"] == "relevance" for tile in tiles
+    ] and len(tiles) == 6
     for tile in tiles:
         found = np.frombuffer(tile["values"], "<f4").reshape(4, 4)
         close(found, METHODS[tile["view"]](model, given(model), order[1])[0])
         explorer.set(view=tile["view"])
         above = tile["words"].removesuffix(" σ").removeprefix("−")
-        assert f"is {above} σ {'below' if '−' in tile['words'] else 'above'} 8" in explorer.frame["score"]["words"]
+        assert (
+            f"is {above} σ {'below' if '−' in tile['words'] else 'above'} 8"
+            in explorer.frame["score"]["words"]
+        )
     explorer.set(view="attention")
     assert explorer.frame["six"] is None
 
@@ -298,7 +348,9 @@ def test_explorer_shows_registered_methods(vit, monkeypatch):
     register(Method("plain", "plain one", "capture", "one forward", flat))
     explorer.set(view="mine")
     assert (values(explorer) == 1).all() and "My method for “" in words(explorer)
-    assert {("My method", "mine"), ("Plain one", "plain")} <= set(control(explorer, "view")["options"])
+    assert {("My method", "mine"), ("Plain one", "plain")} <= set(
+        control(explorer, "view")["options"]
+    )
     explorer.set(view="plain")
     assert "for “" not in words(explorer)
 
@@ -308,22 +360,36 @@ def test_explorer_click_on_class_explains_it(vit):
     with torch.no_grad():
         probabilities, order = model(given(model))[0].softmax(-1).sort(descending=True)
     bars = explorer.frame["bars"]
-    assert [bar["number"] for bar in bars] == order[:5].tolist() and not any(bar["now"] for bar in bars)
+    assert [bar["number"] for bar in bars] == order[:5].tolist() and not any(
+        bar["now"] for bar in bars
+    )
     assert explorer.frame["score"] is None and {"layer", "head", "query"} < visible(explorer)
     assert browser(explorer, {"why": bars[1]["number"]}) == ""
-    assert explorer.page.state["view"] == "relevance" and explorer.page.state["target"] == order[1].item()
+    assert (
+        explorer.page.state["view"] == "relevance"
+        and explorer.page.state["target"] == order[1].item()
+    )
     assert [bar["now"] for bar in explorer.frame["bars"]] == [False, True, False, False, False]
     assert explorer.frame["mosaic"] is None and explorer.frame["score"]
-    assert {"target", "against"} < visible(explorer) and not {"layer", "head", "query", "row"} & visible(explorer)
+    assert {"target", "against"} < visible(explorer) and not {
+        "layer",
+        "head",
+        "query",
+        "row",
+    } & visible(explorer)
     explorer.set(view="grad_cam")
     browser(explorer, {"why": bars[2]["number"]})
-    assert explorer.page.state["view"] == "grad_cam" and explorer.page.choice.target == order[2].item()
+    assert (
+        explorer.page.state["view"] == "grad_cam" and explorer.page.choice.target == order[2].item()
+    )
     assert probabilities[2].item() == pytest.approx(explorer.frame["bars"][2]["share"], abs=1e-6)
 
 
 def test_explorer_target_accepts_all_classes(vit):
     model = vit(num_classes=100)
-    model.label_names = [f"animal {number}, beast" if number == 7 else f"plant {number}" for number in range(100)]
+    model.label_names = [
+        f"animal {number}, beast" if number == 7 else f"plant {number}" for number in range(100)
+    ]
     explorer = widgets.explore(model, PICTURE)
     order = model(given(model))[0].argsort(descending=True)
     rare, rarer = order[order != 7][-2:].tolist()
@@ -333,16 +399,27 @@ def test_explorer_target_accepts_all_classes(vit):
     close(values(explorer), METHODS["legrad"](model, given(model), rare)[0])
     for wrong, sentence in (("plant 7", "Did you mean plant"), ("100", "has classes 0 to 99")):
         assert sentence in browser(explorer, {"set": {"another": wrong}})
-        assert explorer.page.state["target"] == rare and explorer.page.state["another"] == f" plant {rare} "
+        assert (
+            explorer.page.state["target"] == rare
+            and explorer.page.state["another"] == f" plant {rare} "
+        )
     browser(explorer, {"set": {"another": str(rarer)}})
     explorer.set(against=rare)  # a class that was typed before can be chosen
     close(values(explorer), METHODS["legrad"](model, given(model), rarer, against=rare)[0])
     explorer.set(target="Animal 7")
     assert explorer.page.state["target"] == 7 and explorer.page.state["another"] == ""
-    assert browser(explorer, {"set": {"another": "beast"}}) == "" and explorer.page.state["target"] == 7, "a whole word"
-    assert "no class called" in browser(explorer, {"set": {"another": "plan"}}) and explorer.page.state["target"] == 7
+    assert (
+        browser(explorer, {"set": {"another": "beast"}}) == ""
+        and explorer.page.state["target"] == 7
+    ), "a whole word"
+    assert (
+        "no class called" in browser(explorer, {"set": {"another": "plan"}})
+        and explorer.page.state["target"] == 7
+    )
     explorer.set(another="plant")
-    assert explorer.page.state["target"] == next(k for k in order.tolist() if k != 7), "the likeliest"
+    assert explorer.page.state["target"] == next(k for k in order.tolist() if k != 7), (
+        "the likeliest"
+    )
     explorer.set(target=None, against=None)
     assert (explorer.page.state["target"], explorer.page.state["against"]) == ("predicted", "none")
     for _ in range(6):  # classes that are in the menu anyway do not drive these out
@@ -352,7 +429,9 @@ def test_explorer_target_accepts_all_classes(vit):
     model.label_names = [str(number + 1) for number in range(100)]
     explorer = widgets.explore(model, PICTURE)
     explorer.set(view="legrad", another="1")
-    assert explorer.page.state["target"] == 0 and "for “1” (" in words(explorer), "digits are a name first"
+    assert explorer.page.state["target"] == 0 and "for “1” (" in words(explorer), (
+        "digits are a name first"
+    )
 
 
 @pytest.mark.parametrize("name, classes", [("relevance", 0), ("occlusion", 10)])
@@ -364,12 +443,17 @@ def test_explorer_similarity_equals_method(vit, name, classes):
     assert "for similarity to “coffee”" in words(explorer)
     refuses("no text tower", explorer.set, target=("text", "a cat"))
     explorer.set(photograph="coffee")
-    assert explorer.page.state["target"] == ("predicted" if classes else ("picture", "the image given"))
+    assert explorer.page.state["target"] == (
+        "predicted" if classes else ("picture", "the image given")
+    )
     refuses("'Explain' must be one of", explorer.set, target=("picture", "coffee"))
     for upload in ("rocket", "china"):
         assert browser(explorer, {"upload": f"{upload}.png"}, saved(samples()[upload])) == ""
     assert browser(explorer, {"set": {"target": ["picture", "rocket.png"]}}) == ""
-    close(values(explorer), METHODS[name](model, other(samples()["china"]), like(other(samples()["rocket"])))[0])
+    close(
+        values(explorer),
+        METHODS[name](model, other(samples()["china"]), like(other(samples()["rocket"])))[0],
+    )
 
 
 def test_explorer_without_classes_readout_or_pooling(vit):
@@ -393,7 +477,10 @@ def test_explorer_shows_single_output_as_value(vit):
     assert bar["share"] == pytest.approx(value, rel=1e-4) and bar["plain"]
     explorer.set(view="relevance")
     assert f"(“0” ({value:.3g})".replace("-", "−")[1:] in words(explorer)
-    assert explorer.wait(60, settled=True) and explorer.frame["score"]["scale"] == "value of the output"
+    assert (
+        explorer.wait(60, settled=True)
+        and explorer.frame["score"]["scale"] == "value of the output"
+    )
     assert "%" not in words(explorer)
 
 
@@ -411,25 +498,41 @@ def test_explorer_caption_colors_and_distances(explorer):
     maps, _, _ = reference(explorer.page.model)
     assert "Attention from class token (read-out), layer 2, mean over heads" in words(explorer)
     assert "not rescaled" in words(explorer) and "64 × 64 pixels" in words(explorer)
-    assert f"{100 * maps[2].mean(0)[0, 0]:.0f}% of the attention goes to the class token" in words(explorer)
+    assert f"{100 * maps[2].mean(0)[0, 0]:.0f}% of the attention goes to the class token" in words(
+        explorer
+    )
     scale = lambda: explorer.frame["panels"][0]["scale"]  # noqa: E731
     assert scale()["low"] == 0 and scale()["high"] == pytest.approx(values(explorer).max())
     shown = np.frombuffer(scale()["colors"], np.uint8).reshape(256, 4)
-    assert shown[[0, -1]].tolist() == [[68, 1, 84, 0], [253, 231, 37, 191]]  # viridis, from clear to 0.75
+    assert shown[[0, -1]].tolist() == [
+        [68, 1, 84, 0],
+        [253, 231, 37, 191],
+    ]  # viridis, from clear to 0.75
     close(shown[:, 3], np.linspace(0, 191.25, 256), atol=0.5)
     explorer.set(opacity="even", strength=0.5)
     assert set(scale()["colors"][3::4]) == {128}
     explorer.set(stretch=True, colors="gray")
-    assert scale()["low"] == pytest.approx(values(explorer).min()) and scale()["colors"][-4:-1] == b"\xff\xff\xff"
+    assert (
+        scale()["low"] == pytest.approx(values(explorer).min())
+        and scale()["colors"][-4:-1] == b"\xff\xff\xff"
+    )
     explorer.set(stretch=False, colors="", view="similarity", opacity="value")
     assert scale()["high"] == -scale()["low"] == pytest.approx(np.abs(values(explorer)).max())
     assert explorer.frame["panels"][0]["legend"] == "cosine, ± the largest of other patches"
-    close(list(scale()["colors"][3::4]), 127.5 * np.abs(np.linspace(-1, 1, 256)).clip(1 / 3), atol=0.5)
+    close(
+        list(scale()["colors"][3::4]), 127.5 * np.abs(np.linspace(-1, 1, 256)).clip(1 / 3), atol=0.5
+    )
     assert explorer.wait(60, settled=True)
     y, x = np.divmod(np.arange(16), 4)
     distances = 16 * np.hypot(y[:, None] - y, x[:, None] - x)
-    close(explorer.frame["mosaic"]["distances"], (maps[:, :, 1:, 1:] * distances).sum(-1).mean(-1), rtol=1e-5)
-    assert explorer.frame["mosaic"]["uniform"] == pytest.approx(distances.mean() * 16 / 17)  # of 17 tokens
+    close(
+        explorer.frame["mosaic"]["distances"],
+        (maps[:, :, 1:, 1:] * distances).sum(-1).mean(-1),
+        rtol=1e-5,
+    )
+    assert explorer.frame["mosaic"]["uniform"] == pytest.approx(
+        distances.mean() * 16 / 17
+    )  # of 17 tokens
 
 
 REFUSED = {
@@ -446,7 +549,12 @@ def test_explorer_opens_on_cat_and_eye(vit):
     """The first page shows the attention of one patch, two thirds up the model."""
     explorer = widgets.explore(model := vit(img_size=224, depth=6))
     state = explorer.page.state
-    assert (state["photograph"], state["query"], state["layer"], state["head"]) == ("chelsea", "patch", 4, "mean")
+    assert (state["photograph"], state["query"], state["layer"], state["head"]) == (
+        "chelsea",
+        "patch",
+        4,
+        "mean",
+    )
     assert selected(explorer) == [(5, 4)]
     close(values(explorer), reference(model)[0][4].mean(0)[1 + 5 * 14 + 4, 1:].reshape(14, 14))
     given = widgets.explore(model, samples()["coffee"]).page.state
@@ -458,24 +566,34 @@ def test_explorer_token_tiles_choose_query(vit, kind):
     """Each token outside the image has a tile, with its share of the attention."""
     model = vit(**MODELS[kind])
     explorer, maps = widgets.explore(model, PICTURE), reference(model)[0]
-    names = {"mean of patches": ["the mean of the patches"],
-             "registers": ["class token", *(f"register {n}" for n in (1, 2, 3))],
-             "distilled": ["class token and distillation token", "class token", "distillation token"]}
+    names = {
+        "mean of patches": ["the mean of the patches"],
+        "registers": ["class token", *(f"register {n}" for n in (1, 2, 3))],
+        "distilled": ["class token and distillation token", "class token", "distillation token"],
+    }
     browser(explorer, {"pick": "picture", "row": 1, "col": 2})
     tiles = explorer.frame["panels"][0]["tokens"]
     assert [tile["name"] for tile in tiles] == names.get(kind, ["class token"]) and not any(
         tile["now"] for tile in tiles
     )
     shares = maps[2].mean(0)[model.num_prefix_tokens + 6, : model.num_prefix_tokens]
-    assert [tile["share"] for tile in tiles if tile["share"]] == [views.percent(share) for share in shares]
+    assert [tile["share"] for tile in tiles if tile["share"]] == [
+        views.percent(share) for share in shares
+    ]
     for k, tile in enumerate(tiles):
-        assert browser(explorer, {"set": {"query": tile["query"]}}) == "" and selected(explorer) == [None]
-        assert [each["now"] for each in explorer.frame["panels"][0]["tokens"]] == [j == k for j in range(len(tiles))]
+        assert browser(explorer, {"set": {"query": tile["query"]}}) == "" and selected(
+            explorer
+        ) == [None]
+        assert [each["now"] for each in explorer.frame["panels"][0]["tokens"]] == [
+            j == k for j in range(len(tiles))
+        ]
     explorer.set(view="norms")
     assert explorer.frame["panels"][0]["tokens"] == ()
 
 
-@pytest.mark.parametrize("kind, side", [("class token", 64), ("registers", 64), ("mean of patches", 64), ("wide", 320)])
+@pytest.mark.parametrize(
+    "kind, side", [("class token", 64), ("registers", 64), ("mean of patches", 64), ("wide", 320)]
+)
 def test_explorer_mosaic_equals_all_heads(vit, kind, side):
     """A tile for each head of each layer, each up to its own largest weight. Large grids show the largest of blocks."""
     model = vit(img_size=(64, side), **MODELS.get(kind, {}))
@@ -490,16 +608,28 @@ def test_explorer_mosaic_equals_all_heads(vit, kind, side):
             else np.eye(maps.shape[-1])[prefix + 2 * (side // 16) + 3]
         )
         heads = np.einsum("q,lhqk->lhk", row, maps)[..., prefix:].reshape(3, 3, 4, side // 16)
-        every = np.concatenate([heads.mean(1, keepdims=True), heads.max(1, keepdims=True), heads], 1)
+        every = np.concatenate(
+            [heads.mean(1, keepdims=True), heads.max(1, keepdims=True), heads], 1
+        )
         close(mosaic["tops"], every.max((2, 3)))
-        found = np.frombuffer(mosaic["maps"], np.uint8).reshape(3, 5, mosaic["rows"], mosaic["cols"])
+        found = np.frombuffer(mosaic["maps"], np.uint8).reshape(
+            3, 5, mosaic["rows"], mosaic["cols"]
+        )
         if side == 320:  # 16 blocks of 2 columns, at the distance of 20 / 16 columns
             starts = np.arange(16) * 20 // 16
             every = np.maximum(every[..., starts], every[..., starts + 1])
-        assert np.abs(found / 255 - every / every.max((2, 3), keepdims=True)).max() <= 0.5 / 255 + 1e-5
-    assert mosaic["picks"] == ["mean", "max", 0, 1, 2] and (mosaic["layer"], mosaic["head"]) == (2, "mean")
-    for view, picks, head in (("rollout", ["mean", "max"] + [None] * 3, "mean"), ("norms", [None] * 5, None),
-                              ("contributions", ["sum", None, 0, 1, 2], "every")):
+        assert (
+            np.abs(found / 255 - every / every.max((2, 3), keepdims=True)).max() <= 0.5 / 255 + 1e-5
+        )
+    assert mosaic["picks"] == ["mean", "max", 0, 1, 2] and (mosaic["layer"], mosaic["head"]) == (
+        2,
+        "mean",
+    )
+    for view, picks, head in (
+        ("rollout", ["mean", "max"] + [None] * 3, "mean"),
+        ("norms", [None] * 5, None),
+        ("contributions", ["sum", None, 0, 1, 2], "every"),
+    ):
         explorer.set(view=view)
         mosaic = explorer.frame["mosaic"]
         assert (mosaic["picks"], mosaic["head"]) == (picks, head)
@@ -522,12 +652,21 @@ def test_explorer_marks_and_hides_sinks(vit):
     expected = [divmod(k, 4) for k in np.flatnonzero(received > views.SINK * np.median(received))]
     panel = explorer.frame["panels"][0]
     assert panel["sinks"] == tuple(expected) and len(expected) == 1 and not panel["hides"]
-    assert "Dashed: sinks (1), patches that receive more than 20 times the median" in words(explorer)
+    assert "Dashed: sinks (1), patches that receive more than 20 times the median" in words(
+        explorer
+    )
     before = values(explorer)
     assert panel["scale"]["high"] == before.max()
     explorer.set(sinks=True)
-    panel, others = explorer.frame["panels"][0], np.delete(before.ravel(), 4 * expected[0][0] + expected[0][1])
-    assert panel["hides"] and panel["scale"]["high"] == others.max() and (values(explorer) == before).all()
+    panel, others = (
+        explorer.frame["panels"][0],
+        np.delete(before.ravel(), 4 * expected[0][0] + expected[0][1]),
+    )
+    assert (
+        panel["hides"]
+        and panel["scale"]["high"] == others.max()
+        and (values(explorer) == before).all()
+    )
     image, sharp = Image.open(io.BytesIO(explorer.pictures["picture"])), panel | {"smooth": False}
     shown, plain = drawing.painted(sharp, image), drawing.painted(sharp | {"hides": False}, image)
     (row, col), side = expected[0], shown.shape[0] // 4
@@ -570,10 +709,14 @@ def test_explorer_click_changes_one_control(explorer, monkeypatch):
     monkeypatch.setattr(explorer.page, "controls", None)
     monkeypatch.setattr(Image, "open", None)
     assert browser(explorer, {"pick": "picture", "row": 3, "col": 1, "number": 7}) == ""
-    changed = {name: each.value for name, each in explorer.page.shown.items() if each is not before[name]}
+    changed = {
+        name: each.value for name, each in explorer.page.shown.items() if each is not before[name]
+    }
     assert changed == {"query": "patch", "row": 3, "column": 1} and selected(explorer) == [(3, 1)]
     assert explorer.frame["answers"] == 7
-    assert "got 4" in browser(explorer, {"pick": "picture", "row": 4, "col": 1}) and selected(explorer) == [(3, 1)]
+    assert "got 4" in browser(explorer, {"pick": "picture", "row": 4, "col": 1}) and selected(
+        explorer
+    ) == [(3, 1)]
 
 
 def test_explorer_uploads(explorer):
@@ -605,7 +748,10 @@ def test_explorer_limits_memory_of_uploads_and_captures(vit, monkeypatch):
     assert [name for name, each in page.photographs.items() if each.uploaded] == ["c.png", "b.png"]
     explorer.set(photograph="b.png")
     assert browser(explorer, {"upload": "d.png"}, saved(small)) == ""
-    assert [name for name, each in page.photographs.items() if each.uploaded] == ["d.png", "c.png"], "the oldest goes"
+    assert [name for name, each in page.photographs.items() if each.uploaded] == [
+        "d.png",
+        "c.png",
+    ], "the oldest goes"
 
 
 def test_explorer_whole_image_keeps_aspect_ratio(vit):
@@ -615,7 +761,13 @@ def test_explorer_whole_image_keeps_aspect_ratio(vit):
     panel = explorer.frame["panels"][0]
     assert (panel["rows"], panel["cols"]) == (3, 5)
     assert Image.open(io.BytesIO(explorer.pictures["picture"])).size == (5 * 16 * 5, 3 * 16 * 5)
-    assert_attention(explorer, PICTURE.resize((80, 48), Image.Resampling.BICUBIC), (3, 5), size=(48, 80), whole=True)
+    assert_attention(
+        explorer,
+        PICTURE.resize((80, 48), Image.Resampling.BICUBIC),
+        (3, 5),
+        size=(48, 80),
+        whole=True,
+    )
     explorer.set(row=2, column=4, whole=False)
     explorer.set(row=3, whole=True)
     assert explorer.page.state["row"] == 2, "the grid has three rows now"
@@ -626,29 +778,52 @@ def test_explorer_whole_image_keeps_aspect_ratio(vit):
     assert "The photo is squeezed 4.0 times." in words(explorer)
     assert control(widgets.explore(vit(), PICTURE), "whole") is None
     cut = widgets.explore(vit(img_size=(70, 64)), PICTURE)
-    assert "No patch covers the last 6 pixels at the bottom." in words(cut) and "at the right" not in words(cut)
-    padded = widgets.explore(vit(dynamic_img_size=True, dynamic_img_pad=True), PICTURE, size=(64, 70))
+    assert "No patch covers the last 6 pixels at the bottom." in words(
+        cut
+    ) and "at the right" not in words(cut)
+    padded = widgets.explore(
+        vit(dynamic_img_size=True, dynamic_img_pad=True), PICTURE, size=(64, 70)
+    )
     assert "The last patches at the right reach 10 pixels beyond the image." in words(padded)
 
 
 def test_explorer_rejects_models_and_images(vit):
     for make in (widgets.explore, lambda m: widgets.compare(vit(), m)):
-        refuses("windows", make, timm.create_model("swin_tiny_patch4_window7_224"), error=UnsupportedModelError)
+        refuses(
+            "windows",
+            make,
+            timm.create_model("swin_tiny_patch4_window7_224"),
+            error=UnsupportedModelError,
+        )
     broken = vit()
     broken.head.weight.data.fill_(float("nan"))
-    rotary = timm.create_model("vit_medium_patch16_rope_reg1_gap_256", embed_dim=96, depth=1, num_heads=3)
+    rotary = timm.create_model(
+        "vit_medium_patch16_rope_reg1_gap_256", embed_dim=96, depth=1, num_heads=3
+    )
     for call, sentence in [
         (lambda: widgets.explore(vit(), "no-such.png"), "No such file"),
         (lambda: widgets.explore(vit(), PICTURE, size=(96, 96)), "does not take this size"),
-        (lambda: widgets.explore(broken, PICTURE), "not finite"), (lambda: widgets.positions(rotary), "position"),
+        (lambda: widgets.explore(broken, PICTURE), "not finite"),
+        (lambda: widgets.positions(rotary), "position"),
     ]:
         refuses(sentence, call)
 
 
-PAINTED = {"model", "weights", "vitlens", "words", "photograph", "view", "strength", "smooth", "lines"}
+PAINTED = {
+    "model",
+    "weights",
+    "vitlens",
+    "words",
+    "photograph",
+    "view",
+    "strength",
+    "smooth",
+    "lines",
+}
 COLORED = PAINTED | {"opacity", "colors", "stretch"}
 SAVED = {
-    "attention": COLORED | {"layer", "head", "query", "row", "column", "sinks"}, "norms": COLORED | {"layer"},
+    "attention": COLORED | {"layer", "head", "query", "row", "column", "sinks"},
+    "norms": COLORED | {"layer"},
     "components": PAINTED | {"layer"},  # RGB values
     "relevance": COLORED | {"target", "against"},
 }
@@ -656,7 +831,9 @@ SAVED = {
 
 def test_explorer_saved_files_equal_page(explorer, monkeypatch):
     sent = []
-    monkeypatch.setattr(explorer.connection, "_send", lambda content, buffers: sent.append((content, *buffers)))
+    monkeypatch.setattr(
+        explorer.connection, "_send", lambda content, buffers: sent.append((content, *buffers))
+    )
     for view, names in SAVED.items():
         explorer.set(head=1, view=view, **({"target": 4} if view == "relevance" else {}))
         assert explorer.wait(60, settled=True)
@@ -665,10 +842,14 @@ def test_explorer_saved_files_equal_page(explorer, monkeypatch):
         name = f"vitlens-the-image-given-{view}" + "-layer2" * ("layer" in names)
         assert content == {"download": [f"{name}.zip"], "asked": 5}
         with zipfile.ZipFile(io.BytesIO(saved)) as archive:
-            figure, about, arrays = (archive.read(f"{name}.{kind}") for kind in ("png", "json", "npz"))
+            figure, about, arrays = (
+                archive.read(f"{name}.{kind}") for kind in ("png", "json", "npz")
+            )
         arrays, about = np.load(io.BytesIO(arrays)), json.loads(about)
         width, height = Image.open(io.BytesIO(figure)).size
-        assert width > 500 and (height > 1.2 * width) == (view == "relevance"), "the score's chart is below the map"
+        assert width > 500 and (height > 1.2 * width) == (view == "relevance"), (
+            "the score's chart is below the map"
+        )
         assert ("insertion" in arrays) == (view == "relevance")
         np.testing.assert_array_equal(arrays["values"].astype("f4"), values(explorer))
         np.testing.assert_array_equal(arrays["pixels"], explorer.page.forward.pixels)
@@ -688,7 +869,11 @@ def test_explorer_page_is_a_job_and_keeps_the_state(vit, tmp_path):
     assert after.job.key == ("page", 5) and after.frame["message"] == ""
     answer = explorer.answer([({"job": ("page", 5)}, [answer.job.function(unchecked)])], unchecked)
     ((number, files),) = answer.files
-    assert number == 5 and [*files] == ["vitlens-the-image-given.html"] and explorer.state["layer"] == 0
+    assert (
+        number == 5
+        and [*files] == ["vitlens-the-image-given.html"]
+        and explorer.state["layer"] == 0
+    )
     assert answer.job is None or answer.job.key[0] != "page"
     explorer.answer([({"press": "page", "number": 7}, [])], unchecked)
     answer = explorer.answer([({"cancel": ("page", 7), "number": 8}, [])], unchecked)
@@ -698,14 +883,25 @@ def test_explorer_page_is_a_job_and_keeps_the_state(vit, tmp_path):
 
 
 def test_short_names_are_first_synonyms_unless_shared():
-    names = ("tabby, tabby cat", "maillot", "maillot, tank suit", "crane", "crane", "otter", "sea otter, otter")
+    names = (
+        "tabby, tabby cat",
+        "maillot",
+        "maillot, tank suit",
+        "crane",
+        "crane",
+        "otter",
+        "sea otter, otter",
+    )
     wanted = ["tabby", "maillot", "maillot, tank suit", "crane", "crane", "otter", "sea otter"]
     assert photographs.short(names) == wanted
 
 
 def test_digest_depends_on_names_and_values(vit):
     first, second = vit(), vit()
-    assert photographs.digest(first) == photographs.digest(second) and len(photographs.digest(first)) == 16
+    assert (
+        photographs.digest(first) == photographs.digest(second)
+        and len(photographs.digest(first)) == 16
+    )
     with torch.no_grad():
         second.head.bias[0] += 1e-6
     assert photographs.digest(first) != photographs.digest(second)
@@ -723,9 +919,16 @@ def test_compare_maps_query_between_grids(vit):
     assert selected(page) == [(7, 1), (3, 0)]
     page.set(layer_left=0, head_right=1, layer_right=0)
     close(values(page, "right"), maps[0, 1, 1 + 12, 1:].reshape(4, 4))
-    assert "got 'correspondences'" in browser(page, {"set": {"view": "correspondences"}}), "it needs one model"
+    assert "got 'correspondences'" in browser(page, {"set": {"view": "correspondences"}}), (
+        "it needs one model"
+    )
     places = {each["name"]: each["place"] for each in page.frame["controls"]}
-    assert [places[name] for name in ("view", "layer_left", "head_right", "other")] == ["top", "left", "right", "right"]
+    assert [places[name] for name in ("view", "layer_left", "head_right", "other")] == [
+        "top",
+        "left",
+        "right",
+        "right",
+    ]
     assert page.page.state["view"] == "attention"
     other = widgets.compare(vit(reg_tokens=2), coarse, PICTURE)
     refuses("has no register 1 as a query", other.set, query=1)
@@ -736,7 +939,10 @@ def test_compare_nearest_patches_equal_scikit_learn(vit):
     page = widgets.compare(model, image=PICTURE, other=other)
     page.set(view="correspondences", layer_left=1, row=2, column=5)
     with torch.no_grad():
-        left, right = (tokens.features(model, given(model, each))[0][1][0, 1:].double() for each in (PICTURE, other))
+        left, right = (
+            tokens.features(model, given(model, each))[0][1][0, 1:].double()
+            for each in (PICTURE, other)
+        )
     known = cosine_similarity(left, right)
     assert selected(page) == [(2, 5), divmod(int(known[21].argmax()), 8)]
     close(values(page, "right"), known[21].reshape(8, 8), atol=1e-5)
@@ -746,7 +952,9 @@ def test_compare_nearest_patches_equal_scikit_learn(vit):
 
 
 GRIDS = (
-    TokenGrid(4, 4, (16, 16)), TokenGrid(8, 12, (8, 8)), TokenGrid(5, 5, (16, 16), image=(66, 74)),
+    TokenGrid(4, 4, (16, 16)),
+    TokenGrid(8, 12, (8, 8)),
+    TokenGrid(5, 5, (16, 16), image=(66, 74)),
     TokenGrid(4, 5, (14, 14), image=(69, 82)),  # 13 and 12 pixels that no patch sees
     TokenGrid(3, 9, (20, 6), image=(64, 59)),
 )
@@ -756,7 +964,9 @@ def test_moved_keeps_pixel_position():
     for a in GRIDS:
         for b in GRIDS:
             shares = a.centers(dtype=torch.float64) / torch.tensor(a.image)
-            pixels = (shares * torch.tensor(b.image) + 1e-9).long().minimum(torch.tensor(b.image) - 1)
+            pixels = (
+                (shares * torch.tensor(b.image) + 1e-9).long().minimum(torch.tensor(b.image) - 1)
+            )
             expected = b.pixel_patches()[pixels[:, 0], pixels[:, 1]].tolist()
             of, to = (SimpleNamespace(grid=grid) for grid in (a, b))
             found = [moved((r, c), of, to) for r in range(a.rows) for c in range(a.cols)]
@@ -800,7 +1010,9 @@ def test_widgets_show_a_still_image_without_a_kernel(vit):
     for layer in (0, 1):  # the image is that of the state when it is displayed
         explorer.set(layer=layer, strength=1.0, opacity="even", smooth=False, row=1, column=2)
         data = shown(explorer)
-        still = np.asarray(Image.open(io.BytesIO(base64.b64decode(data["image/png"]))))[34 : 34 + 430, 10 : 10 + 430]
+        still = np.asarray(Image.open(io.BytesIO(base64.b64decode(data["image/png"]))))[
+            34 : 34 + 430, 10 : 10 + 430
+        ]
         weights = reference(model)[0][layer].mean(0)[1 + 6, 1:].reshape(4, 4)
         expected = 255 * colormaps["viridis"](weights / weights.max())[..., :3]
         corners = still[20::107, 20::107][:4, :4]  # away from the frame of the query
@@ -811,10 +1023,16 @@ def test_widgets_show_a_still_image_without_a_kernel(vit):
 
 def test_widgets_show_all_panels_without_a_kernel(vit):
     model, width = vit(), {}
-    pages = {"compare": widgets.compare(model, image=PICTURE), "positions": widgets.positions(model)}
+    pages = {
+        "compare": widgets.compare(model, image=PICTURE),
+        "positions": widgets.positions(model),
+    }
     for name, page in pages.items():
         data = shown(page)
-        assert all(f"{panel['title']}. {panel['words']}" in data["text/plain"] for panel in page.frame["panels"])
+        assert all(
+            f"{panel['title']}. {panel['words']}" in data["text/plain"]
+            for panel in page.frame["panels"]
+        )
         width[name] = Image.open(io.BytesIO(base64.b64decode(data["image/png"]))).width
     assert width == {"compare": 900, "positions": 900}
     run = snapshots(4)
@@ -830,7 +1048,11 @@ def test_widgets_show_all_panels_without_a_kernel(vit):
     order = []
     for frame in range(film.n_frames):
         film.seek(frame)
-        order.append(np.argmin([np.abs(np.asarray(film.convert("RGB"), int) - each).mean() for each in drawn]))
+        order.append(
+            np.argmin(
+                [np.abs(np.asarray(film.convert("RGB"), int) - each).mean() for each in drawn]
+            )
+        )
     assert order == [2, 1, 3], "the current one, then every second one up to the last"
 
 

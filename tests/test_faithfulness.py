@@ -19,7 +19,16 @@ from vitlens.attribution.target import Target
 from vitlens.faithfulness import Randomization, blurred, curves, random_maps, randomization, table
 
 TARGET = torch.tensor([3, 1])
-PARTS = ("head", "norm", "blocks.2", "blocks.1", "blocks.0", "patch_embed", "pos_embed", "cls_token")
+PARTS = (
+    "head",
+    "norm",
+    "blocks.2",
+    "blocks.1",
+    "blocks.0",
+    "patch_embed",
+    "pos_embed",
+    "cls_token",
+)
 
 
 def midpoints(map_, step):
@@ -61,7 +70,9 @@ def one_at_a_time(model, image, map_, target, blank, step, score):
                 row.append((logits.softmax(0) if score == "probability" else logits)[target].item())
             if count < map_.numel():
                 top, left = order[count] // map_.shape[1] * 16, order[count] % map_.shape[1] * 16
-                bottom = None if top == 48 else top + 16  # the last patches include pixels outside of patches
+                bottom = (
+                    None if top == 48 else top + 16
+                )  # the last patches include pixels outside of patches
                 right = None if left == 80 else left + 16
                 covered[:, top:bottom, left:right] = cover[:, top:bottom, left:right]
         rows.append(row)
@@ -76,13 +87,20 @@ def test_curves_equal_images_covered_one_at_a_time(vit):
     width = torch.tensor([7, 7, 7, 3]) / 24
     for score in ("probability", "logit"):
         result = curves(model, x, m, TARGET, step=7, score=score, internal_batch_size=5)
-        assert result.deletion.shape == result.insertion.shape == (2, 2, 5) and result.deletion_area.shape == (2, 2)
+        assert result.deletion.shape == result.insertion.shape == (
+            2,
+            2,
+            5,
+        ) and result.deletion_area.shape == (2, 2)
         for i, b in itertools.product(range(2), range(2)):
             deleted, inserted = one_at_a_time(model, x[b], m[i, b], TARGET[b], blank[b], 7, score)
             np.testing.assert_allclose(result.deletion[i, b], deleted, rtol=1e-9)
             np.testing.assert_allclose(result.insertion[i, b], inserted, rtol=1e-9)
             for area, row in ((result.deletion_area, deleted), (result.insertion_area, inserted)):
-                by_hand = sum(w * (a + z) / 2 for w, a, z in zip(width.tolist(), row[:-1], row[1:], strict=True))
+                by_hand = sum(
+                    w * (a + z) / 2
+                    for w, a, z in zip(width.tolist(), row[:-1], row[1:], strict=True)
+                )
                 assert area[i, b].item() == pytest.approx(by_hand, rel=1e-6)
     alone = curves(model, x[1:2], m[1, 1:2], TARGET[1:], step=7, score="logit")
     torch.testing.assert_close(alone.insertion[0], result.insertion[1, 1], rtol=1e-9, atol=0)
@@ -102,7 +120,17 @@ def test_random_maps_have_the_mean_and_spread_of_theory():
     """For a linear model: mean (full + empty) / 2, variance Σ(g − ḡ)² · Σ(r − r̄)² / (P − 1) / P², g gains, r places."""
     model, x, n = linear(SMALL.image), images(1, SMALL.image), 1000
     control = random_maps(SMALL, n, seed=5)[:, None]
-    result = curves(model, x, control, 3, baseline="zero", step=1, score="logit", grid=SMALL, internal_batch_size=500)
+    result = curves(
+        model,
+        x,
+        control,
+        3,
+        baseline="zero",
+        step=1,
+        score="logit",
+        grid=SMALL,
+        internal_batch_size=500,
+    )
     gain, empty = gains(model, x, 0 * x, [3])[0], model[1].bias[3].item()
     places = torch.arange(24, dtype=torch.float64)
     square = lambda v: (v - v.mean()).square().sum().item()  # noqa: E731
@@ -117,9 +145,14 @@ def test_curves_break_ties_by_the_seed():
     options = dict(step=1, grid=GRID)
     coarse = maps(3, 4, 6).sign().expand(2, 3, 4, 6)
     result = curves(model, x, coarse, 3, **options)
-    torch.testing.assert_close(result.deletion[0], result.deletion[1], rtol=1e-12, atol=0)  # equal maps, equal scores
     torch.testing.assert_close(
-        curves(model, x[2:], coarse[0, 2:], 3, **options).deletion[0], result.deletion[0, 2], rtol=1e-9, atol=0
+        result.deletion[0], result.deletion[1], rtol=1e-12, atol=0
+    )  # equal maps, equal scores
+    torch.testing.assert_close(
+        curves(model, x[2:], coarse[0, 2:], 3, **options).deletion[0],
+        result.deletion[0, 2],
+        rtol=1e-9,
+        atol=0,
     )
     other = curves(model, x, coarse, 3, seed=1, **options)
     assert not torch.allclose(result.deletion, other.deletion)
@@ -127,7 +160,10 @@ def test_curves_break_ties_by_the_seed():
     for i, count in enumerate(counts):  # higher patches come first, for every seed
         torch.testing.assert_close(result.deletion[0, i, count], other.deletion[0, i, count])
     m = maps(3, 4, 6)
-    assert torch.equal(curves(model, x, m, 3, **options).deletion, curves(model, x, m, 3, seed=1, **options).deletion)
+    assert torch.equal(
+        curves(model, x, m, 3, **options).deletion,
+        curves(model, x, m, 3, seed=1, **options).deletion,
+    )
     shifted = curves(model, x, 5 * m - 7, 3, **options)  # only the order counts
     assert torch.equal(curves(model, x, m, 3, **options).insertion, shifted.insertion)
 
@@ -135,8 +171,12 @@ def test_curves_break_ties_by_the_seed():
 def test_blurred_equals_torchvision():
     x = images(1, (81, 81))
     inside = (..., slice(24, -24), slice(24, -24))  # the two mirror edges differently
-    torch.testing.assert_close(blurred(x, 3)[inside], gaussian_blur(x, [25, 25], [3.0, 3.0])[inside])
-    torch.testing.assert_close(blurred(torch.ones(1, 3, 20, 9), 16), torch.ones(1, 3, 20, 9))  # wider than the image
+    torch.testing.assert_close(
+        blurred(x, 3)[inside], gaussian_blur(x, [25, 25], [3.0, 3.0])[inside]
+    )
+    torch.testing.assert_close(
+        blurred(torch.ones(1, 3, 20, 9), 16), torch.ones(1, 3, 20, 9)
+    )  # wider than the image
     assert blurred(x.bfloat16(), 3).dtype == torch.bfloat16
 
 
@@ -145,7 +185,9 @@ def test_curves_share_full_batches_and_memory_of_one_batch():
     model.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
     with Largest() as largest:
         curves(model, images(2), maps(3, 2, 4, 6), 3, step=5, grid=GRID, internal_batch_size=7)
-    count = 2 + 2 + 3 * 2 * 2 * 4  # whole images, empty images, and maps × images × two curves × steps
+    count = (
+        2 + 2 + 3 * 2 * 2 * 4
+    )  # whole images, empty images, and maps × images × two curves × steps
     assert sizes == [2, *[7] * (count // 7), count % 7]
     assert largest.numbers <= max(7 * 3 * 64 * 96, model[1].weight.numel())
 
@@ -174,17 +216,24 @@ def test_randomization_starts_from_the_top(vit):
         for name, weight in state.items():
             part = ".".join(name.split(".")[: 2 if name.startswith("blocks") else 1])
             varied = original[name].std(correction=0) > 0  # constant parameters keep their value
-            assert torch.equal(weight, original[name]) == (part not in PARTS[:step] or not varied), (step, name)
+            assert torch.equal(weight, original[name]) == (
+                part not in PARTS[:step] or not varied
+            ), (step, name)
     for name, weight in states[-1].items():
         if weight.numel() > 5000:  # redrawn with the same mean and deviation
             assert weight.std().item() == pytest.approx(original[name].std().item(), rel=0.05)
-            assert abs((weight.mean() - original[name].mean()).item()) < 0.05 * original[name].std().item()
+            assert (
+                abs((weight.mean() - original[name].mean()).item())
+                < 0.05 * original[name].std().item()
+            )
             assert abs(np.corrcoef(weight.flatten(), original[name].flatten())[0, 1]) < 0.05
 
 
 def test_randomization_compares_maps_after_chosen_parts(vit):
     model, x, method = vit(img_size=(64, 96)), images(dtype=torch.float32), relevance
-    every, some = (randomization(model, x, method, after=after) for after in (None, [PARTS[4], PARTS[0]]))
+    every, some = (
+        randomization(model, x, method, after=after) for after in (None, [PARTS[4], PARTS[0]])
+    )
     assert some.parts == (PARTS[0], PARTS[4])
     assert torch.equal(some.rank_correlation, every.rank_correlation[[0, 4]])
 
@@ -200,7 +249,9 @@ def test_randomization_leaves_the_model_unchanged(vit):
         return x.grad.abs().mean(1).unfold(-2, 16, 16).unfold(-2, 16, 16).mean((-1, -2))
 
     with left_as_found(model, x):
-        result, again, other = (randomization(model, x, careless, 3, seed=seed).rank_correlation for seed in (7, 7, 8))
+        result, again, other = (
+            randomization(model, x, careless, 3, seed=seed).rank_correlation for seed in (7, 7, 8)
+        )
     assert torch.equal(result, again) and not torch.equal(result, other)
 
 
@@ -211,21 +262,29 @@ def one_layer():
 def test_randomization_rank_correlation_closed_form():
     """1 − 6 Σ d² / (n (n² − 1)) without ties, and 1 or 0 for constant maps."""
     x, generator = images(dtype=torch.float32), torch.Generator().manual_seed(0)
-    a, b = (torch.stack([torch.randperm(24, generator=generator) for _ in range(2)]).double() for _ in "ab")
+    a, b = (
+        torch.stack([torch.randperm(24, generator=generator) for _ in range(2)]).double()
+        for _ in "ab"
+    )
     shaped = [m.exp().reshape(2, 4, 6) for m in (a, b)]  # only ranks matter
     result = randomization(one_layer(), x, fixed(*shaped))
     assert result.parts == ("1",)
     expected = 1 - 6 * (a - b).square().sum(-1) / (24 * (24**2 - 1))
     torch.testing.assert_close(result.rank_correlation[0], expected.float())
     flat = torch.ones(2, 4, 6)
-    assert randomization(one_layer(), x, fixed(flat, 5 * flat)).rank_correlation.tolist() == [[1, 1]]
+    assert randomization(one_layer(), x, fixed(flat, 5 * flat)).rank_correlation.tolist() == [
+        [1, 1]
+    ]
     for pair in ((flat, shaped[0]), (shaped[0], flat)):
         assert randomization(one_layer(), x, fixed(*pair)).rank_correlation.tolist() == [[0, 0]]
 
 
 def test_randomization_ssim_closed_form():
     """7 × 7 maps have one window: (2ab + c)(2·cov + d) / ((a² + b² + c)(var a + var b + d)), Wang et al. 2004."""
-    a, b = (torch.rand(1, 7, 7, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in (0, 1))
+    a, b = (
+        torch.rand(1, 7, 7, generator=torch.Generator().manual_seed(s), dtype=torch.float64)
+        for s in (0, 1)
+    )
     result = randomization(one_layer(), images(1, dtype=torch.float32), fixed(3 * a + 2, b))
     a, b = ((m - m.min()) / (m.max() - m.min()) for m in (a, b))
     cov = torch.cov(torch.stack([a.flatten(), b.flatten()]))
@@ -235,13 +294,21 @@ def test_randomization_ssim_closed_form():
     assert result.ssim.item() == pytest.approx(expected.item(), rel=1e-5)
     assert result.threshold == 0.5
     for last, unchanged in (([-0.9, -0.2], True), ([0.6, 0.3], False), ([0.5, -0.5], False)):
-        flagged = Randomization(("head", "stem"), torch.tensor([[1.0, 1.0], last]), torch.zeros(2, 2), 0.5)
+        flagged = Randomization(
+            ("head", "stem"), torch.tensor([[1.0, 1.0], last]), torch.zeros(2, 2), 0.5
+        )
         assert flagged.unchanged is unchanged
     tiny = [torch.rand(1, 2, 9) for _ in range(2)]
-    assert randomization(one_layer(), images(1, dtype=torch.float32), fixed(*tiny)).ssim.isnan().all()
+    assert (
+        randomization(one_layer(), images(1, dtype=torch.float32), fixed(*tiny)).ssim.isnan().all()
+    )
     for shape in ((1, 3, 9), (1, 4, 4), (1, 6, 6)):
         pair = [torch.rand(shape) for _ in range(2)]
-        assert randomization(one_layer(), images(1, dtype=torch.float32), fixed(*pair)).ssim.isfinite().all()
+        assert (
+            randomization(one_layer(), images(1, dtype=torch.float32), fixed(*pair))
+            .ssim.isfinite()
+            .all()
+        )
 
 
 def test_table_equals_curves():
@@ -252,13 +319,31 @@ def test_table_equals_curves():
     options = dict(score="logit", step=1, grid=GRID)
     result = table(model, x, named, target, orders=7, seed=3, internal_batch_size=50, **options)
     assert list(result.columns) == [
-        "image", "method", "deletion", "insertion", "difference", "rank", "random_orders", "random_deletion_mean",
-        "random_deletion_std", "random_insertion_mean", "random_insertion_std", "random_difference_mean",
-        "random_difference_std", "difference_z_score", "steps",
+        "image",
+        "method",
+        "deletion",
+        "insertion",
+        "difference",
+        "rank",
+        "random_orders",
+        "random_deletion_mean",
+        "random_deletion_std",
+        "random_insertion_mean",
+        "random_insertion_std",
+        "random_difference_mean",
+        "random_difference_std",
+        "difference_z_score",
+        "steps",
     ]
     assert result.method.tolist() == 2 * [*named] and result.image.tolist() == [0] * 4 + [1] * 4
-    assert set(result.random_orders) == {7} and set(result.steps) == {24} and result.index.tolist() == [*range(8)]
-    control = curves(model, x, random_maps(GRID, 7, seed=3)[:, None].expand(-1, 2, -1, -1), target, **options)
+    assert (
+        set(result.random_orders) == {7}
+        and set(result.steps) == {24}
+        and result.index.tolist() == [*range(8)]
+    )
+    control = curves(
+        model, x, random_maps(GRID, 7, seed=3)[:, None].expand(-1, 2, -1, -1), target, **options
+    )
     for b in range(2):
         rows = result[result.image == b].set_index("method")
         assert rows["rank"].tolist() == [1, 4, 1, 3]
@@ -279,14 +364,21 @@ def test_table_equals_curves():
 
 
 def test_curves_leave_everything_unchanged(vit):
-    model, x, m = vit(drop_rate=0.5, drop_path_rate=0.2, img_size=(64, 96)), images(dtype=torch.float32), maps(2, 4, 6)
+    model, x, m = (
+        vit(drop_rate=0.5, drop_path_rate=0.2, img_size=(64, 96)),
+        images(dtype=torch.float32),
+        maps(2, 4, 6),
+    )
     model.train()
     model.blocks[0].eval()
     with left_as_found(model, x.requires_grad_(), m.requires_grad_()):
         result = curves(model, x, m)
         with torch.inference_mode():
             again = curves(model, x.clone(), m.clone())
-        assert all(torch.equal(v, getattr(again, k)) and not v.requires_grad for k, v in vars(result).items())
+        assert all(
+            torch.equal(v, getattr(again, k)) and not v.requires_grad
+            for k, v in vars(result).items()
+        )
         refuses("classes 0 to 9, got 10", curves, model, x, m, 10)
         with model.norm.register_forward_hook(lambda *_: 1 / 0), pytest.raises(ZeroDivisionError):
             curves(model, x, m)
@@ -303,24 +395,35 @@ def test_curves_take_classes_or_the_predicted_one(vit):
     pair = torch.stack([curves(model, x, m, k, score="logit").deletion for k in (3, 7)])
     contrast = curves(model, x, m, 3, against=7, score="logit")
     torch.testing.assert_close(contrast.deletion, pair[0] - pair[1], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(curves(model, x, m, 3, against=7).deletion, contrast.deletion.sigmoid())
+    torch.testing.assert_close(
+        curves(model, x, m, 3, against=7).deletion, contrast.deletion.sigmoid()
+    )
 
 
 def test_curves_refuse_wrong_arguments(vit):
     model, x, m = vit(img_size=(64, 96)), images(dtype=torch.float32), maps(2, 4, 6)
-    resnet, damaged = timm.create_model("resnet18"), m.clone().index_fill_(2, torch.tensor(3), math.nan)
+    resnet, damaged = (
+        timm.create_model("resnet18"),
+        m.clone().index_fill_(2, torch.tensor(3), math.nan),
+    )
     for words, arguments, options in (
         (r"shape \(…, 2, 4, 6\), got \(2, 6, 4\)", (model, x, m.mT), {}),
         ("Maps must be finite", (model, x, damaged), {}),
         ("images as a floating-point tensor", (model, x[0], m), {}),
-        ("no classifier head, so its output is features", (vit(img_size=(64, 96), num_classes=0), x, m), {}),
+        (
+            "no classifier head, so its output is features",
+            (vit(img_size=(64, 96), num_classes=0), x, m),
+            {},
+        ),
         ("one row of outputs", (torch.nn.Identity(), x, m), dict(grid=GRID)),
         ("patches of ResNet|patches of resnet18", (resnet, x, m), {}),
         ("one of mean, blur, zero, got 'gray'", (model, x, m), dict(baseline="gray")),
         ("one of probability, logit, got 'odds'", (model, x, m), dict(score="odds")),
     ):
         refuses(words, curves, *arguments, **options)
-    result = curves(resnet, x, m[..., :2, :3], 3, grid=TokenGrid(2, 3, (32, 32), prefix=0))  # a model without tokens
+    result = curves(
+        resnet, x, m[..., :2, :3], 3, grid=TokenGrid(2, 3, (32, 32), prefix=0)
+    )  # a model without tokens
     assert result.deletion.shape == (2, 7) and result.deletion.isfinite().all()
 
 
@@ -336,7 +439,11 @@ def test_curves_equal_torch_cam(vit):
     """TorchCAM scores our map."""
     from torchcam import metrics
 
-    model, x, m = vit(img_size=(64, 96)), images(3, dtype=torch.float32), maps(3, 4, 6, dtype=torch.float32)
+    model, x, m = (
+        vit(img_size=(64, 96)),
+        images(3, dtype=torch.float32),
+        maps(3, 4, 6, dtype=torch.float32),
+    )
     model.head.weight.data.mul_(20)
     pixels = m.repeat_interleave(16, 1).repeat_interleave(16, 2)
 
@@ -353,5 +460,9 @@ def test_curves_equal_torch_cam(vit):
     theirs = metrics.DeletionInsertionMetric(Given(), lambda logits: logits.softmax(-1), steps=24)
     theirs.update(x, [3, 1, 0])
     ours = curves(model, x, m, [3, 1, 0], baseline="zero", step=1)
-    assert ours.deletion_area.mean().item() == pytest.approx(theirs.summary()["deletion_auc"], rel=1e-4)
-    assert ours.insertion_area.mean().item() == pytest.approx(theirs.summary()["insertion_auc"], rel=1e-4)
+    assert ours.deletion_area.mean().item() == pytest.approx(
+        theirs.summary()["deletion_auc"], rel=1e-4
+    )
+    assert ours.insertion_area.mean().item() == pytest.approx(
+        theirs.summary()["insertion_auc"], rel=1e-4
+    )

@@ -58,7 +58,9 @@ def test_capture_takes_subclasses_with_timms_forward():
         rollouts.append(attention.rollout(attn))
     assert torch.equal(*rollouts)
     for kind, method in ((Masked, "forward_features"), (Distilled, "_pos_embed")):
-        with pytest.raises(UnsupportedModelError, match=rf"overrides {method}.*register_model\({kind.__name__}"):
+        with pytest.raises(
+            UnsupportedModelError, match=rf"overrides {method}.*register_model\({kind.__name__}"
+        ):
             capture(kind(**small)).__enter__()
 
 
@@ -86,7 +88,10 @@ def test_capture_names_replaced_forwards():
             module(images)
     block = module.blocks[0]
     block.forward = lambda x, **_: x  # a block that skips its attention
-    with pytest.raises(UnsupportedModelError, match="the forward of block 0 was replaced"), capture(module):
+    with (
+        pytest.raises(UnsupportedModelError, match="the forward of block 0 was replaced"),
+        capture(module),
+    ):
         module(images)
 
 
@@ -98,13 +103,19 @@ def test_load_model_uses_the_activation_of_open_clip_weights(tmp_path):
     def quick(model):
         return any(isinstance(module, QuickGELU) for module in model.visual.modules())
 
-    names = [(name, tag) for name, tag in open_clip.list_pretrained()
-             if open_clip.get_pretrained_cfg(name, tag).get("quick_gelu")
-             and not open_clip.get_model_config(name).get("quick_gelu")]
+    names = [
+        (name, tag)
+        for name, tag in open_clip.list_pretrained()
+        if open_clip.get_pretrained_cfg(name, tag).get("quick_gelu")
+        and not open_clip.get_model_config(name).get("quick_gelu")
+    ]
     assert len(names) > 20
     names = dict(names).items()  # a tag of each architecture
-    small = {"embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16},
-             "text_cfg": {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1}}
+    small = {
+        "embed_dim": 32,
+        "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16},
+        "text_cfg": {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1},
+    }
     for name, tag in names:
         if "layers" in open_clip.get_model_config(name)["vision_cfg"] and "RN" not in name:
             assert quick(load_model(f"open_clip:{name}/{tag}", pretrained=False, **small))
@@ -126,14 +137,25 @@ def test_preprocess_equals_processors_of_transformers(tmp_path):
     images = [samples()["chelsea"], samples()["astronaut"].crop((0, 0, 200, 500))]
     cases = {
         "CLIPImageProcessor": [
-            {"size": 224, "crop_size": 224, "do_center_crop": True}, {"do_center_crop": False, "size": [32, 48]},
-            {"do_normalize": False}, {"do_rescale": False, "do_normalize": False}, {"rescale_factor": 1 / 127.5},
+            {"size": 224, "crop_size": 224, "do_center_crop": True},
+            {"do_center_crop": False, "size": [32, 48]},
+            {"do_normalize": False},
+            {"do_rescale": False, "do_normalize": False},
+            {"rescale_factor": 1 / 127.5},
             {"size": {"shortest_edge": 40}, "crop_size": {"height": 24, "width": 56}},
         ],
-        "ViTImageProcessor": [{}, {"resample": 0}, {"do_resize": False}, {"image_std": [0.2, 0.3, 0.4]}],
-        "BitImageProcessor": [{"size": {"shortest_edge": 256}, "crop_size": 224, "image_mean": [0.485, 0.456, 0.406]}],
+        "ViTImageProcessor": [
+            {},
+            {"resample": 0},
+            {"do_resize": False},
+            {"image_std": [0.2, 0.3, 0.4]},
+        ],
+        "BitImageProcessor": [
+            {"size": {"shortest_edge": 256}, "crop_size": 224, "image_mean": [0.485, 0.456, 0.406]}
+        ],
         "SiglipImageProcessor": [{"size": {"height": 256, "width": 256}}],
-        "BeitImageProcessor": [{}], "DeiTImageProcessor": [{"size": {"height": 256, "width": 256}}],
+        "BeitImageProcessor": [{}],
+        "DeiTImageProcessor": [{"size": {"height": 256, "width": 256}}],
     }
     small("ViTForImageClassification").save_pretrained(tmp_path)
     for kind, settings in cases.items():
@@ -146,7 +168,9 @@ def test_preprocess_equals_processors_of_transformers(tmp_path):
                 expected = processor(images=image, return_tensors="pt")["pixel_values"]
                 batch = preprocess(model, image)
                 assert np.abs(batch.numpy() - expected.numpy()).max() <= 1e-4, options
-                levels = processor(images=image, return_tensors="np", do_rescale=False, do_normalize=False)
+                levels = processor(
+                    images=image, return_tensors="np", do_rescale=False, do_normalize=False
+                )
                 shown = np.moveaxis(levels["pixel_values"][0], 0, -1)
                 assert np.abs(restore(model, batch)[0] - shown.astype(float)).max() <= 0.51
                 stored = pixels(model)(torch.from_numpy(np.array(image)).permute(2, 0, 1))
@@ -160,12 +184,18 @@ def test_load_model_refuses_other_patch_sizes(tmp_path):
     torch.save(model.state_dict(), tmp_path / "patch16.pth")
     timm.models.save_for_hf(model, tmp_path, model_args=small, safe_serialization=True)
     np.savez(tmp_path / "google.npz", **{"embedding/kernel": np.zeros((32, 32, 3, 48), np.float32)})
-    larger = load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "patch16.pth", img_size=64, **small)
+    larger = load_model(
+        "vit_tiny_patch16_224", checkpoint=tmp_path / "patch16.pth", img_size=64, **small
+    )
     assert larger.pos_embed.shape[1] == 17
     assert torch.equal(larger.patch_embed.proj.weight, model.patch_embed.proj.weight)
     for call in (
-        lambda: load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "patch16.pth", patch_size=8, **small),
-        lambda: load_model("vit_small_patch14_dinov2", checkpoint=tmp_path / "patch16.pth", **small),
+        lambda: load_model(
+            "vit_tiny_patch16_224", checkpoint=tmp_path / "patch16.pth", patch_size=8, **small
+        ),
+        lambda: load_model(
+            "vit_small_patch14_dinov2", checkpoint=tmp_path / "patch16.pth", **small
+        ),
         lambda: load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "google.npz", **small),
         lambda: load_model(tmp_path, patch_size=8),
     ):
@@ -181,10 +211,14 @@ def test_scores_of_independent_outputs_are_sigmoids():
     softmax = [score for _, score in top_classes(model, logits)[0]]
     assert sum(softmax) == pytest.approx(1)
     model.config.problem_type = "multi_label_classification"
-    assert [score for _, score in top_classes(model, logits, 3)[0]] == pytest.approx([0.965, 0.956, 0.946], abs=1e-3)
+    assert [score for _, score in top_classes(model, logits, 3)[0]] == pytest.approx(
+        [0.965, 0.956, 0.946], abs=1e-3
+    )
     plain = load_model("test_vit", pretrained=False, num_classes=4, outputs="independent")
     assert torch.equal(scores(torch.nn.DataParallel(plain), logits), logits.sigmoid())
-    assert torch.equal(scores(timm.create_model("test_vit", num_classes=4), logits), logits.softmax(-1))
+    assert torch.equal(
+        scores(timm.create_model("test_vit", num_classes=4), logits), logits.softmax(-1)
+    )
 
 
 def test_scores_of_a_single_output_are_values():
@@ -192,12 +226,17 @@ def test_scores_of_a_single_output_are_values():
     model = timm.create_model("test_vit")
     model.reset_classifier(1)
     logits = torch.tensor([[62.3]])
-    ((_, value),), = top_classes(model, logits)
+    (((_, value),),) = top_classes(model, logits)
     assert abs(value - 62.3) < 1e-5
     assert torch.equal(resolved(model, logits, 0).measured(logits, "probability"), logits[:, 0])
     several = load_model("test_vit", pretrained=False, num_classes=3, outputs="value")
     assert torch.equal(scores(several, logits.expand(1, 3)), logits.expand(1, 3))
-    assert scores(load_model("test_vit", pretrained=False, num_classes=1, outputs="independent"), logits).item() == 1
+    assert (
+        scores(
+            load_model("test_vit", pretrained=False, num_classes=1, outputs="independent"), logits
+        ).item()
+        == 1
+    )
 
 
 def test_load_model_reads_checkpoints_of_training_programs(tmp_path, capsys):
@@ -212,12 +251,26 @@ def test_load_model_reads_checkpoints_of_training_programs(tmp_path, capsys):
 
     projection = {"head.mlp.0.weight": torch.zeros(3, 48)}
     for content, classes in (
-        (state, 5), ({"state_dict": state, "args": argparse.Namespace(lr=1)}, 5), (prefixed("module."), 5),
-        ({"model": prefixed("_orig_mod.module.")}, 5), ({"state_dict": prefixed("model."), "epoch": 3}, 5),
-        ({"student": prefixed("module.backbone.", {k: v + 1 for k, v in features.items()}),
-          "teacher": prefixed("backbone.", features) | projection, "epoch": 3}, 0),
-        ({"model": prefixed("student.backbone.", {k: v + 1 for k, v in features.items()})
-          | prefixed("teacher.backbone.", features)}, 0),
+        (state, 5),
+        ({"state_dict": state, "args": argparse.Namespace(lr=1)}, 5),
+        (prefixed("module."), 5),
+        ({"model": prefixed("_orig_mod.module.")}, 5),
+        ({"state_dict": prefixed("model."), "epoch": 3}, 5),
+        (
+            {
+                "student": prefixed("module.backbone.", {k: v + 1 for k, v in features.items()}),
+                "teacher": prefixed("backbone.", features) | projection,
+                "epoch": 3,
+            },
+            0,
+        ),
+        (
+            {
+                "model": prefixed("student.backbone.", {k: v + 1 for k, v in features.items()})
+                | prefixed("teacher.backbone.", features)
+            },
+            0,
+        ),
         (prefixed("net.vit."), 5),
     ):
         torch.save(content, file)
@@ -226,22 +279,32 @@ def test_load_model_reads_checkpoints_of_training_programs(tmp_path, capsys):
         assert all(torch.equal(value, opened.state_dict()[key]) for key, value in features.items())
         if classes:
             assert torch.equal(opened.head.weight, model.head.weight)
-        assert f"its head has {classes} classes" in (output := capsys.readouterr().err) or "it has no head" in output
+        assert (
+            f"its head has {classes} classes" in (output := capsys.readouterr().err)
+            or "it has no head" in output
+        )
     torch.save(state, file)
     assert load_model(name, checkpoint=file, num_classes=0, **small).num_classes == 0
 
     bare = {key: value for key, value in state.items() if "blocks.1.mlp" not in key}
     for content, word in (
-        ({"student": {"a": torch.zeros(1)}, "predictor": {"b": torch.zeros(1)}}, "it holds predictor, student"),
-        (bare, "its head has 5 classes"), (state | {"decoder.weight": torch.zeros(3)}, "such as decoder.weight"),
+        (
+            {"student": {"a": torch.zeros(1)}, "predictor": {"b": torch.zeros(1)}},
+            "it holds predictor, student",
+        ),
+        (bare, "its head has 5 classes"),
+        (state | {"decoder.weight": torch.zeros(3)}, "such as decoder.weight"),
         (prefixed("model.") | {"criterion.weight": torch.zeros(3)}, "such as criterion.weight"),
         (timm.create_model(name, **small | {"depth": 3}).state_dict(), "does not hold the weights"),
-        ({"state_dict": state, "extra": pathlib.PurePosixPath("a")}, "cannot be read"), (model, "cannot be read"),
+        ({"state_dict": state, "extra": pathlib.PurePosixPath("a")}, "cannot be read"),
+        (model, "cannot be read"),
     ):
         torch.save(content, file)
         refuses(word, load_model, name, checkpoint=file, **small)
     torch.save(state, file)
-    refuses("its head has 5 classes, not 7", load_model, name, checkpoint=file, num_classes=7, **small)
+    refuses(
+        "its head has 5 classes, not 7", load_model, name, checkpoint=file, num_classes=7, **small
+    )
     for damaged in (b"", b"hello", file.read_bytes()[:3000]):
         file.write_bytes(damaged)
         refuses("cannot be read", load_model, name, checkpoint=file, **small)
@@ -253,12 +316,22 @@ def test_load_model_reads_the_papers_arrays(tmp_path):
     name, small = "vit_tiny_patch16_224", dict(img_size=32, embed_dim=48, depth=2, num_heads=2)
     model = timm.create_model(name, num_classes=5, **small)
     state = {key: value.numpy() for key, value in model.state_dict().items()}
-    renamed = {"norm1": "LayerNorm_0", "norm2": "LayerNorm_2", "fc1": "MlpBlock_3/Dense_0", "fc2": "MlpBlock_3/Dense_1"}
-    arrays = {"cls": state["cls_token"], "Transformer/posembed_input/pos_embedding": state["pos_embed"],
-              "embedding/kernel": state["patch_embed.proj.weight"].transpose(2, 3, 1, 0),
-              "embedding/bias": state["patch_embed.proj.bias"], "head/kernel": state["head.weight"].T,
-              "head/bias": state["head.bias"], "Transformer/encoder_norm/scale": state["norm.weight"],
-              "Transformer/encoder_norm/bias": state["norm.bias"]}
+    renamed = {
+        "norm1": "LayerNorm_0",
+        "norm2": "LayerNorm_2",
+        "fc1": "MlpBlock_3/Dense_0",
+        "fc2": "MlpBlock_3/Dense_1",
+    }
+    arrays = {
+        "cls": state["cls_token"],
+        "Transformer/posembed_input/pos_embedding": state["pos_embed"],
+        "embedding/kernel": state["patch_embed.proj.weight"].transpose(2, 3, 1, 0),
+        "embedding/bias": state["patch_embed.proj.bias"],
+        "head/kernel": state["head.weight"].T,
+        "head/bias": state["head.bias"],
+        "Transformer/encoder_norm/scale": state["norm.weight"],
+        "Transformer/encoder_norm/bias": state["norm.bias"],
+    }
     for layer in range(2):
         block = f"Transformer/encoderblock_{layer}/"
         attention = f"{block}MultiHeadDotProductAttention_1/"
@@ -276,8 +349,13 @@ def test_load_model_reads_the_papers_arrays(tmp_path):
                 arrays[f"{block}{theirs}/{scale}"] = value.T
     np.savez(tmp_path / "vit.npz", **arrays)
     opened = load_model(name, checkpoint=tmp_path / "vit.npz", **small)
-    assert all(torch.equal(value, opened.state_dict()[key]) for key, value in model.state_dict().items())
-    for wrong, word in (({"depth": 1}, "has 2 layers"), ({"init_values": 1e-5}, "it lacks blocks.0.ls1.gamma")):
+    assert all(
+        torch.equal(value, opened.state_dict()[key]) for key, value in model.state_dict().items()
+    )
+    for wrong, word in (
+        ({"depth": 1}, "has 2 layers"),
+        ({"init_values": 1e-5}, "it lacks blocks.0.ls1.gamma"),
+    ):
         refuses(word, load_model, name, checkpoint=tmp_path / "vit.npz", **small | wrong)
     np.savez(tmp_path / "vit.npz", **arrays | {"pre_logits/kernel": np.zeros((48, 48), np.float32)})
     assert load_model(name, checkpoint=tmp_path / "vit.npz", **small).num_classes == 0
@@ -291,11 +369,16 @@ def test_load_model_prefers_averaged_weights(tmp_path, capsys):
     for plain, averaged in (("state_dict", "state_dict_ema"), ("model", "model_ema")):
         torch.save({plain: a, averaged: b}, tmp_path / "weights.pth")
         opened = load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "weights.pth", **small)
-        assert torch.equal(opened.pos_embed, b["pos_embed"]) and f"Took {averaged}" in capsys.readouterr().err
+        assert (
+            torch.equal(opened.pos_embed, b["pos_embed"])
+            and f"Took {averaged}" in capsys.readouterr().err
+        )
 
 
 def test_load_model_names_the_base_of_a_lora_adapter(tmp_path):
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "google/vit-base"}))
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": "google/vit-base"})
+    )
     refuses("LoRA adapter of google/vit-base.*merge_and_unload", load_model, tmp_path)
 
 
@@ -306,17 +389,27 @@ def test_load_model_reports_guessed_preprocessing(tmp_path, capsys):
     config = json.loads((tmp_path / "config.json").read_text())
     load_model(tmp_path)
     assert not capsys.readouterr().err
-    (tmp_path / "config.json").write_text(json.dumps({k: config[k] for k in ("architecture", "num_classes")}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({k: config[k] for k in ("architecture", "num_classes")})
+    )
     opened, notes = load_model(tmp_path), []
     assert data_config(opened) == data_config(model) and data_config(opened)["crop_pct"] != 0.875
     preprocess(opened, samples()["chelsea"], on_note=notes.append)
-    assert "has no input_size, interpolation, crop_pct, mean, std" in capsys.readouterr().err and len(notes) == 1
+    assert (
+        "has no input_size, interpolation, crop_pct, mean, std" in capsys.readouterr().err
+        and len(notes) == 1
+    )
     preprocess(nn.Identity(), samples()["chelsea"], on_note=notes.append)
     assert "is a guess" in notes[1]
 
 
 def test_load_reads_images_of_any_extension(tmp_path):
-    kinds = {"cat": (".jpg", "JPEG"), "dog": (".pgm", "PPM"), "owl": (".jfif", "JPEG"), "pig": ("", "PNG")}
+    kinds = {
+        "cat": (".jpg", "JPEG"),
+        "dog": (".pgm", "PPM"),
+        "owl": (".jfif", "JPEG"),
+        "pig": ("", "PNG"),
+    }
     for name, (ending, kind) in kinds.items():
         write(tmp_path, {f"{name}/{i}{ending}": encoded(i, kind) for i in range(12)})
     assert load(tmp_path, "whole").class_names == tuple(kinds)
@@ -339,10 +432,15 @@ def test_reports_show_values_without_percent_sign():
 
     inspection, explanation = reports(1)
     assert float(inspection.pictures[0].caption) > 50 and "%" not in explanation.title
-    assert explanation.title.startswith(f"Why {inspection.pictures[0].caption}?") and explanation.value > 50
+    assert (
+        explanation.title.startswith(f"Why {inspection.pictures[0].caption}?")
+        and explanation.value > 50
+    )
     assert inspection.to_dict()["images"][0]["top5"][0]["value"] > 50
     inspection, explanation = reports(3, outputs="value")
-    assert "%" not in inspection.pictures[0].caption + explanation.title and "(6" in explanation.title
+    assert (
+        "%" not in inspection.pictures[0].caption + explanation.title and "(6" in explanation.title
+    )
     inspection, explanation = reports(1, outputs="independent")
     assert inspection.pictures[0].caption == "0 100%" and "(100.0%)" in explanation.title
 
@@ -381,7 +479,9 @@ def test_fit_resumes_bit_for_bit_after_a_killed_worker(tmp_path):
 
         def __getitem__(self, i):
             if i == 200 and not self.spared.exists():
-                if (read := self.spared.with_name("read")).exists():  # in the second epoch, after some steps
+                if (
+                    read := self.spared.with_name("read")
+                ).exists():  # in the second epoch, after some steps
                     os.kill(os.getpid(), signal.SIGKILL)
                 read.touch()
             return self.images[i]
@@ -391,7 +491,9 @@ def test_fit_resumes_bit_for_bit_after_a_killed_worker(tmp_path):
     plan = replace(plan, augment=replace(plan.augment, scale=(0.5, 1.0)))
 
     def weights(out: str, spared: Path) -> list[torch.Tensor]:
-        samples = Samples(Fatal(digits.images, spared), digits.labels, digits.class_names, range(256))
+        samples = Samples(
+            Fatal(digits.images, spared), digits.labels, digits.class_names, range(256)
+        )
         stream = ImageStream(samples, 8, Fitting(8), workers=1)
         model = plan.build()
         for _ in fit(model, (stream, valid), plan, device="cpu", out=tmp_path / out, resume=True):

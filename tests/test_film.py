@@ -19,15 +19,25 @@ def points(line):
 def test_training_draws_the_readings_of_the_run():
     steps = list(history(90))
     loss, accuracy, rate = (figure := plot.training(steps, marks={"mixing off": 81})).axes
-    assert [text.get_text() for text in loss.texts] == ["mixing off "] and loss.lines[1].get_xdata() == [81, 81]
+    assert [text.get_text() for text in loss.texts] == ["mixing off "] and loss.lines[
+        1
+    ].get_xdata() == [81, 81]
     assert points(loss.lines[0]) == [(s.step, s.loss) for s in steps if s.step % 10 == 0]
     assert points(rate.lines[0]) == [(s.step, s.rate) for s in steps]
     for line, key in zip(accuracy.lines, ("top1", "top1_average"), strict=True):
         assert points(line) == [(s.step, s.metrics[key]) for s in steps if s.step % 30 == 0]
-    older = [{name: value for name, value in asdict(s).items() if name != "rate"} | {"lr": s.rate} for s in steps]
+    older = [
+        {name: value for name, value in asdict(s).items() if name != "rate"} | {"lr": s.rate}
+        for s in steps
+    ]
     assert points(plot.training(older).axes[2].lines[0]) == points(rate.lines[0])
-    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["weights: 98.0 %", "their moving average: 99.0 %"]
-    unlabeled = [asdict(step) | {"metrics": {"valid_loss": 9.0} if step.metrics else {}} for step in steps]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == [
+        "weights: 98.0 %",
+        "their moving average: 99.0 %",
+    ]
+    unlabeled = [
+        asdict(step) | {"metrics": {"valid_loss": 9.0} if step.metrics else {}} for step in steps
+    ]
     loss, valid, _ = plot.training(unlabeled).axes
     assert loss.get_ylim() == valid.get_ylim() and valid.get_ylim()[1] > 9
 
@@ -36,7 +46,11 @@ def test_training_keeps_the_axes_of_a_running_run():
     steps = list(history(90))
     early, late = (plot.training(steps[:count]).axes for count in (35, 90))
     assert [ax.get_xlim() for ax in early] == [ax.get_xlim() for ax in late] == [(0, 90)] * 3
-    assert [ax.get_ylim() for ax in early[1:]] == [ax.get_ylim() for ax in late[1:]] == [(0, 100), (0, 1.05)]
+    assert (
+        [ax.get_ylim() for ax in early[1:]]
+        == [ax.get_ylim() for ax in late[1:]]
+        == [(0, 100), (0, 1.05)]
+    )
     assert early[0].get_ylim() == late[0].get_ylim() and early[0].get_ylim()[1] > steps[9].loss
     assert not any(ax.lines for ax in plot.training([]).axes)
 
@@ -46,7 +60,11 @@ def tiles(ax, cols, size):
     _, right, bottom, _ = ax.images[0].get_extent()
     step = (right - cols * size) / (cols - 1) + size
     lines = round(bottom / step)
-    places = [(size / 2 + col * step, size / 2 + row * step) for row in range(lines) for col in range(cols)]
+    places = [
+        (size / 2 + col * step, size / 2 + row * step)
+        for row in range(lines)
+        for col in range(cols)
+    ]
     return np.stack([tile(ax, x, y, size, size) for x, y in places])
 
 
@@ -77,11 +95,22 @@ def test_snapshot_draws_the_arrays_of_its_step():
         check(figure.axes, run, index, (7, 28), (4, 8))
         assert figure.get_suptitle() == f"Step {run['steps'][index]}"
         low, high = figure.axes[2].get_ylim()
-        assert 0.9 * run["distances"].min() < low < run["distances"].min() and run["distances"].max() < high
+        assert (
+            0.9 * run["distances"].min() < low < run["distances"].min()
+            and run["distances"].max() < high
+        )
         assert low < 0.8 * set(figure.axes[2].lines[-1].get_ydata()).pop()
         assert figure.axes[3].child_axes[0].get_ylim() == (0, pytest.approx(run["rollout"].max()))
-    for given, prefix in ((run, 1), ({**run, "prefix": np.full(3, 4.0)}, 4), ({**run, "prefix": np.zeros(3)}, 0)):
-        dashed = TokenGrid(8, 8, (8, 8)).distances(dtype=torch.float64).mean().item() * 64 / (64 + prefix)
+    for given, prefix in (
+        (run, 1),
+        ({**run, "prefix": np.full(3, 4.0)}, 4),
+        ({**run, "prefix": np.zeros(3)}, 0),
+    ):
+        dashed = (
+            TokenGrid(8, 8, (8, 8)).distances(dtype=torch.float64).mean().item()
+            * 64
+            / (64 + prefix)
+        )
         (line,) = set(plot.snapshot(given).axes[2].lines[-1].get_ydata())
         assert line == pytest.approx(dashed, rel=1e-6)
 

@@ -27,8 +27,11 @@ def told(chapter: str) -> tuple[str, str]:
     """The prose of a chapter in one line, and its printed lines and tables."""
     (path,) = FOLDER.glob(f"{chapter}_*.ipynb")
     cells = nbformat.read(path, as_version=4).cells
-    shown = [each.get("text", "") or each.get("data", {}).get("text/plain", "")
-             for cell in cells for each in cell.get("outputs", [])]
+    shown = [
+        each.get("text", "") or each.get("data", {}).get("text/plain", "")
+        for cell in cells
+        for each in cell.get("outputs", [])
+    ]
     prose = " ".join(cell.source for cell in cells if cell.cell_type == "markdown")
     return " ".join(prose.split()), "\n".join(shown)
 
@@ -85,7 +88,9 @@ def test_chapter_01_order_enters_by_positions_alone(specimen, photos):
 def test_chapter_01_root_keeps_softmax_from_one_key(weights):
     rows = weights[1, 0].double()
     assert round(rows.amax(-1).mean().item(), 2) == 0.20
-    sharper = rows.log().mul(64**0.5).softmax(-1)  # log-weights are the scaled products up to a constant
+    sharper = (
+        rows.log().mul(64**0.5).softmax(-1)
+    )  # log-weights are the scaled products up to a constant
     assert round(sharper.amax(-1).mean().item(), 2) == 0.83
 
 
@@ -112,7 +117,9 @@ def test_chapter_02_nearest_neighbor_equals_the_recipe():
     pixels, accuracy = data.images.reshape(-1, 64), []
     for seen, new in StratifiedKFold(5, shuffle=True, random_state=0).split(pixels, data.target):
         squared = (pixels[new, None] - pixels[seen]) ** 2
-        accuracy.append(100 * (data.target[seen][squared.sum(-1).argmin(1)] == data.target[new]).mean())
+        accuracy.append(
+            100 * (data.target[seen][squared.sum(-1).argmin(1)] == data.target[new]).mean()
+        )
     recipe = pd.read_csv(DATA / "results" / "digits.csv")["top1"][:5]
     mean, spread = np.mean(accuracy), np.std(accuracy, ddof=1)
     assert re.search(rf"^mean +{mean:.1f} +{recipe.mean():.1f}$", shown, re.M)
@@ -129,14 +136,21 @@ def test_chapters_03_and_04_local_heads_and_equal_rows(photos):
     with torch.no_grad():
         model(photos)
     row, col = torch.arange(196) // 14, torch.arange(196) % 14
-    for (layer, head), step in {(1, 2): (0, -1), (2, 0): (1, 0), (2, 1): (0, 1), (3, 2): (-1, 0)}.items():
+    for (layer, head), step in {
+        (1, 2): (0, -1),
+        (2, 0): (1, 0),
+        (2, 1): (0, 1),
+        (3, 2): (-1, 0),
+    }.items():
         peak = maps[layer][:, head, 1:, 1:].argmax(-1)
         share = ((row[peak] - row == step[0]) & (col[peak] - col == step[1])).double().mean()
         assert share > 0.7, "the largest weight is on one neighbor"
         if (layer, head) == (2, 0):
             assert round(share.item(), 3) == 0.923
     pairs = torch.ones(196, 196).triu(1).bool()
-    last = np.array([[torch.corrcoef(m)[pairs].mean() for m in image] for image in maps[11][:, :, 1:, 1:]])
+    last = np.array(
+        [[torch.corrcoef(m)[pairs].mean() for m in image] for image in maps[11][:, :, 1:, 1:]]
+    )
     assert round(float(last.min()), 2) == 0.88 and 0.985 < last[1].min() < last[1].max() < 1
     eye = 1 + 5 * 14 + 4
     assert round(maps[8][1, 2, eye, 1 + 6 * 14 + 11].item(), 3) == 0.076, "the other eye"
@@ -148,7 +162,9 @@ def attention_of(model: torch.nn.Module, images: torch.Tensor) -> np.ndarray:
     weights = []
     for block in model.blocks:
         block.attn.fused_attn = False
-        block.attn.attn_drop.register_forward_hook(lambda _, args, output: weights.append(output.double()))
+        block.attn.attn_drop.register_forward_hook(
+            lambda _, args, output: weights.append(output.double())
+        )
     with torch.no_grad():
         model(images)
     return torch.stack(weights).numpy()
@@ -182,12 +198,18 @@ def test_chapter_06_numbers_of_rollout():
     for each in (rows[:, :, 1:], weights[-1].mean(1)[:, :, 1:]):
         values = np.stack([np.corrcoef(image)[0] for image in each])
         similar += [values.mean(), values.min()]
-    words = "by {:.2f} on average and by {:.2f} at least; in the last layer alone by {:.2f} and {:.2f}"
+    words = (
+        "by {:.2f} on average and by {:.2f} at least; in the last layer alone by {:.2f} and {:.2f}"
+    )
     assert words.format(*similar) in prose
     most = weights[-1].mean((1, 2))[:, 1:].argsort(1)[:, -8:]
-    shares = [np.take_along_axis(each, most, 1).sum(1) / each.sum(1) for each in (through[0], through[-1])]
+    shares = [
+        np.take_along_axis(each, most, 1).sum(1) / each.sum(1) for each in (through[0], through[-1])
+    ]
     words = "{:.0f} to {:.0f} % of the last layer's map, and {:.0f} to {:.0f} % of the full rollout"
-    assert words.format(*(100 * end for each in shares for end in (each.min(), each.max()))) in prose
+    assert (
+        words.format(*(100 * end for each in shares for end in (each.min(), each.max()))) in prose
+    )
 
 
 def test_chapter_07_numbers_of_three_tests():
@@ -204,7 +226,10 @@ def test_chapter_07_numbers_of_three_tests():
     model, images = bundled()
     with torch.no_grad():
         target = model(images).argmax(1)
-    maps = {name: [getattr(attribution, name)(model, images, target)] for name in ("rollout", "relevance", "grad_cam")}
+    maps = {
+        name: [getattr(attribution, name)(model, images, target)]
+        for name in ("rollout", "relevance", "grad_cam")
+    }
     for seed in (10, 11):  # other draws than the chapter's
         generator = torch.Generator().manual_seed(seed)
         for weight in model.head.parameters():
@@ -213,8 +238,13 @@ def test_chapter_07_numbers_of_three_tests():
         for name, each in maps.items():
             each.append(getattr(attribution, name)(model, images, target))
     kept = {
-        name: np.mean([abs(spearmanr(a.flatten(), b.flatten()).statistic)
-                       for later in each[1:] for a, b in zip(each[0], later, strict=True)])
+        name: np.mean(
+            [
+                abs(spearmanr(a.flatten(), b.flatten()).statistic)
+                for later in each[1:]
+                for a, b in zip(each[0], later, strict=True)
+            ]
+        )
         for name, each in maps.items()
     }
     for name, value in kept.items():
@@ -227,36 +257,58 @@ def test_chapter_11_accuracy_is_half_way_between_filters_and_distance():
     prose, shown = told("11")
     folder = DATA / "checkpoints" / "vit_tiny_patch8_64"
     records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    scored = {0: 0.5} | {record["step"]: record["metrics"]["top1"] for record in records if record["metrics"]}
+    scored = {0: 0.5} | {
+        record["step"]: record["metrics"]["top1"] for record in records if record["metrics"]
+    }
     steps, half = list(scored), (0.5 + scored[11700]) / 2
     after = next(step for step in steps if scored[step] >= half)
     before = steps[steps.index(after) - 1]
     middle = np.interp(half, list(scored.values()), steps)
     measured = f"half-way between steps {before:,} and {after:,}, two measurements with {scored[before]:.1f} % and"
-    assert f"{measured} {scored[after]:.1f} %. On a straight line that is step {middle:,.0f}." in prose
+    assert (
+        f"{measured} {scored[after]:.1f} %. On a straight line that is step {middle:,.0f}." in prose
+    )
     run = snapshots.load(folder / "snapshots.npz")
     moments = {}
-    for name, values in {"distance": run["distances"].mean((1, 2), dtype=float),
-                         "rollout": (run["rollout"].max((2, 3)) / run["rollout"].mean((2, 3), dtype=float)).mean(1),
-                         "confidence": run["top1_confidence"].mean(1, dtype=float)}.items():
+    for name, values in {
+        "distance": run["distances"].mean((1, 2), dtype=float),
+        "rollout": (run["rollout"].max((2, 3)) / run["rollout"].mean((2, 3), dtype=float)).mean(1),
+        "confidence": run["top1_confidence"].mean(1, dtype=float),
+    }.items():
         reached = ((values - values[0]) / (values[-1] - values[0]) >= 0.5).argmax()
         moments[name] = run["steps"][reached - 1], run["steps"][reached]
-    assert "The **rollout** goes half of its way between steps {:,} and {:,}".format(*moments["rollout"]) in prose
+    assert (
+        "The **rollout** goes half of its way between steps {:,} and {:,}".format(
+            *moments["rollout"]
+        )
+        in prose
+    )
     assert "It gets there between steps {:,} and {:,}".format(*moments["distance"]) in prose
     assert f"Confidence is half-way only by step {moments['confidence'][1]:,}" in prose
     filters = re.search(r"^filters +\d+ +(\d+) +(\d+) +(\d+) ", shown, re.M)
-    assert int(filters[1]) < int(filters[2]) < int(filters[3]) == 1392 < middle < moments["distance"][0]
+    assert (
+        int(filters[1])
+        < int(filters[2])
+        < int(filters[3])
+        == 1392
+        < middle
+        < moments["distance"][0]
+    )
     low, high = run["top1_confidence"].mean(1, dtype=float)[-2:]
     rise = scored[11700] - np.interp(run["steps"][-2], steps, list(scored.values()))
     assert f"jumps from {low:.3f} to {high:.3f} between the last two moments" in prose
     assert f"while accuracy rises by {rise:.1f} points" in prose
 
 
-def paired(file: str, first: str, second: str, metric: str = "top1", images: int | None = None) -> tuple[float, float]:
+def paired(
+    file: str, first: str, second: str, metric: str = "top1", images: int | None = None
+) -> tuple[float, float]:
     """Mean difference of two models within seeds and half of Student's 95 % interval, by SciPy."""
     table = pd.read_csv(DATA / "results" / f"{file}.csv")
     table = table if images is None else table[table["images"] == images]
-    one, other = (table[table["model"] == name].set_index("seed")[metric] for name in (first, second))
+    one, other = (
+        table[table["model"] == name].set_index("seed")[metric] for name in (first, second)
+    )
     found = ttest_1samp((one - other).dropna(), 0)
     low, high = found.confidence_interval(0.95)
     return (low + high) / 2, (high - low) / 2
@@ -270,8 +322,11 @@ def test_chapter_12_leads_without_labels_and_filters_at_the_border():
             mean, half = paired(file, name, "random weights")
             assert re.search(rf"{name}, tuned for {epochs} e.* {mean:.1f} +{half:.1f} ", shown)
             clear += [(name, epochs)] if mean > half else []
-    assert clear == [("masked patches, 1,000 steps", 10), ("masked autoencoder, 1,000 steps", 10),
-                     ("masked autoencoder, 8,000 steps", 40)]
+    assert clear == [
+        ("masked patches, 1,000 steps", 10),
+        ("masked autoencoder, 1,000 steps", 10),
+        ("masked autoencoder, 8,000 steps", 40),
+    ]
     inside = np.load(DATA / "results" / "masked-cpu.npz")
     for name, said in (("masked patches", "81"), ("masked autoencoder", "89")):
         squares = inside[f"{name}, 8,000 steps, before tuning/filters"][:, :8].astype(float) ** 2
@@ -284,7 +339,9 @@ def test_chapter_13_leads_of_miniatures():
     prose, shown = told("13")
     for kind, file in (("steps", "data-size-cpu"), ("epochs", "data-size-cpu-epochs")):
         for images in (2_500, 7_500, 25_000):
-            table = "data-size-cpu" if images == 7_500 else file  # both studies share the middle size
+            table = (
+                "data-size-cpu" if images == 7_500 else file
+            )  # both studies share the middle size
             mean, half = paired(table, "ViT, patch 4", "ResNet", images=images)
             (line,) = re.findall(rf"equal {kind}, ViT over ResNet:.*", shown)
             assert f"{images:,} images {mean:+.1f} ± {half:.1f}" in line
@@ -294,19 +351,42 @@ def test_chapter_13_leads_of_miniatures():
 
 def test_appendix_c_verdicts_equal_the_committed_tables():
     prose, shown = told("C")
-    names = {"positions": "learned, 1-D", "scaling": "base", "bias": "plain", "equivariance": "plain"}
+    names = {
+        "positions": "learned, 1-D",
+        "scaling": "base",
+        "bias": "plain",
+        "equivariance": "plain",
+    }
     verdicts = {}
     for study, baseline in names.items():
         models = pd.read_csv(DATA / "results" / f"{study}-cpu.csv")["model"].unique()
         for name in set(models) - {baseline}:
             mean, half = paired(f"{study}-cpu", name, baseline)
-            assert re.search(rf"^{re.escape(name)} .* {mean:.1f} +{half:.1f}\b", shown, re.M), (study, name)
+            assert re.search(rf"^{re.escape(name)} .* {mean:.1f} +{half:.1f}\b", shown, re.M), (
+                study,
+                name,
+            )
             verdicts[study, name] = 0 if abs(mean) < half else np.sign(mean)
-    ahead = {name for (study, name), verdict in verdicts.items() if study == "scaling" and verdict > 0}
-    assert ahead == {"depth, 1", "depth, 2", "patch size, 1", "patch size, 2", "width, 1", "width, 2", "all, 1"}
+    ahead = {
+        name for (study, name), verdict in verdicts.items() if study == "scaling" and verdict > 0
+    }
+    assert ahead == {
+        "depth, 1",
+        "depth, 2",
+        "patch size, 1",
+        "patch size, 2",
+        "width, 1",
+        "width, 2",
+        "all, 1",
+    }
     assert not any(verdict for (study, _), verdict in verdicts.items() if study == "bias")
-    assert verdicts["equivariance", "averaged over rotations"] < 0 and "costs 2.6 ± 1.1 points" in prose
-    assert [n for (s, n), v in verdicts.items() if s == "positions" and v > 0] == ["learned, 2-D, every layer"]
+    assert (
+        verdicts["equivariance", "averaged over rotations"] < 0
+        and "costs 2.6 ± 1.1 points" in prose
+    )
+    assert [n for (s, n), v in verdicts.items() if s == "positions" and v > 0] == [
+        "learned, 2-D, every layer"
+    ]
 
 
 @torch.no_grad()
@@ -316,31 +396,59 @@ def test_chapter_08_partners_are_found_best_after_layer_2(specimen, photos):
     places = np.array([(row, column) for row in range(14) for column in range(14)])
     ends = 1.5 * (places + 0.5) - 3.5 - 0.5  # in patches of the crop
     inside, shares = ((ends > -0.5) & (ends < 13.5)).all(1), []
-    for whole, crop in zip(*(tokens.features(specimen, images)[0] for images in (photos, closer)), strict=True):
-        nearest = [cosine_similarity(a[1:], b[1:]).argmax(1) for a, b in zip(whole, crop, strict=True)]
-        shares.append(100 * np.mean([np.linalg.norm(places[n] - ends, axis=1)[inside] <= 1 for n in nearest]))
+    for whole, crop in zip(
+        *(tokens.features(specimen, images)[0] for images in (photos, closer)), strict=True
+    ):
+        nearest = [
+            cosine_similarity(a[1:], b[1:]).argmax(1) for a, b in zip(whole, crop, strict=True)
+        ]
+        shares.append(
+            100 * np.mean([np.linalg.norm(places[n] - ends, axis=1)[inside] <= 1 for n in nearest])
+        )
     assert np.argmax(shares) == 2 and shares[-1] < shares[2] - 25
     assert re.search(r"^trained +" + " +".join(f"{share:.1f}" for share in shares), shown, re.M)
     chance = re.findall(r"^random weights +[\d.]+ +[\d.]+ +([\d.]+)", shown, re.M)[-1]
-    assert f"finds {shares[2]:.1f} % of the partners after layer 2, and a model with random weights {chance} %" in prose
+    assert (
+        f"finds {shares[2]:.1f} % of the partners after layer 2, and a model with random weights {chance} %"
+        in prose
+    )
 
 
 def test_chapter_08_gap_between_the_lenses():
     prose, _ = told("08")
-    table = pd.read_csv(DATA / "results" / "lens.csv").set_index(["model", "reader", "lens", "layer"]).sort_index()
+    table = (
+        pd.read_csv(DATA / "results" / "lens.csv")
+        .set_index(["model", "reader", "lens", "layer"])
+        .sort_index()
+    )
     own = table.loc["vit_tiny_patch16_224", "class token"]
-    assert (own.loc["tuned", "low"][1:9] > own.loc["plain", "high"][1:9]).all(), "a gap after layers 1 to 8"
+    assert (own.loc["tuned", "low"][1:9] > own.loc["plain", "high"][1:9]).all(), (
+        "a gap after layers 1 to 8"
+    )
     low, high = own.loc[("tuned", 5), ["low", "high"]]
-    assert f"{own.loc[('tuned', 5), 'accuracy']:.1f} % (95-percent interval: {low:.1f} to {high:.1f})" in prose
+    assert (
+        f"{own.loc[('tuned', 5), 'accuracy']:.1f} % (95-percent interval: {low:.1f} to {high:.1f})"
+        in prose
+    )
     chance = table.loc["vit_tiny_patch16_224", "wrong label"]["accuracy"]
-    assert max(chance.max(), table.loc["vit_tiny_patch16_224, untrained", "class token"]["accuracy"].max()) < 0.85
+    assert (
+        max(
+            chance.max(),
+            table.loc["vit_tiny_patch16_224, untrained", "class token"]["accuracy"].max(),
+        )
+        < 0.85
+    )
 
 
 @torch.no_grad()
 def test_chapter_09_dull_head_writes_a_constant():
     prose, shown = told("09")
     model = load_model(DATA / "checkpoints" / "vit_tiny_patch8_64")
-    crops = [image.crop((k, k, k + 200, k + 200)) for image in samples().values() for k in range(0, 100, 10)]
+    crops = [
+        image.crop((k, k, k + 200, k + 200))
+        for image in samples().values()
+        for k in range(0, 100, 10)
+    ]
     images, seen, layer = preprocess(model, crops), [], model.blocks[0].attn
     hook = layer.proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     before = model(images).argmax(1)
@@ -365,12 +473,20 @@ def test_chapter_09_losses_add_up_for_four_heads():
     greedy = steps[steps["order"] == "greedy"].set_index("removed")
     order = greedy.loc[1:, ["layer", "head"]].astype(int).itertuples(index=False, name=None)
     single = -np.cumsum([alone[key] for key in order])
-    lost = {count: (greedy["accuracy"][0] - greedy["accuracy"][count], single[count - 1]) for count in (4, 8, 12, 20)}
-    for words, count in (("for {:.2f} points**, and they are not redundant: their single losses sum to {:.2f}", 4),
-                         ("{:.2f} against {:.2f} points", 8), ("{:.2f} against {:.2f} at twelve", 12),
-                         ("{:.2f} against {:.2f} at twenty", 20)):
+    lost = {
+        count: (greedy["accuracy"][0] - greedy["accuracy"][count], single[count - 1])
+        for count in (4, 8, 12, 20)
+    }
+    for words, count in (
+        ("for {:.2f} points**, and they are not redundant: their single losses sum to {:.2f}", 4),
+        ("{:.2f} against {:.2f} points", 8),
+        ("{:.2f} against {:.2f} at twelve", 12),
+        ("{:.2f} against {:.2f} at twenty", 20),
+    ):
         assert words.format(*lost[count]) in prose
-        assert (greedy["accuracy"][0] - greedy["high"][count] > lost[count][1]) == (count > 4), "outside of the band"
+        assert (greedy["accuracy"][0] - greedy["high"][count] > lost[count][1]) == (count > 4), (
+            "outside of the band"
+        )
 
 
 @torch.no_grad()
@@ -382,7 +498,11 @@ def test_chapter_09_head_that_writes_most_is_not_missed(specimen, photos):
         without = specimen(photos[1:2])[0]
     rise, answer = without - logits, logits.argmax()
     assert rise[answer] > 0 and without.argmax() == answer
-    average = stream.contributions(specimen, photos, [int(answer)] * len(photos)).heads[:, layer, head].mean()
+    average = (
+        stream.contributions(specimen, photos, [int(answer)] * len(photos))
+        .heads[:, layer, head]
+        .mean()
+    )
     assert added.heads.max() - average > 2, "later parts make up for more than this"
     assert f"Head {head} of layer {layer} writes {added.heads.max():.2f} of it" in prose
     assert f"the logit *rises* by {rise[answer]:.2f}" in prose
@@ -392,13 +512,17 @@ def test_chapter_10_sinks_name_the_class():
     prose, _ = told("10")
     table = pd.read_csv(DATA / "results" / "sinks-lens.csv").set_index(["model", "class", "layer"])
     own, other = (table.loc["vit_tiny_patch16_224", name] for name in ("answer", "other"))
-    for layer, words in ((10, "{:.2f} times after layer 10 [{:.2f}, {:.2f}], in {:.1f} % of {:,} images"),
-                         (11, "{:.2f} times after layer 11 [{:.2f}, {:.2f}], in {:.1f} %")):
+    for layer, words in (
+        (10, "{:.2f} times after layer 10 [{:.2f}, {:.2f}], in {:.1f} % of {:,} images"),
+        (11, "{:.2f} times after layer 11 [{:.2f}, {:.2f}], in {:.1f} %"),
+    ):
         row = own.round(2).loc[layer]
         assert words.format(*row[["ratio", "ratio_low", "ratio_high", "above", "images"]]) in prose
         assert row["ratio_low"] > 1.9
     assert own["ratio_high"][[8, 9]].max() < 1
-    controls = pd.concat([other["ratio"], table.loc["vit_tiny_patch16_224, untrained", "answer"]["ratio"]])
+    controls = pd.concat(
+        [other["ratio"], table.loc["vit_tiny_patch16_224, untrained", "answer"]["ratio"]]
+    )
     assert controls.between(0.85, 1.1).all(), "near 1"
 
 
@@ -409,7 +533,10 @@ def test_chapter_10_patch_on_the_bridge_of_the_nose_is_a_sink(specimen, photos, 
     logits, by_token = stream.lens(specimen, photos[1:2])
     named = by_token.softmax(-1)[0, 1:, logits.argmax()].unflatten(0, (14, 14))
     assert int((named >= named[7, 8]).sum()) == 2
-    assert "(row 7, column 8) is second in naming the class and 7th in attention received" in told("10")[0]
+    assert (
+        "(row 7, column 8) is second in naming the class and 7th in attention received"
+        in told("10")[0]
+    )
 
 
 def test_chapter_10_sinks_keep_most_of_their_attention(photos):
@@ -417,7 +544,9 @@ def test_chapter_10_sinks_keep_most_of_their_attention(photos):
     other = with_register(model, register_neurons(model, photos, 5, times=2.0))
     before, after = (attention_of(each, photos)[-1].mean((1, 2)) for each in (model, other))
     six = [100 * np.sort(each)[:, -6:].sum(1).mean() for each in (after[:, 2:], before[:, 1:])]
-    words = "{:.0f} % of the last layer's attention, where it was {:.0f} %, and the register {:.0f} %"
+    words = (
+        "{:.0f} % of the last layer's attention, where it was {:.0f} %, and the register {:.0f} %"
+    )
     assert words.format(*six, 100 * after[:, 1].mean()) in told("10")[0]
 
 
@@ -425,11 +554,20 @@ def test_chapter_10_register_and_its_controls():
     prose, _ = told("10")
     table = pd.read_csv(DATA / "results" / "registers.csv")
     rows = table[table["layer"] == 10].set_index("variant")
-    first, empty, chance = (rows.loc[name] for name in (
-        "the model, first 1,000", "empty register", "register, random neurons"))
+    first, empty, chance = (
+        rows.loc[name]
+        for name in ("the model, first 1,000", "empty register", "register, random neurons")
+    )
     assert first["images"] == empty["images"] == chance["images"] == 1000
-    assert "{:.2f} % are outliers, and {:.2f} % with a token of zeros".format(first["above"], empty["above"]) in prose
+    assert (
+        "{:.2f} % are outliers, and {:.2f} % with a token of zeros".format(
+            first["above"], empty["above"]
+        )
+        in prose
+    )
     lines = table.pivot(index="layer", columns="variant", values="largest_ratio")
-    assert (lines["empty register"] - lines["register, random neurons"]).abs().max() < 0.002, "one line for both"
+    assert (lines["empty register"] - lines["register, random neurons"]).abs().max() < 0.002, (
+        "one line for both"
+    )
     change = rows.loc["register", ["change", "change_low", "change_high"]]
     assert "−{:.2f} points [−{:.2f}, {:.2f}]".format(*change.abs()) in prose

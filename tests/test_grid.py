@@ -11,18 +11,29 @@ from maps_support import refuses
 from vitlens import TokenGrid
 from vitlens.recorder.supported import family, token_grid
 
-UNIFORM = [(14, 14, 16, 116.492), (7, 7, 32, 115.5), (16, 16, 14, 116.6), (24, 24, 16, 200.1), (8, 8, 4, 16.55)]
+UNIFORM = [
+    (14, 14, 16, 116.492),
+    (7, 7, 32, 115.5),
+    (16, 16, 14, 116.6),
+    (24, 24, 16, 200.1),
+    (8, 8, 4, 16.55),
+]
 
 
 @pytest.mark.parametrize("rows, cols, patch, expected", UNIFORM)
 def test_uniform_distance_equals_the_mean_of_all_distances(rows, cols, patch, expected):
     grid = TokenGrid(rows, cols, (patch, patch))
     assert grid.uniform_distance(renormalize=True) == pytest.approx(expected, abs=0.06)
-    wide, registers = TokenGrid(rows, cols + 3, (patch, 2 * patch), prefix=0), replace(grid, prefix=5)
+    wide, registers = (
+        TokenGrid(rows, cols + 3, (patch, 2 * patch), prefix=0),
+        replace(grid, prefix=5),
+    )
     for layout in (grid, wide, registers):
         mean = layout.distances(dtype=torch.float64).mean().item()
         assert layout.uniform_distance(renormalize=True) == pytest.approx(mean, rel=1e-12)
-        assert layout.uniform_distance() == pytest.approx(mean * layout.patches / layout.tokens, rel=1e-12)
+        assert layout.uniform_distance() == pytest.approx(
+            mean * layout.patches / layout.tokens, rel=1e-12
+        )
 
 
 def test_distances_on_a_rectangular_grid():
@@ -61,10 +72,17 @@ def test_prefix_names():
         ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg"}, []),
         ("vit_medium_patch16_reg1_gap_256", {"num_heads": 3}, ["register 1"]),
         ("deit_tiny_distilled_patch16_224", {}, ["class token", "distillation token"]),
-        ("naflexvit_base_patch16_map", {"num_heads": 3, "class_token": True}, ["class token", "register 1"]),
+        (
+            "naflexvit_base_patch16_map",
+            {"num_heads": 3, "class_token": True},
+            ["class token", "register 1"],
+        ),
     ):
         model = timm.create_model(name, embed_dim=48, depth=1, **kwargs)
-        assert family(model).prefix[: len(names)] == names and len(family(model).prefix) == model.num_prefix_tokens
+        assert (
+            family(model).prefix[: len(names)] == names
+            and len(family(model).prefix) == model.num_prefix_tokens
+        )
 
 
 def readout(name, **kwargs):
@@ -75,11 +93,19 @@ def readout(name, **kwargs):
 
 def test_pixel_patches_are_the_nearest():
     """The nearest center, also for pixels in a margin and in last patches that the image cuts."""
-    for grid in (TokenGrid(2, 3, (4, 5), 1), TokenGrid(2, 3, (4, 5), 1, (11, 16)), TokenGrid(2, 3, (4, 5), 1, (7, 12))):
+    for grid in (
+        TokenGrid(2, 3, (4, 5), 1),
+        TokenGrid(2, 3, (4, 5), 1, (11, 16)),
+        TokenGrid(2, 3, (4, 5), 1, (7, 12)),
+    ):
         patches = grid.pixel_patches()
         assert patches.shape == grid.image
-        pixels = torch.cartesian_prod(torch.arange(grid.image[0]) + 0.5, torch.arange(grid.image[1]) + 0.5)
-        nearest = ((pixels[:, None] - grid.centers()).abs() / torch.tensor(grid.patch)).sum(-1).argmin(-1)
+        pixels = torch.cartesian_prod(
+            torch.arange(grid.image[0]) + 0.5, torch.arange(grid.image[1]) + 0.5
+        )
+        nearest = (
+            ((pixels[:, None] - grid.centers()).abs() / torch.tensor(grid.patch)).sum(-1).argmin(-1)
+        )
         assert torch.equal(patches.flatten(), nearest)
 
 
@@ -101,9 +127,16 @@ def test_token_grid_ignores_default_dtype_and_device():
     try:
         with torch.device("meta"):
             model = timm.create_model("vit_tiny_patch16_224", global_pool="avg")
-        row, uniform = token_grid(model, (224, 224)).readout, TokenGrid(14, 14, (16, 16), 0).uniform_distance()
+        row, uniform = (
+            token_grid(model, (224, 224)).readout,
+            TokenGrid(14, 14, (16, 16), 0).uniform_distance(),
+        )
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
-    assert row.dtype == torch.float32 and row.device.type == "cpu" and row.sum().item() == pytest.approx(1, abs=1e-5)
+    assert (
+        row.dtype == torch.float32
+        and row.device.type == "cpu"
+        and row.sum().item() == pytest.approx(1, abs=1e-5)
+    )
     assert uniform == pytest.approx(116.492, abs=1e-3)

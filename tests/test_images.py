@@ -53,12 +53,21 @@ def refused(source, *words, **options):
     with pytest.raises(ImageError) as caught:
         load_image(source, **options)
     sentence = str(caught.value)
-    assert sentence.startswith("Expected an image, but ") and len(sentence) < 450 and "\n" not in sentence
+    assert (
+        sentence.startswith("Expected an image, but ")
+        and len(sentence) < 450
+        and "\n" not in sentence
+    )
     assert all(word in sentence for word in words), sentence
 
 
 UPRIGHT = {1: "ABCD", 2: "BADC", 3: "DCBA", 4: "CDAB", 5: "ACBD", 6: "CADB", 7: "DBCA", 8: "BDAC"}
-ORIENTED = {"JPEG": {"quality": 95, "subsampling": 0}, "PNG": {}, "TIFF": {}, "WEBP": {"lossless": True}}
+ORIENTED = {
+    "JPEG": {"quality": 95, "subsampling": 0},
+    "PNG": {},
+    "TIFF": {},
+    "WEBP": {"lossless": True},
+}
 
 
 def oriented(format, orientation):
@@ -78,7 +87,11 @@ def test_load_image_applies_exif_orientation():
                 once = load_image(source)
                 assert_close(pixels(source), expected, 8)
                 assert (pixels(once) == np.asarray(once)).all(), "turned twice"
-    for exif in (b"Exif\0\0garbage", b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"Exif\0\0MM\0*\xff\xff\xff\xff"):
+    for exif in (
+        b"Exif\0\0garbage",
+        b"Exif\0\0II*\0\x08\0\0\0\xff\xff",
+        b"Exif\0\0MM\0*\xff\xff\xff\xff",
+    ):
         assert_close(pixels(saved(corners(), "PNG", exif=exif)), np.asarray(corners()), 0)
     for orientation in (0, 9, 65535):
         assert_close(pixels(oriented("PNG", orientation)), np.asarray(corners()), 0)
@@ -130,7 +143,9 @@ def cmyk_as_rgb(c, m, y, k):
 def deep_png(level):
     """PNG of `DEEP` in 16-bit gray with one transparent level."""
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in DEEP)
-    return png(3, 2, (b"tRNS", struct.pack(">H", level)), (b"IDAT", zlib.compress(rows)), depth=16, color=0)
+    return png(
+        3, 2, (b"tRNS", struct.pack(">H", level)), (b"IDAT", zlib.compress(rows)), depth=16, color=0
+    )
 
 
 OPAQUE_BUT_FIRST = np.where(np.arange(6).reshape(2, 3) == 0, 0, 255)
@@ -138,33 +153,64 @@ MODES = {
     "1": (lambda: Image.fromarray(LEVELS > 127), gray([[0, 0, 0], [255, 255, 255]]), 0),
     "L": (lambda: Image.fromarray(LEVELS), gray(LEVELS), 0),
     "L, one level transparent": (
-        lambda: noted(Image.fromarray(LEVELS), transparency=127), gray([[0, 1, 255], [128, 254, 255]]), 0,
+        lambda: noted(Image.fromarray(LEVELS), transparency=127),
+        gray([[0, 1, 255], [128, 254, 255]]),
+        0,
     ),
     "LA": (lambda: gray_alpha("LA"), over_white(gray(LEVELS)), 1),
     "La": (lambda: gray_alpha("La"), over_white(gray(LEVELS)), 2),
     "P": (palette, COLORS, 0),
-    "P, one index transparent": (lambda: noted(palette(), transparency=0), over_white(COLORS, OPAQUE_BUT_FIRST), 0),
-    "P, alpha in bytes": (lambda: noted(palette(), transparency=ALPHA.tobytes()), over_white(COLORS), 1),
+    "P, one index transparent": (
+        lambda: noted(palette(), transparency=0),
+        over_white(COLORS, OPAQUE_BUT_FIRST),
+        0,
+    ),
+    "P, alpha in bytes": (
+        lambda: noted(palette(), transparency=ALPHA.tobytes()),
+        over_white(COLORS),
+        1,
+    ),
     "P, palette of RGBA": (lambda: palette("RGBA"), over_white(COLORS), 1),
     "PA": (palette_alpha, over_white(COLORS), 1),
     "RGB": (lambda: Image.fromarray(COLORS), COLORS, 0),
     "RGB, one color transparent": (
-        lambda: noted(Image.fromarray(COLORS), transparency=RED), over_white(COLORS, OPAQUE_BUT_FIRST), 0,
+        lambda: noted(Image.fromarray(COLORS), transparency=RED),
+        over_white(COLORS, OPAQUE_BUT_FIRST),
+        0,
     ),
     "RGBA": (lambda: with_alpha("RGBA"), over_white(COLORS), 1),
     "RGBa": (lambda: with_alpha("RGBa"), over_white(COLORS), 2),
-    "CMYK": (lambda: Image.new("CMYK", (1, 1), (10, 100, 200, 60)), [[cmyk_as_rgb(10, 100, 200, 60)]], 1),
+    "CMYK": (
+        lambda: Image.new("CMYK", (1, 1), (10, 100, 200, 60)),
+        [[cmyk_as_rgb(10, 100, 200, 60)]],
+        1,
+    ),
     "LAB": (lambda: Image.new("LAB", (1, 1), (0, 128, 128)), [[(0, 0, 0)]], 2),
     "I;16": (lambda: Image.fromarray(DEEP), gray(DEEP / 257), 0.5),
-    "I;16B": (lambda: Image.frombytes("I;16B", (3, 2), DEEP.astype(">u2").tobytes()), gray(DEEP / 257), 0.5),
+    "I;16B": (
+        lambda: Image.frombytes("I;16B", (3, 2), DEEP.astype(">u2").tobytes()),
+        gray(DEEP / 257),
+        0.5,
+    ),
     "I;16, one level transparent": (
-        lambda: Image.open(io.BytesIO(deep_png(1000))), gray(np.where(DEEP == 1000, 65535, DEEP) / 257), 0.5,
+        lambda: Image.open(io.BytesIO(deep_png(1000))),
+        gray(np.where(DEEP == 1000, 65535, DEEP) / 257),
+        0.5,
     ),
     "I": (lambda: Image.fromarray(DEEP.astype(np.int32)), gray(DEEP / 257), 0.5),
     "F": (lambda: Image.fromarray((LEVELS / 255).astype(np.float32)), gray(LEVELS), 0),
 }
 FILES = {
-    "PNG": ["1", "L", "L, one level transparent", "LA", "P", "P, one index transparent", "P, alpha in bytes", "RGB"]
+    "PNG": [
+        "1",
+        "L",
+        "L, one level transparent",
+        "LA",
+        "P",
+        "P, one index transparent",
+        "P, alpha in bytes",
+        "RGB",
+    ]
     + ["RGB, one color transparent", "RGBA", "I;16"],
     "TIFF": ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I;16B", "I", "F", "LAB"],
     "BMP": ["1", "L", "P", "RGB"],
@@ -174,7 +220,10 @@ FILES = {
     "WEBP": ["RGB", "RGBA"],
     "ICO": ["RGBA"],
 }
-SAVING = {"WEBP": {"lossless": True, "exact": True}, "ICO": {"bitmap_format": "bmp", "sizes": [(3, 2)]}}
+SAVING = {
+    "WEBP": {"lossless": True, "exact": True},
+    "ICO": {"bitmap_format": "bmp", "sizes": [(3, 2)]},
+}
 
 
 def test_load_image_reads_every_mode_and_format():
@@ -188,16 +237,25 @@ def test_load_image_reads_every_mode_and_format():
         make, expected, tolerance = MODES[mode]
         image = make()
         options = {key: image.info[key] for key in ("transparency",) if key in image.info}
-        assert_close(pixels(saved(image, format, **options, **SAVING.get(format, {}))), expected, tolerance)
+        assert_close(
+            pixels(saved(image, format, **options, **SAVING.get(format, {}))), expected, tolerance
+        )
 
 
 def test_load_image_divides_every_16_bit_level():
     levels = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     expected = gray(np.floor(levels / 257 + 0.5))
-    for source in (levels, Image.fromarray(levels), saved(Image.fromarray(levels), "PNG"), levels.astype(">u2")):
+    for source in (
+        levels,
+        Image.fromarray(levels),
+        saved(Image.fromarray(levels), "PNG"),
+        levels.astype(">u2"),
+    ):
         assert (pixels(source) == expected).all()
     dark, note = noted_pixels(levels // 16)
-    assert (dark == gray(np.floor(levels // 16 / 257 + 0.5))).all() and "levels up to 4,095 of 65,535" in note
+    assert (
+        dark == gray(np.floor(levels // 16 / 257 + 0.5))
+    ).all() and "levels up to 4,095 of 65,535" in note
 
 
 def test_load_image_inverts_adobe_cmyk_and_takes_the_first_frame():
@@ -225,7 +283,15 @@ def test_load_image_reads_files_and_streams(tmp_path):
     Image.fromarray(RAMP).save(path)
     data = path.read_bytes()
     (misnamed := tmp_path / "really a png.jpg").write_bytes(data)
-    for source in (path, str(path), misnamed, data, bytearray(data), memoryview(data), io.BytesIO(data)):
+    for source in (
+        path,
+        str(path),
+        misnamed,
+        data,
+        bytearray(data),
+        memoryview(data),
+        io.BytesIO(data),
+    ):
         assert (pixels(source) == RAMP).all()
     assert (pixels(io.BufferedReader(Pipe(data))) == RAMP).all()
     with open(path, "rb") as file:
@@ -237,7 +303,10 @@ ARRAYS = {
     "(H, W)": (RAMP[..., 0], gray(RAMP[..., 0])),
     "(H, W, 1)": (RAMP[..., :1], gray(RAMP[..., 0])),
     "(H, W, 3), a view": (RAMP[::-1, ::2], RAMP[::-1, ::2]),
-    "(H, W, 4)": (np.dstack([COLORS, OPAQUE_BUT_FIRST]).astype(np.uint8), over_white(COLORS, OPAQUE_BUT_FIRST)),
+    "(H, W, 4)": (
+        np.dstack([COLORS, OPAQUE_BUT_FIRST]).astype(np.uint8),
+        over_white(COLORS, OPAQUE_BUT_FIRST),
+    ),
     "bool": (RAMP > 127, (RAMP > 127) * 255),
     "uint16": (RAMP.astype(np.uint16) * 257, RAMP),
     "float16": ((RAMP / 255).astype(np.float16), RAMP),
@@ -257,7 +326,9 @@ def test_load_image_reads_arrays_and_tensors():
     from_array, from_image = load_image(array), load_image(image)
     array[:] = 0
     image.paste((0, 0, 0), (0, 0, *image.size))
-    assert (np.asarray(from_array) == RAMP).all() and (np.asarray(from_image) == RAMP).all(), "copies"
+    assert (np.asarray(from_array) == RAMP).all() and (np.asarray(from_image) == RAMP).all(), (
+        "copies"
+    )
 
 
 NOT_IMAGES = {
@@ -337,14 +408,20 @@ def profile(primaries, gamma, name="Wide"):
     description += bytes(-len(description) % 4)
     parts = {b"desc": description, b"wtpt": xyz(0.9642, 1.0, 0.8249)}
     parts |= {b"cprt": b"text\0\0\0\0none\0\0\0\0"}
-    parts |= dict(zip((b"rXYZ", b"gXYZ", b"bXYZ"), (xyz(*primary) for primary in primaries), strict=True))
+    parts |= dict(
+        zip((b"rXYZ", b"gXYZ", b"bXYZ"), (xyz(*primary) for primary in primaries), strict=True)
+    )
     parts |= dict.fromkeys((b"rTRC", b"gTRC", b"bTRC"), curve)
     table, data, at = struct.pack(">I", len(parts)), b"", 128 + 4 + 12 * len(parts)
     for tag, content in parts.items():
         table += tag + struct.pack(">II", at + len(data), len(content))
         data += content
     size = 128 + len(table) + len(data)
-    head = struct.pack(">I4sI4s4s4s", size, bytes(4), 0x02100000, b"mntr", b"RGB ", b"XYZ ") + bytes(12) + b"acsp"
+    head = (
+        struct.pack(">I4sI4s4s4s", size, bytes(4), 0x02100000, b"mntr", b"RGB ", b"XYZ ")
+        + bytes(12)
+        + b"acsp"
+    )
     head += bytes(28) + s15(0.9642) + s15(1.0) + s15(0.8249)
     return head + bytes(128 - len(head)) + table + data
 
@@ -368,15 +445,23 @@ def ramp(icc_profile, kind="PNG", **options):
 
 def test_load_image_converts_colors_to_srgb():
     for kind in ("PNG", "TIFF", "WEBP"):
-        colors, note = noted_pixels(ramp(WIDE, kind, **{"lossless": True} if kind == "WEBP" else {}))
-        assert np.abs(colors - by_hand(RAMP, P3, 1.8)).max() <= 2 and np.abs(colors - RAMP).max() > 20
+        colors, note = noted_pixels(
+            ramp(WIDE, kind, **{"lossless": True} if kind == "WEBP" else {})
+        )
+        assert (
+            np.abs(colors - by_hand(RAMP, P3, 1.8)).max() <= 2 and np.abs(colors - RAMP).max() > 20
+        )
         assert "was converted from the color profile “Wide” to sRGB" in note
     same = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     colors, note = noted_pixels(ramp(same))
     assert (colors == RAMP).all() and note == ""
-    assert (np.asarray(rgb(Image.open(io.BytesIO(ramp(WIDE))))) == RAMP).all(), "data sets ignore profiles, like timm"
+    assert (np.asarray(rgb(Image.open(io.BytesIO(ramp(WIDE))))) == RAMP).all(), (
+        "data sets ignore profiles, like timm"
+    )
     alpha = np.full((*RAMP.shape[:2], 1), 128, np.uint8)
-    colors, note = noted_pixels(saved(Image.fromarray(np.concatenate([RAMP, alpha], -1)), "PNG", icc_profile=WIDE))
+    colors, note = noted_pixels(
+        saved(Image.fromarray(np.concatenate([RAMP, alpha], -1)), "PNG", icc_profile=WIDE)
+    )
     share = 128 / 255
     assert np.abs(colors - (share * by_hand(RAMP, P3, 1.8) + (1 - share) * 255)).max() <= 2
     assert "to sRGB; was laid over white where it is transparent." in note
@@ -394,15 +479,26 @@ def test_load_image_ignores_damaged_and_misfitting_profiles():
         image.info["icc_profile"] = bytes(broken)
         assert pixels(image).shape == RAMP.shape
     gray_image = Image.fromarray(RAMP[..., 0])
-    assert "was ignored" in noted_pixels(saved(gray_image.convert("I;16"), "TIFF", icc_profile=WIDE))[1]
-    colors, note = noted_pixels(saved(gray_image, "PNG", icc_profile=WIDE))  # gray with the tone curve of the profile
-    assert np.abs(colors - by_hand(np.repeat(RAMP[..., :1], 3, -1), P3, 1.8)).max() <= 2 and "to sRGB" in note
+    assert (
+        "was ignored"
+        in noted_pixels(saved(gray_image.convert("I;16"), "TIFF", icc_profile=WIDE))[1]
+    )
+    colors, note = noted_pixels(
+        saved(gray_image, "PNG", icc_profile=WIDE)
+    )  # gray with the tone curve of the profile
+    assert (
+        np.abs(colors - by_hand(np.repeat(RAMP[..., :1], 3, -1), P3, 1.8)).max() <= 2
+        and "to sRGB" in note
+    )
 
 
 def test_samples_equal_the_installed_photographs():
     photographs = samples()
     assert list(photographs) == ["astronaut", "chelsea", "coffee", "rocket", "china", "flower"]
-    assert all(p.mode == "RGB" and min(p.size) >= 300 and np.asarray(p).std() > 20 for p in photographs.values())
+    assert all(
+        p.mode == "RGB" and min(p.size) >= 300 and np.asarray(p).std() > 20
+        for p in photographs.values()
+    )
     from skimage import data
     from sklearn.datasets import load_sample_image
 

@@ -27,7 +27,9 @@ def small(name="vit_tiny_patch16_224", seed=0, dtype=torch.float64, **more):
 
 
 def pictures(n=3, size=32, seed=0, dtype=torch.float64):
-    return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        n, 3, size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def run(model, images, **changes):
@@ -63,7 +65,9 @@ FAMILIES = {
     "eva": dict(name=EVA),
     "parallel": dict(name="vit_small_patch16_18x2_224"),
     "parallel and scaled": dict(name="vit_base_patch32_plus_256", block_fn=ParallelScalingBlock),
-    "grouped queries": dict(name=EVA, attn_type="rope", num_heads=4, num_kv_heads=2, qkv_fused=False),
+    "grouped queries": dict(
+        name=EVA, attn_type="rope", num_heads=4, num_kv_heads=2, qkv_fused=False
+    ),
 }
 
 
@@ -95,7 +99,9 @@ def test_intervene_replaces_a_head_of_the_attention_pool():
     close(logits, plain(model, x))
 
 
-@pytest.mark.parametrize("family", ["plain", "biases", "eva", "parallel", "parallel and scaled", "grouped queries"])
+@pytest.mark.parametrize(
+    "family", ["plain", "biases", "eva", "parallel", "parallel and scaled", "grouped queries"]
+)
 def test_intervene_mean_equals_an_edited_bias(family):
     """In the last layer, if only the class token is read, its mean can be added to the bias."""
     model, x = small(**FAMILIES[family], global_pool="token"), pictures()
@@ -117,7 +123,9 @@ def test_intervene_mean_equals_an_edited_bias(family):
 def test_intervene_without_replacements_keeps_outputs_bit_for_bit():
     for family in ("plain", "biases"):
         model, x = small(**FAMILIES[family], dtype=torch.bfloat16), pictures(dtype=torch.bfloat16)
-        assert torch.equal(run(model, x, heads={}, mlps={}, residual={}, block={}, reference=x), plain(model, x))
+        assert torch.equal(
+            run(model, x, heads={}, mlps={}, residual={}, block={}, reference=x), plain(model, x)
+        )
 
 
 def by_hand(model, x, layer, change):
@@ -156,7 +164,9 @@ def test_intervene_block_equals_masked_logits(name):
             q, k, v = attention.qkv(tokens).reshape(3, 17, 3, 3, 16).permute(2, 0, 3, 1, 4)
             if name.startswith("beit"):
                 bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias))
-                q, k, v = (attention.qkv(tokens) + bias).reshape(3, 17, 3, 3, 16).permute(2, 0, 3, 1, 4)
+                q, k, v = (
+                    (attention.qkv(tokens) + bias).reshape(3, 17, 3, 3, 16).permute(2, 0, 3, 1, 4)
+                )
             logits = q @ k.mT / 4
             if name.startswith("beit"):
                 logits = logits + attention._get_rel_pos_bias()
@@ -203,8 +213,13 @@ def test_intervene_residual_replaces_tokens():
     stream[:, [0, 7]] = layers[1][:, [0, 7]]
     with torch.no_grad():
         expected = model.forward_head(model.norm(model.blocks[2](stream)))
-    close(run(model, changed, residual={(1, 0): layers[1][:, [0]], (1, (1, 2)): layers[1][:, [7]]}), expected)
-    close(run(model, changed, residual={(2, "patches"): "zero"}), plain(model, changed))  # the head ignores them
+    close(
+        run(model, changed, residual={(1, 0): layers[1][:, [0]], (1, (1, 2)): layers[1][:, [7]]}),
+        expected,
+    )
+    close(
+        run(model, changed, residual={(2, "patches"): "zero"}), plain(model, changed)
+    )  # the head ignores them
 
 
 def test_intervene_leaves_no_trace_after_an_exception():
@@ -213,7 +228,13 @@ def test_intervene_leaves_no_trace_after_an_exception():
     runs = []
     backend = lambda graph, _: lambda *inputs: runs.append(1) or graph(*inputs)  # noqa: E731
     handle = torch.compile(model, backend=backend)
-    changes = dict(heads={(0, 0): "mean"}, mlps={1: "zero"}, residual={0: "mean"}, block={2: (0, 5)}, reference=x)
+    changes = dict(
+        heads={(0, 0): "mean"},
+        mlps={1: "zero"},
+        residual={0: "mean"},
+        block={2: (0, 5)},
+        reference=x,
+    )
     with pytest.raises(KeyError), intervene(handle, **changes):
         assert not torch.equal(plain(handle, x), before)
         raise KeyError("mine")
@@ -229,14 +250,21 @@ def test_intervene_leaves_no_trace_after_an_exception():
 
 def test_intervene_changes_only_its_thread():
     model, x = small(), pictures()
-    expected = [plain(model, x), *(run(model, x, heads={(0, h): "zero"}, mlps={h: "zero"}) for h in range(3))]
+    expected = [
+        plain(model, x),
+        *(run(model, x, heads={(0, h): "zero"}, mlps={h: "zero"}) for h in range(3)),
+    ]
     logits, barrier = {}, threading.Barrier(4, timeout=60)
 
     def repeat(which):
         for _ in range(5):
             barrier.wait()
-            changes = {} if which == 0 else dict(heads={(0, which - 1): "zero"}, mlps={which - 1: "zero"})
-            logits.setdefault(which, []).append(run(model, x, **changes) if which else plain(model, x))
+            changes = (
+                {} if which == 0 else dict(heads={(0, which - 1): "zero"}, mlps={which - 1: "zero"})
+            )
+            logits.setdefault(which, []).append(
+                run(model, x, **changes) if which else plain(model, x)
+            )
 
     threads = [threading.Thread(target=repeat, args=(which,)) for which in range(4)]
     for thread in threads:
@@ -251,7 +279,9 @@ def test_intervene_changes_only_its_thread():
 
 def test_capture_is_equal_inside_and_outside_of_intervene():
     model, x = small(), pictures()
-    changes = dict(heads={(1, 1): "mean"}, block={(0, 1): (0, [3, 4])}, reference=pictures(2, seed=1))
+    changes = dict(
+        heads={(1, 1): "mean"}, block={(0, 1): (0, [3, 4])}, reference=pictures(2, seed=1)
+    )
     expected = run(model, x, **changes)
     with torch.no_grad(), capture(model, values=True) as outside, intervene(model, **changes):
         one = model(x)
@@ -259,7 +289,11 @@ def test_capture_is_equal_inside_and_outside_of_intervene():
         other = model(x)
     assert torch.equal(one, expected) and torch.equal(other, expected)
     for a, b in zip(outside, inside, strict=True):
-        assert torch.equal(a.q, b.q) and torch.equal(a.weights(), b.weights()) and torch.equal(a.output, b.output)
+        assert (
+            torch.equal(a.q, b.q)
+            and torch.equal(a.weights(), b.weights())
+            and torch.equal(a.output, b.output)
+        )
         close(a.weights() @ a.v, a.output)
     assert (outside[1].weights()[:, :, 0, [3, 4]] == 0).all() and (outside[2].weights() > 0).all()
     with torch.no_grad():
@@ -270,7 +304,9 @@ def test_differentiate_gives_zero_for_a_replaced_head():
     model, x = small(), pictures()
     gradients = []
     for order in (0, 1):
-        first, second = (capture(model, gradients=True), intervene(model, heads={(1, 1): "zero"}))[:: 1 - 2 * order]
+        first, second = (capture(model, gradients=True), intervene(model, heads={(1, 1): "zero"}))[
+            :: 1 - 2 * order
+        ]
         with first as one, second as two:
             logits = model(x)
         attn = one or two
@@ -311,14 +347,30 @@ def test_intervene_holds_in_the_backward_pass_of_checkpointed_models():
 
 WRONG = [
     (dict(heads={(0, 3): "zero"}), IndexError, "no head 3 of layer 0: it has 3 heads"),
-    (dict(heads={("pool", 0): "zero"}), IndexError, "no head 0 of the attention pool: it has 0 heads"),
+    (
+        dict(heads={("pool", 0): "zero"}),
+        IndexError,
+        "no head 0 of the attention pool: it has 0 heads",
+    ),
     (dict(heads={(3, 0): "zero"}), IndexError, "from 0 to 2 .* got 3"),
     (dict(mlps={-4: "zero"}), IndexError, "from 0 to 2 .* got -4"),
     (dict(block={(0, 9): (0, 1)}), IndexError, "from 0 to 2 .* got 9"),
     (dict(residual={(0, 17): "zero"}), IndexError, "Token 17 lies outside"),
-    (dict(heads={(2, 0): "zero", (-1, 0): "mean"}), ValueError, "one replacement, got two for head 0 of layer 2"),
-    (dict(mlps={1: "zero", (-2, "all"): 1.0}), ValueError, "one replacement, got two for the MLP of layer 1"),
-    (dict(mlps={1: "mean"}, reference=torch.zeros(3, 32, 32)), ValueError, r"\(B, C, height, width\)"),
+    (
+        dict(heads={(2, 0): "zero", (-1, 0): "mean"}),
+        ValueError,
+        "one replacement, got two for head 0 of layer 2",
+    ),
+    (
+        dict(mlps={1: "zero", (-2, "all"): 1.0}),
+        ValueError,
+        "one replacement, got two for the MLP of layer 1",
+    ),
+    (
+        dict(mlps={1: "mean"}, reference=torch.zeros(3, 32, 32)),
+        ValueError,
+        r"\(B, C, height, width\)",
+    ),
     (dict(block={2: (4, "all")}), ValueError, "query of layer 2 without a visible key"),
 ]
 
@@ -333,11 +385,20 @@ def test_intervene_refuses_models_and_forwards():
     model, x = small(), pictures()
     shared = small()
     shared.blocks[1].attn = shared.blocks[0].attn
-    refuses("share one attention module", run, shared, x, heads={(2, 0): "zero"}, error=UnsupportedModelError)
+    refuses(
+        "share one attention module",
+        run,
+        shared,
+        x,
+        heads={(2, 0): "zero"},
+        error=UnsupportedModelError,
+    )
     refuses("at random", run, small(attn_drop_rate=0.1).train(), x, error=UnsupportedModelError)
     with pytest.raises(UnsupportedModelError, match="causal"), intervene(model):
         model(x, is_causal=True)
-    missed = pytest.raises(RuntimeError, match="Nothing was changed in head 0 of layer 2.* in this thread")
+    missed = pytest.raises(
+        RuntimeError, match="Nothing was changed in head 0 of layer 2.* in this thread"
+    )
     with missed, intervene(model, heads={(2, 0): "zero"}):
         thread = threading.Thread(target=model, args=(x,))
         thread.start()
@@ -359,7 +420,9 @@ def test_interventions_reach_the_only_model_inside_a_module():
 
 
 AUGMENTED = {
-    "with 6 of 3 images": lambda vit, x: torch.stack(vit(torch.cat([x, x.flip(-1)])).split(len(x))).mean(0),
+    "with 6 of 3 images": lambda vit, x: torch.stack(
+        vit(torch.cat([x, x.flip(-1)])).split(len(x))
+    ).mean(0),
     "ran it again": lambda vit, x: (vit(x) + vit(x.flip(-1))) / 2,
     "with 1 of 3 images": lambda vit, x: torch.cat([vit(image[None]) for image in x]),
 }
@@ -370,7 +433,11 @@ def test_intervene_refuses_means_of_several_runs():
     for match, forward in AUGMENTED.items():
         model = torch.nn.Sequential(small())
         model.forward = partial(forward, model[0])
-        for changes in ({"heads": {(1, 0): "mean"}}, {"mlps": {1: "mean"}}, {"residual": {(1, 0): "mean"}}):
+        for changes in (
+            {"heads": {(1, 0): "mean"}},
+            {"mlps": {1: "mean"}},
+            {"residual": {(1, 0): "mean"}},
+        ):
             refuses(match, run, model, x, reference=x, error=UnsupportedModelError, **changes)
         with torch.no_grad(), intervene(model[0], heads={(1, 0): "mean"}, reference=x):
             assert torch.equal(model(x), forward(model[0], x))

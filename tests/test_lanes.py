@@ -189,7 +189,10 @@ def test_explorer_responds_to_clicks_during_long_map(vit):
     for seed in (torch.manual_seed, np.random.seed):
         seed(3)
     slow.start()
-    assert all(torch.equal(a, c) and np.array_equal(b, d) for (a, b), (c, d) in zip(drawn(), expected, strict=True))
+    assert all(
+        torch.equal(a, c) and np.array_equal(b, d)
+        for (a, b), (c, d) in zip(drawn(), expected, strict=True)
+    )
     other = widgets.explore(model, PICTURE)
     other.set(layer=0)
     other.set(off=[(0, 1)], way="zero")
@@ -213,7 +216,11 @@ def test_explorer_cancel_restores_last_map(vit):
     slow.start().explorer.connection.receive({"cancel": True, "number": 7})
     assert slow.explorer.wait(PATIENCE) and np.array_equal(values(slow.explorer), before)
     frame = slow.explorer.frame
-    assert (frame["answers"], frame["message"], slow.explorer.page.state["view"]) == (7, "", "attention")
+    assert (frame["answers"], frame["message"], slow.explorer.page.state["view"]) == (
+        7,
+        "",
+        "attention",
+    )
     slow.may.set()
     LONG.run(lambda check: None)
     assert slow.forwards == 3
@@ -224,14 +231,21 @@ def test_explorer_cancel_of_score_lasts_until_next_choice(vit):
     slow.explorer.connection.receive({"set": {"view": "relevance"}})
     while not slow.inside.is_set():
         slow.explorer.wait(0.01, settled=True)
-    refuses("score of this map is still being computed", slow.explorer.page.take, {"press": "save"}, [])
+    refuses(
+        "score of this map is still being computed", slow.explorer.page.take, {"press": "save"}, []
+    )
     slow.explorer.connection.receive({"cancel": True, "number": 7})
-    assert slow.explorer.wait(PATIENCE, settled=True) and slow.explorer.page.state["view"] == "relevance"
+    assert (
+        slow.explorer.wait(PATIENCE, settled=True)
+        and slow.explorer.page.state["view"] == "relevance"
+    )
     assert slow.explorer.frame["score"]["words"].startswith("Canceled")
     slow.explorer.page.take({"press": "save"}, [])
     slow.may.set()
     slow.explorer.set(strength=0.5)
-    assert slow.explorer.wait(PATIENCE, settled=True) and "curves" not in slow.explorer.frame["score"]
+    assert (
+        slow.explorer.wait(PATIENCE, settled=True) and "curves" not in slow.explorer.frame["score"]
+    )
     slow.explorer.set(target=1)
     assert slow.explorer.wait(PATIENCE, settled=True) and "curves" in slow.explorer.frame["score"]
 
@@ -256,8 +270,13 @@ def test_explorer_reports_progress_of_long_map(vit, monkeypatch):
     explorer.set(view="integrated_gradients")
     *some, end = reports[: reports.index(None) + 1]
     done = [each["done"] for each in some]
-    assert done == [1, 2, 18, 34, 50, 50], "two forwards and their batches of 16 points, but never beyond the end"
-    assert all((each["what"], each["of"]) == ("Integrated Gradients", 50) for each in some) and end is None
+    assert done == [1, 2, 18, 34, 50, 50], (
+        "two forwards and their batches of 16 points, but never beyond the end"
+    )
+    assert (
+        all((each["what"], each["of"]) == ("Integrated Gradients", 50) for each in some)
+        and end is None
+    )
     assert 0 < some[-3]["left"] < some[0]["left"] * 10
 
 
@@ -283,7 +302,12 @@ def test_heads_off_captures_and_modes_are_thread_local(vit):
     inside, may = threading.Event(), threading.Event()
 
     def other(check):
-        with evaluating(model), uncompiled(), intervene(model, heads={(0, 1): "zero"}), torch.no_grad():
+        with (
+            evaluating(model),
+            uncompiled(),
+            intervene(model, heads={(0, 1): "zero"}),
+            torch.no_grad(),
+        ):
             inside.set()
             assert may.wait(PATIENCE)
             return model(x)

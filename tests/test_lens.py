@@ -36,7 +36,9 @@ def test_tuned_lens_learns_the_addition_of_the_last_layer(vit, tmp_path, kind):
     def distance(tuned):
         both = zip(read(model, x, 1, tuned), read(model, x, 2), strict=True)
         pairs = [[part.log_softmax(-1) for part in pair] for pair in both]
-        return sum(F.kl_div(*pair, log_target=True, reduction="none").sum(-1).mean() for pair in pairs)
+        return sum(
+            F.kl_div(*pair, log_target=True, reduction="none").sum(-1).mean() for pair in pairs
+        )
 
     losses = []
     tuned = tune(model, [x] * 50, lr=0.02, on_layer=lambda *values: losses.append(values))
@@ -61,7 +63,10 @@ def test_tuned_lens_learns_the_class_of_one_token_among_noise(vit, monkeypatch):
     def planted(_, x):
         signal = 5 * model.head.weight[x[:, 0, 0, 0].long()][:, None]
         noise = torch.randn(3, len(x), 24, 24, generator=generator)
-        return [torch.cat([t, n], 1) for t, n in zip((signal @ turn, signal @ turn, signal), noise, strict=True)], None
+        return [
+            torch.cat([t, n], 1)
+            for t, n in zip((signal @ turn, signal @ turn, signal), noise, strict=True)
+        ], None
 
     monkeypatch.setattr(tokens, "features", planted)
     x = torch.zeros(200, 3, *SIZE) + classes[:, None, None, None]

@@ -43,13 +43,20 @@ def product(a: np.ndarray, b: np.ndarray, bias: np.ndarray, room: int = 8) -> np
 
 
 def test_kernels_are_assembled_from_their_source():
-    assert bytes(wasmtime.wat2wasm((LIVE / "kernels.wat").read_text())) == (LIVE / "kernels.wasm").read_bytes()
+    assert (
+        bytes(wasmtime.wat2wasm((LIVE / "kernels.wat").read_text()))
+        == (LIVE / "kernels.wasm").read_bytes()
+    )
 
 
-@pytest.mark.parametrize(("rows", "depth", "cols"), [(4, 1, 8), (8, 5, 16), (200, 197, 64), (12, 192, 24)])
+@pytest.mark.parametrize(
+    ("rows", "depth", "cols"), [(4, 1, 8), (8, 5, 16), (200, 197, 64), (12, 192, 24)]
+)
 def test_gemm_equals_numpy(rows, depth, cols):
     random = np.random.default_rng(rows + depth)
-    a, b, bias = (random.standard_normal(s).astype(np.float32) for s in ((rows, depth), (depth, cols), cols))
+    a, b, bias = (
+        random.standard_normal(s).astype(np.float32) for s in ((rows, depth), (depth, cols), cols)
+    )
     exact = a.astype(np.float64) @ b + bias
     assert np.abs(product(a, b, bias) - exact).max() < 1e-6 * depth
 
@@ -76,7 +83,9 @@ def test_softmax_equals_numpy():
     scores = np.random.default_rng(0).normal(scale=20, size=(5, 24)).astype(np.float32)
     scores[:, 21:] = -1e30  # keys that do not exist
     powers = np.exp(scores.astype(np.float64) - scores.max(1, keepdims=True))
-    np.testing.assert_allclose(changed("softmax", scores, 5, 24), powers / powers.sum(1, keepdims=True), atol=3e-7)
+    np.testing.assert_allclose(
+        changed("softmax", scores, 5, 24), powers / powers.sum(1, keepdims=True), atol=3e-7
+    )
 
 
 def test_gelu_equals_torch_with_its_slope():

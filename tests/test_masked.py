@@ -22,8 +22,19 @@ from vitlens_paper.variants import SETTINGS
 torch.set_num_threads(1)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BASE = replace(
-    recipe("masked-patches"), image_size=16, width=48, depth=2, heads=3, epochs=2, batch_size=32, log_every=1,
-    precision="fp32", num_classes=10, model_kwargs={}, optimizer="adamw", lr=1e-3,
+    recipe("masked-patches"),
+    image_size=16,
+    width=48,
+    depth=2,
+    heads=3,
+    epochs=2,
+    batch_size=32,
+    log_every=1,
+    precision="fp32",
+    num_classes=10,
+    model_kwargs={},
+    optimizer="adamw",
+    lr=1e-3,
 )
 VARIANTS = {name: replace(BASE, objective=name) for name in masked.OBJECTIVES}
 each_variant = pytest.mark.parametrize("name", VARIANTS)
@@ -37,8 +48,12 @@ def data():
     def some(count):
         coarse = torch.randint(0, 256, (count, 3, 2, 2), generator=generator, dtype=torch.uint8)
         noise = torch.randint(-9, 10, (count, 3, 16, 16), generator=generator)
-        pixels = (coarse.repeat_interleave(8, 2).repeat_interleave(8, 3).int() + noise).clamp(0, 255)
-        return ImageSet(pixels.to(torch.uint8), torch.zeros(count, dtype=torch.int64), tuple("abcdefghij"))
+        pixels = (coarse.repeat_interleave(8, 2).repeat_interleave(8, 3).int() + noise).clamp(
+            0, 255
+        )
+        return ImageSet(
+            pixels.to(torch.uint8), torch.zeros(count, dtype=torch.int64), tuple("abcdefghij")
+        )
 
     return some(64), some(48)
 
@@ -54,14 +69,18 @@ def test_corruption_is_independent_with_paper_shares(share):
     corrupted, source = masked.corruption(10_000, 64, share)
     own = torch.arange(64)
     for chance, found in (
-        (share, corrupted), (0.8 * share, source == -1), (0.1 * share, (source >= 0) & (source != own)),
+        (share, corrupted),
+        (0.8 * share, source == -1),
+        (0.1 * share, (source >= 0) & (source != own)),
         (0.1 * share, corrupted & (source == own)),
     ):
         low, high = binom.interval(1 - 1e-7, found.numel(), chance)
         assert low <= int(found.sum()) <= high
     assert (source == own)[~corrupted].all()
     offset = ((source - own) % 64)[(source >= 0) & (source != own)]
-    assert chisquare(torch.bincount(offset, minlength=64)[1:]).pvalue > 1e-6  # every other patch is equally likely
+    assert (
+        chisquare(torch.bincount(offset, minlength=64)[1:]).pvalue > 1e-6
+    )  # every other patch is equally likely
     counts = masked.corruption(20_000, 16, share)[0].sum(1)  # of independent patches: binomial
     expected = 20_000 * binom.pmf(np.arange(17), 16, share)
     kept = expected > 5
@@ -74,7 +93,9 @@ def test_colors_equal_floor_of_mean():
     """All 256 even colors, and means a 256th of a pixel value to both sides of every border between two levels."""
     for side, patch in ((1, 4), (4, 16)):
         for value in range(256):
-            ids = masked.colors(torch.full((1, 3, patch, patch), value, dtype=torch.uint8), patch, side)
+            ids = masked.colors(
+                torch.full((1, 3, patch, patch), value, dtype=torch.uint8), patch, side
+            )
             assert (ids == 73 * (value // 32)).all() and ids.shape == (1, 1, side * side)
     for border in range(32, 256, 32):
         image = torch.full((1, 3, 16, 16), border, dtype=torch.uint8)
@@ -82,7 +103,9 @@ def test_colors_equal_floor_of_mean():
         image[0, :, 3, 5] -= 1
         assert masked.colors(image, 16).item() == 73 * (border // 32 - 1)
     ids = torch.arange(512)  # the color of a number lies in the middle of its bin
-    pixels = (masked.color_of(ids) * 255).round().to(torch.uint8)[..., None, None].expand(-1, -1, 4, 4)
+    pixels = (
+        (masked.color_of(ids) * 255).round().to(torch.uint8)[..., None, None].expand(-1, -1, 4, 4)
+    )
     assert torch.equal(masked.colors(pixels, 4)[:, 0, 0], ids)
 
 
@@ -133,7 +156,9 @@ def test_loss_covers_corrupted_patches_only(data, name):
             target = int(np.floor(8 * mean / 256) @ [64, 8, 1])
             each.append(np.log(np.exp(logits).sum()) - logits[target])
     np.testing.assert_allclose(loss.item(), np.mean(each), rtol=1e-5)
-    assert model.objective.loss(predicted, x, torch.zeros_like(corrupted)).item() == 0, "no NaN of 0 / 0"
+    assert model.objective.loss(predicted, x, torch.zeros_like(corrupted)).item() == 0, (
+        "no NaN of 0 / 0"
+    )
 
 
 def test_predicted_corrupts_before_positions(data):
@@ -143,7 +168,11 @@ def test_predicted_corrupts_before_positions(data):
     source[0, 3], source[0, 7], source[1, 0] = -1, 2, 15
     clean = model.patch_embed(x)
     tokens = clean.clone()
-    tokens[0, 3], tokens[0, 7], tokens[1, 0] = model.objective.mask_token[0, 0], clean[0, 2], clean[1, 15]
+    tokens[0, 3], tokens[0, 7], tokens[1, 0] = (
+        model.objective.mask_token[0, 0],
+        clean[0, 2],
+        clean[1, 15],
+    )
     handle = model.patch_embed.register_forward_hook(lambda *_: tokens)
     expected = model.objective.head(model.forward_features(x)[:, 1:])
     handle.remove()
@@ -160,7 +189,11 @@ def test_masked_variants_train_all_weights(data, name):
     assert steps[-1].loss < 0.97 * steps[0].loss
     found, state = steps[-1].metrics, torch.get_rng_state()
     assert set(found) == {"valid_loss", "valid_loss_average"}
-    assert found["valid_loss"] == objective_loss(model, data[1], r) == objective_loss(model, data[1], r)
+    assert (
+        found["valid_loss"]
+        == objective_loss(model, data[1], r)
+        == objective_loss(model, data[1], r)
+    )
     assert torch.equal(torch.get_rng_state(), state) and model.training
     model.load_state_dict(average, strict=False)
     assert found["valid_loss_average"] == pytest.approx(objective_loss(model, data[1], r), rel=1e-6)
@@ -169,11 +202,15 @@ def test_masked_variants_train_all_weights(data, name):
 def test_masked_patches_support_positions_and_precisions(data):
     for positions in SETTINGS["positions"]:
         r = replace(BASE, model_kwargs={"positions": positions})
-        assert next(fit(r.build(), data, r, device="cpu")).loss == pytest.approx(np.log(512), rel=0.05)
+        assert next(fit(r.build(), data, r, device="cpu")).loss == pytest.approx(
+            np.log(512), rel=0.05
+        )
     for precision, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         r, seen = replace(BASE, precision=precision), []
         model = r.build()
-        model.objective.head.register_forward_hook(lambda _, __, out, seen=seen: seen.append(out.dtype))
+        model.objective.head.register_forward_hook(
+            lambda _, __, out, seen=seen: seen.append(out.dtype)
+        )
         assert np.isfinite(next(fit(model, data, r, device="cpu")).loss) and set(seen) == {kind}
         assert all(p.dtype == torch.float32 for p in model.parameters())
 
@@ -181,10 +218,14 @@ def test_masked_patches_support_positions_and_precisions(data):
 @each_variant
 def test_masked_optimizers_train_all_without_mask_decay(name):
     for optimizer in ("adamw", "muon", "sgd"):
-        r = replace(VARIANTS[name], optimizer=optimizer, layer_decay=0.5 if optimizer == "sgd" else 1.0)
+        r = replace(
+            VARIANTS[name], optimizer=optimizer, layer_decay=0.5 if optimizer == "sgd" else 1.0
+        )
         model = r.build()
         names = {p: n for n, p in model.named_parameters()}
-        groups = [(names[p], g) for o in optimizers(model, r) for g in o.param_groups for p in g["params"]]
+        groups = [
+            (names[p], g) for o in optimizers(model, r) for g in o.param_groups for p in g["params"]
+        ]
         assert sorted(n for n, _ in groups) == sorted(names.values())
         assert dict(groups)["objective.mask_token"]["weight_decay"] == 0
         assert dict(groups)["objective.head.weight"]["peak_lr"] == r.lr
@@ -200,8 +241,12 @@ def test_masked_run_resumes_and_fine_tunes(tmp_path):
     quiet = {"tiny": True, "device": "cpu", "quiet": True}
     options = {"overrides": (*TINY, "average=0.5"), "watch": 3, **quiet}
     account = runs.run("masked-patches", "digits", tmp_path / "a", **options)
-    assert not runs.run("masked-patches", "digits", tmp_path / "b", max_minutes=1e-9, **options)["finished"]
-    rest = runs.run("masked-patches", "digits", tmp_path / "b", resume=True, **options | {"tiny": False})
+    assert not runs.run("masked-patches", "digits", tmp_path / "b", max_minutes=1e-9, **options)[
+        "finished"
+    ]
+    rest = runs.run(
+        "masked-patches", "digits", tmp_path / "b", resume=True, **options | {"tiny": False}
+    )
     assert rest["validation"] == account["validation"]
     a, b = ((tmp_path / run / "model" / "model.safetensors").read_bytes() for run in "ab")
     assert a == b
@@ -209,18 +254,29 @@ def test_masked_run_resumes_and_fine_tunes(tmp_path):
     assert found["valid_loss"] > 0 and "top1" not in found and account["finished"]
     folder = tmp_path / "a" / "model"
     model = load_model(folder)
-    assert model.num_classes == 0 and not hasattr(model, "objective") and not hasattr(model, "label_names")
+    assert (
+        model.num_classes == 0
+        and not hasattr(model, "objective")
+        and not hasattr(model, "label_names")
+    )
     kept = load_file(folder / "model.safetensors")
     assert not any(n.startswith("objective") for n in kept)
-    assert all(n.startswith("objective.") for n in load_file(folder / "pretraining_head" / "head.safetensors"))
+    assert all(
+        n.startswith("objective.")
+        for n in load_file(folder / "pretraining_head" / "head.safetensors")
+    )
     assert len(captured(model, torch.randn(2, 3, 8, 8))) == 2
     shots = snapshots.load(tmp_path / "a" / "snapshots.npz")
     assert shots["predicted"].shape[0] == len(shots["steps"]) and "top1_confidence" not in shots
-    assert (shots["source"] == shots["source"][0]).all() and (shots["corrupted"] == shots["corrupted"][0]).all()
+    assert (shots["source"] == shots["source"][0]).all() and (
+        shots["corrupted"] == shots["corrupted"][0]
+    ).all()
     assert shots["predicted"].min() >= 0 and shots["predicted"].max() <= 1
     options = {"model": str(folder), "overrides": ["image_size=8"], "watch": 0, **quiet}
     assert runs.run("masked-tuning", "digits", tmp_path / "c", **options)["validation"]["top1"] > 0
-    state = starting_from(recipe("masked-tuning").override("image_size=8"), folder).build().state_dict()
+    state = (
+        starting_from(recipe("masked-tuning").override("image_size=8"), folder).build().state_dict()
+    )
     assert all(torch.equal(state[n], kept[n].float()) for n in kept)
 
 
@@ -229,7 +285,12 @@ def test_masked_run_of_an_earlier_version_resumes(tmp_path):
     options = {"overrides": TINY, "watch": 0, "device": "cpu", "quiet": True}
     whole = runs.run("masked-patches", "digits", tmp_path / "a", tiny=True, **options)
     runs.run("masked-patches", "digits", tmp_path / "b", tiny=True, max_minutes=1e-9, **options)
-    earlier = {"positions": "learned-1d", "positions_at": "stem", "readout": "mean", "attention": "plain"}
+    earlier = {
+        "positions": "learned-1d",
+        "positions_at": "stem",
+        "readout": "mean",
+        "attention": "plain",
+    }
     for path in (tmp_path / "b" / "recipe.json", *(tmp_path / "b" / "checkpoints").glob("*.json")):
         content = json.loads(path.read_text())
         settings = content.get("recipe", content)
@@ -248,7 +309,11 @@ def test_masked_run_without_classes(data):
     one = tuple(replace(split, class_names=("photos",)) for split in data)
     assert next(fit(r.build(), one, r, device="cpu")).loss > 0
     with pytest.raises(ValueError, match="at least two classes"):
-        fit(replace(r, objective="labels", masked=0.0).build(), one, replace(r, objective="labels", masked=0.0))
+        fit(
+            replace(r, objective="labels", masked=0.0).build(),
+            one,
+            replace(r, objective="labels", masked=0.0),
+        )
 
 
 def test_masked_recipe_rejects_contradictions():

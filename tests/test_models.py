@@ -28,7 +28,9 @@ from vitlens.names import suggestion
 def folder(tmp_path):
     """A model in timm's hub layout."""
     torch.manual_seed(0)
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=48, depth=2, num_classes=3)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=48, depth=2, num_classes=3
+    )
     arguments = dict(img_size=32, patch_size=8, embed_dim=48, depth=2)
     config = {"label_names": ["cat", "dog", "owl"]}
     save_for_hf(model, tmp_path, model_config=config, model_args=arguments, safe_serialization=True)
@@ -56,7 +58,9 @@ def test_load_model_refuses_wrong_folders_and_names(folder, tmp_path, monkeypatc
 
     refused(tmp_path / "empty", "no file or folder")
     for content, word in (
-        (b"", "SafetensorError"), (good[: len(good) // 2], "cannot be opened"), (b"garbage" * 100, "cannot be opened"),
+        (b"", "SafetensorError"),
+        (good[: len(good) // 2], "cannot be opened"),
+        (b"garbage" * 100, "cannot be opened"),
     ):
         weights.write_bytes(content)
         refused(folder, word)
@@ -67,10 +71,16 @@ def test_load_model_refuses_wrong_folders_and_names(folder, tmp_path, monkeypatc
     refused(folder, r"has no model\.safetensors.*weights alone goes to checkpoint=")
     weights.write_bytes(good)
     for text, word in (
-        ("{", "configuration"), ("[]", "configuration"), ("{}", "configuration"), ('{"architecture": 5}', "cannot"),
+        ("{", "configuration"),
+        ("[]", "configuration"),
+        ("{}", "configuration"),
+        ('{"architecture": 5}', "cannot"),
         ('{"architecture": "vit_enormous"}', "cannot be opened"),
         (json.dumps(settings | {"label_names": ["cat"]}), "list of 3 names"),
-        (json.dumps(settings | {"label_names": {"a": "cat", "b": "dog", "c": "owl"}}), "list of 3 names"),
+        (
+            json.dumps(settings | {"label_names": {"a": "cat", "b": "dog", "c": "owl"}}),
+            "list of 3 names",
+        ),
         (json.dumps(settings | {"outputs": "many"}), "outputs of .* must be one of classes"),
     ):
         config.write_text(text)
@@ -78,8 +88,14 @@ def test_load_model_refuses_wrong_folders_and_names(folder, tmp_path, monkeypatc
     config.write_text(json.dumps(settings | {"label_names": {"2": "owl", "0": "cat", "1": "dog"}}))
     assert load_model(folder).label_names == ["cat", "dog", "owl"]
     refused("vit_tiny_patch16_223", "Did you mean .*vit_tiny_patch16_224")
-    refused("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", r"Did you mean vit_tiny_patch16_224.augreg_in21k\?")
-    refused(weights.rename(tmp_path / "vit_small_patch16_224.pth"), "vit_small_patch16_224 with checkpoint=")
+    refused(
+        "hf-hub:timm/vit_tiny_patch16_224.augreg_in21k",
+        r"Did you mean vit_tiny_patch16_224.augreg_in21k\?",
+    )
+    refused(
+        weights.rename(tmp_path / "vit_small_patch16_224.pth"),
+        "vit_small_patch16_224 with checkpoint=",
+    )
     weights.write_bytes(good)
     refused("", "no file or folder")
     refused("./nowhere/at/all", "no file or folder")
@@ -88,14 +104,22 @@ def test_load_model_refuses_wrong_folders_and_names(folder, tmp_path, monkeypatc
     refused("vit_tiny_patch16_224", "embed_dimension", pretrained=False, embed_dimension=3)
     refused(folder, "outputs of .* must be one of", outputs="many")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # avoid a minute of retries
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", True
+    )  # avoid a minute of retries
     refused("vit_tiny_patch16_224", "Check the network", ConnectionError)
 
 
 def test_data_config_needs_a_number_for_each_channel(folder):
     model = load_model(folder)
     model.pretrained_cfg["std"] = [0.5, 0.5]
-    refuses(r"3 numbers as the std of .*got \[0\.5, 0\.5\]", preprocess, model, samples()["chelsea"], error=ImageError)
+    refuses(
+        r"3 numbers as the std of .*got \[0\.5, 0\.5\]",
+        preprocess,
+        model,
+        samples()["chelsea"],
+        error=ImageError,
+    )
     model.pretrained_cfg["std"] = [0.5]
     assert preprocess(model, samples()["chelsea"]).shape[1] == 3
 
@@ -134,8 +158,15 @@ def test_class_count_of_a_custom_head(folder):
     imagenet.head = torch.nn.Linear(192, 3)
     assert sorted(name for name, _ in top_classes(imagenet, imagenet(x))[0]) == ["0", "1", "2"]
     imagenet.label_names = ["cat", "dog", "owl"]
-    assert sorted(name for name, _ in top_classes(imagenet, imagenet(x))[0]) == ["cat", "dog", "owl"]
-    for head in (torch.nn.Identity(), torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Identity())):
+    assert sorted(name for name, _ in top_classes(imagenet, imagenet(x))[0]) == [
+        "cat",
+        "dog",
+        "owl",
+    ]
+    for head in (
+        torch.nn.Identity(),
+        torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Identity()),
+    ):
         imagenet.head = head
         assert class_count(imagenet) == 0
         refuses("has no classifier head", top_classes, imagenet, imagenet(x))
@@ -169,7 +200,10 @@ CONFIGS = {
 def test_preprocess_equals_the_transform_of_timm(name):
     model = model_with(**CONFIGS[name])
     transform = create_transform(**resolve_model_data_config(model), is_training=False)
-    photographs = [Image.fromarray(NOISE.integers(0, 256, (h, w, 3), np.uint8)) for h, w in ((70, 90), (300, 201))]
+    photographs = [
+        Image.fromarray(NOISE.integers(0, 256, (h, w, 3), np.uint8))
+        for h, w in ((70, 90), (300, 201))
+    ]
     batch = preprocess(model, photographs)
     assert batch.dtype == torch.float32
     assert torch.equal(batch, torch.stack([transform(photograph) for photograph in photographs]))
@@ -193,11 +227,15 @@ def test_preprocess_size_covers_and_crops():
     """Linear ramps stay linear: output pixel i shows the source at (i + cut + ½) · scale − ½."""
     y, x = np.mgrid[:160, :240]
     ramps = np.dstack([x, y, x * 0]).astype(np.uint8)
-    seen = restore(model := model_with(crop_pct=0.8), preprocess(model, ramps, size=(40, 80)))[0].astype(float)
+    seen = restore(model := model_with(crop_pct=0.8), preprocess(model, ramps, size=(40, 80)))[
+        0
+    ].astype(float)
     assert seen.shape == (40, 80, 3)
     # covers 40/0.8 × 80/0.8 = 50 × 100 at scale 240/100, so 160/2.4 = 66.7 rows; 67 − 40 and 100 − 80 are cut off
     assert_close(seen[..., 0], np.tile((np.arange(80) + 10 + 0.5) * 2.4 - 0.5, (40, 1)), 1)
-    assert_close(seen[..., 1], np.tile((np.arange(40) + 14 + 0.5)[:, None] * 160 / 67 - 0.5, (1, 80)), 1)
+    assert_close(
+        seen[..., 1], np.tile((np.arange(40) + 14 + 0.5)[:, None] * 160 / 67 - 0.5, (1, 80)), 1
+    )
 
 
 def test_restore_inverts_preprocess():
@@ -220,10 +258,16 @@ def test_preprocess_converts_to_gray_for_one_channel():
     assert batch.shape == (2, 1, *config["input_size"][1:])
     luma = 0.299 * 200 + 0.587 * 100 + 0.114 * 50
     for picture, level in zip(batch, (99, luma), strict=True):
-        assert_close(picture.numpy(), np.full(picture.shape, (level / 255 - mean) / std), 0.5 / 255 / std + 1e-6)
+        assert_close(
+            picture.numpy(),
+            np.full(picture.shape, (level / 255 - mean) / std),
+            0.5 / 255 / std + 1e-6,
+        )
     assert_close(restore(model, batch)[0].astype(int), np.full((*batch.shape[2:], 3), 99), 1)
     mnist = model_with(input_size=(1, 28, 28), mean=(0.13,), std=(0.31,), crop_pct=1.0)
-    assert_close(preprocess(mnist, np.zeros((28, 28))).numpy(), np.full((1, 1, 28, 28), -0.13 / 0.31), 1e-6)
+    assert_close(
+        preprocess(mnist, np.zeros((28, 28))).numpy(), np.full((1, 1, 28, 28), -0.13 / 0.31), 1e-6
+    )
 
 
 def test_preprocess_refuses_wrong_images():
@@ -247,7 +291,9 @@ def test_load_model_reads_the_named_weights_only(folder):
     state = {name: torch.zeros_like(value) for name, value in before.state_dict().items()}
     save_file(state, folder / "another.safetensors")
     torch.save(state, folder / "pytorch_model.bin")
-    assert torch.equal(load_model(folder).head.weight, before.head.weight) and before.head.weight.any()
+    assert (
+        torch.equal(load_model(folder).head.weight, before.head.weight) and before.head.weight.any()
+    )
 
 
 def test_load_model_reads_a_folder_with_a_hash_or_refuses_it(folder, tmp_path_factory):
@@ -255,7 +301,10 @@ def test_load_model_reads_a_folder_with_a_hash_or_refuses_it(folder, tmp_path_fa
     shutil.copytree(folder, place / "run#2")
     shutil.copytree(folder, place / "run")
     weights = load_model(folder).state_dict()
-    save_file({name: torch.zeros_like(value) for name, value in weights.items()}, place / "run" / "model.safetensors")
+    save_file(
+        {name: torch.zeros_like(value) for name, value in weights.items()},
+        place / "run" / "model.safetensors",
+    )
     try:
         assert torch.equal(load_model(place / "run#2").head.weight, weights["head.weight"])
     except ValueError as error:  # timm before 1.0.30
@@ -263,7 +312,11 @@ def test_load_model_reads_a_folder_with_a_hash_or_refuses_it(folder, tmp_path_fa
 
 
 def test_title_names_changed_sizes():
-    for name in ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "vit_base_patch16_dinov3"):
+    for name in (
+        "vit_tiny_patch16_224",
+        "deit_tiny_distilled_patch16_224",
+        "vit_base_patch16_dinov3",
+    ):
         assert title(timm.create_model(name, depth=1)) == name
     small = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=64, patch_size=8)
     assert title(small) == "vit_tiny_patch16_224, patch 8, 64 px"
@@ -275,9 +328,15 @@ def test_title_is_the_name_by_which_a_model_was_opened(folder, tmp_path):
     run = shutil.copytree(folder, tmp_path / "digits" / "model")
     checkpoint = tmp_path / "mine.pth"
     torch.save(timm.create_model("test_vit").state_dict(), checkpoint)
-    assert title(load_model(folder / "config.json")) == folder.name and title(load_model(run)) == "digits/model"
+    assert (
+        title(load_model(folder / "config.json")) == folder.name
+        and title(load_model(run)) == "digits/model"
+    )
     assert title(load_model("test_vit", checkpoint=checkpoint)) == "test_vit, mine.pth"
-    assert title(load_model("vit_small_patch16_224", pretrained=False, img_size=64)) == "vit_small_patch16_224, 64 px"
+    assert (
+        title(load_model("vit_small_patch16_224", pretrained=False, img_size=64))
+        == "vit_small_patch16_224, 64 px"
+    )
 
 
 CATS = ["bear cat", "polecat", "tabby cat", "catamount", "Egyptian cat"]
@@ -285,10 +344,16 @@ CATS = ["bear cat", "polecat", "tabby cat", "catamount", "Egyptian cat"]
 
 @pytest.mark.parametrize(
     ("word", "names", "expected"),
-    [("cat", CATS, "bear cat, tabby cat, Egyptian cat, catamount"), ("taby", ["tabby", "dog"], "tabby"),
-     ("pole", CATS, "polecat"), ("deit_tiny", ["rdnet_tiny", "deit_tiny_patch16_224"], "deit_tiny_patch16_224"),
-     ("gradcam", ["rollout", "grad_cam"], "grad_cam"), ("finetune-smal", ["finetune-pets", "finetune-small"],
-      "finetune-small"), ("-", CATS, None), ("xylophone", CATS, None)],
+    [
+        ("cat", CATS, "bear cat, tabby cat, Egyptian cat, catamount"),
+        ("taby", ["tabby", "dog"], "tabby"),
+        ("pole", CATS, "polecat"),
+        ("deit_tiny", ["rdnet_tiny", "deit_tiny_patch16_224"], "deit_tiny_patch16_224"),
+        ("gradcam", ["rollout", "grad_cam"], "grad_cam"),
+        ("finetune-smal", ["finetune-pets", "finetune-small"], "finetune-small"),
+        ("-", CATS, None),
+        ("xylophone", CATS, None),
+    ],
 )
 def test_suggestion_prefers_whole_words_then_beginnings(word, names, expected):
     assert suggestion(word, names) == ("" if expected is None else f" Did you mean {expected}?")
@@ -298,8 +363,12 @@ def test_preprocess_notes_crops_of_more_than_half(folder):
     """The noted share equals the share of the distinct columns of an image in the model's input."""
     model, notes = load_model(folder), []
     rows, cols = 40, 320
-    ramp = np.broadcast_to(np.linspace(0, 255, cols, dtype=np.float32)[None, :, None] / 255, (rows, cols, 3)).copy()
-    seen = restore(model, preprocess(model, ramp, size=(32, 32), on_note=notes.append))[0, 16, :, 0].astype(float)
+    ramp = np.broadcast_to(
+        np.linspace(0, 255, cols, dtype=np.float32)[None, :, None] / 255, (rows, cols, 3)
+    ).copy()
+    seen = restore(model, preprocess(model, ramp, size=(32, 32), on_note=notes.append))[
+        0, 16, :, 0
+    ].astype(float)
     columns = (seen[24] - seen[8]) / 255 * (cols - 1) / 16 * 32
     measured = columns * columns / (rows * cols)
     (note,) = notes
@@ -313,9 +382,16 @@ def test_preprocess_notes_crops_of_more_than_half(folder):
 def test_preprocess_equals_the_transform_of_torchvision(monkeypatch):
     import torchvision
 
-    weights = torchvision.models.ViT_B_16_Weights.IMAGENET1K_SWAG_LINEAR_V1  # bicubic, where the usual is bilinear
+    weights = (
+        torchvision.models.ViT_B_16_Weights.IMAGENET1K_SWAG_LINEAR_V1
+    )  # bicubic, where the usual is bilinear
     small = torchvision.models.VisionTransformer(224, 16, 1, 2, 32, 64)
     monkeypatch.setattr(torchvision.models, "get_model", lambda *_, **__: small)
-    model, image = load_model("torchvision:vit_b_16/IMAGENET1K_SWAG_LINEAR_V1"), samples()["chelsea"]
-    torch.testing.assert_close(preprocess(model, image)[0], weights.transforms()(image), atol=1e-4, rtol=0)
+    model, image = (
+        load_model("torchvision:vit_b_16/IMAGENET1K_SWAG_LINEAR_V1"),
+        samples()["chelsea"],
+    )
+    torch.testing.assert_close(
+        preprocess(model, image)[0], weights.transforms()(image), atol=1e-4, rtol=0
+    )
     assert "image_transform" not in dict(model.named_modules())

@@ -47,12 +47,23 @@ def test_requirements_are_lower_bounds():
         assert re.fullmatch(r"[a-z0-9-]+>=[\d.]+(,<\d+)?", requirement), requirement
     # Before 23.3, pip did not find an extra whose name changes when it is normalized, and only warned.
     assert all(re.fullmatch("[a-z0-9]+", extra) for extra in PROJECT["optional-dependencies"])
-    asked = {"torch", "timm", "jupyterlab", "matplotlib", "seaborn", "scikit-learn", "ipywidgets", "captum"}
+    asked = {
+        "torch",
+        "timm",
+        "jupyterlab",
+        "matplotlib",
+        "seaborn",
+        "scikit-learn",
+        "ipywidgets",
+        "captum",
+    }
     assert asked <= {requirement.split(">=")[0] for requirement in every}
 
 
 def test_package_data_is_complete():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]
     packages = [ROOT / name for name in ("vitlens", "vitlens_explorer", "vitlens_paper")]
     for path in (path for package in packages for path in package.rglob("*")):
         if path.is_file() and path.suffix not in (".py", ".pyc"):
@@ -63,7 +74,9 @@ def test_package_data_is_complete():
 def test_readme_commands_exist():
     readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake ([a-z-]+)", readme)):
-        assert re.search(rf"^{target}:", makefile, re.M), f"README names `make {target}`, which the Makefile lacks"
+        assert re.search(rf"^{target}:", makefile, re.M), (
+            f"README names `make {target}`, which the Makefile lacks"
+        )
 
 
 DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
@@ -74,7 +87,11 @@ TEXTS = sorted({*READMES, *DOCS, *(f"notebooks/{path.name}" for path in NOTEBOOK
 def test_docs_commands_have_valid_options(tmp_path, monkeypatch):
     """Every `vitlens COMMAND …` in a text is understood, up to its doing anything."""
     words = r"((?:inspect|explain|app|page|train|evaluate|ablate|paper [a-z]+)(?: [^`\n#|]+)?)"
-    content = "\n".join((ROOT / text).read_text() for text in TEXTS).replace('\\"', '"').replace("\\n", "\n")
+    content = (
+        "\n".join((ROOT / text).read_text() for text in TEXTS)
+        .replace('\\"', '"')
+        .replace("\\n", "\n")
+    )
     found = re.findall(rf"(?:`|-m |bin/|^\W*)vitlens {words}", content, re.M)
     assert len(found) > 40
     monkeypatch.chdir(tmp_path)
@@ -114,7 +131,9 @@ def test_docs_links_exist():
         content = (ROOT / text).read_text()
         for link in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)|(?:src|href)=\"([^\"]+)\"", content):
             target = "".join(link)
-            assert "://" in target or ((ROOT / text).parent / target).exists(), f"{text} links to {target}"
+            assert "://" in target or ((ROOT / text).parent / target).exists(), (
+                f"{text} links to {target}"
+            )
 
 
 WITHOUT = """
@@ -139,8 +158,18 @@ for command in commands:
 
 def test_commands_run_without_extras(tmp_path):
     """In one process, training a model and looking into it."""
-    blocked = {"captum", "jupyterlab", "IPython", "ipykernel", "ipywidgets", "anywidget", "transformers", "open_clip",
-               "datasets", "accelerate"}
+    blocked = {
+        "captum",
+        "jupyterlab",
+        "IPython",
+        "ipykernel",
+        "ipywidgets",
+        "anywidget",
+        "transformers",
+        "open_clip",
+        "datasets",
+        "accelerate",
+    }
     samples()["chelsea"].save(tmp_path / "cat.jpg")
     commands = [
         "train --recipe digits --data digits --out run --tiny",
@@ -148,10 +177,16 @@ def test_commands_run_without_extras(tmp_path):
         "explain run/model cat.jpg --scores --orders 2 --out maps",
     ]
     code = WITHOUT.format(blocked=blocked, commands=commands)
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0 and "leaked" not in done.stderr, done.stderr
-    assert (tmp_path / "figures" / "rollout.png").exists() and (tmp_path / "maps" / "scores.csv").exists()
-    assert len(json.loads((tmp_path / "figures" / "summary.json").read_text())["images"]) == len(samples())
+    assert (tmp_path / "figures" / "rollout.png").exists() and (
+        tmp_path / "maps" / "scores.csv"
+    ).exists()
+    assert len(json.loads((tmp_path / "figures" / "summary.json").read_text())["images"]) == len(
+        samples()
+    )
 
 
 RUN = """
@@ -169,7 +204,9 @@ print(book.cells[-1].outputs[0].text)
 def test_notebooks_run_in_fresh_environment(tmp_path):
     """The first chapter clones and installs a copy of this repository; libraries are those of this environment."""
     copy, environment = tmp_path / "copy", tmp_path / "environment"
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for name in filter(None, tracked.split("\0")):
         if (ROOT / name).exists():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -180,18 +217,31 @@ def test_notebooks_run_in_fresh_environment(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"
     (site,) = environment.glob("lib/python*/site-packages")
-    (site / "libraries.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PYTHONPATH": "",
-               "IPYTHONDIR": str(tmp_path / "ipython")}
-    clone, prepared = tmp_path / "v" / "notebooks", runpy.run_path(str(ROOT / "notebooks" / "execute.py"))["prepared"]
+    (site / "libraries.pth").write_text(
+        "\n".join(path for path in sys.path if path.endswith("site-packages"))
+    )
+    offline = {
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",
+        "PYTHONPATH": "",
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+    }
+    clone, prepared = (
+        tmp_path / "v" / "notebooks",
+        runpy.run_path(str(ROOT / "notebooks" / "execute.py"))["prepared"],
+    )
     for number in ("05", "12"):  # one of figures and one of training; test_book.py runs all of them
         (chapter,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
         colab = {} if clone.exists() else {"COLAB_RELEASE_TAG": "1"}
         book = prepared(chapter, tiny=True)
-        book.cells[1].source = book.cells[1].source.replace('REPOSITORY = ""', f"REPOSITORY = {str(copy)!r}")
+        book.cells[1].source = book.cells[1].source.replace(
+            'REPOSITORY = ""', f"REPOSITORY = {str(copy)!r}"
+        )
         nbformat.write(book, tmp_path / chapter.name)
         arguments = [tmp_path / chapter.name, tmp_path if colab else clone]
         environ = os.environ | offline | colab
-        done = subprocess.run([python, "-c", RUN, *arguments], env=environ, capture_output=True, text=True)
+        done = subprocess.run(
+            [python, "-c", RUN, *arguments], env=environ, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.startswith(str(site)), "not the clone"

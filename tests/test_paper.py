@@ -9,7 +9,17 @@ from maps_support import refuses
 
 import vitlens_paper as paper
 from vitlens import UnsupportedModelError, attention, capture
-from vitlens_paper import MODELS, TABLE_1, TABLE_2, TABLE_3, TABLE_5, TABLE_6, TABLE_7, TABLE_8, TABLE_9
+from vitlens_paper import (
+    MODELS,
+    TABLE_1,
+    TABLE_2,
+    TABLE_3,
+    TABLE_5,
+    TABLE_6,
+    TABLE_7,
+    TABLE_8,
+    TABLE_9,
+)
 from vitlens_paper.variants import SETTINGS
 
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
@@ -50,14 +60,21 @@ def test_table_1_parameters_equal_timm():
                 count -= 768 * (3 * (32**2 - 16**2) - (14**2 - 7**2))
             assert count / 1e6 == pytest.approx(variant.parameters, rel=0.015)
             block = model.blocks[0]
-            found = len(model.blocks), model.embed_dim, block.attn.num_heads, block.mlp.fc1.out_features
+            found = (
+                len(model.blocks),
+                model.embed_dim,
+                block.attn.num_heads,
+                block.mlp.fc1.out_features,
+            )
             assert found == (variant.layers, variant.width, variant.heads, variant.mlp)
             assert model.patch_embed.patch_size == (patch, patch)
             assert variant.tokens(patch) == model.pos_embed.shape[1]
 
 
 def test_halved_vit_equals_vit_small():
-    assert shapes(on_meta(paper.build, "ViT-b/32")) == shapes(on_meta(timm.create_model, "vit_small_patch32_224"))
+    assert shapes(on_meta(paper.build, "ViT-b/32")) == shapes(
+        on_meta(timm.create_model, "vit_small_patch32_224")
+    )
     half, base = on_meta(paper.build, "ViT-b/32"), on_meta(paper.build, "ViT-B/32")
     assert (2 * half.embed_dim, len(half.blocks)) == (base.embed_dim, len(base.blocks))
 
@@ -65,7 +82,9 @@ def test_halved_vit_equals_vit_small():
 SOME = "ViT-b/32", "R50x1", "R50+ViT-B/32"
 """Models that are built in every run; all others are slow."""
 both = pytest.mark.parametrize(
-    "names", [SOME, pytest.param([n for n in MODELS if n not in SOME], marks=pytest.mark.slow)], ids=["some", "others"]
+    "names",
+    [SOME, pytest.param([n for n in MODELS if n not in SOME], marks=pytest.mark.slow)],
+    ids=["some", "others"],
 )
 
 
@@ -77,7 +96,9 @@ def test_build_matches_shapes_of_public_weights(names):
         built = shapes(on_meta(paper.build, model))
         for weights in model.weights:
             assert weights.timm in timm.list_pretrained(weights.timm.split(".")[0] + "*")
-            reference = shapes(on_meta(timm.create_model, weights.timm.split(".")[0], num_classes=1000))
+            reference = shapes(
+                on_meta(timm.create_model, weights.timm.split(".")[0], num_classes=1000)
+            )
             reference.pop("pos_embed", None)
             assert {name: built[name] for name in reference} == reference
 
@@ -97,7 +118,8 @@ def test_build_hybrids_and_resnets_without_weights():
     """R50x2 is between its relatives, and stage 4's three blocks stand in stage 3 where the stride is 16."""
     wide, plain = (on_meta(paper.build, name) for name in ("R50x2", "R50x1"))
     assert all(
-        a.shape[0] == 2 * b.shape[0] for a, b in zip(wide.stages.parameters(), plain.stages.parameters(), strict=True)
+        a.shape[0] == 2 * b.shape[0]
+        for a, b in zip(wide.stages.parameters(), plain.stages.parameters(), strict=True)
     )
     assert [len(s.blocks) for s in on_meta(paper.build, "R200x3").stages] == [3, 24, 36, 3]
     assert [len(s.blocks) for s in on_meta(paper.build, "R152x1").stages] == [3, 8, 36, 3]
@@ -123,14 +145,22 @@ def test_build_models_run_and_inspect(names):
         else:
             with torch.no_grad():
                 assert model(images).shape == (2, 10)
-            with pytest.raises(UnsupportedModelError, match="vitlens cannot show .*: its? .*\\."), capture(model):
+            with (
+                pytest.raises(UnsupportedModelError, match="vitlens cannot show .*: its? .*\\."),
+                capture(model),
+            ):
                 pass
 
 
 def test_build_overrides_arguments():
     assert paper.build("R50x1+ViT-B/32", img_size=64, **SMALL).num_classes == 10
     refuses("one of ViT-B/16, .*got 'ViT-G/14'", paper.build, "ViT-G/14")
-    refuses("cannot build ViT-b/32 with {'nonsense': 3}: .*nonsense", paper.build, "ViT-b/32", nonsense=3)
+    refuses(
+        "cannot build ViT-b/32 with {'nonsense': 3}: .*nonsense",
+        paper.build,
+        "ViT-b/32",
+        nonsense=3,
+    )
     refuses("cannot build R50x1", paper.build, "R50x1", img_size=64)
 
 
@@ -139,14 +169,32 @@ def test_table_7_averages_equal_rows_and_table_6():
         assert round(row.average, 2) == row.accuracy["Average"]
         if row.optimizer == "Adam":
             same = next(r for r in TABLE_6 if (r.model, r.epochs) == (row.model, 7))
-            assert {name: same.accuracy[name] for name in paper.FIVE} == {n: row.accuracy[n] for n in paper.FIVE}
+            assert {name: same.accuracy[name] for name in paper.FIVE} == {
+                n: row.accuracy[n] for n in paper.FIVE
+            }
 
 
 def test_average_equals_figure_5():
     """By hand from Table 6, in its order; ViT-L/32 has reached R152x2 with a sixth of its exaFLOPs."""
     assert [round(row.average, 2) for row in TABLE_6] == [
-        92.50, 94.08, 94.27, 95.12, 95.44, 95.82, 89.33, 92.01, 91.67, 92.41, 94.01, 94.24, 95.09, 94.27, 94.68, 94.85,
-        95.17, 95.36,
+        92.50,
+        94.08,
+        94.27,
+        95.12,
+        95.44,
+        95.82,
+        89.33,
+        92.01,
+        91.67,
+        92.41,
+        94.01,
+        94.24,
+        95.09,
+        94.27,
+        94.68,
+        94.85,
+        95.17,
+        95.36,
     ]
 
 
@@ -158,7 +206,12 @@ def test_table_9_means_equal_table_2():
         best = next(r for r in TABLE_2 if (r.model, r.data) == (row.model, row.data))
         assert means["VTAB"] == pytest.approx(row.accuracy["VTAB"], abs=0.051)
         assert means["VTAB"] == pytest.approx(best.accuracy["VTAB"], abs=0.02)
-    assert [round(v, 2) for v in paper.groups(TABLE_9[0].accuracy).values()] == [77.63, 86.69, 87.0, 65.03]
+    assert [round(v, 2) for v in paper.groups(TABLE_9[0].accuracy).values()] == [
+        77.63,
+        86.69,
+        87.0,
+        65.03,
+    ]
     refuses("Caltech101", paper.groups, {}, error=KeyError)
 
 
@@ -181,6 +234,8 @@ def test_table_8_positions_exceed_no_positions():
     """D.4: 0.61382 without, 0.64206 with the default; places and kinds are those of a recipe."""
     assert (TABLE_8["none"], TABLE_8["learned-1d"]["stem"]) == ({"stem": 61.382}, 64.206)
     rest = [value for kind, row in TABLE_8.items() if kind != "none" for value in row.values()]
-    assert len(rest) == 7 and max(rest) - min(rest) < 0.4 < 2.5 < min(rest) - TABLE_8["none"]["stem"]
+    assert (
+        len(rest) == 7 and max(rest) - min(rest) < 0.4 < 2.5 < min(rest) - TABLE_8["none"]["stem"]
+    )
     for kind, row in TABLE_8.items():
         assert kind in SETTINGS["positions"] and row.keys() <= set(SETTINGS["positions_at"])

@@ -26,19 +26,32 @@ def model():
 
 def hit_rate(images, model, name, mark=0, **kwargs):
     x = normalized(images.data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
-    return images.hits(METHODS[name](model, x, images.classes[:, mark], **kwargs), mark).float().mean().item()
+    return (
+        images.hits(METHODS[name](model, x, images.classes[:, mark], **kwargs), mark)
+        .float()
+        .mean()
+        .item()
+    )
 
 
 def test_planted_model_is_accurate(model):
     assert accuracy(model, planted(400, 1).data, RECIPE) >= 99.5
     shapes = {name: p.shape for name, p in RECIPE.build().named_parameters()}
-    assert shapes == {name: p.shape for name, p in model.named_parameters()} and model.label_names == list(COLORS)
+    assert shapes == {
+        name: p.shape for name, p in model.named_parameters()
+    } and model.label_names == list(COLORS)
 
 
 def test_planted_marks_determine_class():
     images = planted(300, 5, marks=2)
     colors = torch.tensor(list(COLORS.values()), dtype=torch.float32)
-    tiles = images.data.images.float().unfold(2, PATCH, PATCH).unfold(3, PATCH, PATCH).mean((-1, -2)).flatten(2)
+    tiles = (
+        images.data.images.float()
+        .unfold(2, PATCH, PATCH)
+        .unfold(3, PATCH, PATCH)
+        .mean((-1, -2))
+        .flatten(2)
+    )
     for mark in (0, 1):
         means = tiles[torch.arange(300), :, images.patches[:, mark]]
         assert torch.equal(torch.cdist(means, colors).argmin(1), images.classes[:, mark])
@@ -50,19 +63,27 @@ def test_planted_marks_determine_class():
 
 def test_methods_find_planted_mark(model):
     for name in (*GOOD, *FAIR):
-        options = {"integrated_gradients": {"n_steps": 10}, "occlusion": {"window": 1}}.get(name, {})
+        options = {"integrated_gradients": {"n_steps": 10}, "occlusion": {"window": 1}}.get(
+            name, {}
+        )
         count = 10 if options else 100
         assert hit_rate(planted(count, 2), model, name, **options) >= 0.95
         two = planted(count, 3, marks=2)
         rates = [hit_rate(two, model, name, mark, **options) for mark in (0, 1)]
         assert min(rates) >= 0.95 if name in GOOD else sum(rates) / 2 >= 0.6, name
-        assert name in GOOD or hit_rate(two, model, name, against=two.classes[:, 1], **options) >= 0.6, name
+        assert (
+            name in GOOD or hit_rate(two, model, name, against=two.classes[:, 1], **options) >= 0.6
+        ), name
 
 
 def test_rollout_and_random_weights_miss_planted_mark(model):
     two = planted(60, 3, marks=2)
     rates = [hit_rate(two, model, "rollout", mark) for mark in (0, 1)]
-    assert hit_rate(planted(60, 2), model, "rollout") >= 0.95 and sum(rates) <= 1 + 1e-6 and max(rates) <= 0.75
+    assert (
+        hit_rate(planted(60, 2), model, "rollout") >= 0.95
+        and sum(rates) <= 1 + 1e-6
+        and max(rates) <= 0.75
+    )
     torch.manual_seed(1)
     random = RECIPE.build().eval()
     torch.nn.init.normal_(random.head.weight)
@@ -78,15 +99,21 @@ def test_energy_in_box_equals_sum_over_pixels():
         pixels[..., : whole.shape[-2], : whole.shape[-1]] = whole
         for left, top, right, bottom in ([3, 5, 41, 60], [17, 30, 90, 31]):
             expected = pixels[:, top:bottom, left:right].sum((-2, -1)) / pixels.sum((-2, -1))
-            np.testing.assert_allclose(energy_in_box(m, (left, top, right, bottom), grid), expected, rtol=1e-6)
+            np.testing.assert_allclose(
+                energy_in_box(m, (left, top, right, bottom), grid), expected, rtol=1e-6
+            )
 
 
 def test_energy_in_box_closed_form():
     one = torch.zeros(4, 6)
     one[1, 2] = 3.0
     assert energy_in_box(one, [32, 16, 48, 32], GRID).item() == 1
-    assert energy_in_box(one - 1, [36, 20.5, 96, 64], GRID).item() == pytest.approx(12 / 16 * 11.5 / 16)
-    assert energy_in_box(torch.ones(4, 6), [10, 10, 30, 50], GRID).item() == pytest.approx(20 * 40 / (64 * 96))
+    assert energy_in_box(one - 1, [36, 20.5, 96, 64], GRID).item() == pytest.approx(
+        12 / 16 * 11.5 / 16
+    )
+    assert energy_in_box(torch.ones(4, 6), [10, 10, 30, 50], GRID).item() == pytest.approx(
+        20 * 40 / (64 * 96)
+    )
     assert math.isnan(energy_in_box(-torch.ones(4, 6), [0, 0, 9, 9], GRID).item())
     with pytest.raises(ValueError, match="within 96 × 64 pixels"):
         energy_in_box(one, [0, 0, 97, 64], GRID)

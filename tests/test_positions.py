@@ -18,16 +18,22 @@ def test_similarity_equals_numpy():
     assert got.shape == (4, 6, 4, 6)
     flat = table.numpy().reshape(24, 16).astype(np.float64)
     norms = np.linalg.norm(flat, axis=1)
-    np.testing.assert_allclose(got.reshape(24, 24), flat @ flat.T / np.outer(norms, norms), atol=1e-6)
+    np.testing.assert_allclose(
+        got.reshape(24, 24), flat @ flat.T / np.outer(norms, norms), atol=1e-6
+    )
 
 
 def test_similarity_leaves_out_prefix_rows():
     for name, kwargs in (
-        ("vit_tiny_patch16_224", dict(reg_tokens=4)), ("deit_tiny_distilled_patch16_224", {}),
+        ("vit_tiny_patch16_224", dict(reg_tokens=4)),
+        ("deit_tiny_distilled_patch16_224", {}),
         ("deit3_small_patch16_224", {}),  # no row for the class token
-        ("vit_small_patch14_reg4_dinov2", {}), ("eva02_tiny_patch14_224", {}),
+        ("vit_small_patch14_reg4_dinov2", {}),
+        ("eva02_tiny_patch14_224", {}),
     ):
-        model = timm.create_model(name, img_size=(64, 96) if "14" not in name else (56, 84), depth=1, **kwargs)
+        model = timm.create_model(
+            name, img_size=(64, 96) if "14" not in name else (56, 84), depth=1, **kwargs
+        )
         table = positions.table(model)
         assert table.shape == (4, 6, model.embed_dim)
         torch.testing.assert_close(table.flatten(0, 1), model.pos_embed[0, -24:])
@@ -35,10 +41,14 @@ def test_similarity_leaves_out_prefix_rows():
     assert positions.table(model).shape == (*model.embeds.pos_embed.shape[1:3], 96)
 
 
-@pytest.mark.parametrize("rows, cols, step", [(3, 1, 0), (2, 2, 0), (5, 4, 0), (5, 4, 1), (8, 8, 0.25)])
+@pytest.mark.parametrize(
+    "rows, cols, step", [(3, 1, 0), (2, 2, 0), (5, 4, 0), (5, 4, 1), (8, 8, 0.25)]
+)
 def test_rank_correlation_equals_spearman(rows, cols, step):
     cells = rows * cols
-    similarity = torch.randn(cells, cells, dtype=torch.float64, generator=torch.Generator().manual_seed(cells))
+    similarity = torch.randn(
+        cells, cells, dtype=torch.float64, generator=torch.Generator().manual_seed(cells)
+    )
     similarity = (similarity / step).round() * step if step else similarity
     row, col = np.divmod(np.arange(cells), cols)
     distance = np.hypot(row[:, None] - row, col[:, None] - col)
@@ -50,7 +60,12 @@ def test_rank_correlation_equals_spearman(rows, cols, step):
 
 def test_similarity_refuses_models_without_a_table():
     plain = ("vit_small_patch16_dinov3", "vit_relpos_small_patch16_224", "beit_base_patch16_224")
-    for name in (*plain, "pit_ti_224", "resnet18", "sam2_hiera_tiny"):  # the last three: other tables, or none
+    for name in (
+        *plain,
+        "pit_ti_224",
+        "resnet18",
+        "sam2_hiera_tiny",
+    ):  # the last three: other tables, or none
         with torch.device("meta"):
             model = timm.create_model(name)
         with pytest.raises(ValueError, match="no table of learned position embeddings"):
@@ -59,7 +74,9 @@ def test_similarity_refuses_models_without_a_table():
 
 
 def test_resize_paper_equals_scipy():
-    table = torch.randn(1, 1 + 14 * 14, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    table = torch.randn(
+        1, 1 + 14 * 14, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     grid = table[0, 1:].reshape(14, 14, 8).numpy()
     for size in ((24, 24), (7, 7), (14, 20), (14, 14)):
         got = positions.resize(table, size, prefix=1, grid=(14, 14))
@@ -91,5 +108,7 @@ def test_by_direction_is_the_mean_over_all_pairs_of_an_offset():
     # (1, 1) is near 1, (1, 2) and (2, 1) near 2; (2, 2) is near 3, which no row has
     assert torch.equal(means, torch.tensor([[1.0, 2.0], [10.0, 20.0], [11.0, 16.5]]))
     noisy = torch.rand(4, 3, 4, 3, generator=torch.Generator().manual_seed(0))
-    pairs = [noisy[r, c, r, d] for r in range(4) for c in range(3) for d in range(3) if abs(c - d) == 1]
+    pairs = [
+        noisy[r, c, r, d] for r in range(4) for c in range(3) for d in range(3) if abs(c - d) == 1
+    ]
     assert by_direction(noisy)[0, 0] == pytest.approx(torch.stack(pairs).mean().item())

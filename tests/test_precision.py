@@ -46,7 +46,9 @@ def test_precision_auto_selects_bf16_in_hardware(chip, has):
     model, kinds = r.build(), Kinds()
     with kinds:
         next(fit(model, data, r, device="cpu"))
-    assert bool(kinds.found) == ("baddbmm" in kinds.found) == has, "Muon's products are in the run's precision"
+    assert bool(kinds.found) == ("baddbmm" in kinds.found) == has, (
+        "Muon's products are in the run's precision"
+    )
     with Kinds() as kinds:
         accuracy(model, data[1], r)
     assert bool(kinds.found) == has
@@ -74,7 +76,11 @@ def test_run_keeps_precision_on_another_machine(chip, has, tmp_path):
     chip(not has)
     with Kinds() as kinds:
         account = runs.run("mnist", "digits", tmp_path, resume=True, **options)
-    assert account["finished"] and bool(kinds.found) == has and account["recipe"]["precision"] == chosen
+    assert (
+        account["finished"]
+        and bool(kinds.found) == has
+        and account["recipe"]["precision"] == chosen
+    )
     assert Recipe.from_json((tmp_path / "recipe.json").read_text()).precision == chosen
 
 
@@ -82,5 +88,7 @@ def test_settled_precision_is_shared_by_processes(monkeypatch, chip):
     world = World(0, 2, torch.device("cpu"))
     chip(True)
     for others, expected in ((1.0, "bf16"), (0.0, "fp32")):
-        monkeypatch.setattr(World, "total", lambda self, value, others=others: float(value) + others)
+        monkeypatch.setattr(
+            World, "total", lambda self, value, others=others: float(value) + others
+        )
         assert settled(recipe("mnist"), world).precision == expected

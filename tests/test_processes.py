@@ -39,7 +39,9 @@ def deterministic(**changes) -> Recipe:
 
     AdamW: the bf16 iteration of Muon lifts differences in the last bit of a sum to 1e-3 of an update.
     """
-    r = replace(tiny(**changes), drop_path=0.0, patch_drop=0.0, patch_drop_until=0.0, epochs=0, steps=STEPS)
+    r = replace(
+        tiny(**changes), drop_path=0.0, patch_drop=0.0, patch_drop_until=0.0, epochs=0, steps=STEPS
+    )
     augment = Augment(flip=0.1, scale=(0.95, 1.0), erase=0.1, cutmix=0.2, mixup=0.1)
     return replace(r, optimizer="adamw", lr=2e-3, augment=augment, average=0.9)
 
@@ -72,8 +74,14 @@ def free_port() -> int:
 def connect(rank: int, port: int, out) -> World:
     """Connect one of two processes as `torchrun` does. Its messages go to a file."""
     torch.set_num_threads(1)
-    shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank,
-              "OMP_NUM_THREADS": 1}  # else accelerate lets each process take every core
+    shared = {
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "OMP_NUM_THREADS": 1,
+    }  # else accelerate lets each process take every core
     os.environ |= {name: str(value) for name, value in shared.items()}
     sys.stderr = open(out / f"stderr-{rank}", "w", buffering=1)  # noqa: SIM115
     return join("cpu")
@@ -108,11 +116,17 @@ def wait_for(children) -> list[int]:
 def test_processes_share_statistics_and_save_after_loss(data, alone, forked, tmp_path):
     """Else each would validate another model, and the first one's would be saved."""
     save_for_hf(timm.create_model("test_resnet"), tmp_path / "start", safe_serialization=True)
-    short = recipe("finetune-small").override("image_size=8", "resize=0", "num_classes=10", "batch_size=64")
-    short = starting_from(replace(short, epochs=0, steps=3, precision="fp32", average=0.5), tmp_path / "start")
+    short = recipe("finetune-small").override(
+        "image_size=8", "resize=0", "num_classes=10", "batch_size=64"
+    )
+    short = starting_from(
+        replace(short, epochs=0, steps=3, precision="fp32", average=0.5), tmp_path / "start"
+    )
     r = deterministic(save_every=1e9)
     port = free_port()
-    first, second = (forked(train, rank, port, short.to_json(), r.to_json(), tmp_path) for rank in range(2))
+    first, second = (
+        forked(train, rank, port, short.to_json(), r.to_json(), tmp_path) for rank in range(2)
+    )
     while len(steps_of(tmp_path, 1)) < 5:
         assert second.is_alive(), (tmp_path / "stderr-1").read_text()
         time.sleep(0.02)
@@ -121,9 +135,14 @@ def test_processes_share_statistics_and_save_after_loss(data, alone, forked, tmp
     a, b = (json.loads((tmp_path / f"statistics-{rank}").read_text()) for rank in range(2))
     assert a == b and a
     output = (tmp_path / "stderr-0").read_text()
-    assert re.search(r"One of the 2 processes of this run has ended .* Start all of them again with --resume", output)
+    assert re.search(
+        r"One of the 2 processes of this run has ended .* Start all of them again with --resume",
+        output,
+    )
     rest = list(fit(r.build(), data, r, device="cpu", out=tmp_path, resume=True))
-    assert rest[0].step >= 6 and rest[-1].step == STEPS, "the checkpoint holds every step that was taken"
+    assert rest[0].step >= 6 and rest[-1].step == STEPS, (
+        "the checkpoint holds every step that was taken"
+    )
     assert [s.loss for s in rest] == pytest.approx(alone[0][-len(rest) :], abs=1e-5)
 
 
@@ -150,7 +169,11 @@ def sparse(model: nn.Module, r: Recipe, world: World, between: list):
 
 
 def batch_statistics(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: b for name, b in model.named_buffers() if name.endswith(("running_mean", "running_var"))}
+    return {
+        name: b
+        for name, b in model.named_buffers()
+        if name.endswith(("running_mean", "running_var"))
+    }
 
 
 def with_mean_statistics(model: nn.Module, r: Recipe):
@@ -171,7 +194,9 @@ def with_mean_statistics(model: nn.Module, r: Recipe):
         loss = usual(x, y)
         if number == 3:
             for name, b in statistics.items():
-                b.data.copy_((first[name] + b) / 2)  # `data`: the backward pass checks that buffers are unchanged
+                b.data.copy_(
+                    (first[name] + b) / 2
+                )  # `data`: the backward pass checks that buffers are unchanged
         return loss
 
     return criterion
@@ -183,7 +208,13 @@ def hybrid() -> nn.Module:
     backbone = timm.create_model("test_resnet", features_only=True, out_indices=[2])
     embed = partial(HybridEmbed, backbone=backbone)
     return VisionTransformer(
-        img_size=32, patch_size=1, num_classes=10, embed_dim=48, depth=1, num_heads=3, embed_layer=embed
+        img_size=32,
+        patch_size=1,
+        num_classes=10,
+        embed_dim=48,
+        depth=1,
+        num_heads=3,
+        embed_layer=embed,
     )
 
 
@@ -224,8 +255,14 @@ def trained(case: str, world: World) -> dict:
         steps = list(fit(model, data, r, world=world, **options))
     torch.compile = COMPILE
     return {
-        "weights": {name: t for name, t in model.state_dict().items() if not name.endswith("num_batches_tracked")},
-        "losses": [step.loss for step in steps], "metrics": steps[-1].metrics, "seen": seen,
+        "weights": {
+            name: t
+            for name, t in model.state_dict().items()
+            if not name.endswith("num_batches_tracked")
+        },
+        "losses": [step.loss for step in steps],
+        "metrics": steps[-1].metrics,
+        "seen": seen,
         "warnings": [str(w.message) for w in caught],
     }
 
@@ -285,12 +322,17 @@ def test_processes_exchange_gradients_once_a_step(two):
     assert torch.equal(one["weights"]["unused"], torch.ones(3))
     assert all((one["weights"][name] < 1).all() for name in ("early", "late"))
     first, second = (result["seen"] for result in two["sparse"])
-    assert len(first) == 16 and not any(torch.allclose(a, b) for a, b in zip(first, second, strict=True))
+    assert len(first) == 16 and not any(
+        torch.allclose(a, b) for a, b in zip(first, second, strict=True)
+    )
 
 
 def test_processes_fall_back_to_uncompiled(two):
     for result in two["fallback"]:
-        assert len(result["warnings"]) == 1 and "so training continues uncompiled" in result["warnings"][0]
+        assert (
+            len(result["warnings"]) == 1
+            and "so training continues uncompiled" in result["warnings"][0]
+        )
     assert_equal(two["fallback"], two["adamw"][0])
 
 
@@ -329,8 +371,19 @@ def test_train_command_in_two_processes_equals_one(tmp_path, monkeypatch):
     settings = ["optimizer=adamw", "drop_path=0", "patch_drop=0", "compile=off"]
     options = [word for setting in settings for word in ("--set", setting)]
     monkeypatch.setattr(sys, "argv", None)
-    refuses("0|None", command, [*TRAIN, *options, "--device", "cpu", "--out", tmp_path / "one"], error=SystemExit)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    refuses(
+        "0|None",
+        command,
+        [*TRAIN, *options, "--device", "cpu", "--out", tmp_path / "one"],
+        error=SystemExit,
+    )
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+    ]
     words = [*torchrun, "--nproc-per-node=2", "-m", *TRAIN, *options, "--out", tmp_path / "two"]
     machine = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(words, env=machine, check=True, timeout=300)
@@ -343,7 +396,10 @@ def test_train_command_in_two_processes_equals_one(tmp_path, monkeypatch):
     assert two[-1]["metrics"] == pytest.approx(one[-1]["metrics"], abs=1)
     account = json.loads((tmp_path / "two/training.json").read_text())
     assert account["finished"] and account["hardware"].startswith("2 CPU threads")
-    a, b = (safetensors.torch.load_file(tmp_path / f"{name}/model/model.safetensors") for name in ("one", "two"))
+    a, b = (
+        safetensors.torch.load_file(tmp_path / f"{name}/model/model.safetensors")
+        for name in ("one", "two")
+    )
     assert all(torch.allclose(a[name].float(), b[name].float(), atol=1e-3) for name in a)
 
 
@@ -357,7 +413,8 @@ def test_train_command_reports_lost_process(forked, tmp_path, monkeypatch, capsy
     words = [*TRAIN, "--set", "accumulate=2", "--device", "cpu", "--out", tmp_path / "run"]
     port = free_port()
     first, second = (
-        forked(command_of_process, rank, port, [*words, "--set", "epochs=4000"], tmp_path) for rank in range(2)
+        forked(command_of_process, rank, port, [*words, "--set", "epochs=4000"], tmp_path)
+        for rank in range(2)
     )
     log = tmp_path / "run/log.jsonl"
     while not log.exists() or not log.read_text():
@@ -371,7 +428,16 @@ def test_train_command_reports_lost_process(forked, tmp_path, monkeypatch, capsy
     step = load_checkpoint(tmp_path / "run/checkpoints")[1]["step"]
     assert step >= json.loads(log.read_text().splitlines()[-1])["step"] >= 1
     monkeypatch.setattr(sys, "argv", None)
-    resumed = [*TRAIN, "--device", "cpu", "--out", tmp_path / "run", "--resume", "--max-minutes", "0.001"]
+    resumed = [
+        *TRAIN,
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "run",
+        "--resume",
+        "--max-minutes",
+        "0.001",
+    ]
     refuses("0|None", command, resumed, error=SystemExit)
     assert int(re.search(r"at step (\d+) of", capsys.readouterr().err)[1]) > step
 

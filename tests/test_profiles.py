@@ -43,18 +43,27 @@ def test_uploads_equal_files_pixels(vit, shown, tmp_path):
     notes = []
     wanted = load_image(file, on_note=notes.append)
     assert wanted.size == (1100, 1500)
-    assert notes == [f"{str(file)!r} was converted from the color profile “Wide” to sRGB; was turned upright by its "
-                     "EXIF orientation."]
+    assert notes == [
+        f"{str(file)!r} was converted from the color profile “Wide” to sRGB; was turned upright by its "
+        "EXIF orientation."
+    ]
     parts(page, "phone.jpg", data, 7)
     assert page.wait(60) and page.frame["answers"] == 7 and page.frame["message"] == ""
     assert page.page.photograph.image.tobytes() == wanted.tobytes(), "to the bit"
-    assert [each["received"] for each in sent][-1] == len(data) and len(sent) == -(-len(data) // 2**19)
+    assert [each["received"] for each in sent][-1] == len(data) and len(sent) == -(
+        -len(data) // 2**19
+    )
     assert page.frame["about"] == notes[0].replace(str(file), "phone.jpg")
     given = widgets.explore(model, file)
-    assert given.page.photograph.image.tobytes() == wanted.tobytes() and given.frame["about"] == notes[0]
+    assert (
+        given.page.photograph.image.tobytes() == wanted.tobytes()
+        and given.frame["about"] == notes[0]
+    )
     seen = restore(model, preprocess(model, wanted, size=(64, 64)))[0]
     found = report.inspect(model, [("phone.jpg", file)])
-    assert np.array_equal(found.pictures[0].pixels, seen) and np.array_equal(page.page.forward.pixels, seen)
+    assert np.array_equal(found.pictures[0].pixels, seen) and np.array_equal(
+        page.page.forward.pixels, seen
+    )
     assert notes[0] in found.notes
 
 

@@ -27,7 +27,10 @@ def test_least_squares_minimizes_penalized_squares(images, penalty):
     """By numpy's least squares, in which the penalty is D + 1 more images: √λ in one feature each, with target 0."""
     (x, y), (new, _) = clouds(images, 1, classes=4, width=60), clouds(50, 2, classes=4, width=60)
     mean, deviation = x.double().numpy().mean(0), x.double().numpy().std(0) + 1e-5
-    z, w = (np.hstack([(a.double().numpy() - mean) / deviation, np.full((len(a), 1), 100.0)]) for a in (x, new))
+    z, w = (
+        np.hstack([(a.double().numpy() - mean) / deviation, np.full((len(a), 1), 100.0)])
+        for a in (x, new)
+    )
     equations, targets = (
         np.vstack([z, np.sqrt(penalty) * np.eye(61)]),
         np.vstack([2 * np.eye(4)[y] - 1, np.zeros((61, 4))]),
@@ -42,11 +45,21 @@ def test_least_squares_minimizes_penalized_squares(images, penalty):
 def test_support_is_balanced_nested_and_seeded():
     labels = torch.randint(0, 7, (400,), generator=torch.Generator().manual_seed(1))
     few, many, other = support(labels, 5, 0), support(labels, 25, 0), support(labels, 5, 1)
-    assert torch.bincount(labels[few]).tolist() == [5] * 7 and torch.bincount(labels[many]).tolist() == [25] * 7
+    assert (
+        torch.bincount(labels[few]).tolist() == [5] * 7
+        and torch.bincount(labels[many]).tolist() == [25] * 7
+    )
     few_rows, many_rows, other_rows = (set(rows.tolist()) for rows in (few, many, other))
     assert len(many_rows) == 175 and few_rows < many_rows and few_rows != other_rows
     assert torch.equal(few, support(labels, 5, 0))
-    refuses("5 shots .* but class rose has 1", support, torch.tensor([0] * 5 + [1]), 5, 0, ("daisy", "rose"))
+    refuses(
+        "5 shots .* but class rose has 1",
+        support,
+        torch.tensor([0] * 5 + [1]),
+        5,
+        0,
+        ("daisy", "rose"),
+    )
     refuses("class tulip has 0", support, torch.tensor([0, 1]), 1, 0, ("daisy", "rose", "tulip"))
 
 
@@ -54,17 +67,26 @@ def test_few_shot_accuracy_of_separated_classes():
     train, test = clouds(300, 1, noise=0.5), clouds(90, 2, noise=0.5)
     drawn = supports(train[1], (1, 25), range(3))
     found = few_shot(train, test, drawn, 3)
-    assert set(found) == {1, 25} and len(found[1]) == 3 and min(found[25]) > 95 and np.mean(found[1]) > 50
+    assert (
+        set(found) == {1, 25}
+        and len(found[1]) == 3
+        and min(found[25]) > 95
+        and np.mean(found[1]) > 50
+    )
     x, y = (part[drawn[25][1]] for part in train)
     by_hand = (least_squares(x, y, 3).values(test[0]).argmax(1) == test[1]).double().mean() * 100
-    torch.testing.assert_close(least_squares(x, y, 3).weights, least_squares(x, y, 3, 1024.0).weights)
+    torch.testing.assert_close(
+        least_squares(x, y, 3).weights, least_squares(x, y, 3, 1024.0).weights
+    )
     assert found[25][1] == pytest.approx(by_hand.item())
     assert few_shot(train, (test[0], (test[1] + 1) % 3), drawn, 3)[25][0] < 5
 
 
 def test_nearest_votes_by_cosine():
     train, (x, y) = clouds(120, 1, classes=5, noise=4.0), clouds(2100, 2, classes=5, noise=4.0)
-    (known, x) = (each[:, 1:].double().numpy() for each in (train[0], x))  # the first would settle every cosine
+    (known, x) = (
+        each[:, 1:].double().numpy() for each in (train[0], x)
+    )  # the first would settle every cosine
     cosines = (x @ known.T) / np.linalg.norm(x, axis=1)[:, None] / np.linalg.norm(known, axis=1)
     for k in (1, 7, 20, 500):
         last = np.sort(cosines, 1)[:, -min(k, 120), None]
@@ -78,8 +100,12 @@ def test_nearest_weights_votes_by_cosine():
     far, near = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.05])
     train = torch.stack([near, far, far, far]), torch.tensor([1, 0, 0, 0])
     x = torch.tensor([[2.0, 0.0]])
-    assert nearest(train, x, 4).tolist() == [1] and nearest(train, x, 4, temperature=100.0).tolist() == [0]
-    assert nearest((-train[0], train[1]), x, 4, temperature=0.001).tolist() == [0]  # no weight overflows or vanishes
+    assert nearest(train, x, 4).tolist() == [1] and nearest(
+        train, x, 4, temperature=100.0
+    ).tolist() == [0]
+    assert nearest((-train[0], train[1]), x, 4, temperature=0.001).tolist() == [
+        0
+    ]  # no weight overflows or vanishes
     refuses("temperature must be above 0, got 0", nearest, train, x, 4, temperature=0)
 
 
@@ -102,13 +128,17 @@ def test_proportion_equals_wilson():
 
 def test_over_seeds_adds_squared_widths():
     seeds = 4.302653 * math.sqrt(13 / 3)  # Student's: deviation √13, t of 2 degrees 4.302653
-    assert over_seeds([70.0, 72.0, 77.0], 10**12) == pytest.approx((73, 73 - seeds, 73 + seeds), abs=1e-4)
+    assert over_seeds([70.0, 72.0, 77.0], 10**12) == pytest.approx(
+        (73, 73 - seeds, 73 + seeds), abs=1e-4
+    )
     assert over_seeds([99.0, 100.0], 50).high == 100
     for values in ([80.0], [80.0, 80.0, 80.0]):
         assert over_seeds(values, 50) == pytest.approx(proportion(40, 50))
     value, low, high = over_seeds([70.0, 72.0, 77.0], 200)
     below, above = (abs(end - 73) for end in proportion(146, 200)[1:])
-    assert (73 - low, high - 73) == pytest.approx((math.hypot(seeds, below), math.hypot(seeds, above)), abs=1e-5)
+    assert (73 - low, high - 73) == pytest.approx(
+        (math.hypot(seeds, below), math.hypot(seeds, above)), abs=1e-5
+    )
 
 
 def test_mean_of_adds_squared_widths():
@@ -119,7 +149,11 @@ def test_mean_of_adds_squared_widths():
 
 def test_real_equals_timm_on_all_images():
     labels = real_labels()
-    assert len(labels) == 50_000 and sum(map(bool, labels)) == 46_837 and sum(len(x) == 1 for x in labels) == 39_394
+    assert (
+        len(labels) == 50_000
+        and sum(map(bool, labels)) == 46_837
+        and sum(len(x) == 1 for x in labels) == 39_394
+    )
     rng = np.random.default_rng(0)
     classes = torch.from_numpy(rng.integers(0, 1000, (50_000, 5)))
     for i in range(0, 50_000, 2):  # half of them right
@@ -129,17 +163,30 @@ def test_real_equals_timm_on_all_images():
     for part in classes[:, :1].split(5000):
         timms.add_result(torch.nn.functional.one_hot(part[:, 0], 1000).half())
     found, scored = real(classes, validation_numbers(names))
-    assert scored == 46_837 and found.value == pytest.approx(timms.get_accuracy(1)) and 49 < found.value < 53
+    assert (
+        scored == 46_837
+        and found.value == pytest.approx(timms.get_accuracy(1))
+        and 49 < found.value < 53
+    )
 
 
 def test_real_of_a_subset_in_any_order():
     labels = real_labels()
-    names = ["val/n01/ILSVRC2012_val_00000003.JPEG", "0.tar: ILSVRC2012_val_00000001.jpg", "elsewhere.jpg"]
+    names = [
+        "val/n01/ILSVRC2012_val_00000003.JPEG",
+        "0.tar: ILSVRC2012_val_00000001.jpg",
+        "elsewhere.jpg",
+    ]
     numbers = validation_numbers(names)
     assert numbers.tolist() == [2, 0, -1]
-    empty, (one, other) = labels.index([]), [i for i, each in enumerate(labels) if len(each) == 2][:2]
+    empty, (one, other) = (
+        labels.index([]),
+        [i for i, each in enumerate(labels) if len(each) == 2][:2],
+    )
     wrong = next(c for c in range(1000) if c not in labels[other])
-    score, scored = real(torch.tensor([[labels[one][1]], [wrong], [0]]), torch.tensor([one, other, empty]))
+    score, scored = real(
+        torch.tensor([[labels[one][1]], [wrong], [0]]), torch.tensor([one, other, empty])
+    )
     assert scored == 2 and score.value == 50
     with pytest.raises(ValueError, match="ReaL labels are missing for all of these images"):
         real(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([empty]))
@@ -148,15 +195,28 @@ def test_real_of_a_subset_in_any_order():
 def test_class_numbers_match_by_name(vit):
     model, info = vit(num_classes=1000, depth=1), ImageNetInfo()
     assert class_numbers(model, ("n02123045", "n01440764")).tolist() == [281, 0]
-    assert class_numbers(model, ("tabby", "Tinca_tinca", "tench, Tinca tinca")[:2]).tolist() == [281, 0]
+    assert class_numbers(model, ("tabby", "Tinca_tinca", "tench, Tinca tinca")[:2]).tolist() == [
+        281,
+        0,
+    ]
     every = tuple(info.index_to_description(i) for i in range(1000))
-    apart = [i for i in range(1000) if every.count(every[i]) == 1]  # two classes are called sunglasses
-    assert class_numbers(model, tuple(every[i] for i in apart)).tolist() == apart and len(apart) > 990
+    apart = [
+        i for i in range(1000) if every.count(every[i]) == 1
+    ]  # two classes are called sunglasses
+    assert (
+        class_numbers(model, tuple(every[i] for i in apart)).tolist() == apart and len(apart) > 990
+    )
     assert class_numbers(model, every).tolist() == list(range(1000))  # all of them, in order
-    assert class_numbers(model, ("partridge",)).tolist() == [every.index("partridge")]  # and not the ruffed grouse
+    assert class_numbers(model, ("partridge",)).tolist() == [
+        every.index("partridge")
+    ]  # and not the ruffed grouse
     assert class_numbers(model, ("0", "995", "17")).tolist() == [0, 995, 17]
-    for names, reason in ((("tabby", "unicorn"), "'unicorn' is not"), (("crane",), "'crane' is not"),
-                          (("tench", "n01440764"), "the same class"), (("1000",), "'1000' is not")):
+    for names, reason in (
+        (("tabby", "unicorn"), "'unicorn' is not"),
+        (("crane",), "'crane' is not"),
+        (("tench", "n01440764"), "the same class"),
+        (("1000",), "'1000' is not"),
+    ):
         refuses(f"among the model's 1000, but .*{reason}", class_numbers, model, names)
 
 
@@ -175,7 +235,9 @@ def test_class_numbers_of_other_models(vit):
     refuses("'cat' is not", class_numbers, model, ("cat", "daisy", "rose"))
     refuses("Accuracy needs a classifier head", class_numbers, vit(num_classes=0, depth=1), ("a",))
     digits = tuple("0123456789")  # as numbers they would be tench, goldfish, great white shark …
-    with pytest.raises(ValueError, match=r"classes 0 to 9 would match the first of the model's 1,000 .*\(tench"):
+    with pytest.raises(
+        ValueError, match=r"classes 0 to 9 would match the first of the model's 1,000 .*\(tench"
+    ):
         class_numbers(vit(num_classes=1000, depth=1), digits)
     named = vit(num_classes=12, depth=1)
     named.label_names = list("abcdefghijkl")
@@ -183,10 +245,18 @@ def test_class_numbers_of_other_models(vit):
     assert class_numbers(vit(num_classes=12, depth=1), digits).tolist() == list(range(10))
     assert matched(named, ("a", "b")) == "" and "numbers are taken as" in matched(named, ("3", "7"))
     unnamed = vit(num_classes=14, depth=1)
-    assert matched(unnamed, tuple("abcdefghijklmn")).endswith("by position, because the model has no class names.")
-    numbered = sorted(f"class {i}" for i in range(14))  # where the order departs from the natural one is shown
-    assert matched(unnamed, numbered).endswith("class 7, …; sorted by their numbers, number 2 would be class 2.")
-    assert "number 0 would be a" in matched(unnamed, ("b", "a")) and "number 0 would" in matched(unnamed, ("1b", "1a"))
+    assert matched(unnamed, tuple("abcdefghijklmn")).endswith(
+        "by position, because the model has no class names."
+    )
+    numbered = sorted(
+        f"class {i}" for i in range(14)
+    )  # where the order departs from the natural one is shown
+    assert matched(unnamed, numbered).endswith(
+        "class 7, …; sorted by their numbers, number 2 would be class 2."
+    )
+    assert "number 0 would be a" in matched(unnamed, ("b", "a")) and "number 0 would" in matched(
+        unnamed, ("1b", "1a")
+    )
 
 
 def test_matched_prints_order_of_classes(vit, tmp_path):
@@ -194,7 +264,10 @@ def test_matched_prints_order_of_classes(vit, tmp_path):
     model = vit(img_size=16, patch_size=8, depth=1, num_classes=3)
     model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 16, 16)}
     for names, differ in ((("a1", "a2", "a10"), True), (("a1", "a2", "a3"), False)):
-        folder = write(tmp_path / names[-1], {f"{name}/{i}.png": encoded(i) for name in names for i in range(3)})
+        folder = write(
+            tmp_path / names[-1],
+            {f"{name}/{i}.png": encoded(i) for name in names for i in range(3)},
+        )
         printed = []
         (record,) = evaluate(model, str(folder), "top1", workers=0, say=printed.append)
         sentence = "Their order is a1, a10, a2; sorted by their numbers, number 1 would be a2."
@@ -203,26 +276,56 @@ def test_matched_prints_order_of_classes(vit, tmp_path):
 
 
 def test_group_means_need_complete_groups():
-    found = {t.name: Tuned(proportion(80 + i, 100), 100) for i, t in enumerate(VTAB) if t.group != "structured"}
+    found = {
+        t.name: Tuned(proportion(80 + i, 100), 100)
+        for i, t in enumerate(VTAB)
+        if t.group != "structured"
+    }
     means = group_means(found)
     assert set(means) == {"vtab natural", "vtab specialized"}
-    assert means["vtab natural"].score.value == pytest.approx(83) and means["vtab natural"].images == 700
-    assert group_means({t.name: Tuned(proportion(50, 100), 100) for t in VTAB})["vtab"].score.value == 50
-    assert [t.name for t in vtab_tasks(["vtab/dtd", "pcam"])] == ["vtab/dtd", "vtab/pcam"] and len(vtab_tasks([])) == 19
+    assert (
+        means["vtab natural"].score.value == pytest.approx(83)
+        and means["vtab natural"].images == 700
+    )
+    assert (
+        group_means({t.name: Tuned(proportion(50, 100), 100) for t in VTAB})["vtab"].score.value
+        == 50
+    )
+    assert [t.name for t in vtab_tasks(["vtab/dtd", "pcam"])] == ["vtab/dtd", "vtab/pcam"] and len(
+        vtab_tasks([])
+    ) == 19
     refuses("one of caltech101, .*got 'dttd'", vtab_tasks, ["dttd"])
 
 
 def test_evaluate_module_equals_folder(vit, tmp_path):
     model = vit(img_size=8, patch_size=4, embed_dim=24, depth=1)
     model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 8, 8), "crop_pct": 1.0}
-    save_for_hf(model, tmp_path, model_args=dict(img_size=8, patch_size=4, embed_dim=24, depth=1, num_heads=3),
-                safe_serialization=True)
+    save_for_hf(
+        model,
+        tmp_path,
+        model_args=dict(img_size=8, patch_size=4, embed_dim=24, depth=1, num_heads=3),
+        safe_serialization=True,
+    )
     model.train()
-    found = [*evaluate(model, "digits", "knn", workers=0)] + [*evaluate(str(tmp_path), "digits", "knn", workers=0)]
+    found = [*evaluate(model, "digits", "knn", workers=0)] + [
+        *evaluate(str(tmp_path), "digits", "knn", workers=0)
+    ]
     one, other = (dataclasses.asdict(each) for each in found)
-    assert model.training and one.pop("model") == "vit_tiny_patch16_224" and other.pop("model") == tmp_path.name
-    assert {**one, "when": ""} == {**other, "when": ""} and one["images"] == 360 and one["value"] > 50
-    refuses("finetune trains from a timm name or a model folder, got a module", evaluate, model, "digits", "finetune")
+    assert (
+        model.training
+        and one.pop("model") == "vit_tiny_patch16_224"
+        and other.pop("model") == tmp_path.name
+    )
+    assert (
+        {**one, "when": ""} == {**other, "when": ""} and one["images"] == 360 and one["value"] > 50
+    )
+    refuses(
+        "finetune trains from a timm name or a model folder, got a module",
+        evaluate,
+        model,
+        "digits",
+        "finetune",
+    )
 
 
 def test_evaluation_measures_the_weights_of_a_checkpoint(tmp_path):
@@ -230,4 +333,7 @@ def test_evaluation_measures_the_weights_of_a_checkpoint(tmp_path):
     torch.save(model.state_dict(), tmp_path / "mine.pth")
     e = Evaluation("test_vit", "digits", "knn", device="cpu", checkpoint=tmp_path / "mine.pth")
     assert e.name == "test_vit, mine.pth"
-    assert all(torch.equal(value, e.network.state_dict()[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, e.network.state_dict()[name])
+        for name, value in model.state_dict().items()
+    )

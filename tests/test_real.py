@@ -27,7 +27,9 @@ def control():
 
 @pytest.fixture(scope="module")
 def labeled(real_data):
-    table = pyarrow.parquet.read_table(next((real_data / "imagenet-samples").glob("*.parquet"))).to_pydict()
+    table = pyarrow.parquet.read_table(
+        next((real_data / "imagenet-samples").glob("*.parquet"))
+    ).to_pydict()
     return [image["bytes"] for image in table["image"]], torch.tensor(table["label"])
 
 
@@ -40,9 +42,13 @@ def statistics(model, sources):
 def test_deit_top1(deit, labeled):
     sources, labels = labeled
     with torch.inference_mode():
-        logits = torch.cat([deit(preprocess(deit, sources[i : i + 50])) for i in range(0, len(sources), 50)])
+        logits = torch.cat(
+            [deit(preprocess(deit, sources[i : i + 50])) for i in range(0, len(sources), 50)]
+        )
     assert (logits.argmax(-1) == labels).float().mean() >= 0.76
-    assert top_classes(deit, logits[:1], 1)[0][0][1] == pytest.approx(logits[0].softmax(-1).max().item())
+    assert top_classes(deit, logits[:1], 1)[0][0][1] == pytest.approx(
+        logits[0].softmax(-1).max().item()
+    )
 
 
 def test_deit_attention_distance_rises_with_depth(deit, control, labeled):
@@ -70,7 +76,11 @@ def energy_in(box, model, source):
 
 @pytest.mark.parametrize(
     "name, box",  # drawn by hand around the dog, the airliner, the nearer horse
-    [("samoyed.jpg", (0, 0, 1, 0.55)), ("plane.png", (0.38, 0.1, 0.72, 0.95)), ("horses.jpg", (0.5, 0.65, 0.8, 1))],
+    [
+        ("samoyed.jpg", (0, 0, 1, 0.55)),
+        ("plane.png", (0.38, 0.1, 0.72, 0.95)),
+        ("horses.jpg", (0.5, 0.65, 0.8, 1)),
+    ],
 )
 def test_rollout_lies_on_the_object(deit, control, real_data, name, box):
     assert energy_in(box, deit, real_data / "photos" / name) > 1.1

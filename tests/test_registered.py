@@ -15,7 +15,11 @@ from vitlens.recorder.supported import FAMILIES
 class HandAttention(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
-        self.num_heads, self.to_qkv, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.num_heads, self.to_qkv, self.out = (
+            heads,
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
 
     def forward(self, x):
         q, k, v = self.to_qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
@@ -26,7 +30,10 @@ class HandBlock(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
         self.first, self.attend = nn.LayerNorm(width), HandAttention(width, heads)
-        self.second, self.mlp = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, width), nn.GELU())
+        self.second, self.mlp = (
+            nn.LayerNorm(width),
+            nn.Sequential(nn.Linear(width, width), nn.GELU()),
+        )
 
     def forward(self, x):
         x = x + self.attend(self.first(x))
@@ -38,13 +45,25 @@ class HandViT(nn.Module):
 
     def __init__(self, width=24, heads=3, depth=3, classes=5):
         super().__init__()
-        self.to_tokens, self.extra = nn.Linear(3 * 8 * 4, width), nn.Parameter(torch.randn(1, 2, width))
+        self.to_tokens, self.extra = (
+            nn.Linear(3 * 8 * 4, width),
+            nn.Parameter(torch.randn(1, 2, width)),
+        )
         self.layers = nn.ModuleList(HandBlock(width, heads) for _ in range(depth))
-        self.last, self.classify, self.num_classes = nn.LayerNorm(width), nn.Linear(width, classes), classes
+        self.last, self.classify, self.num_classes = (
+            nn.LayerNorm(width),
+            nn.Linear(width, classes),
+            classes,
+        )
 
     def forward(self, images):
         b, c, h, w = images.shape
-        patches = images.reshape(b, c, h // 8, 8, w // 4, 4).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        patches = (
+            images.reshape(b, c, h // 8, 8, w // 4, 4)
+            .permute(0, 2, 4, 1, 3, 5)
+            .flatten(3)
+            .flatten(1, 2)
+        )
         x = torch.cat([self.extra.expand(b, -1, -1), self.to_tokens(patches)], 1)
         for layer in self.layers:
             x = layer(x)
@@ -54,8 +73,14 @@ class HandViT(nn.Module):
 @pytest.fixture
 def hand():
     vitlens.register_model(
-        HandViT, blocks="layers", attention="attend", embedding="to_tokens", patch=(8, 4), size=(32, 24),
-        prefix=["extra 1", "extra 2"], readout="patches",
+        HandViT,
+        blocks="layers",
+        attention="attend",
+        embedding="to_tokens",
+        patch=(8, 4),
+        size=(32, 24),
+        prefix=["extra 1", "extra 2"],
+        readout="patches",
     )
     torch.manual_seed(0)
     yield HandViT().double().eval()
@@ -81,13 +106,17 @@ def test_register_model_opens_a_hand_written_vit(hand):
     joint = eye
     for a in maps:
         joint = (a.detach().mean(1) + eye) / 2 @ joint
-    torch.testing.assert_close(attention.rollout(attn), (row @ joint)[:, 2:].unflatten(1, (4, 6)), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        attention.rollout(attn), (row @ joint)[:, 2:].unflatten(1, (4, 6)), rtol=1e-6, atol=1e-9
+    )
     gradients = torch.autograd.grad(logits[:, 3].sum(), maps)
     relevance = eye.expand(2, -1, -1)
     for a, gradient in zip(maps, gradients, strict=True):
         relevance = relevance + (a * gradient).clamp(min=0).mean(1) @ relevance
     expected = (row @ (relevance.detach() - eye))[:, 2:].unflatten(1, (4, 6))
-    torch.testing.assert_close(attribution.relevance(hand, images, 3), expected, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(
+        attribution.relevance(hand, images, 3), expected, rtol=1e-5, atol=1e-9
+    )
 
 
 class PostNormBlock(nn.Module):
@@ -95,8 +124,14 @@ class PostNormBlock(nn.Module):
 
     def __init__(self, width, heads):
         super().__init__()
-        self.norm1, self.inside = nn.LayerNorm(width), nn.ModuleDict({"attend": HandAttention(width, heads)})
-        self.norm2, self.mlp = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, width), nn.GELU())
+        self.norm1, self.inside = (
+            nn.LayerNorm(width),
+            nn.ModuleDict({"attend": HandAttention(width, heads)}),
+        )
+        self.norm2, self.mlp = (
+            nn.LayerNorm(width),
+            nn.Sequential(nn.Linear(width, width), nn.GELU()),
+        )
 
     def forward(self, x):
         x = self.norm1(x + self.inside["attend"](x))
@@ -110,7 +145,12 @@ class PostNormViT(HandViT):
 
 
 def test_register_model_opens_a_post_norm_vit():
-    shapes = {"patch": (8, 4), "size": (32, 24), "prefix": ["extra 1", "extra 2"], "readout": "patches"}
+    shapes = {
+        "patch": (8, 4),
+        "size": (32, 24),
+        "prefix": ["extra 1", "extra 2"],
+        "readout": "patches",
+    }
     parts = {"blocks": "layers", "embedding": "to_tokens"}
     torch.manual_seed(0)
     model, images = PostNormViT().double().eval(), torch.randn(1, 3, 32, 24, dtype=torch.float64)

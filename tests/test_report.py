@@ -43,21 +43,30 @@ def small(**kwargs):
 def test_explain_gives_the_maps_and_scores_of_the_methods(model):
     parts, names = [], ("relevance", "legrad")
     made = list(report.explain(model, BOTH, 3, names=names, on_part=parts.append))
-    assert parts == [f"{name}, {part}" for name, _ in BOTH for part in names] and made[0].scores is None
+    assert (
+        parts == [f"{name}, {part}" for name, _ in BOTH for part in names]
+        and made[0].scores is None
+    )
     first, second = report.score(model, made, orders=3, steps=16)
     x = preprocess(model, CUP)
     for name, method in methods(names).items():
         torch.testing.assert_close(second.maps[name], method(model, x, 3)[0])
     assert second.target == "3" and second.value == pytest.approx(model(x).softmax(-1)[0, 3].item())
-    assert list(first.scores["method"]) == ["relevance", "legrad"] and sorted(first.scores["rank"]) in ([1, 2], [1, 1])
+    assert list(first.scores["method"]) == ["relevance", "legrad"] and sorted(
+        first.scores["rank"]
+    ) in ([1, 2], [1, 1])
     assert set(first.scores["steps"]) == {16} and set(first.scores["random_orders"]) == {3}
-    area = faithfulness.curves(model, x, second.maps["legrad"][None], 3, step=1).deletion_area.item()
+    area = faithfulness.curves(
+        model, x, second.maps["legrad"][None], 3, step=1
+    ).deletion_area.item()
     assert second.scores.set_index("method").deletion["legrad"] == pytest.approx(area, abs=1e-6)
 
 
 @pytest.mark.parametrize("classes", [1000, 0])
 def test_explain_uses_class_names_of_the_current_head(classes):
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=classes).eval()
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, depth=1, num_classes=classes
+    ).eval()
     model.head = torch.nn.Linear(192, 3)
     inspection = report.inspect(model, [("cat", CAT)])
     assert explained(model).target in "012"
@@ -75,33 +84,54 @@ def test_explain_uses_class_names_of_the_current_head(classes):
 
 def test_write_explanations_names_the_measured_quantity(model, tmp_path, monkeypatch):
     draw, figures = plot.attributions, []
-    monkeypatch.setattr(plot, "attributions", lambda *a, **kwargs: figures.append(draw(*a, **kwargs)) or figures[-1])
+    monkeypatch.setattr(
+        plot, "attributions", lambda *a, **kwargs: figures.append(draw(*a, **kwargs)) or figures[-1]
+    )
     for score, against, words in (
         ("probability", None, "the probability of the class in 8 steps"),
         ("logit", 1, "the logit of the class less that of the other in 8 steps"),
     ):
-        explanation = explained(model, CUP, 3, against=against, score=score, baseline="zero", orders=8)
+        explanation = explained(
+            model, CUP, 3, against=against, score=score, baseline="zero", orders=8
+        )
         paths = list(report.write_explanations([explanation], tmp_path))
         assert paths == [tmp_path / "00-image.png", tmp_path / "scores.csv"]
         assert_tidy(figures[-1])
         texts = [text.get_text() for text in figures[-1].findobj(Text)]
         assert not any("-" in text for text in texts), "a minus sign is not a hyphen"
-        assert any(text.startswith(f"Areas under {words},\nwhile patches are covered") for text in texts)
+        assert any(
+            text.startswith(f"Areas under {words},\nwhile patches are covered") for text in texts
+        )
         assert any("rank 1" in text and "σ from random" in text for text in texts)
         columns = list(pd.read_csv(tmp_path / "scores.csv"))
-        assert columns[:5] == ["image", "target", "against", "method", "deletion"] and len(columns) == 19
+        assert (
+            columns[:5] == ["image", "target", "against", "method", "deletion"]
+            and len(columns) == 19
+        )
         x, question = preprocess(model, CUP), dict(target=3, against=against)
         curves = faithfulness.curves(
-            model, x, relevance(model, x, **question), **question, score=score, baseline="zero", step=2
+            model,
+            x,
+            relevance(model, x, **question),
+            **question,
+            score=score,
+            baseline="zero",
+            step=2,
         )
-        assert explanation.scores["deletion"][0] == pytest.approx(curves.deletion_area.item(), rel=1e-4)
+        assert explanation.scores["deletion"][0] == pytest.approx(
+            curves.deletion_area.item(), rel=1e-4
+        )
 
 
 def test_write_explanations_without_scores_removes_old_ones(model, tmp_path, monkeypatch):
     draw, figures = plot.attributions, []
-    monkeypatch.setattr(plot, "attributions", lambda *a, **kwargs: figures.append(draw(*a, **kwargs)) or figures[-1])
+    monkeypatch.setattr(
+        plot, "attributions", lambda *a, **kwargs: figures.append(draw(*a, **kwargs)) or figures[-1]
+    )
     (tmp_path / "scores.csv").write_text("old")
-    assert list(report.write_explanations([explained(model)], tmp_path)) == [tmp_path / "00-image.png"]
+    assert list(report.write_explanations([explained(model)], tmp_path)) == [
+        tmp_path / "00-image.png"
+    ]
     assert not (tmp_path / "scores.csv").exists()
     assert_tidy(figures[-1])
     texts = " ".join(text.get_text() for text in figures[-1].findobj(Text))
@@ -123,7 +153,9 @@ def test_score_omits_the_deviation_of_fewer_than_8_orders(model, tmp_path, monke
     assert row["random_orders"] == orders and len(spread) == 4
     assert all(math.isnan(row[name]) == (orders < 8) for name in spread)
     assert math.isnan(row["random_deletion_mean"]) == (orders == 0)
-    assert ("σ" in notes[0]) == ("±" in notes[0]) == (orders >= 8) and ("andom" in notes[0]) == (orders > 0)
+    assert ("σ" in notes[0]) == ("±" in notes[0]) == (orders >= 8) and ("andom" in notes[0]) == (
+        orders > 0
+    )
 
 
 def test_explain_and_score_run_few_forwards():
@@ -135,7 +167,9 @@ def test_explain_and_score_run_few_forwards():
         (explanation,) = report.explain(model, BOTH[:1])
     assert list(explanation.maps) == list(methods()) and "balanced_gradients" in explanation.maps
     assert sum(map(len, forwards)) == 2
-    assert backward.call_count == len(model.blocks) + 2, "LeGrad reads each layer, and two backwards"
+    assert backward.call_count == len(model.blocks) + 2, (
+        "LeGrad reads each layer, and two backwards"
+    )
     list(report.score(model, [explanation], on_forwards=lambda *numbers: progress.append(numbers)))
     assert sum(map(len, forwards)) - 2 == 2 + (7 + 8) * 2 * 13 <= 444
     assert progress[-1] == (392, 392) and [number for number, _ in progress] == [*range(8, 393, 8)]
@@ -165,22 +199,31 @@ def test_score_yields_finished_scores_when_interrupted(model):
         return results
 
     areas = ["method", "deletion", "insertion", "difference"]
-    for stop, methods_known, orders in ((1, 0, 0), (2 + 14, 1, 0), (2 + 2 * 14, 2, 0), (2 + 10 * 14, 2, 8)):
+    for stop, methods_known, orders in (
+        (1, 0, 0),
+        (2 + 14, 1, 0),
+        (2 + 2 * 14, 2, 0),
+        (2 + 10 * 14, 2, 8),
+    ):
         first, *second = scored(stop)
         pd.testing.assert_frame_equal(first, complete[0])
         assert len(second) == (methods_known > 0)
         for rows in second:
             pd.testing.assert_frame_equal(rows[areas], complete[1][areas][:methods_known])
             assert rows["rank"].notna().all() == (methods_known == 2)
-            assert set(rows["random_orders"]) == {orders} and rows["difference_z_score"].notna().all() == (orders == 8)
+            assert set(rows["random_orders"]) == {orders} and rows[
+                "difference_z_score"
+            ].notna().all() == (orders == 8)
 
 
 def test_explain_refuses_unknown_classes_before_the_first_forward(model):
     model.register_forward_pre_hook(lambda *_: pytest.fail("a forward"))
     try:
         for options, words in (
-            (dict(target=10), "classes 0 to 9, got 10"), (dict(target="dog"), "no class called 'dog'"),
-            (dict(against=-1), "classes 0 to 9, got -1"), (dict(target=3, against="3"), "contrasted with itself"),
+            (dict(target=10), "classes 0 to 9, got 10"),
+            (dict(target="dog"), "no class called 'dog'"),
+            (dict(against=-1), "classes 0 to 9, got -1"),
+            (dict(target=3, against="3"), "contrasted with itself"),
             (dict(names=["relevanz"]), "got 'relevanz'"),
         ):
             refuses(words, next, report.explain(model, BOTH, **options))
@@ -211,7 +254,11 @@ def built_for_96(**kwargs):
 def test_prepared_has_the_built_size_of_the_model():
     for kwargs in ({}, {"dynamic_img_size": True}):
         model = built_for_96(**kwargs)
-        assert report.inspect(model, [("cat", CAT)]).grid.image == explained(model).grid.image == (96, 96)
+        assert (
+            report.inspect(model, [("cat", CAT)]).grid.image
+            == explained(model).grid.image
+            == (96, 96)
+        )
 
 
 def test_explain_refuses_targets_that_a_model_lacks():
@@ -223,7 +270,9 @@ def test_reports_of_data_parallel_models_are_equal():
     model = built_for_96()
     wrapped = torch.nn.DataParallel(model)
     one, other = (explained(each, steps=4) for each in (model, wrapped))
-    assert torch.equal(one.maps["relevance"], other.maps["relevance"]) and one.scores.equals(other.scores)
+    assert torch.equal(one.maps["relevance"], other.maps["relevance"]) and one.scores.equals(
+        other.scores
+    )
     one, other = (report.inspect(each, [("cat", CAT)]) for each in (model, wrapped))
     assert one.to_dict() == other.to_dict() and one.similarity is not None
 
@@ -240,7 +289,9 @@ def test_explain_runs_a_registered_method(vit):
     try:
         exec(textwrap.dedent(lines), names)
         model = vit(img_size=32)
-        (explanation,) = report.explain(model, [("chelsea", samples()["chelsea"])], 3, names=["mine", "occlusion"])
+        (explanation,) = report.explain(
+            model, [("chelsea", samples()["chelsea"])], 3, names=["mine", "occlusion"]
+        )
         assert explanation.maps["mine"].shape == explanation.maps["occlusion"].shape == (2, 2)
     finally:
         METHODS.pop("mine", None)

@@ -46,7 +46,9 @@ def test_run_writes_all_files(tmp_path):
     account = train(tmp_path / "a", watch=4)
     assert account["finished"] and account["steps"] == 16 and account["validation"]["exported"]
     written = json.loads((tmp_path / "a/model/training.json").read_text())
-    assert written["versions"]["torch"] == torch.__version__ and str(tmp_path) not in json.dumps(written)
+    assert written["versions"]["torch"] == torch.__version__ and str(tmp_path) not in json.dumps(
+        written
+    )
     assert written["command"] == "vitlens train --recipe recipe.json --data digits --out DIR"
     timm.create_model(f"local-dir:{tmp_path / 'a/model'}", pretrained=True)
 
@@ -69,17 +71,34 @@ def test_a_run_is_resumed_by_its_folder_alone(tmp_path, monkeypatch, capsys):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     refuses("follows the recipe digits, not mnist", train, tmp_path / "b", "mnist", "", resume=True)
-    refuses("was started with seed = 0, got 3", train, tmp_path / "b", "", "", resume=True, seed=3, tiny=False)
-    refuses("was started with images = ", train, tmp_path / "b", "", "digits", resume=True, tiny=False)
+    refuses(
+        "was started with seed = 0, got 3",
+        train,
+        tmp_path / "b",
+        "",
+        "",
+        resume=True,
+        seed=3,
+        tiny=False,
+    )
+    refuses(
+        "was started with images = ", train, tmp_path / "b", "", "digits", resume=True, tiny=False
+    )
     (tmp_path / "data").rename(tmp_path / "moved")
-    with pytest.raises(ValueError, match="the data of the run in .*b, does not exist. Give its place with --data"):
+    with pytest.raises(
+        ValueError, match="the data of the run in .*b, does not exist. Give its place with --data"
+    ):
         train(tmp_path / "b", "", "", resume=True, tiny=False)
     train(tmp_path / "b", "", "../moved", resume=True, tiny=False, max_minutes=1e-9, quiet=False)
     assert "--data ../moved` continues it" in capsys.readouterr().err
     (tmp_path / "moved").rename(tmp_path / "data")
-    assert train(tmp_path / "b", "", "", resume=True, tiny=False)["validation"] == whole["validation"]
+    assert (
+        train(tmp_path / "b", "", "", resume=True, tiny=False)["validation"] == whole["validation"]
+    )
     assert same_file(tmp_path, "model/model.safetensors")
-    (tmp_path / "b/data.json").write_text('{"stream": [false, false]}')  # as earlier versions wrote it
+    (tmp_path / "b/data.json").write_text(
+        '{"stream": [false, false]}'
+    )  # as earlier versions wrote it
     refuses("does not name its data. Give --data", train, tmp_path / "b", "", "", resume=True)
 
 
@@ -91,16 +110,29 @@ def test_a_stopped_run_has_the_losses_of_its_first_steps(tmp_path):
 
 def test_run_rejects_wrong_options(tmp_path):
     for options, message in (
-        ({"max_minutes": 0}, "--max-minutes must be a positive"), ({"recipe_name": "nope"}, "got 'nope'"),
-        ({"resume": True}, "no run to resume"), ({"data": "nowhere"}, "not a folder"),
-        ({"overrides": ["epochs=x"]}, "of type int"), ({"max_minutes": math.inf}, "--max-minutes must be a positive"),
+        ({"max_minutes": 0}, "--max-minutes must be a positive"),
+        ({"recipe_name": "nope"}, "got 'nope'"),
+        ({"resume": True}, "no run to resume"),
+        ({"data": "nowhere"}, "not a folder"),
+        ({"overrides": ["epochs=x"]}, "of type int"),
+        ({"max_minutes": math.inf}, "--max-minutes must be a positive"),
         ({"overrides": ["num_classes=5"]}, "has 10 classes"),
-        ({"overrides": ["warmup=0", "warmup_steps=9", "epochs=0", "steps=9"]}, "end within its 9 steps of warm-up"),
+        (
+            {"overrides": ["warmup=0", "warmup_steps=9", "epochs=0", "steps=9"]},
+            "end within its 9 steps of warm-up",
+        ),
         ({"overrides": ["architecture=nonsense"]}, "cannot build this nonsense"),
-        ({"overrides": ["width=96"], "model": "vit_tiny_patch16_224"}, "width comes with the model"),
-        ({"overrides": ["model.pos_embed=none"], "model": "m"}, "model.pos_embed comes with the model"),
+        (
+            {"overrides": ["width=96"], "model": "vit_tiny_patch16_224"},
+            "width comes with the model",
+        ),
+        (
+            {"overrides": ["model.pos_embed=none"], "model": "m"},
+            "model.pos_embed comes with the model",
+        ),
         ({"overrides": ["batch_size=2000"]}, "A batch of 2000 exceeds the 1437 training images"),
-        ({"overrides": ["augment.pad=8"]}, "augment.pad is 8.* 7 pixels"), ({"watch": 1}, "at least 2 for the first"),
+        ({"overrides": ["augment.pad=8"]}, "augment.pad is 8.* 7 pixels"),
+        ({"watch": 1}, "at least 2 for the first"),
         ({"stream": True}, r"augment.scale must be at most 1 .*got \(0.65, 1.4\).*--hold"),
         ({"recipe_name": "finetune-pets"}, "Name one with --model"),
         ({"recipe_name": str(tmp_path / "absent.json")}, "absent.json cannot be read as a recipe"),
@@ -111,7 +143,9 @@ def test_run_rejects_wrong_options(tmp_path):
 
 def tune(out, model="", **options) -> dict:
     """A tiny run that fine-tunes a model on digits of 12 pixels."""
-    return train(out, "finetune-pets", model=str(model), overrides=["image_size=12", "resize=14"], **options)
+    return train(
+        out, "finetune-pets", model=str(model), overrides=["image_size=12", "resize=14"], **options
+    )
 
 
 def go_on(out, **options) -> dict:
@@ -124,7 +158,10 @@ def test_run_fine_tunes_and_resumes_without_start_model(tmp_path):
     account = tune(out, start, watch=2)
     tuned = timm.create_model(f"local-dir:{out / 'model'}", pretrained=True)
     assert tuned.patch_embed.grid_size == (6, 6) and tuned.pretrained_cfg["crop_mode"] == "squash"
-    assert account["recipe"]["init"] == "start" and str(tmp_path) not in (out / "training.json").read_text()
+    assert (
+        account["recipe"]["init"] == "start"
+        and str(tmp_path) not in (out / "training.json").read_text()
+    )
     assert "--recipe recipe.json --data digits --model start" in account["command"]
     assert go_on(out, model=f"{start}/../start/")["validation"] == account["validation"]
     refuses("started from .*start, not elsewhere", go_on, out, model="elsewhere")
@@ -137,25 +174,39 @@ def test_run_with_recipe_file(tmp_path):
     mine = replace(recipe("digits").tiny(), name="mine", epochs=1)
     (tmp_path / "mine.json").write_text(mine.to_json())
     account = train(tmp_path / "run", str(tmp_path / "mine.json"), tiny=False)
-    assert account["steps"] == 8 and account["command"].startswith("vitlens train --recipe recipe.json --data digits")
+    assert account["steps"] == 8 and account["command"].startswith(
+        "vitlens train --recipe recipe.json --data digits"
+    )
     assert Recipe.from_json((tmp_path / "run/model/recipe.json").read_text()) == mine
     (tmp_path / "other.json").write_text(replace(mine, name="other").to_json())
-    for name, message in (("other", "follows the recipe mine, not other"), ("gone", "gone.json cannot be read")):
+    for name, message in (
+        ("other", "follows the recipe mine, not other"),
+        ("gone", "gone.json cannot be read"),
+    ):
         refuses(message, train, tmp_path / "run", str(tmp_path / f"{name}.json"), resume=True)
 
 
 def test_finish_exports_better_weights(tmp_path):
-    r, data = recipe("digits").tiny(), (load("digits", "train").subset(64), load("digits", "valid").subset(64))
+    r, data = (
+        recipe("digits").tiny(),
+        (load("digits", "train").subset(64), load("digits", "valid").subset(64)),
+    )
     model = r.build()
     average = {name: p.detach() + 1 for name, p in model.named_parameters()}
     for start, metrics, averaged in (
-        ("", {"top1": 60.0, "top1_average": 50.0}, False), ("", {"top1": 40.0, "top1_average": 60.0}, True),
+        ("", {"top1": 60.0, "top1_average": 50.0}, False),
+        ("", {"top1": 40.0, "top1_average": 60.0}, True),
         # Validation images of a fine-tuning may be the test images, too: nothing is chosen by them.
-        ("somewhere", {"top1": 60.0, "top1_average": 50.0}, True), ("somewhere", {"top1": 60.0}, False),
+        ("somewhere", {"top1": 60.0, "top1_average": 50.0}, True),
+        ("somewhere", {"top1": 60.0}, False),
     ):
         last = Step(16, 16, 1, 0.0, 0.0, 1.0, 1.0, metrics)
-        account = finish(tmp_path, replace(r, init=start), model, average, data, last=last, steps=16)
-        assert account["validation"]["exported"] == ("moving average of the weights" if averaged else "raw weights")
+        account = finish(
+            tmp_path, replace(r, init=start), model, average, data, last=last, steps=16
+        )
+        assert account["validation"]["exported"] == (
+            "moving average of the weights" if averaged else "raw weights"
+        )
         found = load_file(tmp_path / "model/model.safetensors")
         for name, p in model.named_parameters():
             assert torch.equal(found[name], (p.detach() + averaged).half())
@@ -182,14 +233,23 @@ def test_run_resumes_stream(tmp_path):
             path = tmp_path / "data" / name / str(label) / f"{i:03d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
-    options = {"data": tmp_path / "data", "quiet": False, "workers": 1,
-               "overrides": ["augment.scale=0.5,1", "batch_size=16", "augment.rotate=0"]}
+    options = {
+        "data": tmp_path / "data",
+        "quiet": False,
+        "workers": 1,
+        "overrides": ["augment.scale=0.5,1", "batch_size=16", "augment.rotate=0"],
+    }
     whole = train(tmp_path / "a", stream=True, **options)
     train(tmp_path / "b", stream=True, **CUT, **options)
     assert train(tmp_path / "b", resume=True, **options)["validation"] == whole["validation"]
-    assert same_file(tmp_path, "model/model.safetensors"), "resumed without saying so, it is still a stream"
+    assert same_file(tmp_path, "model/model.safetensors"), (
+        "resumed without saying so, it is still a stream"
+    )
     held = train(tmp_path / "c", **options)
-    assert held["training_images"] == 80 and whole["validation"]["images"] == held["validation"]["images"] == 40
+    assert (
+        held["training_images"] == 80
+        and whole["validation"]["images"] == held["validation"]["images"] == 40
+    )
     assert json.loads((tmp_path / "b/data.json").read_text())["stream"] == [True, True]
     assert json.loads((tmp_path / "c/data.json").read_text())["stream"] == [False, False]
 
@@ -199,7 +259,10 @@ def test_run_survives_rejected_start_and_damaged_snapshots(tmp_path, capsys):
     before = {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()}
     refuses("already holds a run", train, stopped, overrides=["lr=1e-3"], watch=3)
     refuses("got 0.001", train, stopped, resume=True, overrides=["lr=1e-3"], watch=3)
-    with locked(stopped), pytest.raises(ValueError, match=f"Another process is writing to {stopped}"):
+    with (
+        locked(stopped),
+        pytest.raises(ValueError, match=f"Another process is writing to {stopped}"),
+    ):
         train(stopped, resume=True, watch=3)
     assert {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()} == before
     (stopped / "snapshots.npz").write_bytes(before[stopped / "snapshots.npz"][:-50])
@@ -211,20 +274,28 @@ def test_run_rejects_changed_images_on_resume(tmp_path):
     def paint(color):
         for split, count in {"train": 20, "val": 4}.items():
             for i in range(count):
-                (folder := tmp_path / "data" / split / str(i % 2)).mkdir(parents=True, exist_ok=True)
+                (folder := tmp_path / "data" / split / str(i % 2)).mkdir(
+                    parents=True, exist_ok=True
+                )
                 Image.new("RGB", (8, 8), color).save(folder / f"{i}.png")
 
     options = {"data": tmp_path / "data", "overrides": ["batch_size=4"]}
     paint("red")
     train(tmp_path / "run", **CUT, **options)
     paint("blue")
-    refuses(r"started with pictures = '\w+', got '", train, tmp_path / "run", resume=True, **options)
+    refuses(
+        r"started with pictures = '\w+', got '", train, tmp_path / "run", resume=True, **options
+    )
     paint("red")
     done = train(tmp_path / "run", resume=True, **options)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    assert train(tmp_path / "run", resume=True, **options) == json.loads(json.dumps(done)) | {"stopped_by": 0}
+    assert train(tmp_path / "run", resume=True, **options) == json.loads(json.dumps(done)) | {
+        "stopped_by": 0
+    }
     paint("blue")
-    assert train(tmp_path / "run", resume=True, **options)["pictures"] != done["pictures"], "begun again"
+    assert train(tmp_path / "run", resume=True, **options)["pictures"] != done["pictures"], (
+        "begun again"
+    )
 
 
 def test_run_raises_failed_save_on_stop(tmp_path, monkeypatch):
@@ -236,7 +307,14 @@ def test_run_raises_failed_save_on_stop(tmp_path, monkeypatch):
 
 
 def test_run_fine_tunes_without_position_table(tmp_path, capsys):
-    args = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
+    args = {
+        "img_size": 32,
+        "patch_size": 8,
+        "embed_dim": 48,
+        "depth": 2,
+        "num_heads": 3,
+        "num_classes": 10,
+    }
     model = timm.create_model("vit_relpos_small_patch16_224", **args)
     timm.models.save_for_hf(model, tmp_path / "relpos", model_args=args, safe_serialization=True)
     settings = ["image_size=32", "resize=0", "batch_size=32"]
@@ -244,7 +322,9 @@ def test_run_fine_tunes_without_position_table(tmp_path, capsys):
     train(tmp_path / "run", "finetune-small", model=start, watch=2, overrides=settings, quiet=False)
     assert "Not in the snapshots: " in capsys.readouterr().err
     with np.load(tmp_path / "run/snapshots.npz") as found:
-        assert {"filters", "distances", "top1_confidence"} <= set(found) and "positions" not in found
+        assert {"filters", "distances", "top1_confidence"} <= set(
+            found
+        ) and "positions" not in found
 
 
 class Colors(nn.Module):
@@ -269,7 +349,15 @@ class Rescaled(VisionTransformer):
 def build_rescaled(plan, mlp_ratio=2.0):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
-        return Rescaled(8, 2, embed_dim=plan.width, depth=2, num_heads=plan.heads, num_classes=10, mlp_ratio=mlp_ratio)
+        return Rescaled(
+            8,
+            2,
+            embed_dim=plan.width,
+            depth=2,
+            num_heads=plan.heads,
+            num_classes=10,
+            mlp_ratio=mlp_ratio,
+        )
 
 
 def test_run_with_own_model_resumes_exactly_and_only_by_its_builder(tmp_path):
@@ -278,7 +366,9 @@ def test_run_with_own_model_resumes_exactly_and_only_by_its_builder(tmp_path):
     assert not train(tmp_path / "b", build=build, **CUT)["finished"]
     refuses("test_runs.build_", train, tmp_path / "b", resume=True)
     rest = train(tmp_path / "b", build=build, resume=True)
-    assert rest["validation"] == whole["validation"] and same_file(tmp_path, "model/model.safetensors")
+    assert rest["validation"] == whole["validation"] and same_file(
+        tmp_path, "model/model.safetensors"
+    )
     assert train(tmp_path / "b", build=build, resume=True)["steps"] == 16
     refuses("test_runs.build_", train, tmp_path / "b", resume=True)
     refuses(r"built by test_runs\.build_rescaled", load_model, tmp_path / "a/model")
@@ -290,11 +380,22 @@ def test_fit_learns_an_objective_and_resumes_exactly(tmp_path):
 
     def losses(folder, last=None, **options):
         torch.manual_seed(1)
-        steps = fit(plan.build(), data, plan, objective=Colors(plan.width), device="cpu", out=folder, **options)
+        steps = fit(
+            plan.build(),
+            data,
+            plan,
+            objective=Colors(plan.width),
+            device="cpu",
+            out=folder,
+            **options,
+        )
         with closing(steps):
             return [step.loss for step in islice(steps, last)]
 
     whole = losses(tmp_path / "a")
-    assert losses(tmp_path / "b", 5) + losses(tmp_path / "b", resume=True) == whole and whole[-1] < whole[0] / 2
+    assert (
+        losses(tmp_path / "b", 5) + losses(tmp_path / "b", resume=True) == whole
+        and whole[-1] < whole[0] / 2
+    )
     with pytest.raises(ValueError, match=r"objective = 'test_runs.Colors', got 'labels'"):
         next(fit(plan.build(), data, plan, device="cpu", out=tmp_path / "b", resume=True))

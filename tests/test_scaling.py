@@ -19,7 +19,9 @@ FIGURES = {
     "vtab": paper.vtab,
     "size": paper.pretraining_size,
     "few-shot": lambda: paper.few_shot(CURVES),
-    "few-shot, crowded": lambda: paper.few_shot({f"model no. {k}": [(10, 5), (90, 50 + k / 9)] for k in range(9)}),
+    "few-shot, crowded": lambda: paper.few_shot(
+        {f"model no. {k}": [(10, 5), (90, 50 + k / 9)] for k in range(9)}
+    ),
 }
 
 
@@ -35,11 +37,16 @@ def test_scaling_figures_have_no_overlapping_texts(drawn):
         for ax in figure.axes:
             for line in (line for line in ax.lines if line.get_marker() != "None"):
                 inside = ax.bbox.padded(-2)
-                assert all(inside.contains(x, y) for x, y in line.get_transform().transform(line.get_xydata())), line
+                assert all(
+                    inside.contains(x, y)
+                    for x, y in line.get_transform().transform(line.get_xydata())
+                ), line
 
 
 def dots(ax):
-    return sorted((float(x), float(y)) for line in ax.lines for x, y in zip(*line.get_data(), strict=True))
+    return sorted(
+        (float(x), float(y)) for line in ax.lines for x, y in zip(*line.get_data(), strict=True)
+    )
 
 
 def test_transfer_draws_table_6(drawn):
@@ -49,7 +56,9 @@ def test_transfer_draws_table_6(drawn):
     assert average.get_xscale() == imagenet.get_xscale() == "log"
     assert len({(line.get_marker(), to_hex(line.get_color())) for line in average.lines}) == 3
     for ax in (average, imagenet):
-        assert sorted(t.get_text() for t in ax.texts) == sorted(r.model.replace("ViT-", "") for r in TABLE_6)
+        assert sorted(t.get_text() for t in ax.texts) == sorted(
+            r.model.replace("ViT-", "") for r in TABLE_6
+        )
 
 
 def test_vtab_draws_a_panel_for_each_group(drawn):
@@ -69,19 +78,40 @@ def test_pretraining_size_draws_table_5(drawn):
     ax = drawn["size"].axes[0]
     drawn = {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in ax.lines}
     for model in ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14"):
-        assert drawn[model] == [(paper.IMAGES[r.data], r.accuracy["ImageNet"]) for r in TABLE_5 if r.model == model]
+        assert drawn[model] == [
+            (paper.IMAGES[r.data], r.accuracy["ImageNet"]) for r in TABLE_5 if r.model == model
+        ]
     assert drawn["BiT R152x4"] == [(1_300_000, 81.3), (14_000_000, 85.39), (303_000_000, 87.54)]
 
 
 def test_few_shot_draws_curves_with_intervals(drawn):
     ax = drawn["few-shot"].axes[0]
-    assert [list(line.get_ydata()) for line in ax.lines] == [[20, 33, 52], [17, 34, 53], [30, 38, 44], [27, 42, 52.5]]
+    assert [list(line.get_ydata()) for line in ax.lines] == [
+        [20, 33, 52],
+        [17, 34, 53],
+        [30, 38, 44],
+        [27, 42, 52.5],
+    ]
     assert [line.get_label() for line in ax.lines] == list(CURVES)
-    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["ViT-L/32", "R152x1", "ViT-B/32", "R50x1"]
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == [
+        "ViT-L/32",
+        "R152x1",
+        "ViT-B/32",
+        "R50x1",
+    ]
     (bars,) = ax.collections
-    assert [part[:, 1].tolist() for part in bars.get_segments()] == [[18, 22], [31, 35], [50.5, 53.5]]
+    assert [part[:, 1].tolist() for part in bars.get_segments()] == [
+        [18, 22],
+        [31, 35],
+        [50.5, 53.5],
+    ]
     (band,) = paper.few_shot({"a": [(9, 10, 8, 12), (90, 50, 45, 55)]}).axes[0].collections
-    assert {tuple(corner) for corner in band.get_paths()[0].vertices} == {(9, 8), (9, 12), (90, 45), (90, 55)}
+    assert {tuple(corner) for corner in band.get_paths()[0].vertices} == {
+        (9, 8),
+        (9, 12),
+        (90, 45),
+        (90, 55),
+    }
 
 
 def test_few_shot_ticks_are_sizes_or_round_numbers():
@@ -93,7 +123,16 @@ def test_few_shot_ticks_are_sizes_or_round_numbers():
 
     assert ticks(0.0005, 0.004, 0.032) == ["0.0005", "0.004", "0.032"]
     assert ticks(2_500, 7_500, 25_000) == ["2.5 k", "7.5 k", "25 k"]
-    assert ticks(1, 1.37, 1.86, 1.56, 3.47, 9.08, 12.8, 15) == ["1", "1.5", "2", "3", "5", "7", "10", "15"]
+    assert ticks(1, 1.37, 1.86, 1.56, 3.47, 9.08, 12.8, 15) == [
+        "1",
+        "1.5",
+        "2",
+        "3",
+        "5",
+        "7",
+        "10",
+        "15",
+    ]
     assert ticks(5.9e5, 6.1e5, 2.1e6) == ["700 k", "1 M", "1.5 M", "2 M"]
 
 

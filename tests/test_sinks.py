@@ -15,7 +15,9 @@ NEURON = (1, 40)  # layer and hidden unit that makes the planted outliers
 
 def small(name="vit_tiny_patch16_224", **more):
     torch.manual_seed(0)
-    sizes = dict(img_size=64, patch_size=16, embed_dim=48, depth=4, num_heads=3, num_classes=5) | more
+    sizes = (
+        dict(img_size=64, patch_size=16, embed_dim=48, depth=4, num_heads=3, num_classes=5) | more
+    )
     return timm.create_model(name, **sizes).eval()
 
 
@@ -38,7 +40,9 @@ def planted(**more):
 
 def pictures():
     """(3, 3, 64, 64) bright, noisy images whose patches 0 and 5 are dark."""
-    images = 1 + 0.2 * torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    images = 1 + 0.2 * torch.rand(
+        3, 3, 64, 64, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
     images[:, :, :16, :16] *= -1
     images[:, :, 16:32, 16:32] *= -1
     return images
@@ -82,7 +86,12 @@ def test_outliers_exceed_a_multiple_of_the_median():
     even = torch.rand(4, 3, 16, generator=torch.Generator().manual_seed(0))
     expected = even.numpy() / np.median(even.numpy(), -1, keepdims=True)
     np.testing.assert_allclose(ratios(even), expected, rtol=1e-6)
-    assert outliers(torch.tensor([1.0, 1, 2, 5])).tolist() == [False, False, False, True]  # the median is 1.5
+    assert outliers(torch.tensor([1.0, 1, 2, 5])).tolist() == [
+        False,
+        False,
+        False,
+        True,
+    ]  # the median is 1.5
     assert not outliers(torch.tensor([1.0, 1, 2, 4.4])).any()
 
 
@@ -111,10 +120,16 @@ def test_register_neurons_finds_the_planted_neuron():
         assert register_neurons(model, x, 1, layer=layer) == {NEURON[0]: [NEURON[1]]}
     before, names = model(x), list(model.state_dict())
     with_register(model, {1: [40], 2: [0, 3]})
-    assert torch.equal(model(x), before) and list(model.state_dict()) == names and model.num_prefix_tokens == 1
+    assert (
+        torch.equal(model(x), before)
+        and list(model.state_dict()) == names
+        and model.num_prefix_tokens == 1
+    )
 
 
-@pytest.mark.parametrize("more", [{}, {"no_embed_class": True, "reg_tokens": 2}, {"global_pool": "avg"}])
+@pytest.mark.parametrize(
+    "more", [{}, {"no_embed_class": True, "reg_tokens": 2}, {"global_pool": "avg"}]
+)
 def test_with_register_equals_a_forward_by_hand(more):
     model, x = planted(**more), pictures()
     layer, neuron = NEURON
@@ -123,7 +138,9 @@ def test_with_register_equals_a_forward_by_hand(more):
 
     with torch.no_grad():  # the blocks by hand, with a token of zeros after the prefix
         stream = model._pos_embed(model.patch_embed(x))
-        stream = torch.cat([stream[:, :prefix], torch.zeros(3, 1, 48).double(), stream[:, prefix:]], 1)
+        stream = torch.cat(
+            [stream[:, :prefix], torch.zeros(3, 1, 48).double(), stream[:, prefix:]], 1
+        )
         layers = []
         for number, block in enumerate(model.blocks):
             stream = stream + block.attn(block.norm1(stream))
@@ -143,5 +160,7 @@ def test_with_register_equals_a_forward_by_hand(more):
     before, after = sinks(model, x), sinks(other, x)
     bulk = before.norms[..., prefix:][~before.outliers()].max()
     assert before.outliers()[:, layer:].any(-1).all() and not after.outliers().any()
-    assert after.norms[:, layer, prefix + 1 :].max() < 1.2 * bulk < after.norms[:, layer, prefix].min()
+    assert (
+        after.norms[:, layer, prefix + 1 :].max() < 1.2 * bulk < after.norms[:, layer, prefix].min()
+    )
     assert after.grid.prefix == prefix + 1

@@ -27,7 +27,9 @@ def test_training_memory_equals_closed_form_and_predicts_larger_batches():
     per_image, fixed = speed.training_memory(model, torch.randn(1, 3, 32, 32))
     assert per_image == pytest.approx(4 * (3072 + 512 * (7 + 2)), rel=0.12)
     weights = 4 * sum(p.numel() for p in model.parameters())
-    assert 4 * weights <= fixed <= 5 * weights  # weights, gradients, two averages; the gradient of one layer beside
+    assert (
+        4 * weights <= fixed <= 5 * weights
+    )  # weights, gradients, two averages; the gradient of one layer beside
     large = speed.peak(model, torch.randn(5000, 3, 32, 32))
     assert large + 4 * weights == pytest.approx(fixed + 5000 * per_image, rel=0.002)
 
@@ -52,5 +54,8 @@ def test_speed_script_writes_rows_within_memory(tmp_path):
     speed.main(["--tiny", "--out", str(tmp_path / "speed.csv")])
     rows, committed = pd.read_csv(tmp_path / "speed.csv"), pd.read_csv(TABLE)
     assert set(rows) == set(committed) and (rows["images_per_second"] > 0).all()
-    assert (rows["bytes_fixed"] + rows["largest_batch"] * rows["bytes_per_image"] <= rows["memory"] * 2**30).all()
+    assert (
+        rows["bytes_fixed"] + rows["largest_batch"] * rows["bytes_per_image"]
+        <= rows["memory"] * 2**30
+    ).all()
     assert [len(ax.lines) for ax in speed.figure(committed).axes] == [6, 6]

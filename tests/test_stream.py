@@ -28,16 +28,23 @@ SPECIMEN = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_pat
 
 
 def smooth(seed: int, size: tuple[int, int], kind: str = "PNG") -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1] // 4 + 1, size[0] // 4 + 1, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(
+        0, 256, (size[1] // 4 + 1, size[0] // 4 + 1, 3), dtype=np.uint8
+    )
     return saved(Image.fromarray(pixels).resize(size), kind)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("folder") / "train", {
-        f"{'ab'[i % 2]}/{i:02d}.{('jpg', 'png')[i % 2]}": smooth(i, (30 + i % 41, 30 + i % 29), ("JPEG", "PNG")[i % 2])
-        for i in range(100)
-    }).parent
+    return write(
+        tmp_path_factory.mktemp("folder") / "train",
+        {
+            f"{'ab'[i % 2]}/{i:02d}.{('jpg', 'png')[i % 2]}": smooth(
+                i, (30 + i % 41, 30 + i % 29), ("JPEG", "PNG")[i % 2]
+            )
+            for i in range(100)
+        },
+    ).parent
 
 
 def streamed(source, workers: int = 0, size: int = SIZE, **more) -> ImageStream:
@@ -59,7 +66,10 @@ def equal(one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, tor
 
 @pytest.mark.parametrize("squash", [False, True])
 def test_batches_of_a_stream_equal_the_set_in_memory(folder, squash):
-    held, stream = load(folder, size=SIZE, squash=squash, stream=False), streamed(folder, 2, squash=squash)
+    held, stream = (
+        load(folder, size=SIZE, squash=squash, stream=False),
+        streamed(folder, 2, squash=squash),
+    )
     assert isinstance(held, ImageSet) and isinstance(stream, ImageStream)
     assert held.size == stream.size == (SIZE, SIZE) and len(held) == len(stream) == 100
     assert held.class_names == stream.class_names and held.labels.equal(stream.labels)
@@ -69,16 +79,30 @@ def test_batches_of_a_stream_equal_the_set_in_memory(folder, squash):
         assert [len(images) for images, _ in batches] == [70, 30, 3]
         for one, other in zip(held.batches(rows, augment, (1,)), batches, strict=True):
             assert equal(one, other)
-    assert equal(joined(held.subset(40, 7), rows_of(40, 9)), joined(stream.subset(40, 7), rows_of(40, 9)))
+    assert equal(
+        joined(held.subset(40, 7), rows_of(40, 9)), joined(stream.subset(40, 7), rows_of(40, 9))
+    )
 
 
 def test_validation_pixels_of_training_and_evaluation_are_equal(tmp_path):
     """Both use timm's resizing and center crop, also with odd margins."""
-    write(tmp_path, {f"a/{i}.png": smooth(i, size) for i, size in enumerate(((99, 64), (64, 75), (67, 91), (120, 65)))})
+    write(
+        tmp_path,
+        {
+            f"a/{i}.png": smooth(i, size)
+            for i, size in enumerate(((99, 64), (64, 75), (67, 91), (120, 65)))
+        },
+    )
     model = load_model(SPECIMEN)
-    ours, theirs = load(tmp_path, "whole", size=64), opened(model, str(tmp_path), "whole", workers=0)
+    ours, theirs = (
+        load(tmp_path, "whole", size=64),
+        opened(model, str(tmp_path), "whole", workers=0),
+    )
     assert ours.images.equal(joined(theirs, [torch.arange(4)])[0])
-    assert model.pretrained_cfg["interpolation"] == "bilinear" and model.pretrained_cfg["crop_pct"] == 1.0
+    assert (
+        model.pretrained_cfg["interpolation"] == "bilinear"
+        and model.pretrained_cfg["crop_pct"] == 1.0
+    )
 
 
 def test_remaining_omits_the_random_crop_of_a_stream(folder):
@@ -92,9 +116,13 @@ def test_crops_ignore_workers_batch_sizes_and_the_first_batch(folder):
     rows, before = rows_of(100, 45), torch.get_rng_state()
     expected = joined(streamed(folder), rows, CROP, (0, 4))
     assert equal(joined(streamed(folder, 1), torch.cat(rows).split(7), CROP, (0, 4)), expected)
-    assert equal(joined(streamed(folder, 2), rows[1:], CROP, (0, 4)), tuple(t[45:] for t in expected))
+    assert equal(
+        joined(streamed(folder, 2), rows[1:], CROP, (0, 4)), tuple(t[45:] for t in expected)
+    )
     stream = streamed(folder)
-    (first, labels), (second, _) = (joined(stream, [torch.arange(100)], CROP, (0, epoch)) for epoch in (0, 1))
+    (first, labels), (second, _) = (
+        joined(stream, [torch.arange(100)], CROP, (0, epoch)) for epoch in (0, 1)
+    )
     assert (first != second).flatten(1).any(1).all() and labels.equal(stream.labels)
     assert torch.equal(before, torch.get_rng_state())
 
@@ -111,9 +139,16 @@ def test_crops_equal_torchvision(folder):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_stream_raises_for_samples_that_cannot_be_decoded(tmp_path, workers):
-    content = {f"{'ab'[i // 3]}/{i}.png": b"no image" if i == 3 else smooth(i, (30, 30)) for i in range(6)}
+    content = {
+        f"{'ab'[i // 3]}/{i}.png": b"no image" if i == 3 else smooth(i, (30, 30)) for i in range(6)
+    }
     stream = streamed(write(tmp_path / "train", content).parent, workers)
-    refuses(r"^train/b/3.png \(no image of a known format\) cannot be decoded", joined, stream, [torch.arange(6)])
+    refuses(
+        r"^train/b/3.png \(no image of a known format\) cannot be decoded",
+        joined,
+        stream,
+        [torch.arange(6)],
+    )
     assert len(joined(stream, [torch.tensor([0, 1])])[0]) == 2  # later batches still work
 
 
@@ -135,14 +170,20 @@ class Fatal:
 def test_stream_explains_a_killed_worker():
     labels = torch.zeros(40, dtype=torch.int64)
     stream = ImageStream(Samples(Fatal(40), labels, ("a",), range(40)), 8, pixels, workers=1)
-    with pytest.raises(ChildProcessError, match="processes that read images ended .* fewer workers"):
+    with pytest.raises(
+        ChildProcessError, match="processes that read images ended .* fewer workers"
+    ):
         joined(stream, [torch.arange(40)])
     images, _ = joined(stream, [torch.arange(10, 20)])  # new workers, with one thread each
     assert len(images) == 10 and (images == 1).all()
 
 
 def test_loader_makes_every_dataloader():
-    paths = [path for path in Path(imageset.__file__).parent.parent.rglob("*.py") if "DataLoader(" in path.read_text()]
+    paths = [
+        path
+        for path in Path(imageset.__file__).parent.parent.rglob("*.py")
+        if "DataLoader(" in path.read_text()
+    ]
     assert paths == [Path(imageset.__file__)]
     made = imageset.loader([1, 2], [[0], [1]], 1, torch.device("cpu"))
     assert made.timeout == 300 and made.collate_fn is torch.utils.data.default_collate
@@ -162,7 +203,14 @@ except ChildProcessError as error:
 
 def in_small_shm(*command) -> subprocess.CompletedProcess:
     """Run a command with a /dev/shm of 1 MiB, as in a container."""
-    words = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"', "sh"]
+    words = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"',
+        "sh",
+    ]
     return subprocess.run([*words, *map(str, command)], capture_output=True, text=True, timeout=120)
 
 
@@ -173,7 +221,9 @@ CAN_UNSHARE = bool(shutil.which("unshare")) and in_small_shm("true").returncode 
 @pytest.mark.skipif(not CAN_UNSHARE, reason="needs the right to mount a small /dev/shm (root)")
 def test_stream_explains_full_shared_memory(folder):
     done = in_small_shm(sys.executable, "-c", FULL, folder)
-    assert "processes that read images ended" in done.stdout and "--shm-size" in done.stdout, done.stderr
+    assert "processes that read images ended" in done.stdout and "--shm-size" in done.stdout, (
+        done.stderr
+    )
 
 
 def test_batches_may_be_restarted(folder):

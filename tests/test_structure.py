@@ -16,11 +16,37 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("vitlens", "vitlens_explorer", "vitlens_paper")
 
 NEVER = {
-    "recorder": {"attention", "attribution", "data", "faithfulness", "filters", "plot", "tokens", "report", "train"},
-    "plot": {"attribution", "data", "report", "train", "recorder.record"},  # `overlay` measures a model's crop
-    "data": {"attention", "attribution", "faithfulness", "models", "plot", "recorder", "report", "train"},
+    "recorder": {
+        "attention",
+        "attribution",
+        "data",
+        "faithfulness",
+        "filters",
+        "plot",
+        "tokens",
+        "report",
+        "train",
+    },
+    "plot": {
+        "attribution",
+        "data",
+        "report",
+        "train",
+        "recorder.record",
+    },  # `overlay` measures a model's crop
+    "data": {
+        "attention",
+        "attribution",
+        "faithfulness",
+        "models",
+        "plot",
+        "recorder",
+        "report",
+        "train",
+    },
     "train": {"attribution", "faithfulness", "plot", "report"},
-    "faithfulness": {"plot", "report"}, "attribution": {"plot", "report", "faithfulness"},
+    "faithfulness": {"plot", "report"},
+    "attribution": {"plot", "report", "faithfulness"},
 }
 """Rooms of `vitlens` that each room must not import. No room imports `cli`."""
 
@@ -73,10 +99,14 @@ def test_vitlens_knows_neither_of_the_packages_built_on_it():
         text = path.read_text(encoding="utf-8")
         if path == ROOT / "vitlens" / "__init__.py":
             text = re.sub(r"(?s)^MOVED = \{.*?\}", "", text, flags=re.M)
-        assert not re.search("vitlens_(explorer|paper|vit)|PaperTransformer|masked-patches|mean-color", text), path
+        assert not re.search(
+            "vitlens_(explorer|paper|vit)|PaperTransformer|masked-patches|mean-color", text
+        ), path
 
 
-@pytest.mark.parametrize("here, other", [("vitlens_explorer", "vitlens_paper"), ("vitlens_paper", "vitlens_explorer")])
+@pytest.mark.parametrize(
+    "here, other", [("vitlens_explorer", "vitlens_paper"), ("vitlens_paper", "vitlens_explorer")]
+)
 def test_packages_built_on_vitlens_do_not_know_each_other(here, other):
     for path in (ROOT / here).rglob("*"):
         if path.suffix in (".py", ".js"):
@@ -105,7 +135,9 @@ def test_rooms_import_lower_rooms_only():
         here = room(module_of(path))
         never = set() if here in ("cli", "__main__") else NEVER.get(here, set()) | {"cli"}
         for module in IMPORTED[path]:
-            assert not {room(module), module.removeprefix("vitlens.")} & never, f"{path} imports {module}"
+            assert not {room(module), module.removeprefix("vitlens.")} & never, (
+                f"{path} imports {module}"
+            )
         assert not re.search(r"^\s*(from|import) experiments\b", path.read_text(), re.M)
 
 
@@ -115,17 +147,25 @@ LIBRARIES = ("transformers", "open_clip", "torchvision.models", "timm.models", "
 
 def test_only_supported_names_classes_of_libraries():
     """Nothing else asks whether a model is one of a library's classes."""
-    for path in (each for each in FILES if "supported" not in each.parts and each.parent.name != "train"):
+    for path in (
+        each for each in FILES if "supported" not in each.parts and each.parent.name != "train"
+    ):
         known = {
             alias.asname or alias.name
-            for node in NODES[path] if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(LIBRARIES)
+            for node in NODES[path]
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(LIBRARIES)
             for alias in node.names
         }
         for node in NODES[path]:
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
+                "isinstance",
+                "issubclass",
+            ):
                 asked = ast.unparse(node.args[1])
                 assert not known & set(re.findall(r"\w+", asked)), f"{path} asks for {asked}"
-                assert not re.search(r"\b(timm|transformers|open_clip|torchvision)\.", asked), f"{path}: {asked}"
+                assert not re.search(r"\b(timm|transformers|open_clip|torchvision)\.", asked), (
+                    f"{path}: {asked}"
+                )
 
 
 def test_imports_are_acyclic():
@@ -141,7 +181,18 @@ def test_grid_and_reports_import_allowed_rooms():
     assert "train" not in {room(module) for module in reached("vitlens.report")}
 
 
-HEAVY = ("torch", "timm", "torchvision", "numpy", "PIL", "matplotlib", "sklearn", "skimage", "scipy", "pandas")
+HEAVY = (
+    "torch",
+    "timm",
+    "torchvision",
+    "numpy",
+    "PIL",
+    "matplotlib",
+    "sklearn",
+    "skimage",
+    "scipy",
+    "pandas",
+)
 
 
 def test_help_imports_no_pytorch():
@@ -162,9 +213,15 @@ def test_help_imports_no_pytorch():
 
 
 def test_dir_shows_public_names_alone():
-    assert {"capture", "load_model", "attention", "plot"} <= {*vitlens.__all__} == {*dir(vitlens)} - {"__version__"}
+    assert (
+        {"capture", "load_model", "attention", "plot"}
+        <= {*vitlens.__all__}
+        == {*dir(vitlens)} - {"__version__"}
+    )
     assert not hasattr(vitlens, "nothing_of_this_name")
-    modules = [getattr(vitlens, name) for name in vitlens.__all__ if not callable(getattr(vitlens, name))]
+    modules = [
+        getattr(vitlens, name) for name in vitlens.__all__ if not callable(getattr(vitlens, name))
+    ]
     for module in [vitlens, vitlens_explorer, vitlens_paper, vitlens_paper.evaluate, *modules]:
         for name in module.__all__:
             assert getattr(module, name) is not None
@@ -173,7 +230,13 @@ def test_dir_shows_public_names_alone():
 
 def test_lines_of_scripts_and_styles_fit():
     """Scripts and styles are not minified: no line has more than 120 characters."""
-    files = [path for kind in ("js", "css") for path in (ROOT / "vitlens_explorer").rglob(f"*.{kind}")]
-    wide = [f"{path.name}:{number}" for path in files
-            for number, line in enumerate(path.read_text("utf-8").splitlines(), 1) if len(line) > 120]
+    files = [
+        path for kind in ("js", "css") for path in (ROOT / "vitlens_explorer").rglob(f"*.{kind}")
+    ]
+    wide = [
+        f"{path.name}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if len(line) > 120
+    ]
     assert len(files) > 20 and wide == []

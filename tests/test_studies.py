@@ -12,7 +12,17 @@ from timm.layers import HybridEmbed, StdConv2d
 from experiments import studies
 from experiments.designs import STUDIES, study
 from experiments.networks import Network
-from experiments.studies import against, curves, lead, rates, read_insides, read_table, run_study, scales, seeds_needed
+from experiments.studies import (
+    against,
+    curves,
+    lead,
+    rates,
+    read_insides,
+    read_table,
+    run_study,
+    scales,
+    seeds_needed,
+)
 from vitlens import load_model
 from vitlens.data import load
 from vitlens.recorder.supported import token_grid
@@ -20,10 +30,22 @@ from vitlens_paper.evaluate import compute, proportion
 
 RESULTS = Path(__file__).parent.parent / "data" / "results"
 DIGITS = replace(study("data-size-digits").tiny(), seeds=(0,), sizes=(40,))
-VALUES = {"a, 0.1": np.array([40.0, 50, 45]), "a, 0.2": np.array([60.0, 62, 70]), "b, 0.1": np.array([30.0, 33, 39])}
+VALUES = {
+    "a, 0.1": np.array([40.0, 50, 45]),
+    "a, 0.2": np.array([60.0, 62, 70]),
+    "b, 0.1": np.array([30.0, 33, 39]),
+}
 RECORDS = [
-    {"model": name, "images": 10, "seed": seed, "lr": float(name[3:]), "top1": value, "flops": 1000 * float(name[3:])}
-    for name, values in VALUES.items() for seed, value in enumerate(values)
+    {
+        "model": name,
+        "images": 10,
+        "seed": seed,
+        "lr": float(name[3:]),
+        "top1": value,
+        "flops": 1000 * float(name[3:]),
+    }
+    for name, values in VALUES.items()
+    for seed, value in enumerate(values)
 ]
 
 
@@ -35,9 +57,14 @@ def test_networks_equal_paper_kinds():
             model = variant.build(plan)
             assert any(isinstance(m, StdConv2d) for m in model.modules()) == (variant.kind != "ViT")
             assert hasattr(model, "blocks") == (variant.kind != "ResNet")
-            assert isinstance(getattr(model, "patch_embed", None), HybridEmbed) == (variant.kind == "hybrid")
+            assert isinstance(getattr(model, "patch_embed", None), HybridEmbed) == (
+                variant.kind == "hybrid"
+            )
             with torch.no_grad():
-                assert model(torch.randn(2, 3, plan.image_size, plan.image_size)).shape == (2, study(name).classes)
+                assert model(torch.randn(2, 3, plan.image_size, plan.image_size)).shape == (
+                    2,
+                    study(name).classes,
+                )
             if variant.kind != "ResNet":
                 grids[variant.kind] = token_grid(model, (plan.image_size,) * 2)
         assert len(set(grids.values())) == 1, "a hybrid has the tokens of the ViT"
@@ -66,12 +93,23 @@ def test_study_records_equal_measurements(whole):
     valid = studies.chosen(load("digits", "valid"), DIGITS.classes)
     for record, cell in zip(records, DIGITS.cells(), strict=True):
         model = DIGITS.models[cell.model].build(DIGITS.plan(cell))
-        assert (record["model"], record["images"], record["seed"]) == (cell.model, cell.images, cell.seed)
-        assert (record["flops"], record["parameters"]) == (compute.flops(model, 8), compute.parameters(model))
+        assert (record["model"], record["images"], record["seed"]) == (
+            cell.model,
+            cell.images,
+            cell.seed,
+        )
+        assert (record["flops"], record["parameters"]) == (
+            compute.flops(model, 8),
+            compute.parameters(model),
+        )
         assert record["exaflops"] == pytest.approx(3 * record["flops"] * 6 * 20 / 1e18)
         right = round(record["top1"] * len(valid) / 100)
-        assert (record["top1"], record["low"], record["high"]) == pytest.approx(proportion(right, len(valid)), abs=1e-3)
-    assert run_study(DIGITS, "digits", out, device="cpu") == records and not list(out.glob("runs/*"))
+        assert (record["top1"], record["low"], record["high"]) == pytest.approx(
+            proportion(right, len(valid)), abs=1e-3
+        )
+    assert run_study(DIGITS, "digits", out, device="cpu") == records and not list(
+        out.glob("runs/*")
+    )
     found, picture = studies.insides(DIGITS, out)
     studies.write_insides(out / "i.npz", found, picture)
     again, image = read_insides(out / "i.npz")
@@ -102,10 +140,14 @@ def test_stopped_study_continues_to_the_same_record(whole, tmp_path, monkeypatch
 
 def test_study_starts_from_pretrained_weights(tmp_path):
     small = study("masked-cpu-short").tiny()
-    small = replace(small, seeds=(0,), sizes=(40,), recipe=replace(small.recipe, image_size=16, patch_size=4))
+    small = replace(
+        small, seeds=(0,), sizes=(40,), recipe=replace(small.recipe, image_size=16, patch_size=4)
+    )
     small = replace(small, models={name: small.models[name] for name in list(small.models)[:2]})
     scratch, tuned = run_study(small, "digits", tmp_path, device="cpu")
-    assert (scratch["pretraining"], scratch["unlabeled"]) == ("", 0) and tuned["pretraining"] == "masked-patches"
+    assert (scratch["pretraining"], scratch["unlabeled"]) == ("", 0) and tuned[
+        "pretraining"
+    ] == "masked-patches"
     assert tuned["exaflops"] > scratch["exaflops"] and tuned["pretraining_steps"] == 4
     found, _ = studies.insides(small, tmp_path)
     before = [found[f"{name}, before tuning"]["filters"] for name in small.models]
@@ -119,18 +161,26 @@ def test_subsets_are_nested_and_renumbered():
     some = studies.chosen(digits, 5)
     kept = torch.isin(digits.labels, torch.tensor([int(name) for name in some.class_names]))
     assert torch.equal(some.images, digits.images[kept])
-    assert torch.equal(torch.tensor([int(some.class_names[k]) for k in some.labels]), digits.labels[kept])
+    assert torch.equal(
+        torch.tensor([int(some.class_names[k]) for k in some.labels]), digits.labels[kept]
+    )
 
 
 def test_intervals_equal_student():
     for name in VALUES:
         (row,) = [row for row in curves(RECORDS)[name]]
         interval = ttest_1samp(VALUES[name], 0).confidence_interval(0.95)
-        assert row == pytest.approx((10, VALUES[name].mean(), max(0, interval.low), min(100, interval.high)))
+        assert row == pytest.approx(
+            (10, VALUES[name].mean(), max(0, interval.low), min(100, interval.high))
+        )
     difference = VALUES["a, 0.2"] - VALUES["b, 0.1"]
     ((_, *found),) = lead(RECORDS, "a, 0.2", "b, 0.1")
-    assert found == pytest.approx((difference.mean(), *ttest_1samp(difference, 0).confidence_interval(0.95)))
-    assert against(RECORDS, "b, 0.1")[1] == pytest.approx(("a, 0.2", *found, seeds_needed(difference)))
+    assert found == pytest.approx(
+        (difference.mean(), *ttest_1samp(difference, 0).confidence_interval(0.95))
+    )
+    assert against(RECORDS, "b, 0.1")[1] == pytest.approx(
+        ("a, 0.2", *found, seeds_needed(difference))
+    )
     assert [row[0] for row in rates(RECORDS)["a"]] == [0.1, 0.2]
     renamed = [row | {"model": row["model"].replace("b, 0.1", "base")} for row in RECORDS]
     assert [row[0] for row in scales(renamed, "base")["a"]] == pytest.approx([1, 1, 2])
@@ -150,8 +200,14 @@ def test_committed_studies_are_complete():
     for path in TABLES:
         rows, each = read_table(path), study(path.stem)
         for row, cell in zip(rows, each.cells(), strict=True):
-            assert (row["model"], row["images"], row["seed"]) == (cell.model, cell.images, cell.seed), path
-            assert row["steps"] == each.plan(cell).steps and row["low"] <= row["top1"] <= min(row["high"], row["best"])
+            assert (row["model"], row["images"], row["seed"]) == (
+                cell.model,
+                cell.images,
+                cell.seed,
+            ), path
+            assert row["steps"] == each.plan(cell).steps and row["low"] <= row["top1"] <= min(
+                row["high"], row["best"]
+            )
         assert studies.figure(each, rows).axes
 
 

@@ -13,18 +13,43 @@ from timm.data import constants
 from torch import nn
 
 import vitlens
-from experiments.support import CLASSIFIERS, EVERY, LIBRARIES, TABLE, eager, last_linear, sized, small, survey
+from experiments.support import (
+    CLASSIFIERS,
+    EVERY,
+    LIBRARIES,
+    TABLE,
+    eager,
+    last_linear,
+    sized,
+    small,
+    survey,
+)
 from vitlens import attribution, capture, report, stream, tokens
 from vitlens.attribution import like
 from vitlens.attribution.target import bound
 from vitlens.images import samples
 from vitlens.recorder.forward import run
-from vitlens.recorder.supported import UnsupportedModelError, family, head_count, pooled, transformer
+from vitlens.recorder.supported import (
+    UnsupportedModelError,
+    family,
+    head_count,
+    pooled,
+    transformer,
+)
 from vitlens.recorder.supported.transformers import HALF, IMAGENET, OPENAI
 
-SOME = ["ViTForImageClassification", "DeiTForImageClassificationWithTeacher", "BeitForImageClassification",
-        "Dinov2WithRegistersForImageClassification", "CLIPModel", "Siglip2Model", "torchvision", "open_clip",
-        "open_clip, pool", "open_clip, timm"]
+SOME = [
+    "ViTForImageClassification",
+    "DeiTForImageClassificationWithTeacher",
+    "BeitForImageClassification",
+    "Dinov2WithRegistersForImageClassification",
+    "CLIPModel",
+    "Siglip2Model",
+    "torchvision",
+    "open_clip",
+    "open_clip, pool",
+    "open_clip, timm",
+]
 
 
 def captured(model, images, **options):
@@ -54,7 +79,9 @@ def check_maps(name, atol=1e-9):
     maps = maps[: len(attn)]  # without the pool
     assert len(attn) == len(maps) >= 2
     for layer, expected in zip(attn, maps, strict=True):
-        torch.testing.assert_close(layer.weights(), expected.view_as(layer.weights()), atol=atol, rtol=0)
+        torch.testing.assert_close(
+            layer.weights(), expected.view_as(layer.weights()), atol=atol, rtol=0
+        )
     assert attn.grid.image == tuple(images.shape[-2:]) and attn.grid.tokens == maps[0].shape[-1]
 
 
@@ -75,7 +102,9 @@ def check_readout(name):
     assert torch.allclose(output[:1], plain, atol=1e-5)
     moved = (output[1:] - output[0]).abs().amax(1) > 1e-5
     if grid.readout is None:  # the class token and the mean of the patches, concatenated
-        assert "Dinov2" in name and moved.tolist() == [p not in range(1, grid.prefix) for p in range(grid.tokens)]
+        assert "Dinov2" in name and moved.tolist() == [
+            p not in range(1, grid.prefix) for p in range(grid.tokens)
+        ]
     else:
         row = grid.readout.expand(1, -1)[0]
         torch.testing.assert_close(row.sum(), torch.tensor(1.0))
@@ -90,7 +119,10 @@ def check_head(name):
         layers, output = tokens.features(model, images)
         assert torch.equal(output, run(model, images))
         torch.testing.assert_close(adapter.head(layers[-1]), output, atol=1e-5, rtol=1e-5)
-    assert len(layers) == len(adapter.blocks) and layers[0].shape[:2] == (2, adapter.grid(images.shape[-2:]).tokens)
+    assert len(layers) == len(adapter.blocks) and layers[0].shape[:2] == (
+        2,
+        adapter.grid(images.shape[-2:]).tokens,
+    )
     assert len(adapter.prefix) == adapter.grid(images.shape[-2:]).prefix
     assert ("distillation token" in adapter.prefix) == ("DeiT" in name)
 
@@ -110,7 +142,10 @@ def test_kernels_give_the_tokens_of_patches(name):
     patch = images[:1, :, : patch_size[0], : patch_size[1]]
     first = torch.einsum("dpqc,cpq->d", filters, patch[0])
     tokens = []
-    with torch.no_grad(), adapter.embedding.register_forward_hook(lambda m, args, out: tokens.append(out)):
+    with (
+        torch.no_grad(),
+        adapter.embedding.register_forward_hook(lambda m, args, out: tokens.append(out)),
+    ):
         run(model, images[:1])
     bias = 0 if adapter.embedding.bias is None else adapter.embedding.bias
     token = tokens[0][0, :, 0, 0] if tokens[0].dim() == 4 else tokens[0][0, 0]
@@ -127,7 +162,10 @@ def check_positions(name):
         return
     images, inputs = sized(model, *adapter.built_size, batch=1), []
     row, col = 1, table.shape[1] - 1
-    with torch.no_grad(), adapter.blocks[0].register_forward_pre_hook(lambda m, args: inputs.append(args[0][0])):
+    with (
+        torch.no_grad(),
+        adapter.blocks[0].register_forward_pre_hook(lambda m, args: inputs.append(args[0][0])),
+    ):
         run(model, images)
         table[row, col] += torch.randn(table.shape[-1])  # a view of the parameter
         run(model, images)
@@ -190,7 +228,9 @@ def test_survey_equals_the_committed_table():
     command_line = table[0]["command"]
     assert [row["model"] for row in table][-len(EVERY) :] == EVERY
     if any(f"{name} {importlib.metadata.version(name)}" not in command_line for name in LIBRARIES):
-        pytest.skip(f"the table is of {command_line.strip()}; `python -m experiments.support` writes it anew")
+        pytest.skip(
+            f"the table is of {command_line.strip()}; `python -m experiments.support` writes it anew"
+        )
     for name in ("torchvision", "SiglipModel", "open_clip"):
         row = survey(name)
         assert float(row.pop("error")) < 1e-9
@@ -210,8 +250,12 @@ def test_capture_equals_bfloat16_attention(name, autocast):
             run(model, images)
     for layer, expected in zip(attn, maps, strict=False):
         assert layer.v.dtype == torch.bfloat16 and layer.weights().dtype == torch.float32
-        torch.testing.assert_close(layer.weights(), expected.view_as(layer.weights()).float(), atol=0.03, rtol=0)
-        torch.testing.assert_close(layer.weights() @ layer.v.float(), layer.output.float(), atol=0.05, rtol=0.05)
+        torch.testing.assert_close(
+            layer.weights(), expected.view_as(layer.weights()).float(), atol=0.03, rtol=0
+        )
+        torch.testing.assert_close(
+            layer.weights() @ layer.v.float(), layer.output.float(), atol=0.05, rtol=0.05
+        )
 
 
 def _eager(kind: str):
@@ -239,7 +283,12 @@ REFUSED = [
 def test_capture_refuses():
     for build, words in REFUSED:
         refuses(words, captured, build(), torch.randn(1, 3, 32, 32), error=UnsupportedModelError)
-    refuses("8 × 8 pixels do not divide images of 30 × 32", captured, small("Siglip2Model"), torch.zeros(1, 3, 30, 32))
+    refuses(
+        "8 × 8 pixels do not divide images of 30 × 32",
+        captured,
+        small("Siglip2Model"),
+        torch.zeros(1, 3, 30, 32),
+    )
 
 
 def test_capture_refuses_mae_that_hides_or_shuffles_patches():
@@ -261,7 +310,9 @@ def test_pool_equals_the_attention_of_its_module(name):
     pool = model.head if hasattr(model, "head") else model.visual.attn_pool
     module, maps = getattr(pool, "attention", None) or pool.attn, []
     flags = dict(need_weights=True, average_attn_weights=False)
-    module.register_forward_pre_hook(lambda m, args, kwargs: (args, kwargs | flags), with_kwargs=True)
+    module.register_forward_pre_hook(
+        lambda m, args, kwargs: (args, kwargs | flags), with_kwargs=True
+    )
     module.register_forward_hook(lambda m, args, out: maps.append(out[1]))
     with torch.no_grad():
         run(model, sized(model))
@@ -269,7 +320,9 @@ def test_pool_equals_the_attention_of_its_module(name):
     torch.testing.assert_close(attn.grid.readout, maps[0][:, :, 0].mean(1), atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["ViTForImageClassification", "SiglipVisionModel", "torchvision", "open_clip, pool"])
+@pytest.mark.parametrize(
+    "name", ["ViTForImageClassification", "SiglipVisionModel", "torchvision", "open_clip, pool"]
+)
 def test_intervene_heads_equals_zeroed_weights(name):
     """Switching a head off equals zeroing its columns of the output projection. A capture records every layer and the
     pool."""
@@ -285,7 +338,10 @@ def test_intervene_heads_equals_zeroed_weights(name):
         expected = run(model, images)
     torch.testing.assert_close(changed, expected, atol=1e-5, rtol=1e-5)
     if family(model).pool is not None:
-        with torch.no_grad(), vitlens.intervene(model, block={0: ("all", [2])}, heads={("pool", 1): "zero"}):
+        with (
+            torch.no_grad(),
+            vitlens.intervene(model, block={0: ("all", [2])}, heads={("pool", 1): "zero"}),
+        ):
             assert not torch.equal(run(model, images), expected)
 
 
@@ -296,7 +352,9 @@ def test_transformer_is_found_in_a_wrapper():
     assert transformer(patches) is model
     images = sized(model)
     assert attribution.grad_cam(patches, images, 2).shape == (2, 4, 6)
-    refuses("reads no weighted sum", attribution.relevance, patches, images, 2)  # its read-out is unknown
+    refuses(
+        "reads no weighted sum", attribution.relevance, patches, images, 2
+    )  # its read-out is unknown
 
 
 @pytest.mark.parametrize("name", ["Dinov2ForImageClassification", "open_clip, timm"])
@@ -319,7 +377,9 @@ def test_transformer_is_found_in_a_lora_model():
     peft = pytest.importorskip("peft")
     model = small("ViTForImageClassification")
     images = sized(model, 32, 32)
-    changed = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    changed = peft.get_peft_model(
+        model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    )
     changed.eval()
     inner = transformer(changed)
     attn, logits = captured(inner, images)
@@ -333,25 +393,55 @@ def test_transformer_is_found_in_a_lora_model():
 
 
 def test_inspect_omits_rollouts_without_a_readout(tmp_path):
-    inspection = report.inspect(small("Dinov2ForImageClassification"), [("chelsea", samples()["chelsea"])])
+    inspection = report.inspect(
+        small("Dinov2ForImageClassification"), [("chelsea", samples()["chelsea"])]
+    )
     names = {path.name for path in report.write_inspection(inspection, tmp_path)}
-    assert names == {"summary.json", "distance.png", "filters.png", "positions.png", "inspection.png"}
+    assert names == {
+        "summary.json",
+        "distance.png",
+        "filters.png",
+        "positions.png",
+        "inspection.png",
+    }
 
 
 def test_commands_take_a_folder_in_transformers_layout(tmp_path):
-    model, folder, out = small("ViTForImageClassification", num_labels=3), tmp_path / "vit", tmp_path / "why"
+    model, folder, out = (
+        small("ViTForImageClassification", num_labels=3),
+        tmp_path / "vit",
+        tmp_path / "why",
+    )
     model.config.id2label = {0: "blue", 1: "green", 2: "red"}
     model.save_pretrained(folder)
-    processor = {"size": {"height": 32, "width": 32}, "resample": 3, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+    processor = {
+        "size": {"height": 32, "width": 32},
+        "resample": 3,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.25] * 3,
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     samples()["chelsea"].save(tmp_path / "cat.png")
-    command("explain", folder, tmp_path / "cat.png", "--target", "green", "--scores", "--orders", 0, "--out", out)
+    command(
+        "explain",
+        folder,
+        tmp_path / "cat.png",
+        "--target",
+        "green",
+        "--scores",
+        "--orders",
+        0,
+        "--out",
+        out,
+    )
     assert len([*out.iterdir()]) == 2
 
 
 def test_normalizations_equal_those_of_timm():
     names = ("IMAGENET_DEFAULT", "IMAGENET_INCEPTION", "OPENAI_CLIP")
-    expected = [tuple(getattr(constants, f"{name}_{part}") for part in ("MEAN", "STD")) for name in names]
+    expected = [
+        tuple(getattr(constants, f"{name}_{part}") for part in ("MEAN", "STD")) for name in names
+    ]
     assert expected == [IMAGENET, HALF, OPENAI]
 
 

@@ -23,7 +23,9 @@ from vitlens.stream import contributions
 
 KWARGS = {"integrated_gradients": dict(n_steps=2)}
 CLASSY = [name for name, method in METHODS.items() if method.depends_on_target]
-GRADIENT = [name for name, method in METHODS.items() if method.needs in ("gradients", "readings", "inputs")]
+GRADIENT = [
+    name for name, method in METHODS.items() if method.needs in ("gradients", "readings", "inputs")
+]
 
 
 @pytest.fixture
@@ -57,8 +59,12 @@ def score(model, x, target, against=None):
 
 def test_similarity_by_hand(model):
     x, others = images(), images(3, seed=1)
-    np.testing.assert_allclose(score(model, x, like(others)), cosine_by_hand(model, x, others), rtol=1e-12)
-    np.testing.assert_allclose(score(model, x, like(list(others.split(1)))), cosine_by_hand(model, x, others))
+    np.testing.assert_allclose(
+        score(model, x, like(others)), cosine_by_hand(model, x, others), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        score(model, x, like(list(others.split(1)))), cosine_by_hand(model, x, others)
+    )
     torch.testing.assert_close(score(model, x[:1], like(x[:1])), torch.ones(1, dtype=torch.float64))
     a, b = like(others[:1]), like(others[1:2])
     one, other = score(model, x, a, b), score(model, x, b, a)
@@ -78,7 +84,10 @@ def test_methods_explain_classes_and_functions_equally(model):
     for name in CLASSY:
         method, kwargs = METHODS[name], KWARGS.get(name, {})
         expected = method(model, x, 3, against=7, **kwargs)
-        for one, other in ((direction(3), direction(7)), (lambda out: out[:, 3], lambda out: out[:, 7])):
+        for one, other in (
+            (direction(3), direction(7)),
+            (lambda out: out[:, 3], lambda out: out[:, 7]),
+        ):
             values = method(model, x, one, against=other, **kwargs)
             torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-9, msg=name)
     curves = [
@@ -104,7 +113,9 @@ def test_against_explains_the_difference(vit):
         values = method(model, images(1), 3, against=7, **kwargs)
         expected = method(difference, images(1), 3, **kwargs)
         torch.testing.assert_close(values, expected, rtol=1e-9, atol=0, msg=name)
-        assert (values - method(model, images(1), 3, **kwargs)).abs().max() > 0.1 * values.abs().max()
+        assert (
+            values - method(model, images(1), 3, **kwargs)
+        ).abs().max() > 0.1 * values.abs().max()
 
 
 def test_methods_explain_similarity_without_classes(vit):
@@ -118,7 +129,9 @@ def test_methods_explain_similarity_without_classes(vit):
     values = METHODS["integrated_gradients"](bare, x[:1], other, n_steps=100)
     gained = score(bare, x[:1], other) - score(bare, torch.zeros_like(x[:1]), other)
     torch.testing.assert_close(values.sum((1, 2)), gained, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(contributions(bare, x, other).parts.sum(1), score(bare, x, other), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        contributions(bare, x, other).parts.sum(1), score(bare, x, other), rtol=1e-9, atol=1e-12
+    )
 
 
 def small_clip():
@@ -131,7 +144,9 @@ def small_clip():
 def test_text_of_a_clip_equals_autograd():
     clip, x = small_clip().double(), images(2, size=(32, 32))
     prompts = [torch.tensor([[0, 5, 9, 98]]), torch.tensor([[0, 7, 98, 98]])]
-    a, b = (text("words", tokenizer=lambda *_, ids=ids, **__: Tokens(input_ids=ids)) for ids in prompts)
+    a, b = (
+        text("words", tokenizer=lambda *_, ids=ids, **__: Tokens(input_ids=ids)) for ids in prompts
+    )
     with torch.no_grad():
         rows = torch.cat([clip.get_text_features(input_ids=ids).pooler_output for ids in prompts])
         rows = F.normalize(rows, dim=-1)
@@ -139,7 +154,9 @@ def test_text_of_a_clip_equals_autograd():
         features = clip.get_image_features(pixel_values=x).pooler_output
     cosines = F.normalize(features, dim=-1) @ rows.T
     torch.testing.assert_close(score(clip, x, a), cosines[:, 0].detach(), rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(score(clip, x, a, b), (cosines[:, 0] - cosines[:, 1]).detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        score(clip, x, a, b), (cosines[:, 0] - cosines[:, 1]).detach(), rtol=1e-9, atol=1e-12
+    )
     attn.differentiate((cosines[:, 0] - cosines[:, 1]).sum())
     layers = explained(clip, x, a, against=b).attn
     for mine, theirs in zip(layers, attn, strict=True):
@@ -159,8 +176,12 @@ def write_tokenizer(folder):
     words = {"<pad>": 0, "<s>": 1, "a": 2, "cat": 3, "dog": 4, "</s>": 98}
     made = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 98)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 98)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", eos_token="</s>", bos_token="<s>"
+    )
     fast.save_pretrained(folder)
     return fast
 
@@ -170,7 +191,10 @@ def test_text_uses_the_tokenizer_beside_the_weights(tmp_path):
 
     small_clip().save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
-    clip, x = AutoModel.from_pretrained(tmp_path).eval(), images(1, dtype=torch.float32, size=(32, 32))
+    clip, x = (
+        AutoModel.from_pretrained(tmp_path).eval(),
+        images(1, dtype=torch.float32, size=(32, 32)),
+    )
     with torch.no_grad():
         there = clip.get_text_features(input_ids=torch.tensor([[1, 2, 3, 98]])).pooler_output
         expected = F.cosine_similarity(clip.get_image_features(pixel_values=x).pooler_output, there)
@@ -189,7 +213,9 @@ def test_text_of_siglip_is_padded_without_a_mask(tmp_path):
         with torch.no_grad():
             there = model.get_text_features(input_ids=ids).pooler_output
             shorter = model.get_text_features(input_ids=ids[:, :4]).pooler_output
-            expected, other = (F.cosine_similarity(supported.pooled(model, x), each) for each in (there, shorter))
+            expected, other = (
+                F.cosine_similarity(supported.pooled(model, x), each) for each in (there, shorter)
+            )
         # The tokenizer of SigLIP 2 is Gemma's, with more words than these.
         cat = text("a cat", tokenizer=fast if name == "Siglip2Model" else None)
         torch.testing.assert_close(score(model, x, cat), expected)
@@ -215,7 +241,9 @@ def test_text_uses_the_tokenizer_of_open_clip():
 def test_like_with_models_of_other_libraries():
     for name in ("Dinov2Model", "SiglipModel", "open_clip, pool", "open_clip, timm", "torchvision"):
         model = small(name)
-        x, other = (images(n, seed=n, dtype=torch.float32, size=family(model).built_size) for n in (2, 1))
+        x, other = (
+            images(n, seed=n, dtype=torch.float32, size=family(model).built_size) for n in (2, 1)
+        )
         for method in GRADIENT:
             values = METHODS[method](model, x, like(other))
             assert values.shape[0] == 2 and values.isfinite().all(), (name, method)
@@ -226,15 +254,32 @@ def test_targets_refuse_wrong_arguments(model, vit, tmp_path):
     refuses("vit_tiny_patch16_224.* has no text tower", relevance, model, x, text("a cat"))
     refuses("none.jpg", relevance, model, x, like(tmp_path / "none.jpg"), error=ImageError)
     refuses("A contrast is between two classes or", relevance, model, x, like(x[:1]), against=3)
-    refuses("with itself", relevance, model, x, like(x[:1]), against=like(x[:1]), error=NothingToExplain)
-    refuses("Class 3 .* with itself", relevance, model, x, [0, 3], against=3, error=NothingToExplain)
-    refuses("must be one of similarity", faithfulness.curves, model, x, torch.ones(2, 4, 6), like(x[:1]), score="logit")
-    for name in (*GRADIENT, "integrated_gradients"):  # the gradient at a maximum consists of rounding errors
+    refuses(
+        "with itself", relevance, model, x, like(x[:1]), against=like(x[:1]), error=NothingToExplain
+    )
+    refuses(
+        "Class 3 .* with itself", relevance, model, x, [0, 3], against=3, error=NothingToExplain
+    )
+    refuses(
+        "must be one of similarity",
+        faithfulness.curves,
+        model,
+        x,
+        torch.ones(2, 4, 6),
+        like(x[:1]),
+        score="logit",
+    )
+    for name in (
+        *GRADIENT,
+        "integrated_gradients",
+    ):  # the gradient at a maximum consists of rounding errors
         refuses("at its maximum", METHODS[name], model, x, like(x[:1]), error=NothingToExplain)
     assert METHODS["occlusion"](model, x, like(x[:1])).any()
     tokens = vit(dtype=torch.float64, img_size=(64, 96), num_classes=0, global_pool="")
     refuses(r"\(2, 25, 96\)", relevance, tokens, x, lambda output: output.sum(1))
-    wrapped = torch.nn.Sequential(vit(dtype=torch.float64, img_size=(64, 96)), torch.nn.Linear(10, 2).double())
+    wrapped = torch.nn.Sequential(
+        vit(dtype=torch.float64, img_size=(64, 96)), torch.nn.Linear(10, 2).double()
+    )
     refuses("Sequential", relevance, wrapped, x, like(x[:1]), error=UnsupportedModelError)
 
 
@@ -253,7 +298,9 @@ def test_randomization_keeps_the_target(model):
 def test_explain_command_without_classes(tmp_path, monkeypatch):
     """num_classes=0, end to end: figures, scores, and the compared image left out."""
     torch.manual_seed(0)
-    bare = timm.create_model("vit_tiny_patch16_224", img_size=64, embed_dim=96, depth=2, num_heads=3, num_classes=0)
+    bare = timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, embed_dim=96, depth=2, num_heads=3, num_classes=0
+    )
     monkeypatch.setattr("vitlens.models.load_model", lambda name, **_: bare.eval())
     paths = [tmp_path / "0.jpg", tmp_path / "1.jpg"]
     for path, picture in zip(paths, samples().values(), strict=False):
@@ -269,7 +316,10 @@ def test_explain_command_without_classes(tmp_path, monkeypatch):
 def test_curves_of_independent_outputs(vit):
     """Scores are the value of one output, and the sigmoid of independent labels."""
     x, m = images(1), torch.rand(1, 4, 6)
-    for outputs, count, function in ((None, 1, torch.Tensor.double), ("independent", 3, torch.sigmoid)):
+    for outputs, count, function in (
+        (None, 1, torch.Tensor.double),
+        ("independent", 3, torch.sigmoid),
+    ):
         model = vit(img_size=(64, 96), depth=2, num_classes=count, dtype=torch.float64)
         model.outputs = outputs
         with torch.no_grad():
@@ -277,9 +327,19 @@ def test_curves_of_independent_outputs(vit):
             whole, empty = (function(model(each))[0, 0].item() for each in (x, torch.zeros_like(x)))
         curves = faithfulness.curves(model, x, m, 0, baseline="zero")
         for curve in (curves.deletion, curves.insertion.flip(-1)):
-            assert [curve[0, 0].item(), curve[0, -1].item()] == pytest.approx([whole, empty], rel=1e-4)
+            assert [curve[0, 0].item(), curve[0, -1].item()] == pytest.approx(
+                [whole, empty], rel=1e-4
+            )
         if count == 1:
-            refuses("one of value, got 'probability'", faithfulness.curves, model, x, m, 0, score="probability")
+            refuses(
+                "one of value, got 'probability'",
+                faithfulness.curves,
+                model,
+                x,
+                m,
+                0,
+                score="probability",
+            )
     contrast = faithfulness.curves(model, x, m, 0, against=1)
     logits = [faithfulness.curves(model, x, m, k, score="logit").deletion for k in (0, 1)]
     torch.testing.assert_close(contrast.deletion, logits[0] - logits[1], rtol=1e-3, atol=1e-4)
@@ -293,7 +353,10 @@ def test_score_names_its_quantity(vit, tmp_path):
     with torch.no_grad():
         x = [preprocess(model, each[1]) for each in (one, two)]
         expected = F.cosine_similarity(pooled(model, x[0]), pooled(model, x[1])).item()
-    assert scored.value == pytest.approx(expected, rel=1e-5) and scored.target == "the similarity to tabby.jpg"
+    assert (
+        scored.value == pytest.approx(expected, rel=1e-5)
+        and scored.target == "the similarity to tabby.jpg"
+    )
     assert f"{expected:.3g}".replace("-", "−") in scored.title and "%" not in scored.title
     row = scored.scores.set_index("method").loc["relevance"]
     assert row.quantity == "similarity to tabby.jpg (a cosine, at most 1)"

@@ -38,24 +38,63 @@ def clip_benchmark(root: Path, task, train=1020, test=30) -> Path:
 
 
 def test_tasks_equal_those_of_vtab_and_the_paper():
-    assert len(VTAB) == 19 and [sum(t.group == g for t in VTAB) for g in ("natural", "specialized", "structured")] == [
-        7, 4, 8,
+    assert len(VTAB) == 19 and [
+        sum(t.group == g for t in VTAB) for g in ("natural", "specialized", "structured")
+    ] == [
+        7,
+        4,
+        8,
     ]
-    assert [t.classes for t in VTAB] == [102, 100, 47, 102, 37, 397, 10, 2, 10, 45, 5, 8, 6, 6, 16, 16, 4, 18, 9]
+    assert [t.classes for t in VTAB] == [
+        102,
+        100,
+        47,
+        102,
+        37,
+        397,
+        10,
+        2,
+        10,
+        45,
+        5,
+        8,
+        6,
+        6,
+        16,
+        16,
+        4,
+        18,
+        9,
+    ]
     still = {t.name.removeprefix("vtab/") for t in VTAB if not t.flip}
     uncut = {t.name.removeprefix("vtab/") for t in VTAB if not t.crop}
     assert still == {"dsprites-orientation", "dsprites-location", "smallnorb-azimuth"}
-    assert uncut == {"clevr-count", "clevr-distance", "dmlab", "kitti-distance", "dsprites-location"}
+    assert uncut == {
+        "clevr-count",
+        "clevr-distance",
+        "dmlab",
+        "kitti-distance",
+        "dsprites-location",
+    }
     rows = {row.data for row in TABLE_4}
-    assert len(rows) == len({TASKS[name].recipe for name in ("imagenet", "cifar10", "pets", "vtab/dtd")}) == 4
+    assert (
+        len(rows)
+        == len({TASKS[name].recipe for name in ("imagenet", "cifar10", "pets", "vtab/dtd")})
+        == 4
+    )
     assert all(task.recipe in RECIPES for task in TASKS.values())
     name, forbidden = recipe_of("vtab/dsprites-location")
     plan = RECIPES[name].override(*forbidden)
     assert plan.augment.flip == 0 and (plan.resize or plan.image_size) == plan.image_size == 384
-    assert recipe_of("vtab800/dtd") == ("finetune-vtab", []) and recipe_of("pets") == ("finetune-pets", [])
+    assert recipe_of("vtab800/dtd") == ("finetune-vtab", []) and recipe_of("pets") == (
+        "finetune-pets",
+        [],
+    )
     assert recipe_of("some/folder") == ("finetune-small", [])
     lines = vitlens("evaluate", "--list").stdout.splitlines()
-    assert len(lines) == len(TASKS) and any("dsprites-location" in x and "no flip and no crop" in x for x in lines)
+    assert len(lines) == len(TASKS) and any(
+        "dsprites-location" in x and "no flip and no crop" in x for x in lines
+    )
 
 
 @pytest.mark.parametrize("name", ["vtab/dsprites-orientation", "vtab/pcam"])
@@ -67,41 +106,68 @@ def test_load_vtab_copies_in_shards(tmp_path, name, monkeypatch):
     assert (len(train), len(valid), len(test)) == (1000, 200, 30)
     rows = drawn(1020, 1000, seed=0)
     assert rows[:6].tolist() == [704, 591, 717, 603, 703, 504], "with every version the same images"
-    expected = [int(np.floor(i % raw / (raw / task.classes))) for i in rows.tolist()]  # as VTAB's own code bins them
+    expected = [
+        int(np.floor(i % raw / (raw / task.classes))) for i in rows.tolist()
+    ]  # as VTAB's own code bins them
     assert train.labels.tolist() == expected and valid.labels.tolist() == expected[800:]
     assert train.images[3].equal(shown(PIXELS[int(rows[3]) % 7]))
-    assert len(test.class_names) == task.classes and test.class_names[0] == ("0" if task.raw_classes else "class 0")
+    assert len(test.class_names) == task.classes and test.class_names[0] == (
+        "0" if task.raw_classes else "class 0"
+    )
     if task.raw_classes:
         eight = load(name.replace("vtab/", "vtab800/"), root=tmp_path)
         assert len(eight) == 800 and eight.images.equal(train.images[:800])
         return
-    (folder / "test" / "1.tar").unlink()  # without a network the hub returns half a download without an error
+    (
+        folder / "test" / "1.tar"
+    ).unlink()  # without a network the hub returns half a download without an error
     calls = []
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *name, **how: calls.append((name, how)))
-    refuses(f"{task.source} is not in .* cannot be downloaded .*`hf download", load, name, "test", root=tmp_path)
-    (call, options), = calls
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda *name, **how: calls.append((name, how))
+    )
+    refuses(
+        f"{task.source} is not in .* cannot be downloaded .*`hf download",
+        load,
+        name,
+        "test",
+        root=tmp_path,
+    )
+    ((call, options),) = calls
     assert call == (task.source.removeprefix("wds/"),) and options["local_dir"] == folder
     assert "test/*" in options["allow_patterns"] and "train/*" not in options["allow_patterns"]
     clip_benchmark(tmp_path, task, train=100)
     refuses("vtab/pcam .* 1,000 training images, but .* has 100", load, name, root=tmp_path)
     tar(folder / "test" / "0.tar", {"a.png": PIXELS[0], "a.cls": b"2"})
     refuses("Labels must lie in 0…1 .* from 0 to 2", load, name, "test", root=tmp_path)
-    refuses("A task of VTAB-1k must be one of vtab/caltech101, .*vtab/pacm", load, "vtab/pacm", root=tmp_path)
+    refuses(
+        "A task of VTAB-1k must be one of vtab/caltech101, .*vtab/pacm",
+        load,
+        "vtab/pacm",
+        root=tmp_path,
+    )
 
 
 def test_load_sun397_from_parquet(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     names = [f"scene {i}" for i in range(397)]
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}
+    )
     folder = tmp_path / "dpdl-benchmark" / "sun397" / "data"
     folder.mkdir(parents=True)
     for split, n in (("train", 1010), ("validation", 5), ("test", 9)):
         images = [{"bytes": PIXELS[i % 7], "path": None} for i in range(n)]
-        rows = datasets.Dataset.from_dict({"image": images, "label": [i % 397 for i in range(n)]}, features)
+        rows = datasets.Dataset.from_dict(
+            {"image": images, "label": [i % 397 for i in range(n)]}, features
+        )
         rows.to_parquet(folder / f"{split}-00000-of-00001.parquet")
     monkeypatch.chdir(tmp_path)  # a folder of that name stands in for the hub
-    train, test = (load("vtab/sun397", split, root=tmp_path / "cache") for split in ("train", "test"))
-    assert train.labels.tolist() == (drawn(1010, 1000, seed=0) % 397).tolist() and test.labels.tolist() == [*range(9)]
+    train, test = (
+        load("vtab/sun397", split, root=tmp_path / "cache") for split in ("train", "test")
+    )
+    assert train.labels.tolist() == (
+        drawn(1010, 1000, seed=0) % 397
+    ).tolist() and test.labels.tolist() == [*range(9)]
     assert train.class_names == tuple(names)
 
 
@@ -115,9 +181,18 @@ def described_textures(root: Path) -> None:
 
 def test_load_vtab_task_has_torchvisions_test_images(tmp_path):
     described_textures(tmp_path)
-    train, valid, test = (load("vtab/dtd", split, root=tmp_path) for split in ("train", "valid", "test"))
-    assert (len(train), len(valid), len(test), len(train.class_names)) == (1000, 200, 4, TASKS["vtab/dtd"].classes)
-    assert test.labels.tolist() == [label for _, label in torchvision.datasets.DTD(tmp_path, split="test")]
+    train, valid, test = (
+        load("vtab/dtd", split, root=tmp_path) for split in ("train", "valid", "test")
+    )
+    assert (len(train), len(valid), len(test), len(train.class_names)) == (
+        1000,
+        200,
+        4,
+        TASKS["vtab/dtd"].classes,
+    )
+    assert test.labels.tolist() == [
+        label for _, label in torchvision.datasets.DTD(tmp_path, split="test")
+    ]
 
 
 def imagenet(root: Path, per_class=1, first=1) -> None:
@@ -127,7 +202,9 @@ def imagenet(root: Path, per_class=1, first=1) -> None:
     numbers = iter(range(first, 10**6))
     for wnid in wnids:
         names = [f"ILSVRC2012_val_{next(numbers):08d}.JPEG" for _ in range(per_class)]
-        write(root / "val" / wnid, {name: encoded(i, "JPEG", (8, 8)) for i, name in enumerate(names)})
+        write(
+            root / "val" / wnid, {name: encoded(i, "JPEG", (8, 8)) for i, name in enumerate(names)}
+        )
         write(root / "train" / wnid, {f"{wnid}_1.JPEG": encoded(5, "JPEG", (8, 8))})
 
 
@@ -151,12 +228,22 @@ def test_load_imagenet_without_its_development_kit(tmp_path):
     for name in names:
         train = load(name, root=tmp_path, size=8)
         test = load(name, "whole", root=tmp_path, size=8, stream=True, workers=0)
-        assert train.class_names == test.class_names == ("n01440764", "n01443537") and train.labels.tolist() == [0, 1]
+        assert train.class_names == test.class_names == (
+            "n01440764",
+            "n01443537",
+        ) and train.labels.tolist() == [0, 1]
         assert test.labels.tolist() == [0, 0, 1, 1]
-        assert validation_numbers([test.samples.name(i) for i in range(4)]).tolist() == [6, 7, 8, 9], "as ReaL needs"
+        assert validation_numbers([test.samples.name(i) for i in range(4)]).tolist() == [
+            6,
+            7,
+            8,
+            9,
+        ], "as ReaL needs"
     (tmp_path / "val").rename(tmp_path / "elsewhere")
-    for missing, words in (("test", "divided into train, but its valid split must be named valid or"),
-                           ("train", "torch/.* is not in .* with the archive of its development kit")):
+    for missing, words in (
+        ("test", "divided into train, but its valid split must be named valid or"),
+        ("train", "torch/.* is not in .* with the archive of its development kit"),
+    ):
         shutil.rmtree(tmp_path / missing)
         for name in names:
             refuses(words, load, name, "valid", root=tmp_path)
@@ -188,7 +275,9 @@ def written(folder: Path, kind: str, splits: dict[str, list[int]]) -> Path:
 def test_load_replaces_an_unlabeled_test_split_by_validation(tmp_path, kind):
     """Published copies of ImageNet have labels of −1, or a flat folder."""
     root = tmp_path / "cache"
-    source = written(tmp_path / "set", kind, {"train": [0, 1], "validation": [1, 0], "test": [-1, -1]})
+    source = written(
+        tmp_path / "set", kind, {"train": [0, 1], "validation": [1, 0], "test": [-1, -1]}
+    )
     valid = load(source, "valid", root=root)
     for split in ("test", "whole"):
         found = load(source, split, root=root)
@@ -203,9 +292,15 @@ def test_load_replaces_an_unlabeled_test_split_by_validation(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["parquet", "wds"])
 def test_load_numbers_classes_equally_in_all_splits(tmp_path, kind):
     root = tmp_path / "cache"
-    source = written(tmp_path / "set", kind, {"train": [0, 1, 2], "validation": [0, 1], "test": [3, 0]})
+    source = written(
+        tmp_path / "set", kind, {"train": [0, 1, 2], "validation": [0, 1], "test": [3, 0]}
+    )
     names = [load(source, split, root=root).class_names for split in ("train", "valid", "test")]
-    assert names == [("0", "1", "2"), ("0", "1", "2"), ("0", "1", "2", "3")]  # a class that training lacks is added
+    assert names == [
+        ("0", "1", "2"),
+        ("0", "1", "2"),
+        ("0", "1", "2", "3"),
+    ]  # a class that training lacks is added
     for path in source.glob("train*"):
         path.rename(tmp_path / "gone")
     assert load(source, "valid", root=root).class_names == ("0", "1")

@@ -15,11 +15,20 @@ from vitlens.recorder.record import capture
 VERSION, TABLE = read_table()
 
 QUICK = [
-    "vit_tiny_patch16_224", "vit_base_patch16_clip_224", "deit_tiny_distilled_patch16_224",
-    "vit_small_patch16_18x2_224", "vit_base_patch16_xp_224", "vit_small_patch14_reg4_dinov2",
-    "eva02_tiny_patch14_224", "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224",
-    "vit_base_patch16_siglip_224", "naflexvit_base_patch16_gap", "vit_relpos_base_patch16_clsgap_224",
-    "vit_tiny_r_s16_p8_224", "aimv2_large_patch14_224",
+    "vit_tiny_patch16_224",
+    "vit_base_patch16_clip_224",
+    "deit_tiny_distilled_patch16_224",
+    "vit_small_patch16_18x2_224",
+    "vit_base_patch16_xp_224",
+    "vit_small_patch14_reg4_dinov2",
+    "eva02_tiny_patch14_224",
+    "vit_medium_patch16_rope_reg1_gap_256",
+    "beit_base_patch16_224",
+    "vit_base_patch16_siglip_224",
+    "naflexvit_base_patch16_gap",
+    "vit_relpos_base_patch16_clsgap_224",
+    "vit_tiny_r_s16_p8_224",
+    "aimv2_large_patch14_224",
 ]
 
 REFUSED = {
@@ -45,7 +54,9 @@ def check_survey(name):
 def check_exact(name):
     """Maps equal the module's, logits are unchanged, and the read-out row marks the tokens that the head reads."""
     model = shrunk(name)
-    images = torch.randn(1, *model.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(1))
+    images = torch.randn(
+        1, *model.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(1)
+    )
     with torch.no_grad():
         plain = model(images)
         with capture(model, values=True) as attn:
@@ -54,7 +65,9 @@ def check_exact(name):
         assert len(attn) == len(model.blocks)
         for layer in attn:
             weights = layer.weights()
-            torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                weights.sum(-1), torch.ones_like(weights[..., 0]), atol=1e-5, rtol=0
+            )
             torch.testing.assert_close(weights @ layer.v, layer.output, atol=1e-5, rtol=1e-4)
         check_readout(model, images, attn)
         total = attention.received(attn)
@@ -105,12 +118,18 @@ def test_capture_refuses_with_the_reason():
 
 def own_models():
     """Names of timm's models, without those that other tests have registered."""
-    return [name for name in timm.list_models() if timm.models.model_entrypoint(name).__module__.startswith("timm.")]
+    return [
+        name
+        for name in timm.list_models()
+        if timm.models.model_entrypoint(name).__module__.startswith("timm.")
+    ]
 
 
 def test_support_table_has_every_model():
     if timm.__version__ != VERSION:
-        pytest.skip(f"the table is of timm {VERSION}; `python -m experiments.timm_support` writes it anew")
+        pytest.skip(
+            f"the table is of timm {VERSION}; `python -m experiments.timm_support` writes it anew"
+        )
     assert set(TABLE) == {*own_models()}
     assert sum(row["captured"] == "yes" for row in TABLE.values()) == 303
     assert sum(row["stream"] == "yes" for row in TABLE.values()) == 297

@@ -12,9 +12,14 @@ from sklearn.preprocessing import normalize
 from vitlens import UnsupportedModelError, capture, tokens
 
 FAMILIES = {
-    "vit_tiny_patch16_224": {}, "deit_tiny_distilled_patch16_224": {}, "vit_base_patch16_siglip_224": {},
-    "vit_small_patch14_reg4_dinov2": {"patch_size": 16}, "eva02_tiny_patch14_224": {"patch_size": 16},
-    "beit_base_patch16_224": {}, "vit_relpos_small_patch16_224": {}, "vit_medium_patch16_reg1_gap_256": {},
+    "vit_tiny_patch16_224": {},
+    "deit_tiny_distilled_patch16_224": {},
+    "vit_base_patch16_siglip_224": {},
+    "vit_small_patch14_reg4_dinov2": {"patch_size": 16},
+    "eva02_tiny_patch14_224": {"patch_size": 16},
+    "beit_base_patch16_224": {},
+    "vit_relpos_small_patch16_224": {},
+    "vit_medium_patch16_reg1_gap_256": {},
     "naflexvit_base_patch16_gap": {"img_size": None},
 }
 
@@ -22,7 +27,10 @@ FAMILIES = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_features_are_the_outputs_of_the_blocks(vit, name):
     model, seen = vit(name=name, **FAMILIES[name]), []
-    handles = [block.register_forward_hook(lambda _, __, output: seen.append(output)) for block in model.blocks]
+    handles = [
+        block.register_forward_hook(lambda _, __, output: seen.append(output))
+        for block in model.blocks
+    ]
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         logits = model(x)
@@ -38,15 +46,34 @@ def test_features_are_the_outputs_of_the_blocks(vit, name):
 
 
 def test_features_refuse_models_and_sizes(vit):
-    twice, dropping, naflex = torch.nn.Sequential(vit()), vit(), vit(name="naflexvit_base_patch16_gap", img_size=None)
+    twice, dropping, naflex = (
+        torch.nn.Sequential(vit()),
+        vit(),
+        vit(name="naflexvit_base_patch16_gap", img_size=None),
+    )
     twice.forward = lambda x: twice[0](x) + twice[0](x.flip(-1))
     dropping.blocks[0].register_forward_pre_hook(lambda _, args: (args[0][:, :9],))
     for words, model, size, error in (
-        ("17 tokens .* got 9 after 3: it leaves patches out", dropping, (64, 64), UnsupportedModelError),
-        ("windows", timm.create_model("swin_tiny_patch4_window7_224"), (224, 224), UnsupportedModelError),
+        (
+            "17 tokens .* got 9 after 3: it leaves patches out",
+            dropping,
+            (64, 64),
+            UnsupportedModelError,
+        ),
+        (
+            "windows",
+            timm.create_model("swin_tiny_patch4_window7_224"),
+            (224, 224),
+            UnsupportedModelError,
+        ),
         ("after 6: .* more or less than once", twice, (64, 64), UnsupportedModelError),
         ("does not take this size", vit(), (80, 80), ValueError),
-        ("size: patches of 16 × 16 pixels do not divide images of 40 × 48", naflex, (40, 48), ValueError),
+        (
+            "size: patches of 16 × 16 pixels do not divide images of 40 × 48",
+            naflex,
+            (40, 48),
+            ValueError,
+        ),
     ):
         refuses(words, tokens.features, model, torch.zeros(1, 3, *size), error=error)
 
@@ -82,18 +109,24 @@ def test_similarity_equals_scikit_learn():
     cosines = tokens.similarity(x, row)
     for batch in range(2):
         read = (x[batch, :1] + x[batch, 1:2]) / 2
-        np.testing.assert_allclose(cosines[batch], cosine_similarity(x[batch], read)[:, 0], rtol=1e-12)
+        np.testing.assert_allclose(
+            cosines[batch], cosine_similarity(x[batch], read)[:, 0], rtol=1e-12
+        )
     one_hot = torch.eye(7, dtype=torch.float64)[3]
     assert tokens.similarity(x, one_hot)[:, 3].allclose(torch.ones(2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("shape", [(40, 6), (5, 30)])
 def test_components_equal_scikit_learn(shape):
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(2)) * torch.linspace(1, 3, shape[1])
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(2)) * torch.linspace(
+        1, 3, shape[1]
+    )
     scores, variance = tokens.components(x)
     reference = PCA(3).fit(x.double())
     expected = reference.transform(x.double())
-    expected *= np.where(np.take_along_axis(expected, np.abs(expected).argmax(0)[None], 0) < 0, -1, 1)
+    expected *= np.where(
+        np.take_along_axis(expected, np.abs(expected).argmax(0)[None], 0) < 0, -1, 1
+    )
     np.testing.assert_allclose(scores, expected, atol=1e-5)
     np.testing.assert_allclose(variance, reference.explained_variance_ratio_, rtol=1e-5)
 
@@ -105,21 +138,33 @@ def test_colors_and_norms_closed_forms():
 
 
 def test_colored_shares_one_basis_over_images():
-    x = torch.randn(3, 12, 6, generator=torch.Generator().manual_seed(3)) * torch.tensor([4.0, 3, 2, 1, 1, 1])
+    x = torch.randn(3, 12, 6, generator=torch.Generator().manual_seed(3)) * torch.tensor(
+        [4.0, 3, 2, 1, 1, 1]
+    )
     result = tokens.colored(x)
     reference = PCA(3).fit(units := normalize(x.double().flatten(0, 1)))
     scores = reference.transform(units)
     low, high = np.percentile(scores, [2, 98], axis=0)
-    expected, colors = ((scores - low) / (high - low)).clip(0, 1), result.colors.flatten(0, 1).numpy()
+    expected, colors = (
+        ((scores - low) / (high - low)).clip(0, 1),
+        result.colors.flatten(0, 1).numpy(),
+    )
     for k in range(3):  # signs are arbitrary
-        assert min(abs(colors[:, k] - each).max() for each in (expected[:, k], 1 - expected[:, k])) < 1e-5
+        assert (
+            min(abs(colors[:, k] - each).max() for each in (expected[:, k], 1 - expected[:, k]))
+            < 1e-5
+        )
     np.testing.assert_allclose(result.variance, reference.explained_variance_ratio_, rtol=1e-5)
     same = tokens.colored(x[[0, 0, 1]])
-    assert torch.equal(same.colors[0], same.colors[1]), "the same patch has the same color in any image"
+    assert torch.equal(same.colors[0], same.colors[1]), (
+        "the same patch has the same color in any image"
+    )
 
 
 def test_colored_leaves_outliers_out_of_the_basis():
-    x = torch.randn(2, 30, 6, generator=torch.Generator().manual_seed(4)) * torch.tensor([4.0, 3, 2, 1, 1, 1])
+    x = torch.randn(2, 30, 6, generator=torch.Generator().manual_seed(4)) * torch.tensor(
+        [4.0, 3, 2, 1, 1, 1]
+    )
     outliers = torch.zeros(2, 30, dtype=torch.bool)
     outliers[:, :5] = True
     far = x.clone()
@@ -128,11 +173,15 @@ def test_colored_leaves_outliers_out_of_the_basis():
         result = tokens.colored(each, outliers=outliers)
         assert (result.colors[:, :5] == result.colors[0, 0, 0]).all()
         torch.testing.assert_close(result.colors[:, 5:], tokens.colored(x[:, 5:]).colors)
-    assert not torch.allclose(tokens.colored(far).colors[:, 5:], tokens.colored(x).colors[:, 5:], atol=0.1)
+    assert not torch.allclose(
+        tokens.colored(far).colors[:, 5:], tokens.colored(x).colors[:, 5:], atol=0.1
+    )
 
 
 def test_colored_matches_order_and_signs_of_another_layer():
-    x = torch.randn(2, 30, 6, generator=torch.Generator().manual_seed(5)) * torch.tensor([4.0, 3, 2, 0.1, 0.1, 0.1])
+    x = torch.randn(2, 30, 6, generator=torch.Generator().manual_seed(5)) * torch.tensor(
+        [4.0, 3, 2, 0.1, 0.1, 0.1]
+    )
     other = (1 - tokens.colored(x).colors)[..., [2, 0, 1]]
     torch.testing.assert_close(tokens.colored(x, like=other).colors, other)
 
@@ -144,7 +193,9 @@ def test_correspondences_equal_scikit_learn():
     cosines = cosine_similarity(a, b)
     assert pairs.nearest.tolist() == cosines.argmax(1).tolist()
     np.testing.assert_allclose(pairs.similarity, cosines.max(1), rtol=1e-5)
-    assert pairs.mutual.tolist() == [cosines.argmax(0)[j] == i for i, j in enumerate(cosines.argmax(1))]
+    assert pairs.mutual.tolist() == [
+        cosines.argmax(0)[j] == i for i, j in enumerate(cosines.argmax(1))
+    ]
     assert 0 < pairs.mutual.sum() < 9
     moved = tokens.correspondences(a, 3 * a.flip(0))
     assert moved.nearest.tolist() == list(range(8, -1, -1)) and moved.mutual.all()

@@ -31,7 +31,9 @@ torch.set_num_threads(1)
 
 
 def digits(**options):
-    return load("digits", "train", **options).subset(256), load("digits", "valid", **options).subset(100)
+    return load("digits", "train", **options).subset(256), load(
+        "digits", "valid", **options
+    ).subset(100)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,9 @@ def data():
 
 def tiny(**changes) -> Recipe:
     """8 steps an epoch, 16 in all, everything random switched on."""
-    return replace(recipe("digits").tiny(), drop_path=0.2, patch_drop=0.5, patch_drop_until=0.5, **changes)
+    return replace(
+        recipe("digits").tiny(), drop_path=0.2, patch_drop=0.5, patch_drop_until=0.5, **changes
+    )
 
 
 def train(last: int, r: Recipe, data, model=None, **options) -> None:
@@ -68,7 +72,9 @@ def by_singular_values(update: torch.Tensor) -> torch.Tensor:
 def test_fit_equals_plain_loop(data, optimizer):
     r = replace(tiny(), optimizer=optimizer, average=0.0, weight_decay=0.1)
     ours = r.build()
-    losses = [step.loss for _, step in zip(range(5), fit(ours, data, r, device="cpu"), strict=False)]
+    losses = [
+        step.loss for _, step in zip(range(5), fit(ours, data, r, device="cpu"), strict=False)
+    ]
 
     model = r.build()
     model.patch_drop.prob = 0.5
@@ -77,7 +83,10 @@ def test_fit_equals_plain_loop(data, optimizer):
         inside = name.startswith("blocks") and p.ndim == 2 and optimizer == "muon"
         kind = "qkv" if "qkv.weight" in name else "matrices"
         groups[kind if inside else "decayed" if p.ndim in (2, 4) else "rest"].append(p)
-    plain = [{"params": groups["decayed"], "weight_decay": 0.1}, {"params": groups["rest"], "weight_decay": 0.0}]
+    plain = [
+        {"params": groups["decayed"], "weight_decay": 0.1},
+        {"params": groups["rest"], "weight_decay": 0.0},
+    ]
     if optimizer == "sgd":
         first_order = torch.optim.SGD(plain, momentum=r.momentum, fused=True)
     else:
@@ -89,25 +98,39 @@ def test_fit_equals_plain_loop(data, optimizer):
     for i in range(5):
         rows = order[32 * i : 32 * i + 32]
         x, y = augmented(
-            data[0].images[rows], data[0].labels[rows], r.augment, draws("cpu", 0, 0, i), mean=r.mean, std=r.std
+            data[0].images[rows],
+            data[0].labels[rows],
+            r.augment,
+            draws("cpu", 0, 0, i),
+            mean=r.mean,
+            std=r.std,
         )
         progress = (i + 1) / 17
-        lr = progress / 0.1 if progress < 0.1 else 0.5 * (1 + math.cos(math.pi * (progress - 0.1) / 0.9))
+        lr = (
+            progress / 0.1
+            if progress < 0.1
+            else 0.5 * (1 + math.cos(math.pi * (progress - 0.1) / 0.9))
+        )
         torch.manual_seed(seed_of(0, 0, i, 1))
         log_p = F.log_softmax(model(x), -1)
         loss = -(
-            0.9 * (y.lam * log_p[range(32), y.a] + (1 - y.lam) * log_p[range(32), y.b]) + 0.1 * log_p.mean(-1)
+            0.9 * (y.lam * log_p[range(32), y.a] + (1 - y.lam) * log_p[range(32), y.b])
+            + 0.1 * log_p.mean(-1)
         ).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         assert loss.item() == pytest.approx(losses[i], rel=1e-6)
         for group in first_order.param_groups:
             group["lr"] = lr * r.lr
-        grads = [p.grad for p in groups["matrices"]] + [g for p in groups["qkv"] for g in p.grad.chunk(3)]
+        grads = [p.grad for p in groups["matrices"]] + [
+            g for p in groups["qkv"] for g in p.grad.chunk(3)
+        ]
         for p, momentum, grad in zip(matrices, momenta, grads, strict=True):
             momentum.lerp_(grad, 1 - r.momentum)
             update = by_singular_values(grad.lerp(momentum, r.momentum))
-            p.data.mul_(1 - lr * r.muon_lr * 0.1).sub_(lr * r.muon_lr * 0.2 * max(p.shape) ** 0.5 * update)
+            p.data.mul_(1 - lr * r.muon_lr * 0.1).sub_(
+                lr * r.muon_lr * 0.2 * max(p.shape) ** 0.5 * update
+            )
         first_order.step()
         model.zero_grad()
     if optimizer == "muon":  # orthogonalized in float64 and another way
@@ -120,7 +143,9 @@ def test_fit_equals_plain_loop(data, optimizer):
         assert torch.equal(weights(model), weights(ours))
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon to compare with")
+@pytest.mark.skipif(
+    not hasattr(torch.optim, "Muon"), reason="this torch has no Muon to compare with"
+)
 def test_muon_equals_torch():
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(shape)) for shape in ((48, 96), (96, 48), (64, 64), (64, 64))]
@@ -151,17 +176,32 @@ def test_muon_flattens_convolution_kernels():
 
 
 def test_rate_equals_formulas():
-    for schedule, warmup, warmup_steps in itertools.product(("cosine", "linear"), (0.2, 0.0), (0, 20)):
+    for schedule, warmup, warmup_steps in itertools.product(
+        ("cosine", "linear"), (0.2, 0.0), (0, 20)
+    ):
         if bool(warmup) == bool(warmup_steps):
             continue
-        r = replace(recipe("digits"), schedule=schedule, lr=0.01, end_lr=1e-5, warmup=warmup, warmup_steps=warmup_steps)
+        r = replace(
+            recipe("digits"),
+            schedule=schedule,
+            lr=0.01,
+            end_lr=1e-5,
+            warmup=warmup,
+            warmup_steps=warmup_steps,
+        )
         for step in range(99):
             t, end = step + 1, 1e-3  # 20 of 100 intervals lead up, 80 down
-            decay = 0.5 * (1 + math.cos(math.pi * (t - 20) / 80)) if schedule == "cosine" else (100 - t) / 80
+            decay = (
+                0.5 * (1 + math.cos(math.pi * (t - 20) / 80))
+                if schedule == "cosine"
+                else (100 - t) / 80
+            )
             expected = t / 20 if t < 20 else end + (1 - end) * decay
             assert r.rate(step, 99) == pytest.approx(expected, abs=1e-12)
     # BiT's stairs: 40 epochs of 50 steps; the rate of a step is that at its end.
-    r = recipe("digits").override("schedule=stairs", "optimizer=sgd", "lr=0.48", "warmup=0", "warmup_steps=100")
+    r = recipe("digits").override(
+        "schedule=stairs", "optimizer=sgd", "lr=0.48", "warmup=0", "warmup_steps=100"
+    )
     for step in range(1999):
         epoch = (step + 1) / 50
         falls = sum(epoch >= fall for fall in (10, 23, 30, 37))
@@ -175,7 +215,9 @@ def averaged_by_hand(model: nn.Module, data, r: Recipe) -> tuple[list, dict, dic
     for step in fit(model, data, r, device="cpu", average=average):
         steps.append(step)
         decay = min(0.9, step.step / (step.step + 9))
-        shadow = {name: decay * shadow[name] + (1 - decay) * t for name, t in model.state_dict().items()}
+        shadow = {
+            name: decay * shadow[name] + (1 - decay) * t for name, t in model.state_dict().items()
+        }
     return steps, average, shadow
 
 
@@ -199,8 +241,12 @@ def convolutions(tmp_path):
     torch.manual_seed(0)
     source = timm.create_model("test_efficientnet", num_classes=5)
     save_for_hf(source, tmp_path / "start", model_args={"num_classes": 5}, safe_serialization=True)
-    r = recipe("finetune-small").override("image_size=32", "resize=0", "num_classes=10", "batch_size=32", "epochs=2")
-    return starting_from(replace(r, average=0.9, log_every=1, lr=0.1, precision="fp32"), tmp_path / "start")
+    r = recipe("finetune-small").override(
+        "image_size=32", "resize=0", "num_classes=10", "batch_size=32", "epochs=2"
+    )
+    return starting_from(
+        replace(r, average=0.9, log_every=1, lr=0.1, precision="fp32"), tmp_path / "start"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -214,15 +260,23 @@ def test_export_keeps_batch_norm_statistics(larger, convolutions, tmp_path):
     state = model.state_dict()
     assert int(state["bn1.num_batches_tracked"]) == 16 and "bn1.num_batches_tracked" not in average
     assert {name for name in state if "num_batches" not in name} == set(average)
-    torch.testing.assert_close(average, {name: shadow[name] for name in average}, atol=1e-6, rtol=1e-5)
-    assert not torch.allclose(average["bn1.running_mean"], state["bn1.running_mean"], rtol=0.01, atol=1e-3)
+    torch.testing.assert_close(
+        average, {name: shadow[name] for name in average}, atol=1e-6, rtol=1e-5
+    )
+    assert not torch.allclose(
+        average["bn1.running_mean"], state["bn1.running_mean"], rtol=0.01, atol=1e-3
+    )
     for weights, metric in ((None, "top1"), (average, "top1_average")):
         export(model, tmp_path / metric, convolutions, larger[0].class_names, weights=weights)
         opened = load_model(tmp_path / metric)
-        assert accuracy(opened, larger[1], convolutions) == pytest.approx(steps[-1].metrics[metric], abs=1)
+        assert accuracy(opened, larger[1], convolutions) == pytest.approx(
+            steps[-1].metrics[metric], abs=1
+        )
         kept = {**state, **(weights or {})}
         for name, buffer in opened.named_buffers():
-            assert torch.equal(buffer, kept[name]), "in half precision a small variance would be lost"
+            assert torch.equal(buffer, kept[name]), (
+                "in half precision a small variance would be lost"
+            )
     assert steps[-1].metrics["top1"] > 25, "it has learned something"
 
 
@@ -242,11 +296,22 @@ def test_kept_restores_statistics_of_interrupted_step(larger, convolutions, tmp_
             return computed(x, y)
 
         with pytest.raises(error):
-            list(fit(model, larger, r, device="cpu", out=tmp_path / error.__name__, criterion=criterion))
+            list(
+                fit(
+                    model,
+                    larger,
+                    r,
+                    device="cpu",
+                    out=tmp_path / error.__name__,
+                    criterion=criterion,
+                )
+            )
         model = r.build()
         (step,) = fit(model, larger, r, device="cpu", out=tmp_path / error.__name__, resume=True)
         expected = whole.state_dict()
-        assert step.step == 2 and all(torch.equal(t, expected[name]) for name, t in model.state_dict().items())
+        assert step.step == 2 and all(
+            torch.equal(t, expected[name]) for name, t in model.state_dict().items()
+        )
 
 
 def test_fit_restores_global_state(data):
@@ -262,7 +327,9 @@ def test_fit_restores_global_state(data):
         assert torch.equal(torch.get_rng_state(), before) and precision() == found
 
 
-LONG = replace(tiny(save_every=0.0, average=0.9, precision="bf16"), epochs=8)  # 64 steps, so that none ends unkilled
+LONG = replace(
+    tiny(save_every=0.0, average=0.9, precision="bf16"), epochs=8
+)  # 64 steps, so that none ends unkilled
 
 
 def long_run(out, steps) -> None:
@@ -284,11 +351,22 @@ def test_fit_resumes_bit_exactly_after_kill(data, tmp_path, forked):
         child.kill()
         child.join()
     model = LONG.build()
-    rest = [s.loss for s in fit(model, data, LONG, device="cpu", out=tmp_path, resume=True, average=averages[1])]
-    assert len(rest) <= 64 - 2 * 3 and rest == losses[-len(rest) :] and torch.equal(weights(model), weights(whole))
+    rest = [
+        s.loss
+        for s in fit(
+            model, data, LONG, device="cpu", out=tmp_path, resume=True, average=averages[1]
+        )
+    ]
+    assert (
+        len(rest) <= 64 - 2 * 3
+        and rest == losses[-len(rest) :]
+        and torch.equal(weights(model), weights(whole))
+    )
     assert all(torch.equal(averages[0][name], averages[1][name]) for name in averages[0])
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in log] == list(range(1, 65)) and [line["loss"] for line in log] == losses
+    assert [line["step"] for line in log] == list(range(1, 65)) and [
+        line["loss"] for line in log
+    ] == losses
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 4  # two checkpoints of two files
 
 
@@ -314,9 +392,15 @@ def test_load_checkpoint_skips_damaged_files(stopped, data, capsys, tmp_path):
             path.write_bytes(damage(content))
 
     half, flipped = lambda b: b[: len(b) // 2], lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:]
-    for number, (suffix, damage) in enumerate((
-        (".safetensors", half), (".json", half), (".json", None), (".safetensors", flipped), (".safetensors", None),
-    )):
+    for number, (suffix, damage) in enumerate(
+        (
+            (".safetensors", half),
+            (".json", half),
+            (".json", None),
+            (".safetensors", flipped),
+            (".safetensors", None),
+        )
+    ):
         folder = shutil.copytree(out, tmp_path / f"copy-{number}")
         never_begun = suffix == ".json" and damage is None  # a checkpoint exists once its JSON does
         spoil(folder, 4, suffix, damage)
@@ -335,7 +419,10 @@ def test_load_checkpoint_skips_damaged_files(stopped, data, capsys, tmp_path):
     steps = resumed(out)
     assert next(steps).step == 4
     steps.close()
-    assert sorted(p.name for p in folder.glob("*.json")) == ["step-00000003.json", "step-00000004.json"]
+    assert sorted(p.name for p in folder.glob("*.json")) == [
+        "step-00000003.json",
+        "step-00000004.json",
+    ]
     assert run_folder.load_checkpoint(folder)[1]["step"] == 4
 
 
@@ -351,8 +438,16 @@ def test_fit_yields_before_saving(data, tmp_path):
 def test_numerics_converts_memory_and_worker_errors():
     world = World(0, 4, torch.device("cpu"))
     for error, kind, message in (
-        (torch.OutOfMemoryError("CUDA out of memory"), MemoryError, "does not hold 8 images of 8 pixels.*accumulate=4"),
-        (RuntimeError("DataLoader worker (pid 7) is killed by signal: 9."), ChildProcessError, "Use fewer workers"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            MemoryError,
+            "does not hold 8 images of 8 pixels.*accumulate=4",
+        ),
+        (
+            RuntimeError("DataLoader worker (pid 7) is killed by signal: 9."),
+            ChildProcessError,
+            "Use fewer workers",
+        ),
         (RuntimeError("something else"), RuntimeError, "something else"),
     ):
         with pytest.raises(kind, match=message), numerics(tiny(batch_size=64, accumulate=2), world):
@@ -363,14 +458,17 @@ def test_fit_rejects_resume_with_another_recipe(stopped, data):
     out, r = stopped
     train, valid = data
     for other, images, resume, named in (
-        (replace(r, lr=0.1), train, True, "lr = 0.002, got 0.1"), (r, train, False, "already holds checkpoints"),
+        (replace(r, lr=0.1), train, True, "lr = 0.002, got 0.1"),
+        (r, train, False, "already holds checkpoints"),
         (replace(r, average=0.0), train, True, "average = 0.99, got 0.0"),
         (r, train.subset(200), True, "images = 256, got 200"),
         (r, replace(train, labels=train.labels.flip(0)), True, "labels = "),
     ):
         model = r.build()
         before = weights(model).clone()
-        refuses(named, next, fit(model, (images, valid), other, device="cpu", out=out, resume=resume))
+        refuses(
+            named, next, fit(model, (images, valid), other, device="cpu", out=out, resume=resume)
+        )
         assert torch.equal(weights(model), before), "a refusal leaves the model as it was"
 
 
@@ -382,7 +480,9 @@ def test_fit_reports_loss_of_bit_exactness(stopped, data, capsys, monkeypatch):
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        step = next(fit(r.build(), data, replace(r, accumulate=2), device="cpu", out=out, resume=True))
+        step = next(
+            fit(r.build(), data, replace(r, accumulate=2), device="cpu", out=out, resume=True)
+        )
     finally:
         torch.set_num_threads(threads)
     assert step.step == 6
@@ -416,7 +516,9 @@ def test_fit_stops_at_values_that_are_not_finite(stopped, data):
     model = r.build()
     losses = iter([1.0, 1.0, math.nan])
 
-    def poisoned(x, y):  # a finite loss and gradient, but a parameter that takes no part in them is lost
+    def poisoned(
+        x, y
+    ):  # a finite loss and gradient, but a parameter that takes no part in them is lost
         with torch.no_grad():
             model.head.bias.fill_(math.nan)
         return model.forward_features(x).square().mean()
@@ -425,15 +527,28 @@ def test_fit_stops_at_values_that_are_not_finite(stopped, data):
         (lambda x, y: model(x).sum() * next(losses), "The loss is nan at step 7", 6),
         (poisoned, "Weights are not finite after step 7, so they were not saved", 6),
     ):
-        refuses(message, train, 16, r, data, model, out=out, resume=True, criterion=criterion, error=FloatingPointError)
+        refuses(
+            message,
+            train,
+            16,
+            r,
+            data,
+            model,
+            out=out,
+            resume=True,
+            criterion=criterion,
+            error=FloatingPointError,
+        )
         tensors, scalars = run_folder.load_checkpoint(out / "checkpoints")
         assert scalars["step"] == step and all(t.isfinite().all() for t in tensors.values())
 
 
 def test_fit_rejects_mismatched_arguments(data):
     for changes, named in (
-        ({"image_size": 16}, "training images of 16 pixels"), ({"num_classes": 9}, "The recipe has 9 classes"),
-        ({"batch_size": 300}, "exceeds the 256 training images"), ({}, "sets patch_drop"),
+        ({"image_size": 16}, "training images of 16 pixels"),
+        ({"num_classes": 9}, "The recipe has 9 classes"),
+        ({"batch_size": 300}, "exceeds the 256 training images"),
+        ({}, "sets patch_drop"),
         ({"warmup": 0.0, "warmup_steps": 16}, "16 steps of"),
     ):
         refuses(named, fit, nn.Identity(), data, replace(tiny(), **changes), device="cpu")
@@ -444,7 +559,15 @@ def test_export_opens_in_timm(data, tmp_path):
     r = tiny()
     model = r.build()
     other = {name: p.detach() + 0.01 for name, p in model.named_parameters()}
-    export(model, tmp_path / "m", r, data[0].class_names, weights=other, training={"command": "x"}, dtype=torch.float32)
+    export(
+        model,
+        tmp_path / "m",
+        r,
+        data[0].class_names,
+        weights=other,
+        training={"command": "x"},
+        dtype=torch.float32,
+    )
     opened = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
     x = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(opened(x), torch.func.functional_call(model.eval(), other, (x,)))
@@ -452,7 +575,9 @@ def test_export_opens_in_timm(data, tmp_path):
     assert config["label_names"] == list("0123456789") and config["crop_pct"] == 1.0
     assert timm.data.resolve_model_data_config(opened)["mean"] == list(r.mean)
     with torch.no_grad():
-        model.head.weight[0, 0] = 1e5  # more than half precision holds, so this matrix is kept whole
+        model.head.weight[0, 0] = (
+            1e5  # more than half precision holds, so this matrix is kept whole
+        )
     export(model, tmp_path / "half", r, data[0].class_names)
     stored = safetensors.torch.load_file(tmp_path / "half" / "model.safetensors")
     assert {name for name, t in stored.items() if t.dtype != torch.float16} == {"head.weight"}
@@ -464,7 +589,9 @@ def test_export_opens_in_timm(data, tmp_path):
 
 
 def one_batch(data, r):
-    return augmented(data[0].images[:32], data[0].labels[:32], r.augment, draws("cpu", 0), mean=r.mean, std=r.std)
+    return augmented(
+        data[0].images[:32], data[0].labels[:32], r.augment, draws("cpu", 0), mean=r.mean, std=r.std
+    )
 
 
 def test_compiled_falls_back_on_failure(data, monkeypatch):
@@ -472,11 +599,15 @@ def test_compiled_falls_back_on_failure(data, monkeypatch):
         raise RuntimeError("there is no compiler here")
 
     compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, *, mode, dynamic: compile(f, backend=backend, dynamic=dynamic))
+    monkeypatch.setattr(
+        torch, "compile", lambda f, *, mode, dynamic: compile(f, backend=backend, dynamic=dynamic)
+    )
     r = tiny(compile="default", compile_cpu=True)
     model, batch = r.build().eval(), one_batch(data, r)
     criterion = compiled(model, r, "cpu")
-    with pytest.warns(RuntimeWarning, match="failed on cpu, so training continues uncompiled .*no compiler"):
+    with pytest.warns(
+        RuntimeWarning, match="failed on cpu, so training continues uncompiled .*no compiler"
+    ):
         loss = criterion(*batch)
     assert torch.equal(loss, compiled(model, replace(r, compile="off"), "cpu")(*batch))
     with warnings.catch_warnings():
@@ -490,7 +621,9 @@ def gradient(model: nn.Module, criterion, batch) -> tuple[torch.Tensor, set[str]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         criterion(*batch).backward()
     names = {event.key.removeprefix("aten::") for event in profile.key_averages()}
-    return torch.cat([p.grad.flatten() for p in model.parameters()]), {name for name in names if "attention" in name}
+    return torch.cat([p.grad.flatten() for p in model.parameters()]), {
+        name for name in names if "attention" in name
+    }
 
 
 def test_compiled_uses_unfused_attention_in_bf16(data):
@@ -504,7 +637,9 @@ def test_compiled_uses_unfused_attention_in_bf16(data):
     exact, fused = gradient(model, compiled(model, replace(r, precision="fp32"), "cpu"), batch)
     assert "_scaled_dot_product_flash_attention_for_cpu" in fused
     near, used = gradient(model, compiled(model, r, "cpu"), batch)
-    assert "_scaled_dot_product_attention_math" in used and not any("flash" in name for name in used)
+    assert "_scaled_dot_product_attention_math" in used and not any(
+        "flash" in name for name in used
+    )
     # More patches, the same model: fused again, as attention's memory would be felt.
     other, used = gradient(model, compiled(model, replace(r, image_size=34), "cpu"), batch)
     assert "_scaled_dot_product_flash_attention_for_cpu" in used
@@ -515,7 +650,9 @@ def test_compiled_uses_unfused_attention_in_bf16(data):
 def test_export_separates_pretraining_head(data, tmp_path):
     r = tiny(head="mlp", loss="sigmoid", head_bias=-2.0)
     model = r.build()
-    expected = 10 * math.log1p(math.exp(-2.0)) + 2.0  # every logit is −2, and one class of ten is wanted
+    expected = (
+        10 * math.log1p(math.exp(-2.0)) + 2.0
+    )  # every logit is −2, and one class of ten is wanted
     assert next(fit(model, data, r, device="cpu")).loss == pytest.approx(expected, rel=0.01)
     export(model, tmp_path, r, data[0].class_names, dtype=torch.float32)
     opened = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
@@ -523,6 +660,8 @@ def test_export_separates_pretraining_head(data, tmp_path):
     features = opened(x)
     assert opened.num_classes == 0 and features.shape == (2, 48)
     head = safetensors.torch.load_file(tmp_path / "pretraining_head" / "head.safetensors")
-    assert set(head) == {f"head.{layer}.{kind}" for layer in ("pre_logits", "output") for kind in ("weight", "bias")}
+    assert set(head) == {
+        f"head.{layer}.{kind}" for layer in ("pre_logits", "output") for kind in ("weight", "bias")
+    }
     model.head.load_state_dict({name.removeprefix("head."): t for name, t in head.items()})
     torch.testing.assert_close(model.eval()(x), model.head(features))

@@ -26,13 +26,27 @@ NAMES = "abcdefghij"
 # D = 24, H = 2, K = 12, L = 3, 4 × 4 patches of 8 pixels: P = 16, T = 17
 BASE = replace(recipe("digits").tiny(), image_size=32, patch_size=8, width=24, depth=3, heads=2)
 VARIANTS = [
-    {}, {"positions": "none"}, {"positions": "learned-2d"}, {"positions": "relative-1d"}, {"readout": "mean"},
-    {"attention": "axial", "readout": "mean"}, {"attention": "axial", "readout": "mean", "positions": "relative-1d"},
-    {"positions": "learned-2d", "positions_at": "every-layer"}, {"positions_at": "every-layer"},
-    {"positions": "learned-2d", "positions_at": "every-layer-shared"}, {"positions_at": "every-layer-shared"},
-    {"attention": "axial", "positions": "learned-1d", "readout": "mean", "positions_at": "every-layer"},
+    {},
+    {"positions": "none"},
+    {"positions": "learned-2d"},
+    {"positions": "relative-1d"},
+    {"readout": "mean"},
+    {"attention": "axial", "readout": "mean"},
+    {"attention": "axial", "readout": "mean", "positions": "relative-1d"},
+    {"positions": "learned-2d", "positions_at": "every-layer"},
+    {"positions_at": "every-layer"},
+    {"positions": "learned-2d", "positions_at": "every-layer-shared"},
+    {"positions_at": "every-layer-shared"},
+    {
+        "attention": "axial",
+        "positions": "learned-1d",
+        "readout": "mean",
+        "positions_at": "every-layer",
+    },
 ]
-each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "+".join(map(str, v.values())) or "plain")
+each_variant = pytest.mark.parametrize(
+    "variant", VARIANTS, ids=lambda v: "+".join(map(str, v.values())) or "plain"
+)
 
 
 def images(count=2, side=32):
@@ -52,19 +66,33 @@ def by_hand(model, variant: dict, x: torch.Tensor):
     """(logits, maps) of a model from its weights, in float64 and without timm's blocks."""
     weights, kind = model.state_dict(), variant.get("positions", "learned-1d")
     linear = lambda name, z: F.linear(z, weights[name + ".weight"], weights[name + ".bias"])  # noqa: E731
-    norm = lambda name, z: F.layer_norm(z, z.shape[-1:], weights[name + ".weight"], weights[name + ".bias"], 1e-6)  # noqa: E731
-    tokens = F.conv2d(x, weights["patch_embed.proj.weight"], weights["patch_embed.proj.bias"], stride=8).flatten(2).mT
+    norm = lambda name, z: F.layer_norm(
+        z, z.shape[-1:], weights[name + ".weight"], weights[name + ".bias"], 1e-6
+    )
+    tokens = (
+        F.conv2d(x, weights["patch_embed.proj.weight"], weights["patch_embed.proj.bias"], stride=8)
+        .flatten(2)
+        .mT
+    )
     prefix = [weights["cls_token"].expand(len(x), -1, -1)] if "cls_token" in weights else []
     z = torch.cat([*prefix, tokens], 1)
     first = z.shape[1] - 16
-    table = of_table(weights, "positions." if kind == "learned-2d" else "", first) if "learned" in kind else 0
+    table = (
+        of_table(weights, "positions." if kind == "learned-2d" else "", first)
+        if "learned" in kind
+        else 0
+    )
     z, maps = z + table, []
     for i in range(len(model.blocks)):
         at = f"blocks.{i}."
         if i and hasattr(model.blocks[i], "positions"):
             own = any(name.startswith(at + "positions.") for name in weights)
             z = z + (of_table(weights, at + "positions.", first) if own else table)
-        q, k, v = linear(at + "attn.qkv", norm(at + "norm1", z)).unflatten(-1, (3, 2, 12)).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            linear(at + "attn.qkv", norm(at + "norm1", z))
+            .unflatten(-1, (3, 2, 12))
+            .permute(2, 0, 3, 1, 4)
+        )
         logits = torch.empty(len(x), 2, z.shape[1], z.shape[1], dtype=torch.float64)
         for a in range(z.shape[1]):
             for b in range(z.shape[1]):
@@ -76,7 +104,9 @@ def by_hand(model, variant: dict, x: torch.Tensor):
         z = z + linear(at + "attn.proj", (maps[-1] @ v).transpose(1, 2).flatten(2))
         z = z + linear(at + "mlp.fc2", F.gelu(linear(at + "mlp.fc1", norm(at + "norm2", z))))
     z = norm("norm", z)
-    return linear("head", z[:, first:].mean(1) if variant.get("readout") == "mean" else z[:, 0]), maps
+    return linear(
+        "head", z[:, first:].mean(1) if variant.get("readout") == "mean" else z[:, 0]
+    ), maps
 
 
 def softmax_by_hand(logits: torch.Tensor, attention: str | None, layer: int) -> torch.Tensor:
@@ -108,15 +138,20 @@ def test_variants_capture_equals_computation_by_hand(variant):
         torch.testing.assert_close(layer.weights(), expected, atol=1e-12, rtol=0)
     with torch.no_grad():
         torch.testing.assert_close(model(x), logits, atol=1e-10, rtol=0)
-    assert 0.2 < maps[0].amax(-1).mean() < 0.99  # neither uniform nor one-hot, so that differences are visible
+    assert (
+        0.2 < maps[0].amax(-1).mean() < 0.99
+    )  # neither uniform nor one-hot, so that differences are visible
 
 
 # Parameters beside those of the plain model: T = 17, D = 24, P = 16, K = 12, L = 3.
 COUNTS = (
-    ({"positions": "none"}, -17 * 24), ({"positions_at": "every-layer"}, 2 * 17 * 24),
-    ({"positions_at": "every-layer-shared"}, 0), ({"positions": "learned-2d"}, 8 * 12 - 17 * 24),
+    ({"positions": "none"}, -17 * 24),
+    ({"positions_at": "every-layer"}, 2 * 17 * 24),
+    ({"positions_at": "every-layer-shared"}, 0),
+    ({"positions": "learned-2d"}, 8 * 12 - 17 * 24),
     ({"positions": "learned-2d", "positions_at": "every-layer"}, 3 * 8 * 12 - 17 * 24),
-    ({"positions": "relative-1d"}, 3 * 31 * 12 - 17 * 24), ({"readout": "mean"}, -2 * 24),
+    ({"positions": "relative-1d"}, 3 * 31 * 12 - 17 * 24),
+    ({"readout": "mean"}, -2 * 24),
     ({"attention": "axial", "readout": "mean"}, 3 * (12 * 24**2 + 13 * 24) - 2 * 24),
 )
 
@@ -124,14 +159,18 @@ COUNTS = (
 def test_variants_parameters_equal_formula():
     plain = sum(p.numel() for p in BASE.build().parameters())
     for variant, count in COUNTS:
-        assert sum(p.numel() for p in replace(BASE, model_kwargs=variant).build().parameters()) - plain == count, (
-            variant
-        )
+        assert (
+            sum(p.numel() for p in replace(BASE, model_kwargs=variant).build().parameters()) - plain
+            == count
+        ), variant
 
 
 def test_variants_save_and_open_in_timm(tmp_path):
     for number, variant in enumerate(VARIANTS):
-        r, model = replace(BASE, model_kwargs=variant), replace(BASE, model_kwargs=variant).build().eval()
+        r, model = (
+            replace(BASE, model_kwargs=variant),
+            replace(BASE, model_kwargs=variant).build().eval(),
+        )
         assert Recipe.from_json(r.to_json()) == r
         opened = load_model(export(model, tmp_path / str(number), r, NAMES, dtype=torch.float32))
         copied = copy.deepcopy(model)  # with a shared table
@@ -142,7 +181,9 @@ def test_variants_save_and_open_in_timm(tmp_path):
             logits = model(images())
             for parameter in model.parameters():
                 parameter.add_(1)
-            assert all(torch.equal(each(images()), logits) for each in (opened, copied, direct)), variant
+            assert all(torch.equal(each(images()), logits) for each in (opened, copied, direct)), (
+                variant
+            )
         assert type(opened) is type(model)
 
 
@@ -166,7 +207,9 @@ def test_variants_reject_wrong_settings(tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["muon", "sgd"])
 def test_variants_positions_and_tokens_without_decay(optimizer):
-    r = replace(BASE, optimizer=optimizer, weight_decay=0.1, layer_decay=1.0 if optimizer == "muon" else 0.5)
+    r = replace(
+        BASE, optimizer=optimizer, weight_decay=0.1, layer_decay=1.0 if optimizer == "muon" else 0.5
+    )
     for variant in VARIANTS:
         model = replace(r, model_kwargs=variant).build()
         names = {p: name for name, p in model.named_parameters()}
@@ -174,11 +217,19 @@ def test_variants_positions_and_tokens_without_decay(optimizer):
         decay = {names[p]: g["weight_decay"] for g in plain.param_groups for p in g["params"]}
         placed = [name for name in names.values() if name.endswith(UNDECAYED)]
         assert all(decay[name] == 0 for name in placed)
-        linear = [n + ".weight" for n, m in model.named_modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)]
+        linear = [
+            n + ".weight"
+            for n, m in model.named_modules()
+            if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)
+        ]
         assert len(linear) > 13 and all(decay.get(name, 0.1) == 0.1 for name in linear)
         if optimizer == "sgd":
             rates = {names[p]: g["peak_lr"] for g in plain.param_groups for p in g["params"]}
-            stem = {v for n, v in rates.items() if n.startswith("patch_embed.") or n in placed and "blocks" not in n}
+            stem = {
+                v
+                for n, v in rates.items()
+                if n.startswith("patch_embed.") or n in placed and "blocks" not in n
+            }
             assert stem == {min(rates.values())} and rates["head.weight"] == max(rates.values())
 
 
@@ -196,7 +247,10 @@ def test_variants_filters_and_positions():
 
 
 def test_variants_readout_with_registers():
-    for readout, expected in (("class-token", [1.0] + [0.0] * 20), ("mean", [0.0] * 4 + [1 / 16] * 16)):
+    for readout, expected in (
+        ("class-token", [1.0] + [0.0] * 20),
+        ("mean", [0.0] * 4 + [1 / 16] * 16),
+    ):
         model = made({"readout": readout, "reg_tokens": 4})
         with torch.no_grad(), capture(model) as attn:
             model(images().double())
@@ -226,7 +280,11 @@ def test_variants_subclass_that_changes_the_forward_is_refused():
 
     sizes = dict(img_size=32, patch_size=8, embed_dim=24, depth=1, num_heads=2)
     assert supported.known(Unchanged(**sizes)) and not supported.known(Changed(**sizes))
-    refuses("extends timm's PaperTransformer and overrides forward_features", supported.transformer, Changed(**sizes))
+    refuses(
+        "extends timm's PaperTransformer and overrides forward_features",
+        supported.transformer,
+        Changed(**sizes),
+    )
 
 
 def test_starting_from_variant(tmp_path):
@@ -237,8 +295,15 @@ def test_starting_from_variant(tmp_path):
     tuned = starting_from(small, tmp_path)
     state, before = tuned.build().state_dict(), model.state_dict()
     assert Recipe.from_json(tuned.to_json()) == tuned and not state["head.weight"].any()
-    assert all(torch.equal(state[name], before[name]) for name in state if not name.startswith("head."))
+    assert all(
+        torch.equal(state[name], before[name]) for name in state if not name.startswith("head.")
+    )
     refuses("comes with the model", starting_from, small.override("model.positions=none"), tmp_path)
-    refuses("come with the model", replace, BASE, init="elsewhere", model_kwargs={"positions": "none"})
+    refuses(
+        "come with the model", replace, BASE, init="elsewhere", model_kwargs={"positions": "none"}
+    )
     with pytest.raises(ValueError, match="another shape at this resolution"):
-        starting_from(recipe("finetune-small").override("image_size=48", "resize=0", "num_classes=4"), tmp_path).build()
+        starting_from(
+            recipe("finetune-small").override("image_size=48", "resize=0", "num_classes=4"),
+            tmp_path,
+        ).build()

@@ -111,7 +111,9 @@ def opening_transformers(trace: Trace) -> None:
     import transformers
 
     folder = tempfile.mkdtemp()
-    small = transformers.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    small = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
     transformers.ViTForImageClassification(small).save_pretrained(folder)
     transformers.ViTImageProcessor().save_pretrained(folder)
     with traced(trace):

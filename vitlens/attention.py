@@ -17,7 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.names import require_known
-from vitlens.recorder.forward import evaluating, float64, full_precision, require_images, run, shapes
+from vitlens.recorder.forward import (
+    evaluating,
+    float64,
+    full_precision,
+    require_images,
+    run,
+    shapes,
+)
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.record import Attention, capture
 from vitlens.recorder.supported import unwrap
@@ -26,7 +33,15 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 __all__ = [
-    "STATISTICS", "Statistic", "Summary", "contrast", "entropy", "mean_distance", "mean_over", "received", "rollout",
+    "STATISTICS",
+    "Statistic",
+    "Summary",
+    "contrast",
+    "entropy",
+    "mean_distance",
+    "mean_over",
+    "received",
+    "rollout",
     "summary",
 ]
 __dir__ = __all__.copy
@@ -50,7 +65,9 @@ class Statistic:
     name: str
     title: str
     logits = False
-    row: Tensor | None = None  # (B, T) weights of the queries that a rollout needs next, or None for all queries
+    row: Tensor | None = (
+        None  # (B, T) weights of the queries that a rollout needs next, or None for all queries
+    )
 
     def applies(self, attn: Attention) -> bool:
         """True if the statistic is defined for the model. Otherwise a summary holds None."""
@@ -100,17 +117,25 @@ class Summary:
         import pandas as pd
 
         if not self.by_head:
-            raise ValueError(f"No statistic of {', '.join(self.values)} has one number per head. Add mean_distance.")
+            raise ValueError(
+                f"No statistic of {', '.join(self.values)} has one number per head. Add mean_distance."
+            )
         means = {name: float64(self.values[name]) for name in self.by_head}
-        means = {name: mean.reshape(-1, *mean.shape[-2:]).mean(0).cpu() for name, mean in means.items()}
+        means = {
+            name: mean.reshape(-1, *mean.shape[-2:]).mean(0).cpu() for name, mean in means.items()
+        }
         layer, head = torch.ones_like(means[self.by_head[0]]).nonzero().T
-        columns = {"layer": layer, "head": head} | {name: mean.flatten() for name, mean in means.items()}
+        columns = {"layer": layer, "head": head} | {
+            name: mean.flatten() for name, mean in means.items()
+        }
         return pd.DataFrame({name: column.numpy() for name, column in columns.items()})
 
     def __getattr__(self, name: str) -> Tensor | None:
         values = self.__dict__.get("values", {})
         if name not in values:
-            raise AttributeError(f"The summary has no statistic {name!r}, only {', '.join(values)}.")
+            raise AttributeError(
+                f"The summary has no statistic {name!r}, only {', '.join(values)}."
+            )
         return values[name]
 
 
@@ -155,7 +180,10 @@ def received(attn: Attention, prefix: bool = False) -> Tensor:
 
 
 def rollout(
-    attn: Attention, query: tuple[int, int] | int | None = None, head_fusion: str = "mean", discard: float = 0.0
+    attn: Attention,
+    query: tuple[int, int] | int | None = None,
+    head_fusion: str = "mean",
+    discard: float = 0.0,
 ) -> Tensor:
     """(B, rows, cols) attention rollout from the read-out to the input (Abnar and Zuidema 2020; paper, Fig. 6, D.8).
 
@@ -190,11 +218,15 @@ def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = F
     chosen = [named[key] if isinstance(key, str) else key for key in statistics or STATISTICS]
     values = _run(attn, *(statistic for statistic in chosen if statistic.applies(attn)))
     values = {statistic.name: values.get(statistic.name) for statistic in chosen}
-    by_head = [s.name for s in chosen if type(s).result is Statistic.result and values[s.name].dim() == 3]
+    by_head = [
+        s.name for s in chosen if type(s).result is Statistic.result and values[s.name].dim() == 3
+    ]
     return Summary(values, attn[0].q.shape[0], tuple(by_head))
 
 
-def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, renormalize: bool = False) -> Summary:
+def mean_over(
+    model: nn.Module, loader: Iterable, *statistics: str | Statistic, renormalize: bool = False
+) -> Summary:
     """Means of statistics over a data loader, in constant memory.
 
     >>> vitlens.attention.mean_over(model, [images], "mean_distance").mean_distance.shape
@@ -215,10 +247,14 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
                 run(model, images.to(like))
             grid = grid or attn.grid
             if attn.grid != grid:
-                raise ValueError(f"All images must have one size, got {grid.image} and {attn.grid.image}. Resize them.")
+                raise ValueError(
+                    f"All images must have one size, got {grid.image} and {attn.grid.image}. Resize them."
+                )
             part = summary(attn, *statistics, renormalize=renormalize)
             for name, values in part.values.items():
-                total[name] = None if values is None else total.get(name, 0) + float64(values).sum(0)
+                total[name] = (
+                    None if values is None else total.get(name, 0) + float64(values).sum(0)
+                )
             count += part.images
     if not count:
         raise ValueError("The loader yields no batch of images.")
@@ -256,7 +292,9 @@ def contrast(maps: Tensor) -> Tensor:
     """
     values = float64(maps).flatten(-2).sort(dim=-1, descending=True).values
     if not (values >= 0).all():
-        raise ValueError("The values of a map must be 0 or more for its contrast. Clamp them first.")
+        raise ValueError(
+            "The values of a map must be 0 or more for its contrast. Clamp them first."
+        )
     patches = values.shape[-1]
     top = (patches / 10 - torch.arange(patches, device=values.device)).clamp(0, 1).to(values)
     total = values.sum(-1)
@@ -279,16 +317,23 @@ def _run(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:
             for statistic in statistics:
                 statistic.begin(attn, images)
             for index in reversed(range(len(attn))):
-                for queries, logits, weights in _blocks(attn[index].images(images), rows, statistics):
+                for queries, logits, weights in _blocks(
+                    attn[index].images(images), rows, statistics
+                ):
                     for statistic in statistics:
                         statistic.add(queries, logits, weights)
                 for statistic in statistics:
                     statistic.end_layer()
             parts.append([statistic.result() for statistic in statistics])
-    return {statistic.name: torch.cat(results) for statistic, *results in zip(statistics, *parts, strict=True)}
+    return {
+        statistic.name: torch.cat(results)
+        for statistic, *results in zip(statistics, *parts, strict=True)
+    }
 
 
-def _blocks(layer: Layer, rows: int, statistics: Sequence[Statistic]) -> Iterator[tuple[slice, Tensor | None, Tensor]]:
+def _blocks(
+    layer: Layer, rows: int, statistics: Sequence[Statistic]
+) -> Iterator[tuple[slice, Tensor | None, Tensor]]:
     """(queries, logits, weights) a block at a time. Without logits, in larger blocks."""
     if any(statistic.logits for statistic in statistics):
         for queries, logits, weights in layer.blocks(rows):
@@ -314,7 +359,9 @@ class _MeanDistance(Statistic):
         first, last = max(queries.start - prefix, 0), queries.stop - prefix
         if last <= first:
             return
-        among = (logits if self.renormalize else weights)[:, :, prefix + first - queries.start :, prefix:]
+        among = (logits if self.renormalize else weights)[
+            :, :, prefix + first - queries.start :, prefix:
+        ]
         if self.renormalize:  # not by division, because attention to patches may underflow
             among = among.softmax(-1)
         distances = self.grid.distances(first, last, dtype=among.dtype, device=among.device)
@@ -382,4 +429,6 @@ class _Rollout(Statistic):
         return self.grid.image_map(self.row)
 
 
-STATISTICS: dict[str, Statistic] = {s.name: s for s in (_MeanDistance(), _Entropy(), _Received(), _Rollout())}
+STATISTICS: dict[str, Statistic] = {
+    s.name: s for s in (_MeanDistance(), _Entropy(), _Received(), _Rollout())
+}

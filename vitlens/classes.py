@@ -48,7 +48,9 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
                 f"number ({label_names(model)[0]} …). {ADVICE}"
             )
         return torch.tensor(numbers)
-    if len(names) == count and all(not every or _plain(name) in every[i] for i, name in enumerate(names)):
+    if len(names) == count and all(
+        not every or _plain(name) in every[i] for i, name in enumerate(names)
+    ):
         return torch.arange(count)  # in order; two of ImageNet's classes are called crane
     numbers = _numbers(every)
     matches = [numbers.get(_plain(name)) for name in names]
@@ -72,12 +74,16 @@ def matched(model: nn.Module, names: tuple[str, ...]) -> str:
     if _names(model):
         return ""
     pieces = [re.findall(r"\d+|\D+", name) for name in names]
-    keys = [[(s.isdecimal(), int(s) if s.isdecimal() else s) for s in several] for several in pieces]
+    keys = [
+        [(s.isdecimal(), int(s) if s.isdecimal() else s) for s in several] for several in pieces
+    ]
     note = "The classes are matched by position, because the model has no class names."
     by_numbers, as_text = [name for _, name in sorted(zip(keys, names, strict=True))], sorted(names)
     if by_numbers == as_text == [*names]:
         return note
-    how, other = ("as text", as_text) if by_numbers == [*names] else ("by their numbers", by_numbers)
+    how, other = (
+        ("as text", as_text) if by_numbers == [*names] else ("by their numbers", by_numbers)
+    )
     apart = next(i for i, name in enumerate(names) if name != other[i])
     shown = ", ".join(names[:12]) + ", …" * (len(names) > 12)
     return f"{note} Their order is {shown}; sorted {how}, number {apart} would be {other[apart]}."
@@ -99,7 +105,9 @@ def imagenet_numbers(model: nn.Module) -> Tensor | None:
     True
     """
     ours, theirs = _names(model), _imagenet("imagenet-1k")
-    if len(ours) == len(theirs) and all(mine[0] in names for mine, names in zip(ours, theirs, strict=True)):
+    if len(ours) == len(theirs) and all(
+        mine[0] in names for mine, names in zip(ours, theirs, strict=True)
+    ):
         return torch.arange(len(theirs))
     numbers = _numbers(theirs)
     matches = torch.tensor([numbers.get(mine[0], -1) for mine in ours], dtype=torch.int64)
@@ -113,7 +121,9 @@ def _plain(name: str) -> str:
 def _names(model: nn.Module) -> list[list[str]]:
     """Names of each class of the model, the most specific first, or [] without names."""
     named = supported.label_names(model) is not None
-    own = named or class_count(model) != getattr(model, "num_classes", None)  # another head has other classes
+    own = named or class_count(model) != getattr(
+        model, "num_classes", None
+    )  # another head has other classes
     subset = None if own else infer_imagenet_subset(model)
     if not subset:
         return [[_plain(name)] for name in label_names(model) or []]

@@ -28,7 +28,9 @@ from vitlens.plugins import load_plugins
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-WrongCommandLine = typer.BadParameter.__base__  # click's UsageError, wherever the installed typer has it from
+WrongCommandLine = (
+    typer.BadParameter.__base__
+)  # click's UsageError, wherever the installed typer has it from
 
 
 def main() -> None:
@@ -60,9 +62,13 @@ def run() -> None:
         if hasattr(stream, "reconfigure"):  # escape characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_MININTERVAL", "60")  # seconds between the updates of a progress bar in a file
+        os.environ.setdefault(
+            "TQDM_MININTERVAL", "60"
+        )  # seconds between the updates of a progress bar in a file
     try:
-        code = command_line()(None if sys.argv[1:] else ["--help"], prog_name="vitlens", standalone_mode=False)
+        code = command_line()(
+            None if sys.argv[1:] else ["--help"], prog_name="vitlens", standalone_mode=False
+        )
     except WrongCommandLine as error:
         command = error.ctx.command_path if error.ctx else "vitlens"
         code = _fail(f"{error.format_message().rstrip('.')}; see `{command} --help`.")
@@ -88,7 +94,11 @@ def _fail(message: str) -> int:
 
 def names_in(text: str | tuple) -> tuple[str, ...]:
     """The names in a text such as "a, b, c"."""
-    return text if isinstance(text, tuple) else tuple(part.strip() for part in text.split(",") if part.strip())
+    return (
+        text
+        if isinstance(text, tuple)
+        else tuple(part.strip() for part in text.split(",") if part.strip())
+    )
 
 
 def result_file(path: Path | None) -> Path | None:
@@ -104,33 +114,59 @@ def result_file(path: Path | None) -> Path | None:
 FILE_OPTIONS = {"dir_okay": False, "writable": True, "callback": result_file}
 Baseline = Enum("Baseline", {name: name for name in ("mean", "blur", "zero")})
 
-_MODEL = "Name of a timm model, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, or a folder."
+_MODEL = (
+    "Name of a timm model, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, or a folder."
+)
 Model = Annotated[str, Argument(help=_MODEL)]
-AnyModel = Annotated[str | None, Argument(help=f"{_MODEL} It may be left out: the bundled model is the default.")]
+AnyModel = Annotated[
+    str | None, Argument(help=f"{_MODEL} It may be left out: the bundled model is the default.")
+]
 Images = Annotated[
     list[Path] | None,
-    Argument(exists=True, help="Images or folders of images. By default validation images of a run, or six samples."),
+    Argument(
+        exists=True,
+        help="Images or folders of images. By default validation images of a run, or six samples.",
+    ),
 ]
 Checkpoint = Annotated[
     Path | None,
-    Option(exists=True, dir_okay=False, help="File with the weights of the model (.pth, .safetensors, .npz)."),
+    Option(
+        exists=True,
+        dir_okay=False,
+        help="File with the weights of the model (.pth, .safetensors, .npz).",
+    ),
 ]
 LABELED = f"Labeled images: a folder with a subfolder for each class, or {source_names()}."
-_QUICK, _OTHERS = (", ".join(n for n, method in METHODS.items() if method.quick is quick) for quick in (True, False))
+_QUICK, _OTHERS = (
+    ", ".join(n for n, method in METHODS.items() if method.quick is quick)
+    for quick in (True, False)
+)
 Data = Annotated[str, Option(help=LABELED)]
 Folder = Annotated[Path, Option(file_okay=False, help="Folder for the results.")]
 Device = Annotated[str, Option(help="Device to compute on: cpu, cuda, cuda:1 or mps.")]
 AnyDevice = Annotated[
-    str | None, Option(help="Device to compute on: cpu, cuda, cuda:1 or mps. By default a GPU if there is one.")
+    str | None,
+    Option(
+        help="Device to compute on: cpu, cuda, cuda:1 or mps. By default a GPU if there is one."
+    ),
 ]
 Root = Annotated[
     Path | None,
-    Option(file_okay=False, help="Folder of named data sets and of downloads. By default ~/.cache/vitlens."),
+    Option(
+        file_okay=False,
+        help="Folder of named data sets and of downloads. By default ~/.cache/vitlens.",
+    ),
 ]
-Workers = Annotated[int | None, Option(min=0, help="Processes that read images. By default one for each core.")]
+Workers = Annotated[
+    int | None, Option(min=0, help="Processes that read images. By default one for each core.")
+]
 Settings = Annotated[
     list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe, such as lr=0.01. It can be repeated."),
+    Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting of the recipe, such as lr=0.01. It can be repeated.",
+    ),
 ]
 
 
@@ -184,14 +220,18 @@ def model_and_images(model: str | None, images: list[Path] | None) -> tuple[str 
 
     path, images = Path(model or ""), images or []
     files = "config.json", "adapter_config.json", "model.safetensors", "recipe.json"
-    holds_model = any(True for file in files for place in ("", "*/") for _ in path.glob(place + file))
+    holds_model = any(
+        True for file in files for place in ("", "*/") for _ in path.glob(place + file)
+    )
     if model and not (path.is_dir() and not holds_model or path.is_file() and is_image(path)):
         return model, images
     if model:
         import timm
 
         if timm.is_model(model.partition(".")[0]):
-            raise typer.BadParameter(f"{model} is a model of timm and a folder of images. Write ./{model} for images.")
+            raise typer.BadParameter(
+                f"{model} is a model of timm and a folder of images. Write ./{model} for images."
+            )
         images = [path, *images]
     note("No model is named, so the bundled one is used.")
     return None, images
@@ -206,7 +246,11 @@ def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str,
 
     if not paths:
         return (run_images(Path(model)) if model else []) or list(samples().items())
-    files = [file for path in paths for file in ([f for _, f in image_files(path, note)] if path.is_dir() else [path])]
+    files = [
+        file
+        for path in paths
+        for file in ([f for _, f in image_files(path, note)] if path.is_dir() else [path])
+    ]
     count = Counter(file.name for file in files)
     return [(file.name if count[file.name] == 1 else str(file), file) for file in files]
 
@@ -224,8 +268,11 @@ def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
     except (OSError, ValueError, KeyError, TypeError):
         return []
     note(f"No image is named, so {len(images)} validation images of {about['data']} are used.")
-    return [(f"{name}, {split.class_names[label]}", image) for (name, image), label in
-            zip(images, split.labels.tolist(), strict=True) if not isinstance(image, str)]
+    return [
+        (f"{name}, {split.class_names[label]}", image)
+        for (name, image), label in zip(images, split.labels.tolist(), strict=True)
+        if not isinstance(image, str)
+    ]
 
 
 def working_device(name: str | None):
@@ -237,7 +284,9 @@ def working_device(name: str | None):
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"The device {name!r} does not work here ({reason}). Use --device cpu.") from error
+        raise ValueError(
+            f"The device {name!r} does not work here ({reason}). Use --device cpu."
+        ) from error
     return device
 
 
@@ -253,7 +302,10 @@ def print_version(requested: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, Option("--version", is_eager=True, callback=print_version, help="Print the version and stop.")
+        bool,
+        Option(
+            "--version", is_eager=True, callback=print_version, help="Print the version and stop."
+        ),
     ] = False,
 ) -> None:
     """A microscope for Vision Transformers."""
@@ -266,11 +318,19 @@ def inspect(
     out: Folder = Path("figures"),
     data: Annotated[
         Path | None,
-        Option(exists=True, file_okay=False, help="Folder of more images, for the mean attention distance only."),
+        Option(
+            exists=True,
+            file_okay=False,
+            help="Folder of more images, for the mean attention distance only.",
+        ),
     ] = None,
     checkpoint: Checkpoint = None,
-    beside: Annotated[str, Option(help="Second model, drawn next to the first in beside.png.")] = "",
-    heads: Annotated[bool, Option("--heads", help="Write the contribution of each head to the logit, too.")] = False,
+    beside: Annotated[
+        str, Option(help="Second model, drawn next to the first in beside.png.")
+    ] = "",
+    heads: Annotated[
+        bool, Option("--heads", help="Write the contribution of each head to the logit, too.")
+    ] = False,
     device: Device = "cpu",
 ) -> int:
     """Write the figures of "An Image is Worth 16x16 Words" for a model: filters, positions, distance, rollout."""
@@ -293,7 +353,10 @@ def inspect(
     vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
     inspections = [
-        report.inspect(vit, shown, tqdm(more, unit="image", disable=len(more) < 12), on_error=on_error) for vit in vits
+        report.inspect(
+            vit, shown, tqdm(more, unit="image", disable=len(more) < 12), on_error=on_error
+        )
+        for vit in vits
     ]
     paths = report.write_inspection(inspections[0], out)
     names = [inspection.model for inspection in inspections]
@@ -317,30 +380,56 @@ def inspect(
 def explain(
     model: AnyModel = None,
     images: Images = None,
-    target: Annotated[str, Option(help="Class to explain, a number or a name. By default the predicted class.")] = "",
+    target: Annotated[
+        str, Option(help="Class to explain, a number or a name. By default the predicted class.")
+    ] = "",
     against: Annotated[
-        str, Option(help="Contrast the target with this class, with --like this image, or with --text this text.")
+        str,
+        Option(
+            help="Contrast the target with this class, with --like this image, or with --text this text."
+        ),
     ] = "",
     like: Annotated[
         list[Path] | None,
-        Option(exists=True, dir_okay=False, help="Explain the similarity to this image. Repeated: to several images."),
+        Option(
+            exists=True,
+            dir_okay=False,
+            help="Explain the similarity to this image. Repeated: to several images.",
+        ),
     ] = None,
     text: Annotated[
         list[str] | None,
-        Option(help="Explain the similarity to this text. Given twice: the contrast of the first with the second."),
+        Option(
+            help="Explain the similarity to this text. Given twice: the contrast of the first with the second."
+        ),
     ] = None,
     methods: Annotated[
-        tuple, Option(parser=names_in, metavar="NAMES", help=f"Methods. By default {_QUICK}. The others are {_OTHERS}.")
+        tuple,
+        Option(
+            parser=names_in,
+            metavar="NAMES",
+            help=f"Methods. By default {_QUICK}. The others are {_OTHERS}.",
+        ),
     ] = (),
     out: Folder = Path("explanations"),
     scores: Annotated[
-        bool, Option("--scores", help="Score each map by insertion and deletion, in about 400 forwards an image.")
+        bool,
+        Option(
+            "--scores",
+            help="Score each map by insertion and deletion, in about 400 forwards an image.",
+        ),
     ] = False,
     baseline: Annotated[
-        Baseline | None, Option(help="With --scores: replacement of covered patches. By default mean, the mean color.")
+        Baseline | None,
+        Option(
+            help="With --scores: replacement of covered patches. By default mean, the mean color."
+        ),
     ] = None,
     orders: Annotated[
-        int | None, Option(min=0, help="With --scores: number of random orders. By default 8. Fewer give no σ.")
+        int | None,
+        Option(
+            min=0, help="With --scores: number of random orders. By default 8. Fewer give no σ."
+        ),
     ] = None,
     checkpoint: Checkpoint = None,
     device: Device = "cpu",
@@ -379,8 +468,13 @@ def explain(
     try:
         with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
             made = report.explain(
-                vit, shown, goal, against=contrast, names=methods or None,
-                on_error=complain if len(shown) > 1 else None, on_part=lambda _: bar.update(),
+                vit,
+                shown,
+                goal,
+                against=contrast,
+                names=methods or None,
+                on_error=complain if len(shown) > 1 else None,
+                on_part=lambda _: bar.update(),
                 on_note=lambda words: echo(f"Note: {words}", sys.stdout),
             )
             for path in report.write_explanations(kept(made, explained), out):
@@ -396,7 +490,9 @@ def explain(
     except KeyboardInterrupt:
         if not explained:
             raise
-        results = f"the maps of {len(explained)} of {len(shown)} images" + (" and the scores so far" if scored else "")
+        results = f"the maps of {len(explained)} of {len(shown)} images" + (
+            " and the scores so far" if scored else ""
+        )
         echo(f"vitlens: stopped; {results} are in {out}.")
         raise SystemExit(130) from None
     return int(bool(failures))
@@ -420,39 +516,63 @@ def _targets(target: str, against: str, like: list[Path], text: list[str]) -> tu
 
 @app.command()
 def train(
-    recipe: Annotated[str, Option(help="Name of a recipe (see --list), or a JSON file. Required for a new run.")] = "",
+    recipe: Annotated[
+        str, Option(help="Name of a recipe (see --list), or a JSON file. Required for a new run.")
+    ] = "",
     data: Annotated[str, Option(help=f"{LABELED} Required for a new run.")] = "",
     root: Root = None,
     stream: Annotated[
         bool | None,
         Option(
-            "--stream/--hold", help="Read images while training, or hold them in memory. By default, hold what fits."
+            "--stream/--hold",
+            help="Read images while training, or hold them in memory. By default, hold what fits.",
         ),
     ] = None,
     workers: Workers = None,
     out: Annotated[
-        Path | None, Option(file_okay=False, help="Folder for the log, the checkpoints and the model. Required.")
+        Path | None,
+        Option(
+            file_okay=False, help="Folder for the log, the checkpoints and the model. Required."
+        ),
     ] = None,
     model: Annotated[
-        str, Option(help="Trained model to start from: a timm name or a folder. By default random weights.")
+        str,
+        Option(
+            help="Trained model to start from: a timm name or a folder. By default random weights."
+        ),
     ] = "",
     resume: Annotated[
-        bool, Option("--resume", help="Continue the run in --out. Its recipe, data and settings need not be repeated.")
+        bool,
+        Option(
+            "--resume",
+            help="Continue the run in --out. Its recipe, data and settings need not be repeated.",
+        ),
     ] = False,
-    max_minutes: Annotated[float | None, Option(help="Stop after this time with a checkpoint.")] = None,
+    max_minutes: Annotated[
+        float | None, Option(help="Stop after this time with a checkpoint.")
+    ] = None,
     settings: Settings = None,
     device: AnyDevice = None,
-    seed: Annotated[int | None, Option(help="Seed of all randomness. By default the recipe's.")] = None,
+    seed: Annotated[
+        int | None, Option(help="Seed of all randomness. By default the recipe's.")
+    ] = None,
     deterministic: Annotated[
-        bool, Option("--deterministic", help="Make repeated runs on CUDA bit-identical, at lower speed.")
+        bool,
+        Option("--deterministic", help="Make repeated runs on CUDA bit-identical, at lower speed."),
     ] = False,
-    watch: Annotated[int, Option(min=0, help="Number of snapshots of the inspection figures, 0 for none.")] = 24,
-    export: Annotated[bool, Option("--export", help="Write OUT/model also if the run is stopped.")] = False,
+    watch: Annotated[
+        int, Option(min=0, help="Number of snapshots of the inspection figures, 0 for none.")
+    ] = 24,
+    export: Annotated[
+        bool, Option("--export", help="Write OUT/model also if the run is stopped.")
+    ] = False,
     tiny: Annotated[
-        bool, Option("--tiny", help="Try the run out in seconds: a small model, 256 images, 2 epochs.")
+        bool,
+        Option("--tiny", help="Try the run out in seconds: a small model, 256 images, 2 epochs."),
     ] = False,
     list_recipes: Annotated[
-        bool, Option("--list", help="List the recipes, or with --recipe the settings of one, and stop.")
+        bool,
+        Option("--list", help="List the recipes, or with --recipe the settings of one, and stop."),
     ] = False,
 ) -> int:
     """Train a Vision Transformer by a recipe, with snapshots of its attention, and save it in timm's hub layout."""
@@ -466,18 +586,34 @@ def train(
         return
     if list_recipes:
         for row in RECIPES.values():
-            sizes = f"patch {row.patch_size}, width {row.width}, depth {row.depth}, {row.heads} heads"
+            sizes = (
+                f"patch {row.patch_size}, width {row.width}, depth {row.depth}, {row.heads} heads"
+            )
             length = f"{row.epochs} epochs" if row.epochs else f"{row.steps:,} steps"
-            print(f"{row.name}: {'your --model' if row.continues else sizes}, {row.image_size} px, {length} of "
-                  f"{row.batch_size} images, {row.optimizer}")
+            print(
+                f"{row.name}: {'your --model' if row.continues else sizes}, {row.image_size} px, {length} of "
+                f"{row.batch_size} images, {row.optimizer}"
+            )
         return
     needed = {"out": out} if resume else {"recipe": recipe, "data": data, "out": out}
     if missing := [name for name, given in needed.items() if not given]:
         raise typer.BadParameter(f"Training needs --{missing[0]}.")
     working_device(device)
     account = run(
-        recipe, data, out, model=model, resume=resume, max_minutes=max_minutes,
-        overrides=[*(settings or ()), *(["deterministic=true"] if deterministic else [])], device=device, seed=seed,
-        export=export, tiny=tiny, watch=watch, root=root, stream=stream, workers=workers,
+        recipe,
+        data,
+        out,
+        model=model,
+        resume=resume,
+        max_minutes=max_minutes,
+        overrides=[*(settings or ()), *(["deterministic=true"] if deterministic else [])],
+        device=device,
+        seed=seed,
+        export=export,
+        tiny=tiny,
+        watch=watch,
+        root=root,
+        stream=stream,
+        workers=workers,
     )
     return 128 + account["stopped_by"] if account["stopped_by"] else 0

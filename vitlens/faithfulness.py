@@ -32,7 +32,15 @@ from vitlens.recorder.forward import evaluating, require_images, run
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, known, model_name, pooled, token_grid, unwrap
 
-__all__ = ["BASELINES", "Curves", "Randomization", "curves", "random_maps", "randomization", "table"]
+__all__ = [
+    "BASELINES",
+    "Curves",
+    "Randomization",
+    "curves",
+    "random_maps",
+    "randomization",
+    "table",
+]
 __dir__ = __all__.copy
 
 if TYPE_CHECKING:
@@ -83,9 +91,18 @@ def usual_step(patches: int, steps: int = 32) -> int:
 
 
 def curves(
-    model: nn.Module, images: Tensor, maps: Tensor, target=None, *, against=None,
-    baseline: str | Tensor = "mean", step: int | None = None, score: str | None = None, seed: int = 0,
-    grid: TokenGrid | None = None, internal_batch_size: int = 32,
+    model: nn.Module,
+    images: Tensor,
+    maps: Tensor,
+    target=None,
+    *,
+    against=None,
+    baseline: str | Tensor = "mean",
+    step: int | None = None,
+    score: str | None = None,
+    seed: int = 0,
+    grid: TokenGrid | None = None,
+    internal_batch_size: int = 32,
 ) -> Curves:
     """Insertion and deletion curves of maps (…, B, rows, cols), patch by patch (Petsiuk, Das and Saenko, RISE, 2018).
 
@@ -108,16 +125,34 @@ def curves(
     Raises ValueError for maps that do not fit the patches or are not finite, and the errors of `vitlens.attribution`.
     """
     parts = partial_curves(
-        model, images, maps, target, against=against, baseline=baseline, step=step, score=score, seed=seed, grid=grid,
+        model,
+        images,
+        maps,
+        target,
+        against=against,
+        baseline=baseline,
+        step=step,
+        score=score,
+        seed=seed,
+        grid=grid,
         internal_batch_size=internal_batch_size,
     )
     return deque(parts, maxlen=1).pop()[-1]
 
 
 def partial_curves(
-    model: nn.Module, images: Tensor, maps: Tensor, target=None, *, against=None,
-    baseline: str | Tensor = "mean", step: int | None = None, score: str | None = None, seed: int = 0,
-    grid: TokenGrid | None = None, internal_batch_size: int = 32,
+    model: nn.Module,
+    images: Tensor,
+    maps: Tensor,
+    target=None,
+    *,
+    against=None,
+    baseline: str | Tensor = "mean",
+    step: int | None = None,
+    score: str | None = None,
+    seed: int = 0,
+    grid: TokenGrid | None = None,
+    internal_batch_size: int = 32,
 ) -> Iterator[tuple[int, int, Curves]]:
     """Yield (images done, total, `curves` so far) after each batch. Scores that are not computed yet are NaN.
 
@@ -137,31 +172,58 @@ def partial_curves(
     require_known(score, target.measures, "The score")
     step = usual_step(patches) if step is None else step
     images = _on_model(model, images)
-    device, pixels, blanks = images.device, grid.pixel_patches(images.device), blank(images, baseline, grid)
+    device, pixels, blanks = (
+        images.device,
+        grid.pixel_patches(images.device),
+        blank(images, baseline, grid),
+    )
     counts = torch.tensor([*range(0, patches, step), patches], device=device)
     # First the whole and the empty images, then, map by map, the steps of deletion and insertion.
     ranks = order(maps, seed).argsort(-1).to(device)
     shown = ranks.reshape(-1, batch, 1, patches) < counts[1:-1, None]  # (maps, B, S − 2, P)
     between = torch.stack([~shown, shown], 2).flatten(0, -2)
-    ends = torch.tensor([True, False], device=device).repeat_interleave(batch)[:, None].expand(-1, patches)
+    ends = (
+        torch.tensor([True, False], device=device)
+        .repeat_interleave(batch)[:, None]
+        .expand(-1, patches)
+    )
     visible, image = torch.cat([ends, between]), torch.arange(batch, device=device)
-    image = torch.cat([image, image, image.repeat_interleave(2 * shown.shape[2]).repeat(len(shown))])
-    scores = images.new_full((len(image),), math.nan, dtype=torch.promote_types(images.dtype, torch.float32))
+    image = torch.cat(
+        [image, image, image.repeat_interleave(2 * shown.shape[2]).repeat(len(shown))]
+    )
+    scores = images.new_full(
+        (len(image),), math.nan, dtype=torch.promote_types(images.dtype, torch.float32)
+    )
     for part in torch.arange(len(image), device=device).split(internal_batch_size):
         with evaluating(model), torch.no_grad():
             seen, chosen = visible[part].to(images.dtype)[:, None, pixels], image[part]
             covered = seen * images[chosen] + (1 - seen) * blanks[chosen]
             output = outputs_of(model, covered, target.of_features).to(scores.dtype)
             scores[part] = target.of(chosen).measured(output, score)
-            full, empty = (end.expand(maps.shape[:-2])[..., None] for end in scores[: 2 * batch].split(batch))
-            deleted, inserted = scores[2 * batch :].reshape(*maps.shape[:-2], 2, shown.shape[2]).unbind(-2)
-            both = Curves(counts, torch.cat([full, deleted, empty], -1), torch.cat([empty, inserted, full], -1))
+            full, empty = (
+                end.expand(maps.shape[:-2])[..., None] for end in scores[: 2 * batch].split(batch)
+            )
+            deleted, inserted = (
+                scores[2 * batch :].reshape(*maps.shape[:-2], 2, shown.shape[2]).unbind(-2)
+            )
+            both = Curves(
+                counts,
+                torch.cat([full, deleted, empty], -1),
+                torch.cat([empty, inserted, full], -1),
+            )
         yield part[-1].item() + 1, len(image), both
 
 
 def table(
-    model: nn.Module, images: Tensor, maps: Mapping[str, Tensor], target=None, *, orders: int = 10,
-    seed: int = 0, grid: TokenGrid | None = None, **options,
+    model: nn.Module,
+    images: Tensor,
+    maps: Mapping[str, Tensor],
+    target=None,
+    *,
+    orders: int = 10,
+    seed: int = 0,
+    grid: TokenGrid | None = None,
+    **options,
 ) -> DataFrame:
     """A DataFrame with one row for each image and map: its areas, its rank, and the areas of random orders.
 
@@ -174,13 +236,17 @@ def table(
     """
     grid = _grid(model, images, grid)
     stacked = with_random(maps, grid, orders, seed)
-    return ranked(curves(model, images, stacked, target, seed=seed, grid=grid, **options), list(maps))
+    return ranked(
+        curves(model, images, stacked, target, seed=seed, grid=grid, **options), list(maps)
+    )
 
 
 def with_random(maps: Mapping[str, Tensor], grid: TokenGrid, orders: int, seed: int = 0) -> Tensor:
     """(maps + orders, B, rows, cols) maps, followed by random orders of the patches, on the CPU in float64."""
     own = torch.stack([values.cpu().double() for values in maps.values()])
-    return torch.cat([own, random_maps(grid, orders, seed)[:, None].expand(-1, own.shape[1], -1, -1)])
+    return torch.cat(
+        [own, random_maps(grid, orders, seed)[:, None].expand(-1, own.shape[1], -1, -1)]
+    )
 
 
 def ranked(both: Curves, names: Sequence[str]) -> DataFrame:
@@ -206,11 +272,18 @@ def ranked(both: Curves, names: Sequence[str]) -> DataFrame:
         rows, chance = scores[: len(names)], scores[len(names) :].dropna()
         rows.insert(0, "image", image)
         rows.insert(1, "method", names)
-        rows = rows.join(rows["difference"].rank(ascending=False, method="min").astype("Int64").rename("rank"))
+        rows = rows.join(
+            rows["difference"].rank(ascending=False, method="min").astype("Int64").rename("rank")
+        )
         rows["random_orders"] = len(chance)
         for name in areas:
-            rows[f"random_{name}_mean"], rows[f"random_{name}_std"] = chance[name].mean(), chance[name].std()
-        rows["difference_z_score"] = (rows.difference - rows.random_difference_mean) / rows.random_difference_std
+            rows[f"random_{name}_mean"], rows[f"random_{name}_std"] = (
+                chance[name].mean(),
+                chance[name].std(),
+            )
+        rows["difference_z_score"] = (
+            rows.difference - rows.random_difference_mean
+        ) / rows.random_difference_std
         parts.append(rows.assign(steps=len(both.counts) - 1))
     return pd.concat(parts, ignore_index=True)
 
@@ -223,7 +296,11 @@ def random_maps(grid: TokenGrid, count: int, seed: int = 0) -> Tensor:
 
     A larger count with the same seed begins with the same maps. None of them is the order that breaks ties.
     """
-    return _permutations(grid.patches, count + 1, seed)[1:].float().unflatten(-1, (grid.rows, grid.cols))
+    return (
+        _permutations(grid.patches, count + 1, seed)[1:]
+        .float()
+        .unflatten(-1, (grid.rows, grid.cols))
+    )
 
 
 def order(maps: Tensor, seed: int = 0) -> Tensor:
@@ -233,7 +310,9 @@ def order(maps: Tensor, seed: int = 0) -> Tensor:
     maps have equal scores, and the scores of an image do not depend on its batch.
     """
     shuffled = _permutations(maps.shape[-2:].numel(), 1, seed)[0]
-    return shuffled[maps.detach().cpu().flatten(-2)[..., shuffled].argsort(dim=-1, descending=True, stable=True)]
+    return shuffled[
+        maps.detach().cpu().flatten(-2)[..., shuffled].argsort(dim=-1, descending=True, stable=True)
+    ]
 
 
 def _permutations(patches: int, count: int, seed: int) -> Tensor:
@@ -256,7 +335,9 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
     """(B, C, H, W) images blurred by a Gaussian of sigma pixels, cut off at 4 sigma, with mirrored edges."""
     from scipy.ndimage import gaussian_filter
 
-    smooth = gaussian_filter(images.detach().cpu().double().numpy(), (0, 0, sigma, sigma), mode="reflect")
+    smooth = gaussian_filter(
+        images.detach().cpu().double().numpy(), (0, 0, sigma, sigma), mode="reflect"
+    )
     return torch.from_numpy(smooth).to(images)
 
 
@@ -271,7 +352,9 @@ def _grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> TokenGrid
     require_images(images, bare)
     if grid is None:
         if not known(bare):
-            raise ValueError(f"The patches of {model_name(bare)} are unknown. Pass `grid=TokenGrid(…)`.")
+            raise ValueError(
+                f"The patches of {model_name(bare)} are unknown. Pass `grid=TokenGrid(…)`."
+            )
         return token_grid(bare, tuple(images.shape[-2:]))
     return grid
 
@@ -284,7 +367,9 @@ def _target(model: nn.Module, images: Tensor, target, against, internal_batch_si
         return target
     with evaluating(model), torch.no_grad():
         parts = _on_model(model, images).split(internal_batch_size)
-        return resolved(bare, torch.cat([outputs_of(model, part, False) for part in parts]), target, against)
+        return resolved(
+            bare, torch.cat([outputs_of(model, part, False) for part in parts]), target, against
+        )
 
 
 @dataclass(frozen=True)
@@ -315,8 +400,14 @@ class Randomization:
 
 
 def randomization(
-    model: nn.Module, images: Tensor, method: Callable[[nn.Module, Tensor, Tensor], Tensor], target=None, *,
-    threshold: float = 0.5, seed: int = 0, after: Collection[str] | None = None,
+    model: nn.Module,
+    images: Tensor,
+    method: Callable[[nn.Module, Tensor, Tensor], Tensor],
+    target=None,
+    *,
+    threshold: float = 0.5,
+    seed: int = 0,
+    after: Collection[str] | None = None,
 ) -> Randomization:
     """Cascading randomization (Adebayo et al., Sanity Checks for Saliency Maps, 2018), from the head to the input.
 
@@ -346,9 +437,13 @@ def randomization(
             continue
         changed = method(subject, images, target).cpu().double()
         parts.append(part)
-        correlations.append([_rank_correlation(*pair) for pair in zip(before, changed, strict=True)])
+        correlations.append(
+            [_rank_correlation(*pair) for pair in zip(before, changed, strict=True)]
+        )
         similarities.append([_ssim(*pair) for pair in zip(before, changed, strict=True)])
-    return Randomization(tuple(parts), torch.tensor(correlations), torch.tensor(similarities), threshold)
+    return Randomization(
+        tuple(parts), torch.tensor(correlations), torch.tensor(similarities), threshold
+    )
 
 
 def _cascade(model: nn.Module, seed: int, image: Tensor, features: bool) -> Iterator[str]:
@@ -359,8 +454,12 @@ def _cascade(model: nn.Module, seed: int, image: Tensor, features: bool) -> Iter
     generator = torch.Generator().manual_seed(seed)
     parts: dict[str, list[Tensor]] = {}
     about = family(model) if known(model) else None
-    blocks = next((name for name, module in model.named_modules() if about and module is about.blocks), "")
-    named = {name: p.requires_grad_() for name, p in model.named_parameters() if p.is_floating_point()}
+    blocks = next(
+        (name for name, module in model.named_modules() if about and module is about.blocks), ""
+    )
+    named = {
+        name: p.requires_grad_() for name, p in model.named_parameters() if p.is_floating_point()
+    }
     with torch.enable_grad():
         output = pooled(model, image) if features else run(model, image)
         gradients = [output] * len(named)  # all of them, where autograd does not reach the output
@@ -370,7 +469,9 @@ def _cascade(model: nn.Module, seed: int, image: Tensor, features: bool) -> Iter
         if gradient is None:
             continue
         part, *rest = name.split(".")
-        while rest and blocks.startswith(f"{part}."):  # the parts of the module that holds the blocks
+        while rest and blocks.startswith(
+            f"{part}."
+        ):  # the parts of the module that holds the blocks
             part = f"{part}.{rest.pop(0)}"
         if isinstance(attrgetter(part)(model), nn.ModuleList | nn.Sequential):
             part = f"{part}.{rest[0]}"
@@ -388,7 +489,11 @@ def _rank_correlation(a: Tensor, b: Tensor) -> float:
     from scipy.stats import spearmanr
 
     constant = [bool((m == m.flatten()[0]).all()) for m in (a, b)]
-    return float(all(constant)) if any(constant) else float(spearmanr(a.flatten(), b.flatten()).statistic)
+    return (
+        float(all(constant))
+        if any(constant)
+        else float(spearmanr(a.flatten(), b.flatten()).statistic)
+    )
 
 
 def _ssim(a: Tensor, b: Tensor) -> float:

@@ -28,12 +28,18 @@ def kernels(model: nn.Module) -> Tensor:
         projection = getattr(embed, "proj", embed)
         weight = projection.weight.detach()
     except AttributeError:
-        raise ValueError(f"{type(model).__name__} has no linear patch embedding, so it has no filters.") from None
+        raise ValueError(
+            f"{type(model).__name__} has no linear patch embedding, so it has no filters."
+        ) from None
     if hasattr(embed, "backbone"):
-        raise ValueError(f"{type(model).__name__} is a hybrid: its filters are of a feature map, not of an image.")
+        raise ValueError(
+            f"{type(model).__name__} is a hybrid: its filters are of a feature map, not of an image."
+        )
     if weight.dim() == 4:
         return weight.permute(0, 2, 3, 1)
-    p, q = about.grid(about.preprocessing["input_size"][1:]).patch  # linear over flattened patches: NaFlex and SigLIP 2
+    p, q = about.grid(
+        about.preprocessing["input_size"][1:]
+    ).patch  # linear over flattened patches: NaFlex and SigLIP 2
     if getattr(embed, "channels_last", True):
         return weight.unflatten(1, (p, q, -1))
     return weight.unflatten(1, (-1, p, q)).permute(0, 2, 3, 1)
@@ -59,6 +65,8 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
     _, singular, vectors = torch.linalg.svd(matrix, full_matrices=False)
     largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
     vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
-    variance = singular.square() / singular.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
+    variance = singular.square() / singular.square().sum().clamp_min(
+        torch.finfo(torch.float64).tiny
+    )
     k = min(k, len(filters) - 1)  # without its mean, each filter is given by the others
     return vectors[:k].unflatten(1, filters.shape[1:]).float(), variance[:k].float()

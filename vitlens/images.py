@@ -24,9 +24,21 @@ MAX_ELONGATION = 100
 
 _ROUNDING = 1e-4  # floats may exceed [0, 1] by this, as after a bicubic resize
 _DRAWINGS = {"EPS", "WMF"}  # Pillow runs other programs to decode these
-_NO_IMAGES = _DRAWINGS | {"BUFR", "GRIB", "HDF5", "MPEG", "PDF"}  # formats that Pillow opens but cannot decode
-_SAMPLES = ("skimage/data/astronaut.png", "skimage/data/chelsea.png", "skimage/data/coffee.png",
-            "skimage/data/rocket.jpg", "sklearn/datasets/images/china.jpg", "sklearn/datasets/images/flower.jpg")
+_NO_IMAGES = _DRAWINGS | {
+    "BUFR",
+    "GRIB",
+    "HDF5",
+    "MPEG",
+    "PDF",
+}  # formats that Pillow opens but cannot decode
+_SAMPLES = (
+    "skimage/data/astronaut.png",
+    "skimage/data/chelsea.png",
+    "skimage/data/coffee.png",
+    "skimage/data/rocket.jpg",
+    "sklearn/datasets/images/china.jpg",
+    "sklearn/datasets/images/flower.jpg",
+)
 
 
 class ImageError(ValueError):
@@ -53,14 +65,20 @@ class ModelInput(np.ndarray):
         self.layout = getattr(source, "layout", None) if same else None
 
     def __array_function__(self, *call):
-        result = super().__array_function__(*call)  # np.roll fills a new array with the same strides
-        return np.asarray(result) if isinstance(result, ModelInput) and result.base is None else result
+        result = super().__array_function__(
+            *call
+        )  # np.roll fills a new array with the same strides
+        return (
+            np.asarray(result) if isinstance(result, ModelInput) and result.base is None else result
+        )
 
     def __array_wrap__(self, result, *_):
         return np.asarray(result)[()]  # results of computations are ordinary arrays or numbers
 
 
-def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str], None] | None = None) -> Image.Image:
+def load_image(
+    source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str], None] | None = None
+) -> Image.Image:
     """Read a source as a new, fully loaded PIL image in RGB: upright, opaque, in sRGB, without metadata.
 
     >>> vitlens.load_image(np.zeros((60, 80, 4), np.uint8)).getpixel((0, 0))  # transparent
@@ -77,7 +95,11 @@ def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str],
     """
     notes: list[str] = []
     image = isinstance(source, Image.Image)
-    path = source if isinstance(source, (str, os.PathLike)) else getattr(source, "filename" if image else "name", None)
+    path = (
+        source
+        if isinstance(source, (str, os.PathLike))
+        else getattr(source, "filename" if image else "name", None)
+    )
     named = isinstance(path, (str, os.PathLike)) and (path or path is source)
     name = f"{os.fsdecode(path)[-200:]!r}" if named else f"the {type(source).__name__} given"
     try:
@@ -86,16 +108,22 @@ def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str],
         elif isinstance(source, Image.Image):
             opened = nullcontext(source)
         else:
-            opened = Image.open(io.BytesIO(source) if isinstance(source, (bytes, bytearray, memoryview)) else source)
+            opened = Image.open(
+                io.BytesIO(source) if isinstance(source, (bytes, bytearray, memoryview)) else source
+            )
         with opened as image:
             limit = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
             if not 0 < image.width * image.height <= limit:
-                raise ImageError(f"has {image.width} × {image.height} pixels and must have 1 to {limit:,} (max_pixels)")
+                raise ImageError(
+                    f"has {image.width} × {image.height} pixels and must have 1 to {limit:,} (max_pixels)"
+                )
             if image is not source and image.format in _DRAWINGS:
                 raise ImageError(f"is a drawing ({image.format}). Export it as PNG")
             result = rgb(image, notes, profiles=True)
             with suppress(Exception):  # the first frame is read, so the others may be damaged
-                if image is not source and image.format != "MPO" and image.n_frames > 1:  # phones add previews
+                if (
+                    image is not source and image.format != "MPO" and image.n_frames > 1
+                ):  # phones add previews
                     notes.append(f"holds {image.n_frames} images; the first is shown")
     except Exception as error:  # decoders raise many types on damaged files
         if isinstance(error, ImageError):
@@ -134,7 +162,9 @@ def hidden(path: str | os.PathLike) -> bool:
     return any(part == "__MACOSX" or part.startswith(".") for part in Path(path).parts)
 
 
-def image_files(folder: Path, on_note: Callable[[str], None] | None = None) -> list[tuple[str, Path]]:
+def image_files(
+    folder: Path, on_note: Callable[[str], None] | None = None
+) -> list[tuple[str, Path]]:
     """(name, path) of all image files in a folder and below it, in natural order: 2.png before 10.png.
 
     >>> cat.save("cat.png"), vitlens.images.image_files(Path("."))
@@ -144,10 +174,15 @@ def image_files(folder: Path, on_note: Callable[[str], None] | None = None) -> l
     """
 
     def natural(path: Path) -> list:
-        return [(not part.isdecimal(), int(part) if part.isdecimal() else part)
-                for part in re.split(r"(\d+)", str(path.relative_to(folder)))]
+        return [
+            (not part.isdecimal(), int(part) if part.isdecimal() else part)
+            for part in re.split(r"(\d+)", str(path.relative_to(folder)))
+        ]
 
-    files = sorted((p for p in folder.rglob("*") if p.is_file() and not hidden(p.relative_to(folder))), key=natural)
+    files = sorted(
+        (p for p in folder.rglob("*") if p.is_file() and not hidden(p.relative_to(folder))),
+        key=natural,
+    )
     images, others = [], []
     for path in files:
         (images if is_image(path) else others).append((str(path.relative_to(folder)), path))
@@ -169,7 +204,9 @@ def samples() -> dict[str, Image.Image]:
     return {file.stem: rgb(Image.open(file)) for file in files if file.is_file()}
 
 
-def rgb(image: Image.Image, notes: list[str] | None = None, *, profiles: bool = False) -> Image.Image:
+def rgb(
+    image: Image.Image, notes: list[str] | None = None, *, profiles: bool = False
+) -> Image.Image:
     """A PIL image as a new, upright RGB image over white, as in `load_image`.
 
     >>> vitlens.images.rgb(Image.new("LA", (4, 4))).getpixel((0, 0))
@@ -208,11 +245,17 @@ def _from_array(source, notes: list[str]) -> Image.Image:
         values = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
         if values.ndim == 3 and values.shape[0] in (1, 3, 4):
             if values.shape[2] in (1, 3, 4):
-                raise ImageError(f"has shape {values.shape}, whose channels may be first or last. Pass a NumPy array")
+                raise ImageError(
+                    f"has shape {values.shape}, whose channels may be first or last. Pass a NumPy array"
+                )
             values = np.moveaxis(values, 0, -1)
     if values.ndim not in (2, 3) or values.shape[2:] not in ((), (1,), (3,), (4,)):
-        raise ImageError(f"has shape {values.shape} and must be one image, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4)")
-    return Image.fromarray(_eight_bits(values[..., 0] if values.shape[2:] == (1,) else values, notes))
+        raise ImageError(
+            f"has shape {values.shape} and must be one image, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4)"
+        )
+    return Image.fromarray(
+        _eight_bits(values[..., 0] if values.shape[2:] == (1,) else values, notes)
+    )
 
 
 def _eight_bits(values: np.ndarray, notes: list[str]) -> np.ndarray:
@@ -225,10 +268,18 @@ def _eight_bits(values: np.ndarray, notes: list[str]) -> np.ndarray:
         if 0 < (highest := int(values.max())) < 2**14:
             notes.append(f"has levels up to {highest:,} of 65,535, so it may look dark")
         return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
-    if values.dtype.kind == "f" and values.min() >= -_ROUNDING and values.max() <= 1 + _ROUNDING:  # false for NaN
+    if (
+        values.dtype.kind == "f" and values.min() >= -_ROUNDING and values.max() <= 1 + _ROUNDING
+    ):  # false for NaN
         return np.rint(values.astype(np.float32) * 255).astype(np.uint8)
-    got = f"{values.dtype} from {values.min():g} to {values.max():g}" if values.dtype.kind == "f" else values.dtype
-    raise ImageError(f"has values of {got}. Pass uint8, uint16, bool, or finite floats between 0 and 1")
+    got = (
+        f"{values.dtype} from {values.min():g} to {values.max():g}"
+        if values.dtype.kind == "f"
+        else values.dtype
+    )
+    raise ImageError(
+        f"has values of {got}. Pass uint8, uint16, bool, or finite floats between 0 and 1"
+    )
 
 
 def _from_deep_gray(image: Image.Image, notes: list[str]) -> Image.Image:
@@ -236,7 +287,9 @@ def _from_deep_gray(image: Image.Image, notes: list[str]) -> Image.Image:
     values = np.asarray(image)
     if image.mode != "F":
         if values.min() < 0 or values.max() > 65535:
-            raise ImageError(f"has levels from {values.min()} to {values.max()}. Rescale it to 0 … 65535")
+            raise ImageError(
+                f"has levels from {values.min()} to {values.max()}. Rescale it to 0 … 65535"
+            )
         values = values.astype(np.uint16)
     levels = _eight_bits(values, notes)
     levels[values == image.info.get("transparency", -1)] = 255
@@ -244,14 +297,22 @@ def _from_deep_gray(image: Image.Image, notes: list[str]) -> Image.Image:
 
 
 def _with_alpha(image: Image.Image) -> Image.Image:
-    own = image.convert("LA") if image.mode == "La" else image.copy()  # converting changes a palette's alpha in place
+    own = (
+        image.convert("LA") if image.mode == "La" else image.copy()
+    )  # converting changes a palette's alpha in place
     return own.convert("RGBA")
 
 
 def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
     """Image converted to sRGB from its color profile, or unchanged if the profile is damaged, misfits or is sRGB."""
     colors = _with_alpha(image) if image.has_transparency_data else image
-    own = "CMYK" if image.mode == "CMYK" else "GRAY" if image.mode in ("1", "L", "LA", "La") else "RGB"
+    own = (
+        "CMYK"
+        if image.mode == "CMYK"
+        else "GRAY"
+        if image.mode in ("1", "L", "LA", "La")
+        else "RGB"
+    )
     try:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
         title = ImageCms.getProfileDescription(profile).strip()
@@ -260,13 +321,23 @@ def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
             raise ValueError("it does not fit the pixels")
         before = colors.convert({"GRAY": "L"}.get(space, space))
         after = ImageCms.profileToProfile(
-            before, profile, ImageCms.createProfile("sRGB"), ImageCms.Intent.RELATIVE_COLORIMETRIC, "RGB",
+            before,
+            profile,
+            ImageCms.createProfile("sRGB"),
+            ImageCms.Intent.RELATIVE_COLORIMETRIC,
+            "RGB",
             flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
         )
     except Exception:  # a damaged profile is ignored
-        notes.append("has a color profile that is damaged or does not fit its pixels, which was ignored")
+        notes.append(
+            "has a color profile that is damaged or does not fit its pixels, which was ignored"
+        )
         return image
-    if own != "CMYK" and np.abs(np.asarray(after, np.int16) - np.asarray(before.convert("RGB"), np.int16)).max() <= 2:
+    if (
+        own != "CMYK"
+        and np.abs(np.asarray(after, np.int16) - np.asarray(before.convert("RGB"), np.int16)).max()
+        <= 2
+    ):
         return image
     if colors is not image:
         after.putalpha(colors.getchannel("A"))

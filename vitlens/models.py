@@ -38,8 +38,22 @@ from vitlens.recorder.supported import family, model_name, unwrap, within
 from vitlens.recorder.supported import title as title
 
 __all__ = [
-    "OUTPUTS", "built_size", "class_count", "crop_box", "data_config", "guessed", "label_names", "load_model",
-    "output_kind", "pixels", "preprocess", "restore", "run", "scores", "title", "top_classes",
+    "OUTPUTS",
+    "built_size",
+    "class_count",
+    "crop_box",
+    "data_config",
+    "guessed",
+    "label_names",
+    "load_model",
+    "output_kind",
+    "pixels",
+    "preprocess",
+    "restore",
+    "run",
+    "scores",
+    "title",
+    "top_classes",
 ]
 __dir__ = __all__.copy
 
@@ -51,7 +65,9 @@ OUTPUTS = ("classes", "independent", "value")
 
 _PREPROCESSING = ("input_size", "interpolation", "crop_pct", "mean", "std")
 _PROBLEMS = {"multi_label_classification": "independent", "regression": "value"}
-_KERNELS = r"((patch_embed|embeds|patchifier|vision_embed)\.proj|visual\.conv1)\.weight$|embedding/kernel$"
+_KERNELS = (
+    r"((patch_embed|embeds|patchifier|vision_embed)\.proj|visual\.conv1)\.weight$|embedding/kernel$"
+)
 
 
 def load_model(
@@ -79,17 +95,25 @@ def load_model(
     torch.Size([1, 1000])
     """
     if name_or_path is None and not SPECIMEN.is_dir():
-        raise ValueError("The bundled model is in the data folder of a clone, which this installation lacks. Name a "
-                         "model, such as vit_tiny_patch16_224.")
+        raise ValueError(
+            "The bundled model is in the data folder of a clone, which this installation lacks. Name a "
+            "model, such as vit_tiny_patch16_224."
+        )
     name = str(SPECIMEN if name_or_path is None else name_or_path).removeprefix("local-dir:")
-    is_file = Path(name).name in ("config.json", "model.safetensors", "model.safetensors.index.json")
+    is_file = Path(name).name in (
+        "config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+    )
     folder = Path(name).parent if is_file else Path(name)
     library, _, rest = name.partition(":")
     try:
         if library == "open_clip":
             model = _open_clip(rest, pretrained, checkpoint, **kwargs)
         elif checkpoint is not None:
-            model = _fill(load_model(name_or_path, pretrained=False, **kwargs), Path(checkpoint), kwargs)
+            model = _fill(
+                load_model(name_or_path, pretrained=False, **kwargs), Path(checkpoint), kwargs
+            )
         elif library == "hf" or folder.is_dir() and _is_transformers(folder):
             model = _transformers(rest if library == "hf" else str(folder), pretrained, **kwargs)
         elif library == "torchvision":
@@ -120,7 +144,9 @@ def short(name: str) -> str:
     >>> vitlens.models.short("vit_tiny_patch16_224"), vitlens.models.short("/home/me/runs/digits/model")
     ('vit_tiny_patch16_224', 'digits/model')
     """
-    if not name or not (Path(name).exists() or Path(name).is_absolute()):  # Path("") is the current folder
+    if not name or not (
+        Path(name).exists() or Path(name).is_absolute()
+    ):  # Path("") is the current folder
         return name
     path = Path(name).resolve()
     return f"{path.parent.name}/model" if path.name == "model" else path.name
@@ -141,28 +167,40 @@ def _report(sentence: str) -> None:
 
 
 def _timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
-    if os.sep in name or name.startswith((".", "hf-hub:", "hf_hub:")) or not timm.is_model(name.split(".")[0]):
+    if (
+        os.sep in name
+        or name.startswith((".", "hf-hub:", "hf_hub:"))
+        or not timm.is_model(name.split(".")[0])
+    ):
         from torchvision.models import list_models
 
         if Path(name).is_file():
             known = stem if timm.is_model(stem := Path(name).stem) else "vit_tiny_patch16_224"
-            raise ValueError(f"{name} is a file, not a model. Weights need the name of their model, too: {known} with "
-                             f"checkpoint={name} (on the command line --checkpoint).")
+            raise ValueError(
+                f"{name} is a file, not a model. Weights need the name of their model, too: {known} with "
+                f"checkpoint={name} (on the command line --checkpoint)."
+            )
         owner, _, rest = name.removeprefix("hf-hub:").removeprefix("hf_hub:").partition("/")
         if name in list_models():
             hint = f" Did you mean torchvision:{name}?"
         elif owner == "timm" and timm.is_model(rest.split(".")[0]):
             hint = f" Did you mean {rest}?"
         elif re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", f"{owner}/{rest}"):
-            hint = f" Did you mean {'open_clip' if owner.startswith('ViT-') else 'hf'}:{owner}/{rest}?"
+            hint = (
+                f" Did you mean {'open_clip' if owner.startswith('ViT-') else 'hf'}:{owner}/{rest}?"
+            )
         else:
             hint = "" if os.sep in name else suggestion(name, sorted(timm.list_models(), key=len))
-        raise ValueError(f"{name!r} matches no file or folder, and timm {timm.__version__} has no model of that name."
-                         f"{hint}")
+        raise ValueError(
+            f"{name!r} matches no file or folder, and timm {timm.__version__} has no model of that name."
+            f"{hint}"
+        )
     model = timm.create_model(name, pretrained=pretrained, **kwargs)
     if pretrained and "patch_size" in kwargs:
         with torch.device("meta"):
-            plain = timm.create_model(name, **{k: v for k, v in kwargs.items() if k not in ("patch_size", "img_size")})
+            plain = timm.create_model(
+                name, **{k: v for k, v in kwargs.items() if k not in ("patch_size", "img_size")}
+            )
         _require_patches({key: value.shape for key, value in plain.named_parameters()}, model, name)
     return model
 
@@ -173,43 +211,67 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
     adapter = folder / "adapter_config.json"
     if adapter.is_file() and not config_file.is_file():
         base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
-        raise ValueError(f"{folder} holds a LoRA adapter of {base}, not a model. Open {base} with its library and "
-                         "peft, call merge_and_unload(), and save the result.")
+        raise ValueError(
+            f"{folder} holds a LoRA adapter of {base}, not a model. Open {base} with its library and "
+            "peft, call merge_and_unload(), and save the result."
+        )
     if (folder / "recipe.json").is_file() and not config_file.is_file():
         found = (folder / "model" / "config.json").is_file()
-        raise ValueError(f"{folder} is the folder of a training run. " + (
-            f"Its model is {folder / 'model'}." if found
-            else f"It has no model yet: `vitlens train --resume --out {folder}` continues the run, and --export writes "
-                 "the model of a stopped one."))
+        raise ValueError(
+            f"{folder} is the folder of a training run. "
+            + (
+                f"Its model is {folder / 'model'}."
+                if found
+                else f"It has no model yet: `vitlens train --resume --out {folder}` continues the run, and --export writes "
+                "the model of a stopped one."
+            )
+        )
     if absent := [file.name for file in (config_file, weights_file) if not file.is_file()]:
-        raise ValueError(f"The folder {folder} has no {absent[0]}. A model folder holds config.json and "
-                         "model.safetensors. A file of weights alone goes to checkpoint= (--checkpoint), with the name "
-                         "of its model.")
+        raise ValueError(
+            f"The folder {folder} has no {absent[0]}. A model folder holds config.json and "
+            "model.safetensors. A file of weights alone goes to checkpoint= (--checkpoint), with the name "
+            "of its model."
+        )
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
         settings, architecture = config.get("pretrained_cfg") or config, str(config["architecture"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{config_file} is not a model's configuration ({type(error).__name__}: {error}).") from error
+        raise ValueError(
+            f"{config_file} is not a model's configuration ({type(error).__name__}: {error})."
+        ) from error
     if script := config.get("built_by"):
-        raise ValueError(f"{folder} holds a model built by {script}. Build it there, then load model.safetensors.")
+        raise ValueError(
+            f"{folder} holds a model built by {script}. Build it there, then load model.safetensors."
+        )
     if not timm.is_model(architecture):
         load_plugins("models")
-    if timm.models.parse_model_name(f"local-dir:{folder}")[1] != str(folder):  # before 1.0.30 it reads an address
-        raise ValueError(f"timm {timm.__version__} opens no folder with # or ? in its path, as in {folder}. Rename it.")
+    if timm.models.parse_model_name(f"local-dir:{folder}")[1] != str(
+        folder
+    ):  # before 1.0.30 it reads an address
+        raise ValueError(
+            f"timm {timm.__version__} opens no folder with # or ? in its path, as in {folder}. Rename it."
+        )
     # Named, because timm before 1.0.29 may take other weights in the folder for the model's, pickled ones too.
     overlay = kwargs.pop("pretrained_cfg_overlay", {})
     overlay |= {"source": "", "file": str(weights_file), "custom_load": False}
     missing = [key for key in _PREPROCESSING if settings.get(key) is None]
-    default = timm.get_pretrained_cfg(architecture, allow_unregistered=True) or timm.models.PretrainedCfg()
+    default = (
+        timm.get_pretrained_cfg(architecture, allow_unregistered=True)
+        or timm.models.PretrainedCfg()
+    )
     overlay |= {key: getattr(default, key) for key in missing}
     if "input_size" in missing:
         overlay["fixed_input_size"] = default.fixed_input_size
-    model = timm.create_model(f"local-dir:{folder}", pretrained, pretrained_cfg_overlay=overlay, **kwargs)
+    model = timm.create_model(
+        f"local-dir:{folder}", pretrained, pretrained_cfg_overlay=overlay, **kwargs
+    )
     if pretrained:
         from safetensors import safe_open
 
         with safe_open(weights_file, "pt") as file:
-            _require_patches({n: file.get_slice(n).get_shape() for n in file.keys()}, model, weights_file)  # noqa: SIM118
+            _require_patches(
+                {n: file.get_slice(n).get_shape() for n in file.keys()}, model, weights_file
+            )
     if missing:
         if "input_size" in missing and (size := family(model).built_size):
             model.pretrained_cfg["input_size"] = (channels(model), *size)
@@ -218,11 +280,17 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
         )
         _report(model.guessed_preprocessing)
     names = config.get("label_names") or settings.get("label_names")
-    if isinstance(names, dict) and set(names) == {str(i) for i in range(len(names))}:  # {"0": "tench", …}
+    if isinstance(names, dict) and set(names) == {
+        str(i) for i in range(len(names))
+    }:  # {"0": "tench", …}
         names = [names[str(i)] for i in range(len(names))]
-    if names and ("num_classes" not in kwargs or len(names) == model.num_classes):  # not those of another head
+    if names and (
+        "num_classes" not in kwargs or len(names) == model.num_classes
+    ):  # not those of another head
         if not isinstance(names, list) or len(names) != model.num_classes:
-            raise ValueError(f"label_names in {config_file} must be a list of {model.num_classes} names.")
+            raise ValueError(
+                f"label_names in {config_file} must be a list of {model.num_classes} names."
+            )
         model.label_names = [str(name) for name in names]
     model.outputs = config.get("outputs")
     return model
@@ -239,23 +307,42 @@ def _fill(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
             state = timm.models.load_state_dict(str(file), use_ema=True, weights_only=True)
         except Exception as error:
             reason = f"{type(error).__name__}: it is damaged, or holds pickled code"
-            raise ValueError(f"{file} cannot be read ({reason}). Save the model's state_dict().") from error
+            raise ValueError(
+                f"{file} cannot be read ({reason}). Save the model's state_dict()."
+            ) from error
         inside = state.keys()
         with suppress(Exception):  # names only: the weights are read above
             inside = torch.load(file, map_location="cpu", weights_only=True, mmap=True).keys()
-    taken = [name for name in ("state_dict_ema", "model_ema", "state_dict", "model") if name in inside][:1]
+    taken = [
+        name for name in ("state_dict_ema", "model_ema", "state_dict", "model") if name in inside
+    ][:1]
     if isinstance(state.get("teacher"), dict):  # DINO saves a student and its average, the teacher
         state, taken = state["teacher"], ["teacher"]
-    convert = next((f for kind in type(model).__mro__
-                    if (f := getattr(sys.modules.get(kind.__module__), "checkpoint_filter_fn", None))),
-                   lambda weights, _: weights)
-    heads = tuple(f"{name}." for name in np.atleast_1d(model.pretrained_cfg.get("classifier") or "head"))
-    _require_patches({name: value.shape for name, value in state.items() if hasattr(value, "shape")}, model, file)
+    convert = next(
+        (
+            f
+            for kind in type(model).__mro__
+            if (f := getattr(sys.modules.get(kind.__module__), "checkpoint_filter_fn", None))
+        ),
+        lambda weights, _: weights,
+    )
+    heads = tuple(
+        f"{name}." for name in np.atleast_1d(model.pretrained_cfg.get("classifier") or "head")
+    )
+    _require_patches(
+        {name: value.shape for name, value in state.items() if hasattr(value, "shape")}, model, file
+    )
     last = next((name for name in reversed(model.state_dict()) if "blocks." in name), "")
     prefixes = {name.removesuffix(last) for name in state if name.endswith(f".{last}")}
     prefix = next((p for p in prefixes if "teacher." in p), min(prefixes, default=""))
-    part = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    beside = [n for n in state if not n.startswith(tuple(prefixes)) and not _is_head(n)] if prefix else []
+    part = {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
+    beside = (
+        [n for n in state if not n.startswith(tuple(prefixes)) and not _is_head(n)]
+        if prefix
+        else []
+    )
     names = ", ".join(sorted({name.split(".")[0] for name in inside})[:12])
     holds = f"{file} does not hold the weights of {model_name(model)}: it holds {names}"
     try:
@@ -269,8 +356,10 @@ def _fill(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
     if wrong := [*missing, *(name for name in unexpected if not _is_head(name)), *beside]:
         raise ValueError(f"{holds}. {len(wrong)} names do not fit, such as {wrong[0]}.")
     taken += [f"without the prefix {prefix}"] if prefix else []
-    _report(f"Took {', '.join(taken) or 'the weights'} of {file}; "
-            f"{f'its head has {count} classes' if count else 'it has no head'}.")
+    _report(
+        f"Took {', '.join(taken) or 'the weights'} of {file}; "
+        f"{f'its head has {count} classes' if count else 'it has no head'}."
+    )
     return model
 
 
@@ -281,11 +370,17 @@ def _fill_from_google(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
             shapes = {name: arrays[name].shape for name in arrays.files}
         _require_patches(shapes, model, file)
         blocks = {match[1] for name in shapes if (match := re.search(r"encoderblock_(\d+)/", name))}
-        stacked = [shape[0] for name, shape in shapes.items() if name.endswith("encoderblock/LayerNorm_0/scale")]
+        stacked = [
+            shape[0]
+            for name, shape in shapes.items()
+            if name.endswith("encoderblock/LayerNorm_0/scale")
+        ]
         depth = len(blocks) or max(stacked, default=0)
         if depth != len(model.blocks):
             raise ValueError(f"it has {depth} layers, and the model has {len(model.blocks)}")
-        count = next((shape[0] for name, shape in shapes.items() if re.search(r"(^|/)head/bias$", name)), 0)
+        count = next(
+            (shape[0] for name, shape in shapes.items() if re.search(r"(^|/)head/bias$", name)), 0
+        )
         if any("pre_logits" in name for name in shapes):
             count = 0  # timm drops this layer, whose output the head reads
         model = _with_head(model, count, kwargs, file)
@@ -293,11 +388,17 @@ def _fill_from_google(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
             for parameter in model.parameters():
                 parameter.fill_(torch.nan)  # timm copies the arrays of the file and skips others
         model.load_pretrained(str(file))
-        if missing := [name for name, parameter in model.named_parameters() if parameter.isnan().any()]:
+        if missing := [
+            name for name, parameter in model.named_parameters() if parameter.isnan().any()
+        ]:
             raise ValueError(f"it lacks {', '.join(missing[:3])}")
     except Exception as error:
-        raise ValueError(f"{file} does not hold the weights of {model_name(model)}: {error}.") from error
-    _report(f"Took the weights of {file}; {f'its head has {count} classes' if count else 'without a head'}.")
+        raise ValueError(
+            f"{file} does not hold the weights of {model_name(model)}: {error}."
+        ) from error
+    _report(
+        f"Took the weights of {file}; {f'its head has {count} classes' if count else 'without a head'}."
+    )
     return model
 
 
@@ -308,7 +409,9 @@ def _is_head(name: str) -> bool:
 def _with_head(model: nn.Module, count: int, kwargs: dict, file: Path) -> nn.Module:
     """The model with as many classes as the file, because a random head predicts random classes."""
     if (number := kwargs.get("num_classes")) not in (None, 0, count):
-        raise ValueError(f"{file}: its head has {count} classes, not {number}. Leave num_classes out.")
+        raise ValueError(
+            f"{file}: its head has {count} classes, not {number}. Leave num_classes out."
+        )
     if number != 0 and count != class_count(model):
         model.reset_classifier(count)
     return model
@@ -327,8 +430,10 @@ def _require_patches(shapes: dict, model: nn.Module, source: object) -> None:
             patch = tuple(shape[:2] if name.endswith("kernel") else shape[2:])
         if patch != built:
             sizes = " and the model ".join(f"{p} × {q}" for p, q in (patch, built))
-            raise ValueError(f"{source} has patches of {sizes} pixels. Use the architecture of the weights, because "
-                             "resampled filters differ.")
+            raise ValueError(
+                f"{source} has patches of {sizes} pixels. Use the architecture of the weights, because "
+                "resampled filters differ."
+            )
 
 
 def _is_transformers(folder: Path) -> bool:
@@ -345,29 +450,51 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
 
     from vitlens.recorder.supported.transformers import MODELS
 
-    config, unused = _here_first(transformers.AutoConfig.from_pretrained, name, return_unused_kwargs=True, **kwargs)
+    config, unused = _here_first(
+        transformers.AutoConfig.from_pretrained, name, return_unused_kwargs=True, **kwargs
+    )
     kind = (config.architectures or [""])[0].replace("ViTMAEForPreTraining", "ViTMAEModel")
     known = sorted(key.rsplit(".", 1)[-1] for key in MODELS)
     if kind not in known or unused:
-        wrong = f"the setting {next(iter(unused))}" if unused else f"the class {kind or '(none in config.json)'}"
-        raise ValueError(f"vitlens does not support {wrong} of {name}. It supports {', '.join(known)} of transformers.")
+        wrong = (
+            f"the setting {next(iter(unused))}"
+            if unused
+            else f"the class {kind or '(none in config.json)'}"
+        )
+        raise ValueError(
+            f"vitlens does not support {wrong} of {name}. It supports {', '.join(known)} of transformers."
+        )
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0
     kind = getattr(transformers, kind)
     if not pretrained:
         model = kind._from_config(config, attn_implementation="sdpa")
     else:
-        options = dict(config=config, attn_implementation="sdpa", use_safetensors=True, output_loading_info=True)
+        options = dict(
+            config=config,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            output_loading_info=True,
+        )
         model, info = _here_first(kind.from_pretrained, name, **options)
         if (missing := info["missing_keys"]) and all(key.startswith("pooler.") for key in missing):
-            model, info = _here_first(kind.from_pretrained, name, **options, add_pooling_layer=False)
+            model, info = _here_first(
+                kind.from_pretrained, name, **options, add_pooling_layer=False
+            )
         base = f"{kind.base_model_prefix}."  # a model without a head may get weights with one
-        lists = tuple(f"{path}.".removeprefix(base) for path, part in model.named_modules()
-                      if isinstance(part, nn.ModuleList))
-        beyond = [key for key in info["unexpected_keys"] if key.removeprefix(base).startswith(lists)]
+        lists = tuple(
+            f"{path}.".removeprefix(base)
+            for path, part in model.named_modules()
+            if isinstance(part, nn.ModuleList)
+        )
+        beyond = [
+            key for key in info["unexpected_keys"] if key.removeprefix(base).startswith(lists)
+        ]
         if wrong := sorted(info["missing_keys"]) + sorted(beyond):
-            raise ValueError(f"The weights of {name} do not fit its config.json: {len(wrong)} are missing or have no "
-                             f"place, such as {wrong[0]}.")
+            raise ValueError(
+                f"The weights of {name} do not fit its config.json: {len(wrong)} are missing or have no "
+                f"place, such as {wrong[0]}."
+            )
     model.pretrained_cfg = {"architecture": Path(name).name}
     try:
         processor = _here_first(transformers.AutoImageProcessor.from_pretrained, name)
@@ -377,7 +504,9 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
         if not isinstance(error, OSError) or (Path(name) / "preprocessor_config.json").is_file():
             text = " ".join(str(error).split())[:300]
             raise ValueError(f"The image processor of {name} cannot be used: {text}") from error
-        model.guessed_preprocessing = f"{name} has no image processor; the usual one of {kind.__name__} is used."
+        model.guessed_preprocessing = (
+            f"{name} has no image processor; the usual one of {kind.__name__} is used."
+        )
         _report(model.guessed_preprocessing)
     return model
 
@@ -392,7 +521,9 @@ def _here_first(from_pretrained: Callable, name: str, **options):
 
 def _require_library(package: str, extra: str, name: str) -> None:
     if importlib.util.find_spec(package) is None:
-        raise ModuleNotFoundError(f'{name} is a model of {package}: pip install "vitlens[{extra}]".')
+        raise ModuleNotFoundError(
+            f'{name} is a model of {package}: pip install "vitlens[{extra}]".'
+        )
 
 
 def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Module:
@@ -404,9 +535,19 @@ def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Mod
     if pretrained and checkpoint is None:
         tags = [f"{name}/{known}" for known in open_clip.list_pretrained_tags_by_model(name)]
         listed = ", ".join(tags) or "no such model"
-        reject([(f"{name}/{tag}" not in tags, f"open_clip has no weights {name}/{tag}. It has {listed}.")])
+        reject(
+            [
+                (
+                    f"{name}/{tag}" not in tags,
+                    f"open_clip has no weights {name}/{tag}. It has {listed}.",
+                )
+            ]
+        )
     quick = bool((open_clip.get_pretrained_cfg(name, tag) or {}).get("quick_gelu"))
-    options = {"device": torch.empty(0).device, "force_quick_gelu": quick} | kwargs  # also the meta device
+    options = {
+        "device": torch.empty(0).device,
+        "force_quick_gelu": quick,
+    } | kwargs  # also the meta device
     if pretrained or checkpoint is not None:
         source = tag if checkpoint is None else str(checkpoint)
         model, transform = open_clip.create_model_from_pretrained(name, source, **options)
@@ -430,7 +571,9 @@ def _torchvision(name: str, pretrained: bool, **kwargs) -> nn.Module:
     model.pretrained_cfg = {"architecture": name}
     if weights is not None:
         model.label_names = weights.meta["categories"]
-        vars(model)["image_transform"] = weights.transforms()  # a module, which must not become a part of the model
+        vars(model)["image_transform"] = (
+            weights.transforms()
+        )  # a module, which must not become a part of the model
     return model
 
 
@@ -452,7 +595,9 @@ def class_count(model: nn.Module) -> int | None:
 def require_classes(model: nn.Module) -> None:
     """Raise ValueError for a model without a classifier, whose output is features."""
     if class_count(model) == 0:
-        raise ValueError(f"{model_name(unwrap(model))} has no classifier head, so its output is features.")
+        raise ValueError(
+            f"{model_name(unwrap(model))} has no classifier head, so its output is features."
+        )
 
 
 def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
@@ -530,17 +675,24 @@ class _Processor:
     """An image processor of transformers as a function from an RGB image to (C, H, W)."""
 
     def __init__(self, processor):
-        self.processor, self.interpolation = processor, Image.Resampling(processor.resample).name.lower()
+        self.processor, self.interpolation = (
+            processor,
+            Image.Resampling(processor.resample).name.lower(),
+        )
 
     def __call__(self, image: Image.Image) -> Tensor:
-        if hasattr(self.processor, "max_num_patches"):  # SigLIP 2: one square, so that images make a batch
+        if hasattr(
+            self.processor, "max_num_patches"
+        ):  # SigLIP 2: one square, so that images make a batch
             side = int(self.processor.max_num_patches**0.5) * self.processor.patch_size
             image = image.resize((side, side), self.processor.resample)
         inputs = self.processor(images=image, return_tensors="pt")
         values = inputs["pixel_values"][0]
         if "spatial_shapes" in inputs:  # SigLIP 2: patches (P, p·q·C)
             (rows, cols), side = inputs["spatial_shapes"][0].tolist(), self.processor.patch_size
-            patches = values[: rows * cols].unflatten(1, (side, side, -1)).unflatten(0, (rows, cols))
+            patches = (
+                values[: rows * cols].unflatten(1, (side, side, -1)).unflatten(0, (rows, cols))
+            )
             values = patches.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)
         return values
 
@@ -555,7 +707,9 @@ def _crop_box(
     """
 
     def transformed(levels) -> np.ndarray:
-        image = Image.fromarray(np.broadcast_to(np.round(levels).astype(np.uint8), size[::-1]).copy())
+        image = Image.fromarray(
+            np.broadcast_to(np.round(levels).astype(np.uint8), size[::-1]).copy()
+        )
         return transform(image.convert(mode))[0].double().numpy()
 
     width, height = size
@@ -572,11 +726,15 @@ def _crop_box(
     for places in (rows, cols):  # filters have less support at the edges
         middle &= np.abs(places - (places.min() + places.max()) / 2) <= np.ptp(places) / 4
     places = np.column_stack([cols + 0.5, rows + 0.5, np.ones(len(rows))])[middle]
-    seen = np.stack([(240 * one - 15 * other) * (width - 1), (240 * other - 15 * one) * (height - 1)], 1)
+    seen = np.stack(
+        [(240 * one - 15 * other) * (width - 1), (240 * other - 15 * one) * (height - 1)], 1
+    )
     seen = seen[middle] / (240**2 - 15**2)
     slopes, _, rank, _ = np.linalg.lstsq(places, seen + 0.5, rcond=None)
     if rank < 3:
-        raise ImageError(f"The model's input shows too little of an image of {width} × {height} pixels. Crop it first.")
+        raise ImageError(
+            f"The model's input shows too little of an image of {width} × {height} pixels. Crop it first."
+        )
     edges = np.array([[0, 0, 1], [inside.shape[1], inside.shape[0], 1]]) @ slopes
     return tuple(edges.ravel().tolist())
 
@@ -584,7 +742,9 @@ def _crop_box(
 def _require_compact(width: int, height: int) -> None:
     """Raise ImageError for an image with an aspect ratio over `MAX_ELONGATION`."""
     if max(width, height) > MAX_ELONGATION * min(width, height):
-        raise ImageError(f"Expected an image, got a strip of {width} × {height} pixels. Crop it first.")
+        raise ImageError(
+            f"Expected an image, got a strip of {width} × {height} pixels. Crop it first."
+        )
 
 
 @functools.lru_cache(maxsize=32)
@@ -599,7 +759,9 @@ def _measured(transform: Callable[[Image.Image], Tensor]) -> dict:
         return flat[:, flat.shape[1] // 2, flat.shape[2] // 2]
 
     black, gray, white = level(0), level(51), level(255)
-    if not torch.allclose(gray, black + (white - black) / 5, atol=1e-3 * float((white - black).abs().max())):
+    if not torch.allclose(
+        gray, black + (white - black) / 5, atol=1e-3 * float((white - black).abs().max())
+    ):
         raise ValueError("Its outputs are not a linear function of the levels of an image.")
     mean, std = -black / (white - black), 1 / (white - black)
     width, height = 320, 240
@@ -607,11 +769,20 @@ def _measured(transform: Callable[[Image.Image], Tensor]) -> dict:
     left, top, right, bottom = _crop_box(transform, (width, height))
     across, down = (right - left) / cols, (bottom - top) / rows
     shares = (right - left) / width, (bottom - top) / height
-    mode = "squash" if abs(across - down) > 0.02 * down else "border" if max(shares) > 1.02 else "center"
+    mode = (
+        "squash"
+        if abs(across - down) > 0.02 * down
+        else "border"
+        if max(shares) > 1.02
+        else "center"
+    )
     name = getattr(transform, "interpolation", "bicubic")
     return {
-        "input_size": (channels, rows, cols), "mean": tuple(mean.tolist()), "std": tuple(std.tolist()),
-        "interpolation": getattr(name, "value", name), "crop_mode": mode,
+        "input_size": (channels, rows, cols),
+        "mean": tuple(mean.tolist()),
+        "std": tuple(std.tolist()),
+        "interpolation": getattr(name, "value", name),
+        "crop_mode": mode,
         "crop_pct": 1.0 if mode == "border" else min(1.0, round(max(shares) * 200) / 200),
     }
 
@@ -631,7 +802,9 @@ def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
         with suppress(Exception):  # without a processor on this disk, use that of its class
             from transformers import AutoImageProcessor
 
-            model.image_transform = _Processor(AutoImageProcessor.from_pretrained(origin, local_files_only=True))
+            model.image_transform = _Processor(
+                AutoImageProcessor.from_pretrained(origin, local_files_only=True)
+            )
             return model.image_transform
     return None
 
@@ -657,7 +830,11 @@ def built_size(model: nn.Module) -> tuple[int, int] | None:
     (224, 224)
     """
     transform = _own_transform(model)
-    return family(within(model)).built_size if transform is None else _measured(transform)["input_size"][1:]
+    return (
+        family(within(model)).built_size
+        if transform is None
+        else _measured(transform)["input_size"][1:]
+    )
 
 
 def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
@@ -680,15 +857,23 @@ def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
         config.update({key: (float(np.mean(config[key])),) for key in ("mean", "std")})
     for key in ("mean", "std"):
         if np.size(config[key]) not in (1, channels):
-            raise ImageError(f"Expected {channels} numbers as the {key} of {model_name(model)}, got {config[key]!r}.")
+            raise ImageError(
+                f"Expected {channels} numbers as the {key} of {model_name(model)}, got {config[key]!r}."
+            )
     return config | {"input_size": (channels, height, width)}
 
 
-def _transform(model: nn.Module, size: tuple[int, int] | None = None, whole: bool = False) -> Callable:
+def _transform(
+    model: nn.Module, size: tuple[int, int] | None = None, whole: bool = False
+) -> Callable:
     """A function from a PIL image to the model's input (C, H, W)."""
     config, own = data_config(model, size), _own_transform(model)
     squashed = config["crop_mode"] == "squash" and config["crop_pct"] == 1
-    if own is not None and config["input_size"] == _measured(own)["input_size"] and (squashed or not whole):
+    if (
+        own is not None
+        and config["input_size"] == _measured(own)["input_size"]
+        and (squashed or not whole)
+    ):
         return own
     if whole:
         config.update(crop_mode="squash", crop_pct=1.0)
@@ -734,13 +919,19 @@ def preprocess(
         width, height = image.size
         _require_compact(width, height)
         scales = [length / side for length, side in zip((height, width), sides, strict=True)]
-        seen = (min(scales) * config["crop_pct"]) ** 2 / (scales[0] * scales[1])  # share of the image
+        seen = (min(scales) * config["crop_pct"]) ** 2 / (
+            scales[0] * scales[1]
+        )  # share of the image
         if on_note is not None and seen < 0.5 and config["crop_mode"] == "center" and not whole:
             name = Path(source).name if isinstance(source, str | os.PathLike) else "An image"
-            on_note(f"{name} of {width} × {height} pixels is cropped: the model sees the middle {seen:.0%} of it.")
+            on_note(
+                f"{name} of {width} × {height} pixels is cropped: the model sees the middle {seen:.0%} of it."
+            )
     if on_note is not None and (sentence := guessed(model)):
         on_note(sentence)
-    return torch.stack([transform(image.convert("L" if channels == 1 else "RGB")) for image in loaded])
+    return torch.stack(
+        [transform(image.convert("L" if channels == 1 else "RGB")) for image in loaded]
+    )
 
 
 def crop_box(
@@ -788,7 +979,9 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
     """
     config = data_config(model)
     if batch.ndim != 4 or batch.shape[1] != config["input_size"][0]:
-        raise ImageError(f"Expected a batch (B, {config['input_size'][0]}, H, W), got {tuple(batch.shape)}.")
+        raise ImageError(
+            f"Expected a batch (B, {config['input_size'][0]}, H, W), got {tuple(batch.shape)}."
+        )
     levels = _levels(batch.detach().cpu().float(), config["mean"], config["std"])
     return ModelInput(levels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy())
 

@@ -25,13 +25,17 @@ def suggestion(word: str, names: Iterable[str], texts: Iterable[str] | None = No
     names = [*names]
     pairs = [(name, f" {plain(text)} ") for name, text in zip(names, texts or names, strict=True)]
     similar = [name for end in (" ", "") for name, text in pairs if f" {key}{end}" in text]
-    similar = similar or [name for name, text in pairs if key.replace(" ", "") in text.replace(" ", "")]
+    similar = similar or [
+        name for name, text in pairs if key.replace(" ", "") in text.replace(" ", "")
+    ]
     by_text = {plain(name): name for name in names}
     similar = similar or [by_text[text] for text in difflib.get_close_matches(key, by_text, n=5)]
     return f" Did you mean {', '.join([*dict.fromkeys(similar)][:5])}?" if similar else ""
 
 
-def require_known(name: object, names: Iterable[str], what: str, texts: Iterable[str] | None = None) -> None:
+def require_known(
+    name: object, names: Iterable[str], what: str, texts: Iterable[str] | None = None
+) -> None:
     """Raise ValueError with all names, and with similar ones, unless a name is among them.
 
     what: the meaning of the name, first in the message. texts: as in `suggestion`.
@@ -54,7 +58,9 @@ def reject(rows: Iterable[tuple[object, str]]) -> None:
             raise ValueError(sentence)
 
 
-def attach_lazily(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+def attach_lazily(
+    package: str, file: str
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package whose stub `__init__.pyi` lists its names.
 
     Names are imported when they are first used, by `lazy_loader`. An unknown name raises AttributeError with similar
@@ -65,6 +71,8 @@ def attach_lazily(package: str, file: str) -> tuple[Callable[[str], object], Cal
     def find_or_suggest(name: str) -> object:
         if name in names:
             return find(name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}.{suggestion(name, names)}")
+        raise AttributeError(
+            f"module {package!r} has no attribute {name!r}.{suggestion(name, names)}"
+        )
 
     return find_or_suggest, list_names, names

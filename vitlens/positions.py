@@ -31,7 +31,9 @@ def table(model: nn.Module) -> Tensor:
         return positions
     rotary = any(getattr(module, "rope", None) is not None for module in model.modules())
     kind = "rotary embeddings" if rotary else "no learned table"
-    raise ValueError(f"{type(model).__name__} has no table of learned position embeddings ({kind}).")
+    raise ValueError(
+        f"{type(model).__name__} has no table of learned position embeddings ({kind})."
+    )
 
 
 def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
@@ -49,7 +51,12 @@ def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
 
 
 def resize(
-    pos_embed: Tensor, size: tuple[int, int], *, prefix: int, grid: tuple[int, int], method: str = "paper"
+    pos_embed: Tensor,
+    size: tuple[int, int],
+    *,
+    prefix: int,
+    grid: tuple[int, int],
+    method: str = "paper",
 ) -> Tensor:
     """(1, prefix + rows·cols, D) position embeddings for another grid, with the same prefix rows.
 
@@ -67,7 +74,9 @@ def resize(
 
         return resample_abs_pos_embed(pos_embed, size, [rows, cols], num_prefix_tokens=prefix)
     image = pos_embed[:, prefix:].unflatten(1, (rows, cols)).permute(0, 3, 1, 2)
-    image = F.interpolate(float64(image), size=size, mode="bilinear", align_corners=True).to(pos_embed)
+    image = F.interpolate(float64(image), size=size, mode="bilinear", align_corners=True).to(
+        pos_embed
+    )
     return torch.cat([pos_embed[:, :prefix], image.flatten(2).mT], 1)
 
 

@@ -34,8 +34,18 @@ from vitlens.recorder.record import capture
 from vitlens.recorder.supported import UnsupportedModelError, unwrap
 
 __all__ = [
-    "Explanation", "Inspection", "Picture", "explain", "heads", "inspect", "prepared", "score", "write_beside",
-    "write_explanations", "write_heads", "write_inspection",
+    "Explanation",
+    "Inspection",
+    "Picture",
+    "explain",
+    "heads",
+    "inspect",
+    "prepared",
+    "score",
+    "write_beside",
+    "write_explanations",
+    "write_heads",
+    "write_inspection",
 ]
 __dir__ = __all__.copy
 
@@ -71,7 +81,9 @@ def prepared(
     like, size = next(model.parameters()), models.built_size(model)
     for pair in images.items() if isinstance(images, Mapping) else images:
         if not isinstance(pair, tuple):
-            raise ValueError("Expected images by their names, such as {'cat': 'cat.jpg'} or [('cat', 'cat.jpg')].")
+            raise ValueError(
+                "Expected images by their names, such as {'cat': 'cat.jpg'} or [('cat', 'cat.jpg')]."
+            )
         name, source = pair
         try:
             image = models.preprocess(model, source, size=size, on_note=on_note)
@@ -108,7 +120,11 @@ class Picture:
             return self.name
         label, score = self.top5[0]
         words = number(score) if self.kind == "value" else f"{score:.0%}"
-        return words if self.kind == "value" and len(self.top5) == 1 else f"{label.split(',')[0]} {words}"
+        return (
+            words
+            if self.kind == "value" and len(self.top5) == 1
+            else f"{label.split(',')[0]} {words}"
+        )
 
 
 @dataclass(frozen=True)
@@ -146,11 +162,15 @@ class Inspection:
         uniform, heads = self.grid.uniform_distance(), self.mean_distance.shape[1]
         rollouts = [p.rollout for p in self.pictures if p.rollout is not None]
         return {
-            "filter_variance": None if self.filters is None else self.explained_variance.sum().item(),
+            "filter_variance": None
+            if self.filters is None
+            else self.explained_variance.sum().item(),
             "position_rank_correlation": None if math.isnan(rank) else rank,
             "nearest_head": self.mean_distance.min().item() / uniform if uniform else None,
             "nearest_head_at": list(divmod(self.mean_distance.argmin().item(), heads)),
-            "rollout_contrast": attention.contrast(torch.stack(rollouts)).mean().item() if rollouts else None,
+            "rollout_contrast": attention.contrast(torch.stack(rollouts)).mean().item()
+            if rollouts
+            else None,
         }
 
     @property
@@ -164,9 +184,13 @@ class Inspection:
         if self.similarity is not None:
             rank = "too few positions" if rank is None else f"{rank:.2f}".replace("-", "−")
             words["positions"] = f"rank correlation with distance: {rank}"
-        words["distance"] = "a single patch" if near is None else f"nearest head: {near:.2f} of uniform ({where})"
+        words["distance"] = (
+            "a single patch" if near is None else f"nearest head: {near:.2f} of uniform ({where})"
+        )
         if value is not None:
-            words["rollout"] = f"contrast {value:.2f}: the brightest tenth of an image holds {value / 10:.1%}"
+            words["rollout"] = (
+                f"contrast {value:.2f}: the brightest tenth of an image holds {value / 10:.1%}"
+            )
         return {name: words[name] for name in ("filters", "positions", "distance", "rollout")}
 
     def to_dict(self) -> dict:
@@ -179,11 +203,16 @@ class Inspection:
             images.append({"image": p.name, "top5": top5, "rollout": _listed(p.rollout)})
         fields = "rows", "cols", "patch", "prefix", "image", "cut", "padded"
         return {
-            "model": self.model, "grid": {name: getattr(self.grid, name) for name in fields},
-            "layers": layers, "heads": heads,
-            "images_in_mean_distance": self.images, "mean_distance": self.mean_distance.tolist(),
+            "model": self.model,
+            "grid": {name: getattr(self.grid, name) for name in fields},
+            "layers": layers,
+            "heads": heads,
+            "images_in_mean_distance": self.images,
+            "mean_distance": self.mean_distance.tolist(),
             "uniform_distance": self.grid.uniform_distance(),
-            "explained_variance": _listed(self.explained_variance), **self.measures, "images": images,
+            "explained_variance": _listed(self.explained_variance),
+            **self.measures,
+            "images": images,
             "notes": [*self.notes, *self.lacks.values()],
         }
 
@@ -193,7 +222,12 @@ def _listed(values: Tensor | None) -> list | None:
 
 
 def inspect(
-    model: nn.Module, images: Images, data: Images = (), *, batch_size: int = 8, on_error: Note = None
+    model: nn.Module,
+    images: Images,
+    data: Images = (),
+    *,
+    batch_size: int = 8,
+    on_error: Note = None,
 ) -> Inspection:
     """The numbers of all inspection figures: filters, position embeddings, mean attention distance and rollout.
 
@@ -244,8 +278,15 @@ def inspect(
         except ValueError as error:
             lacks[name] = str(error)
     return Inspection(
-        models.title(model), grid, total / count, count, pictures, *results.get("filters", (None, None)),
-        results.get("positions"), list(dict.fromkeys(notes)), lacks,
+        models.title(model),
+        grid,
+        total / count,
+        count,
+        pictures,
+        *results.get("filters", (None, None)),
+        results.get("positions"),
+        list(dict.fromkeys(notes)),
+        lacks,
     )
 
 
@@ -262,16 +303,25 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
     from vitlens import plot
 
     uniform = inspection.grid.uniform_distance()
-    distance = plot.attention_distance(inspection.mean_distance, uniform=uniform, title=inspection.model)
-    contents = {"summary.json": inspection.to_dict(), "inspection.png": plot.inspected({inspection.model: inspection}),
-                "distance.png": distance.figure}
+    distance = plot.attention_distance(
+        inspection.mean_distance, uniform=uniform, title=inspection.model
+    )
+    contents = {
+        "summary.json": inspection.to_dict(),
+        "inspection.png": plot.inspected({inspection.model: inspection}),
+        "distance.png": distance.figure,
+    }
     if inspection.filters is not None:
         contents["filters.png"] = plot.filters(inspection.filters, inspection.explained_variance)
     if inspection.similarity is not None:
         contents["positions.png"] = plot.position_similarity(inspection.similarity)
     if pictures := [p for p in inspection.pictures if p.rollout is not None][:SHOWN]:
-        pixels, rollouts, captions = zip(*((p.pixels, p.rollout, p.caption) for p in pictures), strict=True)
-        contents["rollout.png"] = plot.rollouts(pixels, rollouts, grid=inspection.grid, captions=captions)
+        pixels, rollouts, captions = zip(
+            *((p.pixels, p.rollout, p.caption) for p in pictures), strict=True
+        )
+        contents["rollout.png"] = plot.rollouts(
+            pixels, rollouts, grid=inspection.grid, captions=captions
+        )
     for name in {"filters.png", "positions.png", "rollout.png"} - contents.keys():
         (out / name).unlink(missing_ok=True)
     return _write(out, contents)
@@ -299,9 +349,14 @@ def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         if name.endswith(".json"):
-            files.write(out / name, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+            files.write(
+                out / name, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
+            )
         elif name.endswith(".csv"):
-            files.write(out / name, content.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
+            files.write(
+                out / name,
+                content.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode(),
+            )
         else:
             content.savefig(png := io.BytesIO(), dpi=SHARP)
             files.write(out / name, png.getvalue())
@@ -309,7 +364,9 @@ def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
     return [out / name for name in contents]
 
 
-def heads(model: nn.Module, images: Images, *, on_error: Note = None) -> dict[str, tuple[str, Contributions]]:
+def heads(
+    model: nn.Module, images: Images, *, on_error: Note = None
+) -> dict[str, tuple[str, Contributions]]:
     """The predicted class of each image by its name, and the `stream.contributions` to its logit.
 
     images, on_error: as in `prepared`. Raises what `stream.contributions` raises.
@@ -384,9 +441,15 @@ class Explanation:
 
 
 def explain(
-    model: nn.Module, images: Images, target: int | str | Similarity | None = None, *,
-    against: int | str | Similarity | None = None, names: Sequence[str] | None = None, on_error: Note = None,
-    on_note: Note = None, on_part: Note = None,
+    model: nn.Module,
+    images: Images,
+    target: int | str | Similarity | None = None,
+    *,
+    against: int | str | Similarity | None = None,
+    names: Sequence[str] | None = None,
+    on_error: Note = None,
+    on_note: Note = None,
+    on_part: Note = None,
 ) -> Iterator[Explanation]:
     """Yield an `Explanation` of each image: the maps of several methods for a class or another score.
 
@@ -441,7 +504,12 @@ def explain(
         del forward  # free the capture before the scores are computed
         count += 1
         yield Explanation(
-            name, restore(model, x)[0], x, grid, bound, **question,
+            name,
+            restore(model, x)[0],
+            x,
+            grid,
+            bound,
+            **question,
             maps={label: values[0].float().cpu() for label, values in maps.items()},
         )
     if not count:
@@ -449,8 +517,14 @@ def explain(
 
 
 def score(
-    model: nn.Module, explanations: Iterable[Explanation], *, orders: int = ORDERS, steps: int = STEPS,
-    baseline: str = "mean", score: str | None = None, on_forwards: Callable[[int, int], None] | None = None,
+    model: nn.Module,
+    explanations: Iterable[Explanation],
+    *,
+    orders: int = ORDERS,
+    steps: int = STEPS,
+    baseline: str = "mean",
+    score: str | None = None,
+    on_forwards: Callable[[int, int], None] | None = None,
 ) -> Iterator[Explanation]:
     """Yield each explanation with the insertion and deletion scores of its maps.
 
@@ -473,8 +547,14 @@ def score(
         maps = {name: values[None] for name, values in explanation.maps.items()}
         try:
             for done, total, known in faithfulness.partial_curves(
-                model, explanation.input, faithfulness.with_random(maps, grid, orders), explanation.question,
-                step=faithfulness.usual_step(grid.patches, steps), baseline=baseline, score=score, grid=grid,
+                model,
+                explanation.input,
+                faithfulness.with_random(maps, grid, orders),
+                explanation.question,
+                step=faithfulness.usual_step(grid.patches, steps),
+                baseline=baseline,
+                score=score,
+                grid=grid,
                 internal_batch_size=8,  # small, for frequent progress
             ):
                 both = known
@@ -491,7 +571,9 @@ def score(
             measures = explanation.question.measures
             quantity = measures[score or next(iter(measures))].removeprefix("the ")
             if len(table):
-                yield replace(explanation, scores=table.assign(quantity=quantity, baseline=baseline))
+                yield replace(
+                    explanation, scores=table.assign(quantity=quantity, baseline=baseline)
+                )
         if interrupt:
             raise interrupt
 
@@ -515,7 +597,12 @@ def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     words = number(value) if is_value else f"{value:.1%}"
     words = words if is_value and output.shape[-1] == 1 else f"“{name}” ({words})"
     rather = f" rather than “{other}”" if other else ""
-    return {"target": name, "against": other, "value": value, "title": f"Why {words}{rather}? {about}"}
+    return {
+        "target": name,
+        "against": other,
+        "value": value,
+        "title": f"Why {words}{rather}? {about}",
+    }
 
 
 def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterator[Path]:
@@ -536,7 +623,11 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
     for k, explanation in enumerate(explanations):
         captions, note, contents = {}, "", {}
         if (scores := explanation.scores) is not None:
-            about = {"image": explanation.name, "target": explanation.target, "against": explanation.against}
+            about = {
+                "image": explanation.name,
+                "target": explanation.target,
+                "against": explanation.against,
+            }
             tables.append(DataFrame(about, scores.index).join(scores))
             contents["scores.csv"] = concat(tables)
             captions, note = _scores_in_words(scores)
@@ -544,9 +635,13 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
             (out / "scores.csv").unlink(missing_ok=True)
         stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(explanation.name).stem)
         figure = plot.attributions(
-            explanation.pixels, explanation.maps, grid=explanation.grid, note=note,
+            explanation.pixels,
+            explanation.maps,
+            grid=explanation.grid,
+            note=note,
             title=f"{Path(explanation.name).name}: {explanation.title}",
-            captions=captions, compared=getattr(explanation.question.function, "images", ()),
+            captions=captions,
+            compared=getattr(explanation.question.function, "images", ()),
         )
         yield _write(out, {f"{k:02d}-{stem}.png": figure, **contents})[0]
     if tables:
@@ -557,19 +652,30 @@ def _scores_in_words(scores: DataFrame) -> tuple[dict[str, str], str]:
     """The caption of each map, by its method, and a note about the scores."""
     from vitlens.faithfulness import BASELINES
 
-    captions, sigmas, ranks = {}, scores["random_difference_std"].notna().any(), scores["rank"].notna().all()
+    captions, sigmas, ranks = (
+        {},
+        scores["random_difference_std"].notna().any(),
+        scores["rank"].notna().all(),
+    )
     for row in scores.to_dict("records"):
         rank = [f"rank {row['rank']:.0f}"] if ranks else []
         if sigmas:  # not finite if all orders have one score, as with a single class
             z = row["difference_z_score"]
             rank.append(f"{z:+.1f} σ from random" if math.isfinite(z) else "as all random orders")
         areas = f"deletion {row['deletion']:.3f}, insertion {row['insertion']:.3f}"
-        captions[row["method"]] = "\n".join(filter(None, [", ".join(rank), areas])).replace("-", "−")
+        captions[row["method"]] = "\n".join(filter(None, [", ".join(rank), areas])).replace(
+            "-", "−"
+        )
     first = scores.iloc[0]
-    note = (f"Areas under the {first.quantity} in {first.steps} steps,\nwhile patches are covered (deletion, low is "
-            f"good) or shown (insertion, high is good). Covered {BASELINES[first.baseline]}.")
+    note = (
+        f"Areas under the {first.quantity} in {first.steps} steps,\nwhile patches are covered (deletion, low is "
+        f"good) or shown (insertion, high is good). Covered {BASELINES[first.baseline]}."
+    )
     if first.random_orders:
-        areas = [f"deletion {first.random_deletion_mean:.3f}", f"insertion {first.random_insertion_mean:.3f}"]
+        areas = [
+            f"deletion {first.random_deletion_mean:.3f}",
+            f"insertion {first.random_insertion_mean:.3f}",
+        ]
         if sigmas:
             spreads = first.random_deletion_std, first.random_insertion_std
             areas = [f"{area} ± {spread:.3f}" for area, spread in zip(areas, spreads, strict=True)]

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Score", "mean_of", "of_seeds", "over_seeds", "paired", "proportion", "real", "real_labels", "student", "top_k",
+    "Score",
+    "mean_of",
+    "of_seeds",
+    "over_seeds",
+    "paired",
+    "proportion",
+    "real",
+    "real_labels",
+    "student",
+    "top_k",
     "validation_numbers",
 ]
 __dir__ = __all__.copy
@@ -56,7 +65,11 @@ def student(values: Sequence[float]) -> float:
     """
     from scipy.stats import sem, t
 
-    return float(sem(values) * t.ppf((1 + LEVEL) / 2, len(values) - 1)) if len(values) > 1 else float("inf")
+    return (
+        float(sem(values) * t.ppf((1 + LEVEL) / 2, len(values) - 1))
+        if len(values) > 1
+        else float("inf")
+    )
 
 
 def paired(lost: int, gained: int, images: int) -> Score:
@@ -108,7 +121,9 @@ def mean_of(scores: Sequence[Score]) -> Score:
     85.0
     """
     value, low, high = np.array(scores).T
-    return around(value.mean(), *(np.linalg.norm(side) / len(value) for side in (value - low, high - value)))
+    return around(
+        value.mean(), *(np.linalg.norm(side) / len(value) for side in (value - low, high - value))
+    )
 
 
 def top_k(classes: Tensor, labels: Tensor, k: int) -> Score:
@@ -141,7 +156,9 @@ def validation_numbers(names: Sequence[str]) -> Tensor:
     tensor([1])
     """
     matches = [NUMBER.search(name) for name in names]
-    return torch.tensor([int(match[1]) - 1 if match else -1 for match in matches], dtype=torch.int64)
+    return torch.tensor(
+        [int(match[1]) - 1 if match else -1 for match in matches], dtype=torch.int64
+    )
 
 
 def real(classes: Tensor, numbers: Tensor) -> tuple[Score, int]:
@@ -154,7 +171,13 @@ def real(classes: Tensor, numbers: Tensor) -> tuple[Score, int]:
     100.0
     """
     labels = real_labels()
-    right = [int(c) in labels[n] for c, n in zip(classes[:, 0].tolist(), numbers.tolist(), strict=True) if labels[n]]
+    right = [
+        int(c) in labels[n]
+        for c, n in zip(classes[:, 0].tolist(), numbers.tolist(), strict=True)
+        if labels[n]
+    ]
     if not right:
-        raise ValueError("ReaL labels are missing for all of these images. Use more of ImageNet's validation images.")
+        raise ValueError(
+            "ReaL labels are missing for all of these images. Use more of ImageNet's validation images."
+        )
     return proportion(sum(right), len(right)), len(right)

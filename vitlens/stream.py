@@ -42,7 +42,15 @@ from vitlens.attribution.target import Target, of_features, resolved
 from vitlens.recorder.forward import shapes
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import Attention
-from vitlens.recorder.supported import MLPS, NORMS, UnsupportedModelError, family, model_name, transformer, unwrap
+from vitlens.recorder.supported import (
+    MLPS,
+    NORMS,
+    UnsupportedModelError,
+    family,
+    model_name,
+    transformer,
+    unwrap,
+)
 from vitlens.tokens import features
 
 __all__ = ["Contributions", "apart", "contributions", "direct", "lens", "read_each", "read_out"]
@@ -74,16 +82,23 @@ class Contributions:
     @property
     def parts(self) -> Tensor:
         layers = torch.cat([self.heads, self.mlps[..., None]], -1).flatten(1)
-        return torch.cat([self.embedding[:, None], layers, self.pool[:, None], self.biases[:, None]], 1)
+        return torch.cat(
+            [self.embedding[:, None], layers, self.pool[:, None], self.biases[:, None]], 1
+        )
 
     @property
     def names(self) -> list[str]:
         layers, heads = self.heads.shape[1:]
-        names = [[*(f"layer {i} head {j}" for j in range(heads)), f"layer {i} MLP"] for i in range(layers)]
+        names = [
+            [*(f"layer {i} head {j}" for j in range(heads)), f"layer {i} MLP"]
+            for i in range(layers)
+        ]
         return ["embedding", *sum(names, []), "MLP of the pool", "biases"]
 
 
-def contributions(model: nn.Module, images: Tensor, target=None, against=None, *, names=None) -> Contributions:
+def contributions(
+    model: nn.Module, images: Tensor, target=None, against=None, *, names=None
+) -> Contributions:
     """The `Contributions` of every part to the logit of the target, which is their sum.
 
     Only the direct path of a head to the logit counts as its contribution. Effects through later layers count as
@@ -138,7 +153,9 @@ def apart(
     return added, torch.stack(layers, 1)
 
 
-def direct_map(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:
+def direct_map(
+    model: nn.Module, images: Tensor, target=None, *, against=None, names=None
+) -> Tensor:
     """(B, rows, cols) direct contribution of each patch to the logit, through all heads of all layers.
 
     The sum of `vitlens.stream.direct` over layers and heads. Effects through later layers are left out.
@@ -151,20 +168,32 @@ def direct_map(model: nn.Module, images: Tensor, target=None, *, against=None, n
     return direct(model, images, target, against, names=names).sum((1, 2))
 
 
-def _read_directly(model: nn.Module, images: Tensor, target, against, names) -> tuple[Contributions, Attention, Target]:
+def _read_directly(
+    model: nn.Module, images: Tensor, target, against, names
+) -> tuple[Contributions, Attention, Target]:
     """The contributions, a capture with the gradients along the residual stream, and the target."""
     model, images, target, against = checked(model, images, target, against)
     inner, leaves = transformer(model), defaultdict(list)
     require_pre_norm(inner)
     about = family(inner)
     blocks, pool = about.blocks, about.pool.module if about.pool else nn.Identity()
-    hooks = [(blocks[0].register_forward_pre_hook, lambda _, args: (leaf(args[0], leaves["embedding"]), *args[1:]))]
+    hooks = [
+        (
+            blocks[0].register_forward_pre_hook,
+            lambda _, args: (leaf(args[0], leaves["embedding"]), *args[1:]),
+        )
+    ]
     for where, block in [*enumerate(blocks), ("pool", pool)]:
         for name, module in block.named_modules():
             if re.fullmatch(NORMS, name) or (where == "pool" and name in ("norm", "layernorm")):
                 hooks.append((module.register_forward_pre_hook, lambda _, args: held(args[0])))
             elif re.fullmatch(MLPS, name):
-                hooks.append((module.register_forward_hook, lambda _, args, out, at=where: leaf(out, leaves[at])))
+                hooks.append(
+                    (
+                        module.register_forward_hook,
+                        lambda _, args, out, at=where: leaf(out, leaves[at]),
+                    )
+                )
     with held_fixed(model, images, hooks) as zeros:
         attn, output = captured(model, images, of_features(target), gradients=True)
         attn.cuts.clear()  # the hooks detach the inputs of the layers
@@ -190,7 +219,9 @@ def _read_directly(model: nn.Module, images: Tensor, target, against, names) -> 
 def require_pre_norm(model: nn.Module) -> None:
     """Raise UnsupportedModelError unless every block adds the outputs of attention and MLP to the tokens."""
     if reason := family(model).stream_problem:
-        raise UnsupportedModelError(f"vitlens cannot take the logits of {model_name(model)} apart: {reason}.")
+        raise UnsupportedModelError(
+            f"vitlens cannot take the logits of {model_name(model)} apart: {reason}."
+        )
 
 
 def lens(model: nn.Module, images: Tensor, layer: int = -1) -> tuple[Tensor, Tensor]:

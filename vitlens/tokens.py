@@ -11,10 +11,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlens.recorder.forward import cast, evaluating, float64, require_images, run, shapes
-from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, hooked, transformer, unwrap
+from vitlens.recorder.supported import (
+    UnsupportedModelError,
+    attention_modules,
+    family,
+    hooked,
+    transformer,
+    unwrap,
+)
 
 __all__ = [
-    "Colored", "Pairs", "colored", "colors", "components", "correspondences", "features", "norms", "similarity",
+    "Colored",
+    "Pairs",
+    "colored",
+    "colors",
+    "components",
+    "correspondences",
+    "features",
+    "norms",
+    "similarity",
 ]
 __dir__ = __all__.copy
 
@@ -39,7 +54,10 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
     require_images(images, model)
     blocks, expected = family(inner).blocks, family(inner).grid(tuple(images.shape[-2:])).tokens
     layers = []
-    hooks = [(block.register_forward_hook, lambda _, args, output: layers.append(output)) for block in blocks]
+    hooks = [
+        (block.register_forward_hook, lambda _, args, output: layers.append(output))
+        for block in blocks
+    ]
     with evaluating(model), hooked(hooks):
         output = run(model, cast(model, images))
     if (counts := [tokens.shape[1] for tokens in layers]) != [expected] * len(blocks):
@@ -90,7 +108,9 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
     scores = centered @ axes.flip(-1)[:, :k]
     largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
     total = variances.sum().clamp_min(torch.finfo(torch.float64).tiny)
-    return (scores * torch.where(largest < 0, -1.0, 1.0)).float(), (variances.flip(0)[:k] / total).float()
+    return (scores * torch.where(largest < 0, -1.0, 1.0)).float(), (
+        variances.flip(0)[:k] / total
+    ).float()
 
 
 def colors(scores: Tensor) -> Tensor:
@@ -120,7 +140,9 @@ class Colored(NamedTuple):
     __repr__ = shapes
 
 
-def colored(tokens: Tensor, *, outliers: Tensor | None = None, like: Tensor | None = None) -> Colored:
+def colored(
+    tokens: Tensor, *, outliers: Tensor | None = None, like: Tensor | None = None
+) -> Colored:
     """Colors of the patches of several images: three principal components in one basis (Oquab et al. 2024, DINOv2).
 
     A color means the same in each image. tokens: (B, P, D), without prefix tokens. They are scaled to length 1, and the
@@ -136,7 +158,12 @@ def colored(tokens: Tensor, *, outliers: Tensor | None = None, like: Tensor | No
     scores[kept], variance = (part.double() for part in components(units[kept]))
     if like is not None:
         related = torch.corrcoef(torch.cat([scores[kept], like[kept]], 1).mT)[:3, 3:].nan_to_num()
-        order = list(max(itertools.permutations(range(3)), key=lambda order: related[order, range(3)].abs().sum()))
+        order = list(
+            max(
+                itertools.permutations(range(3)),
+                key=lambda order: related[order, range(3)].abs().sum(),
+            )
+        )
         scores = scores[..., order] * torch.where(related[order, range(3)] < 0, -1.0, 1.0)
         variance = variance[order]
     low, high = scores[kept].quantile(torch.tensor([0.02, 0.98], dtype=torch.double), 0)

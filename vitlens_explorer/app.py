@@ -60,8 +60,12 @@ SENTENCES = {
 
 
 def serve(
-    model: str | None = None, image: str | os.PathLike | None = None, *, checkpoint: str | os.PathLike | None = None,
-    port: int = 0, browser: bool = True,
+    model: str | None = None,
+    image: str | os.PathLike | None = None,
+    *,
+    checkpoint: str | os.PathLike | None = None,
+    port: int = 0,
+    browser: bool = True,
 ) -> None:
     """Serve the explorer of a model until interrupted, then end the process.
 
@@ -103,13 +107,17 @@ def listening(port: int) -> list[socket.socket]:
     try:
         return netutil.bind_sockets(port, "127.0.0.1")
     except OSError as error:
-        raise OSError(f"Port {port} cannot be used ({error.strerror}). Give another --port or none.") from error
+        raise OSError(
+            f"Port {port} cannot be used ({error.strerror}). Give another --port or none."
+        ) from error
 
 
 class App:
     """State that all pages share, owned by the thread of the event loop."""
 
-    def __init__(self, model: str | None, photograph=None, checkpoint: str | os.PathLike | None = None):
+    def __init__(
+        self, model: str | None, photograph=None, checkpoint: str | os.PathLike | None = None
+    ):
         self.name, self.photograph, self.checkpoint = model, photograph, checkpoint
         self.token, self.secret = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         self.model, self.step, self.error = None, "Importing PyTorch …", None
@@ -118,7 +126,10 @@ class App:
         shown.thumbnail((448, 448))
         shown.save(preview := io.BytesIO(), "JPEG", quality=90)
         script, style = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
-        self.files = {"": ("text/html; charset=utf-8", PAGE), "photograph": ("image/jpeg", preview.getvalue())}
+        self.files = {
+            "": ("text/html; charset=utf-8", PAGE),
+            "photograph": ("image/jpeg", preview.getvalue()),
+        }
         self.files["app.js"] = (script, Path(__file__).with_name("app.js").read_bytes())
         self.files["front.js"] = (script, front.script().encode())
         self.files["front.css"] = (style, front.style().encode())
@@ -199,7 +210,9 @@ class Guarded(web.RequestHandler):
 
     def prepare(self) -> None:
         self.set_header("Content-Security-Policy", POLICY.format(host=self.app.host))
-        self.invited = self.request.path == "/" and same(self.get_query_argument("token", ""), self.app.token)
+        self.invited = self.request.path == "/" and same(
+            self.get_query_argument("token", ""), self.app.token
+        )
         known = same(self.get_cookie(self.app.cookie, ""), self.app.secret)
         if self.request.host != self.app.host or not (known or self.invited):
             raise web.HTTPError(403)
@@ -218,7 +231,9 @@ class File(Guarded):
 
     def get(self, name: str) -> None:
         if self.invited:
-            self.set_cookie(self.app.cookie, self.app.secret, httponly=True, samesite="Strict", path="/")
+            self.set_cookie(
+                self.app.cookie, self.app.secret, httponly=True, samesite="Strict", path="/"
+            )
         if name not in self.app.files:
             raise web.HTTPError(404)
         kind, content = self.app.files[name]
@@ -239,7 +254,10 @@ class Socket(Guarded, websocket.WebSocketHandler):
     def open(self) -> None:
         self.set_nodelay(True)
         if len(self.app.sockets) >= PAGES:
-            self.tell("step", f"{PAGES} pages are open, the largest number. Close one and reload this page.")
+            self.tell(
+                "step",
+                f"{PAGES} pages are open, the largest number. Close one and reload this page.",
+            )
             self.close(1013)
             return
         self.app.sockets.append(self)
@@ -267,7 +285,9 @@ class Socket(Guarded, websocket.WebSocketHandler):
             self.tell("step", f"{error}" or type(error).__name__)
             return
         page, answer = task.result()
-        send = lambda content, buffers: self.tell("custom", {"content": content, "buffers": buffers})  # noqa: E731
+        send = lambda content, buffers: self.tell(
+            "custom", {"content": content, "buffers": buffers}
+        )
         self.connection = Connection(page, self._show, send, self.app.post)
         self.connection.start(answer)
 
@@ -298,7 +318,9 @@ class Socket(Guarded, websocket.WebSocketHandler):
         """Send a value to the page if it is open."""
         if self.ws_connection is not None:
             future = self.ws_connection.write_message(packed(name, value), binary=True)
-            future.add_done_callback(lambda future: future.exception())  # ignore a page that was closed meanwhile
+            future.add_done_callback(
+                lambda future: future.exception()
+            )  # ignore a page that was closed meanwhile
 
     def _show(self, frame: dict, pictures: dict[str, bytes]) -> None:
         if pictures != self.pictures:

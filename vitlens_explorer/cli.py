@@ -31,11 +31,17 @@ def explorer(
     model: AnyModel = None,
     image: Annotated[
         Path | None,
-        Argument(exists=True, help="First image, or a folder, whose first image it is. Others can be uploaded."),
+        Argument(
+            exists=True,
+            help="First image, or a folder, whose first image it is. Others can be uploaded.",
+        ),
     ] = None,
     checkpoint: Checkpoint = None,
     port: Annotated[
-        int, Option(min=0, max=65535, show_default=False, help="Port of the page. By default a free one.")
+        int,
+        Option(
+            min=0, max=65535, show_default=False, help="Port of the page. By default a free one."
+        ),
     ] = 0,
     browser: Annotated[bool, Option(help="Open the page in the browser.")] = True,
 ) -> None:
@@ -43,7 +49,9 @@ def explorer(
     try:
         from vitlens_explorer.app import serve
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"The page needs {error.name}: run `pip install {error.name}`.") from error
+        raise ModuleNotFoundError(
+            f"The page needs {error.name}: run `pip install {error.name}`."
+        ) from error
 
     model, images = model_and_images(model, [image] if image else [])
     first = named_images(images)[0][1] if images else None
@@ -54,14 +62,24 @@ def page(
     model: AnyModel = None,
     images: Annotated[
         list[Path] | None,
-        Argument(exists=True, help="Images or folders of images. By default one of a run, or a sample."),
+        Argument(
+            exists=True, help="Images or folders of images. By default one of a run, or a sample."
+        ),
     ] = None,
     live: Annotated[
-        bool, Option("--live", help="Put the model into the page, which then takes any photo. Plain ViT-Ti and S only.")
+        bool,
+        Option(
+            "--live",
+            help="Put the model into the page, which then takes any photo. Plain ViT-Ti and S only.",
+        ),
     ] = False,
     out: Annotated[Path, Option(**FILE_OPTIONS, help="HTML file.")] = Path("page.html"),
     scores: Annotated[
-        bool, Option("--scores", help="Score the maps of five classes, not of the likeliest alone. Takes minutes.")
+        bool,
+        Option(
+            "--scores",
+            help="Score the maps of five classes, not of the likeliest alone. Takes minutes.",
+        ),
     ] = False,
     checkpoint: Checkpoint = None,
     device: Device = "cpu",
@@ -77,9 +95,20 @@ def page(
     if live and scores:
         raise typer.BadParameter("A live page has no --scores. Leave out --live or --scores.")
     model, images = model_and_images(model, images)
-    shown = dict(named_images(images) if images else run_images(Path(model), 1) if model else ()) or None
+    shown = (
+        dict(named_images(images) if images else run_images(Path(model), 1) if model else ())
+        or None
+    )
     vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
     write, options = (save_live_page, {}) if live else (save_page, {"scores": scores})
     with tqdm(unit=" steps", delay=1) as bar:
-        write(vit, shown, out, progress=lambda step: (bar.set_description(step), bar.update()), **options)
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {contains([*shown]) if shown else 'Its photos are samples.'}")
+        write(
+            vit,
+            shown,
+            out,
+            progress=lambda step: (bar.set_description(step), bar.update()),
+            **options,
+        )
+    print(
+        f"{out}: {out.stat().st_size / 1e6:.1f} MB. {contains([*shown]) if shown else 'Its photos are samples.'}"
+    )

@@ -38,7 +38,9 @@ class Comparison(Pictured):
     def __init__(self, model_a: nn.Module, model_b: nn.Module, image=None, other=None):
         layers = [len(attention_modules(unwrap(model))) for model in (model_a, model_b)]
         state = {f"layer_{side}": count - 1 for side, count in zip(SIDES, layers, strict=True)}
-        self._right: tuple[int, int] | None = None  # the patch clicked on the right, in its own grid
+        self._right: tuple[int, int] | None = (
+            None  # the patch clicked on the right, in its own grid
+        )
         given = {} if other is None else {OTHER: Photograph.read(other)}
         state |= {"head_left": MEAN, "head_right": MEAN, "other": OTHER if given else SAME}
         super().__init__(model_a, image, model_b, more=given, view="attention", **state, **PAINT)
@@ -86,10 +88,17 @@ class Comparison(Pictured):
             Control("other", "Right photo", "select", self.state["other"], others, place="right"),
         ]
         for side, forward in forwards.items():
-            head, one = f"head_{side}", {"place": side, "disabled": name == NEAREST and side == "right"}
-            controls.append(self.layer_control(forward, f"layer_{side}", f"{side.capitalize()} layer", **one))
+            head, one = (
+                f"head_{side}",
+                {"place": side, "disabled": name == NEAREST and side == "right"},
+            )
+            controls.append(
+                self.layer_control(forward, f"layer_{side}", f"{side.capitalize()} layer", **one)
+            )
             label, head_now = f"{side.capitalize()} head", self.state[head]
-            controls.append(head_control(forward, COMPARED[name], head_now, head, label, place=side))
+            controls.append(
+                head_control(forward, COMPARED[name], head_now, head, label, place=side)
+            )
         readable = forwards["right"].grid.readout is not None
         queries = self.query_controls(forwards["left"], not COMPARED[name].query, readable)
         return [*controls, *self.paint_controls(name == "components"), *queries]
@@ -99,7 +108,9 @@ class Comparison(Pictured):
         view, panels = VIEWS[self.state["view"]], []
         for side, forward in forwards.items():
             head = view.fitted(self.state[f"head_{side}"], forward.heads)
-            choice = Choice(self.state[f"layer_{side}"], head, self._query_of(forward, forwards["left"]))
+            choice = Choice(
+                self.state[f"layer_{side}"], head, self._query_of(forward, forwards["left"])
+            )
             shown = view.make(forward, choice, check)
             title = _title(side, forward)
             panel = map_panel(forward, view, choice, shown, self.state, name=side, title=title)
@@ -112,22 +123,39 @@ class Comparison(Pictured):
         left, query, layer = forwards["left"], self.query, self.state["layer_left"]
         place = query if isinstance(query, tuple) else (self.state["row"], self.state["column"])
         of, to = ("right", "left") if self._right == place else ("left", "right")
-        patches = {side: f.tokens[layer][0, f.grid.prefix :].float().cpu() for side, f in forwards.items()}
+        patches = {
+            side: f.tokens[layer][0, f.grid.prefix :].float().cpu() for side, f in forwards.items()
+        }
         query_token = patches[of][place[0] * left.grid.cols + place[1]]
-        panels, words = {}, f"Cosine of each patch with the one framed on the {of}, after layer {layer}"
+        panels, words = (
+            {},
+            f"Cosine of each patch with the one framed on the {of}, after layer {layer}",
+        )
         for side, forward in forwards.items():
             cosines = torch.cosine_similarity(patches[side], query_token, dim=-1)
             best = divmod(int(cosines.argmax()), forward.grid.cols)
             chosen = place if side == of else best
-            about = words if side == of else (
-                f"{words}. Nearest is {query_words(forward, best)} (cosine {number(cosines.max().item())})"
+            about = (
+                words
+                if side == of
+                else (
+                    f"{words}. Nearest is {query_words(forward, best)} (cosine {number(cosines.max().item())})"
+                )
             )
             values = cosines.unflatten(0, (forward.grid.rows, forward.grid.cols)).numpy()
             shown = Map(values, about, farthest(values, place if side == of else READOUT), "cosine")
             made = map_panel(
-                forward, COMPARED[NEAREST], Choice(layer), shown, self.state, name=side, title=_title(side, forward)
+                forward,
+                COMPARED[NEAREST],
+                Choice(layer),
+                shown,
+                self.state,
+                name=side,
+                title=_title(side, forward),
             )
-            panels[side] = replace(made, selected=chosen, picks="the patch to find on the other side")
+            panels[side] = replace(
+                made, selected=chosen, picks="the patch to find on the other side"
+            )
         return [panels[side] for side in SIDES]
 
     def _query_of(self, forward: Forward, left: Forward) -> str | int | tuple[int, int]:
@@ -150,7 +178,10 @@ def moved(place: tuple[int, int], of: Forward, to: Forward) -> tuple[int, int]:
     """The patch (row, column) of another grid at the center of a patch, relative to the image size, or the nearest."""
     a, b = of.grid, to.grid
     row, col = (
-        min((2 * k + 1) * a.patch[i] * b.image[i] // (2 * a.image[i] * b.patch[i]), (b.rows, b.cols)[i] - 1)
+        min(
+            (2 * k + 1) * a.patch[i] * b.image[i] // (2 * a.image[i] * b.patch[i]),
+            (b.rows, b.cols)[i] - 1,
+        )
         for i, k in enumerate(place)
     )
     return row, col

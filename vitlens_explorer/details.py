@@ -24,7 +24,9 @@ STEPS = ("pixels", "patches", "tokens", "product", "softmax", "heads", "stream",
 """Steps of the tour."""
 
 
-def value(forward: Forward, layer: int, head: int | str, query: str | int | tuple, key: int | tuple | None) -> dict:
+def value(
+    forward: Forward, layer: int, head: int | str, query: str | int | tuple, key: int | tuple | None
+) -> dict:
     """The numbers behind the attention weight from a query to a key.
 
     head: a number. Of the mean or maximum over heads, the head with the largest weight is opened. query: as in
@@ -45,13 +47,25 @@ def value(forward: Forward, layer: int, head: int | str, query: str | int | tupl
     queries = row.nonzero().squeeze(-1)
     shares = row[queries] * record.weights(queries, head=opened)[0, :, key].cpu()
     position = queries[shares.argmax()].item()
-    q, k = (t[0, opened, p].to(record.wide).cpu() for t, p in ((record.q, position), (record.k, key)))
+    q, k = (
+        t[0, opened, p].to(record.wide).cpu() for t, p in ((record.q, position), (record.k, key))
+    )
     logits = record.logits([position])[0, opened, 0].cpu()
     return {
-        **_tokens(forward), "layer": layer, "head": opened, "largest": head in (MEAN, MAX), "averaged": len(queries),
-        "query": position, "key": key, "heads": rounded(weights[:, key]), "q": rounded(q), "k": rounded(k),
-        "scale": record.scale, "mask": 0 if record.mask is None else rounded(logits[key] - q @ k * record.scale),
-        "logits": rounded(logits), "weight": rounded(logits.softmax(-1)[key]),
+        **_tokens(forward),
+        "layer": layer,
+        "head": opened,
+        "largest": head in (MEAN, MAX),
+        "averaged": len(queries),
+        "query": position,
+        "key": key,
+        "heads": rounded(weights[:, key]),
+        "q": rounded(q),
+        "k": rounded(k),
+        "scale": record.scale,
+        "mask": 0 if record.mask is None else rounded(logits[key] - q @ k * record.scale),
+        "logits": rounded(logits),
+        "weight": rounded(logits.softmax(-1)[key]),
     }
 
 
@@ -70,31 +84,59 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
     stream, between = _stream(forward, position)
     stream += [tokens[0, position].float().cpu() for tokens in forward.tokens]
     added = [
-        [after - before] if len(between) < len(forward.tokens) else [between[k] - before, after - between[k]]
+        [after - before]
+        if len(between) < len(forward.tokens)
+        else [between[k] - before, after - between[k]]
         for k, (before, after) in enumerate(zip(stream, stream[1:], strict=False))
     ]
-    weights = [grid.image_map(each.weights([position])[0, :, 0].cpu()).flatten(1) for each in forward.attn]
+    weights = [
+        grid.image_map(each.weights([position])[0, :, 0].cpu()).flatten(1) for each in forward.attn
+    ]
     table, (height, width) = family(forward.model).positions(), grid.patch
     pixels = forward.pixels[row * height : (row + 1) * height, col * width : (col + 1) * width]
     readable = forward.classes and not any(layer == "pool" for layer, _ in forward.off)
     with evaluating(forward.model):
         lens = by_layer(forward, READOUT, unchecked) if readable else []
     about = {
-        **_tokens(forward), "layer": layer, "row": row, "col": col, "pixels": pixels.tolist(),
-        "value": value(forward, layer, head, (row, col), None), "channels": forward.batch.shape[1],
-        "token": rounded(stream[0], 4), "table": table is not None,
-        "position": None if table is None or table.shape[:2] != (grid.rows, grid.cols)
+        **_tokens(forward),
+        "layer": layer,
+        "row": row,
+        "col": col,
+        "pixels": pixels.tolist(),
+        "value": value(forward, layer, head, (row, col), None),
+        "channels": forward.batch.shape[1],
+        "token": rounded(stream[0], 4),
+        "table": table is not None,
+        "position": None
+        if table is None or table.shape[:2] != (grid.rows, grid.cols)
         else rounded(table[row, col].detach().float().cpu(), 4),
         "lengths": [rounded(vector.norm()) for vector in stream],
         "added": [[rounded(vector.norm()) for vector in vectors] for vectors in added],
-        "heads": rounded(weights[layer], 3), "depth": rounded(torch.stack([each.mean(0) for each in weights]), 3),
-        "lens": [[forward.label(target), share] for share, target in lens], "plain": forward.outputs == "value",
+        "heads": rounded(weights[layer], 3),
+        "depth": rounded(torch.stack([each.mean(0) for each in weights]), 3),
+        "lens": [[forward.label(target), share] for share, target in lens],
+        "plain": forward.outputs == "value",
     }
     return about | {"sentences": _sentences(**about)}
 
 
 def _sentences(
-    image, patch, rows, cols, channels, pixels, token, table, prefix, layer, value, heads, lengths, added, lens, plain,
+    image,
+    patch,
+    rows,
+    cols,
+    channels,
+    pixels,
+    token,
+    table,
+    prefix,
+    layer,
+    value,
+    heads,
+    lengths,
+    added,
+    lens,
+    plain,
     **_,
 ) -> list[str]:
     """A sentence for each step of the tour, from its numbers."""
@@ -102,28 +144,59 @@ def _sentences(
     middle = pixels[len(pixels) // 2][len(pixels[0]) // 2][:channels]
     some = ["", f" with the {prefix[0]}" if prefix else "", f" with {len(prefix)} prefix tokens"]
     logit, tops = number(value["logits"][value["key"]]), [max(weights) for weights in heads]
-    reach = ", ".join(map(number, tops)) if len(tops) <= 4 else f"{number(min(tops))} to {number(max(tops))}"
-    steps = dict(zip(("first", "second"), map(number, added[layer]), strict=False)) | {"before": number(lengths[layer])}
+    reach = (
+        ", ".join(map(number, tops))
+        if len(tops) <= 4
+        else f"{number(min(tops))} to {number(max(tops))}"
+    )
+    steps = dict(zip(("first", "second"), map(number, added[layer]), strict=False)) | {
+        "before": number(lengths[layer])
+    }
     score = number if plain else lambda share: f"{100 * share:.1f}%"
     answer = say("tour no answer")
     if lens:
         (first, before), (last, after) = lens[0], lens[-1]
-        answer = say("tour answer", first=first, before=score(before), last=last, after=score(after))
+        answer = say(
+            "tour answer", first=first, before=score(before), last=last, after=score(after)
+        )
     fields = {
-        "image": f"{image[0]} × {image[1]}", "channels": count, "middle": ", ".join(map(str, middle)), "rows": rows,
-        "cols": cols, "patches": rows * cols, "patch": f"{patch[0]} × {patch[1]}",
-        "size": patch[0] * patch[1] * channels, "width": len(token), "table": "a" if table else "no",
-        "tokens": len(value["logits"]), "extra": some[min(len(prefix), 2)], "layer": layer, "head": value["head"],
-        "row": key // cols, "column": key % cols, "products": len(value["q"]), "logit": logit,
-        "weight": number(value["weight"]), "heads": len(heads), "reach": reach, "answer": answer,
-        "added": say("tour parts" if len(steps) == 3 else "tour layer", **steps), "after": number(lengths[layer + 1]),
+        "image": f"{image[0]} × {image[1]}",
+        "channels": count,
+        "middle": ", ".join(map(str, middle)),
+        "rows": rows,
+        "cols": cols,
+        "patches": rows * cols,
+        "patch": f"{patch[0]} × {patch[1]}",
+        "size": patch[0] * patch[1] * channels,
+        "width": len(token),
+        "table": "a" if table else "no",
+        "tokens": len(value["logits"]),
+        "extra": some[min(len(prefix), 2)],
+        "layer": layer,
+        "head": value["head"],
+        "row": key // cols,
+        "column": key % cols,
+        "products": len(value["q"]),
+        "logit": logit,
+        "weight": number(value["weight"]),
+        "heads": len(heads),
+        "reach": reach,
+        "answer": answer,
+        "added": say("tour parts" if len(steps) == 3 else "tour layer", **steps),
+        "after": number(lengths[layer + 1]),
     }
     return [say(f"tour {step}", **fields) for step in STEPS]
 
 
 def _tokens(forward: Forward) -> dict:
     grid = forward.grid
-    return {"prefix": forward.prefix, "rows": grid.rows, "cols": grid.cols, "patch": grid.patch, "image": grid.image}
+    return {
+        "prefix": forward.prefix,
+        "rows": grid.rows,
+        "cols": grid.cols,
+        "patch": grid.patch,
+        "image": grid.image,
+    }
 
 
 def _stream(forward: Forward, position: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -131,11 +204,15 @@ def _stream(forward: Forward, position: int) -> tuple[list[Tensor], list[Tensor]
     about, before, between = family(forward.model), [], []
 
     def keep(module: nn.Module, tokens: list[Tensor]) -> tuple[Callable, Callable]:
-        return module.register_forward_pre_hook, lambda _, args: tokens.append(args[0][0, position].float().cpu())
+        return module.register_forward_pre_hook, lambda _, args: tokens.append(
+            args[0][0, position].float().cpu()
+        )
 
     hooks = [keep(about.blocks[0], before)]
     for block in about.blocks if not about.stream_problem else ():
-        norms = [module for name, module in block.named_modules() if re.fullmatch(AFTER_ATTENTION, name)]
+        norms = [
+            module for name, module in block.named_modules() if re.fullmatch(AFTER_ATTENTION, name)
+        ]
         hooks += [keep(norm, between) for norm in norms]
     with evaluating(forward.model), forward.switched(), hooked(hooks):
         run(forward.model, forward.batch)

@@ -27,7 +27,9 @@ def enlarged(pixels: np.ndarray) -> bytes:
     """PNG file of an image (H, W, 3) uint8, enlarged (bicubic) by an integer factor up to `SIDE`."""
     height, width = pixels.shape[:2]
     factor = max(1, SIDE // max(height, width))
-    return png(Image.fromarray(pixels).resize((width * factor, height * factor), Image.Resampling.BICUBIC))
+    return png(
+        Image.fromarray(pixels).resize((width * factor, height * factor), Image.Resampling.BICUBIC)
+    )
 
 
 def mosaic(tiles: np.ndarray, scales: list[Scale], side: int) -> bytes:
@@ -42,8 +44,14 @@ def mosaic(tiles: np.ndarray, scales: list[Scale], side: int) -> bytes:
     for k, scale in enumerate(scales):
         row, col = divmod(k, cols)
         place = (tiles[row, col] - scale.low) / ((scale.high - scale.low) or 1.0) * 256
-        tile = scale.table()[place.clip(0, 255).astype(np.uint8), :3].repeat(factor, 0).repeat(factor, 1)
-        page[row * height + 1 : (row + 1) * height - 1, col * width + 1 : (col + 1) * width - 1] = tile
+        tile = (
+            scale.table()[place.clip(0, 255).astype(np.uint8), :3]
+            .repeat(factor, 0)
+            .repeat(factor, 1)
+        )
+        page[row * height + 1 : (row + 1) * height - 1, col * width + 1 : (col + 1) * width - 1] = (
+            tile
+        )
     return png(Image.fromarray(page))
 
 
@@ -63,12 +71,25 @@ def captioned(forward, panel, score: dict | None = None) -> bytes:
     height, width = forward.grid.image
     tall = 6.5 * min(1, height / width)
     figure = Figure(figsize=(7, tall + 3.6 * bool(score)), dpi=150)
-    ax, *charts = figure.subplots(1 + bool(score), squeeze=False, height_ratios=[tall, *[3] * bool(score)])[:, 0]
-    scale = {"cmap": panel.scale.cmap, "limits": (panel.scale.low, panel.scale.high)} if panel.scale else {}
+    ax, *charts = figure.subplots(
+        1 + bool(score), squeeze=False, height_ratios=[tall, *[3] * bool(score)]
+    )[:, 0]
+    scale = (
+        {"cmap": panel.scale.cmap, "limits": (panel.scale.low, panel.scale.high)}
+        if panel.scale
+        else {}
+    )
     values = without(panel.sinks, panel.values, panel.scale.low) if panel.hides else panel.values
     overlay(
-        forward.pixels, values, grid=forward.grid, ax=ax, style="heat", smooth=panel.smooth, alpha=panel.strength,
-        opacity=panel.opacity, **scale,
+        forward.pixels,
+        values,
+        grid=forward.grid,
+        ax=ax,
+        style="heat",
+        smooth=panel.smooth,
+        alpha=panel.strength,
+        opacity=panel.opacity,
+        **scale,
     )
     for place in panel.sinks:
         mark(ax, place, forward.grid.patch, linestyle="--")
@@ -106,7 +127,10 @@ def painted(panel: dict, image: Image.Image) -> np.ndarray:
         values = without(panel["sinks"], values, panel["scale"]["low"])
     size = round(panel["cols"] * across * width), round(panel["rows"] * down * height)
     how = Image.Resampling.BILINEAR if panel["smooth"] else Image.Resampling.NEAREST
-    large = np.stack([np.asarray(Image.fromarray(each).resize(size, how)) for each in values.transpose(2, 0, 1)], -1)
+    large = np.stack(
+        [np.asarray(Image.fromarray(each).resize(size, how)) for each in values.transpose(2, 0, 1)],
+        -1,
+    )
     large, opacity = large[:height, :width], panel["strength"]
     if scale := panel["scale"]:
         place = (large[..., 0] - scale["low"]) / (scale["high"] - scale["low"] or 1) * 255
@@ -135,7 +159,9 @@ def still(frame: dict, pictures: dict[str, bytes]) -> dict[str, str]:
         below = top + 42 + size[1]
         if panel["ends"]:
             parts.append((_strip(panel["scale"]["colors"], size[0]), (x + 10, below)))
-            for at, end, anchor in zip((x + 10, x + 10 + size[0]), panel["ends"], ("la", "ra"), strict=True):
+            for at, end, anchor in zip(
+                (x + 10, x + 10 + size[0]), panel["ends"], ("la", "ra"), strict=True
+            ):
                 texts.append((at, below + 15, end, 12, anchor))
             below += 36
         words = wrapped(panel["words"], width - 20, 6.4)
@@ -149,8 +175,12 @@ def still(frame: dict, pictures: dict[str, bytes]) -> dict[str, str]:
         canvas.paste(part, tuple(round(SHARP * each) for each in place))
     drawing = ImageDraw.Draw(canvas)
     for left, above, text, letters, anchor in texts:
-        font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", round(SHARP * letters))
-        drawing.text((SHARP * left, SHARP * above), text, "#262626", font, anchor, spacing=SHARP * 4)
+        font = ImageFont.truetype(
+            f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", round(SHARP * letters)
+        )
+        drawing.text(
+            (SHARP * left, SHARP * above), text, "#262626", font, anchor, spacing=SHARP * 4
+        )
     canvas.save(sharp := io.BytesIO(), "JPEG", quality=75, optimize=True)
     alt = " ".join(f"{panel['title']}. {panel['words']}" for panel in frame["panels"])
     return bundle(png(canvas.resize(size)), alt, across, sharp.getvalue())
@@ -164,25 +194,45 @@ def _framed(panel: dict, base: Image.Image, size: tuple[int, int]) -> Image.Imag
 
     def cell(row: int, col: int) -> list[int]:
         """Left, top, right and bottom."""
-        return [round(each) for each in (col * wide * width, row * tall * height,
-                                         (col + 1) * wide * width, (row + 1) * tall * height)]
+        return [
+            round(each)
+            for each in (
+                col * wide * width,
+                row * tall * height,
+                (col + 1) * wide * width,
+                (row + 1) * tall * height,
+            )
+        ]
 
     for left, top, right, bottom in (cell(*place) for place in panel.get("sinks", ())):
         for start in range(0, max(right - left, bottom - top), 10):
-            x, y = ([min(low + start + step, high) for step in (0, 5)] for low, high in ((left, right), (top, bottom)))
-            for dash in ((x[0], top, x[1], top), (x[0], bottom, x[1], bottom),
-                         (left, y[0], left, y[1]), (right, y[0], right, y[1])):
+            x, y = (
+                [min(low + start + step, high) for step in (0, 5)]
+                for low, high in ((left, right), (top, bottom))
+            )
+            for dash in (
+                (x[0], top, x[1], top),
+                (x[0], bottom, x[1], bottom),
+                (left, y[0], left, y[1]),
+                (right, y[0], right, y[1]),
+            ):
                 drawing.line(dash, "white", 2)
     if panel["selected"]:
         frame = cell(*panel["selected"])
         drawing.rectangle(frame, outline="black", width=6)
-        drawing.rectangle([*(k + 2 for k in frame[:2]), *(k - 2 for k in frame[2:])], None, "white", 2)
+        drawing.rectangle(
+            [*(k + 2 for k in frame[:2]), *(k - 2 for k in frame[2:])], None, "white", 2
+        )
     return image
 
 
 def _strip(colors: bytes, width: int) -> Image.Image:
     """The colors of a scale over squares in two grays."""
-    table = Image.frombytes("RGBA", (256, 1), colors).resize((round(SHARP * width), round(SHARP * 12)))
+    table = Image.frombytes("RGBA", (256, 1), colors).resize(
+        (round(SHARP * width), round(SHARP * 12))
+    )
     rows, cols = np.indices(table.size[::-1]) // round(SHARP * 6)
-    squares = Image.fromarray(np.where((rows + cols) % 2, 156, 227).astype(np.uint8)).convert("RGBA")
+    squares = Image.fromarray(np.where((rows + cols) % 2, 156, 227).astype(np.uint8)).convert(
+        "RGBA"
+    )
     return Image.alpha_composite(squares, table).convert("RGB")

@@ -92,22 +92,48 @@ class Explorer(Pictured):
     saving: Job | None = None
     """The page that is being saved."""
 
-    def __init__(self, model: nn.Module, image=None, *, size: tuple[int, int] | None = None, guided: bool = False):
+    def __init__(
+        self,
+        model: nn.Module,
+        image=None,
+        *,
+        size: tuple[int, int] | None = None,
+        guided: bool = False,
+    ):
         layers = len(attention_modules(unwrap(model)))  # raises for models without maps
         super().__init__(
-            model, image, size=size, whole=False, view="attention", layer=2 * layers // 3, head=MEAN, target=PREDICTED,
-            against=NO_OTHER, another="", typed=(), off=(), way=AVERAGE, sinks=False, hover=True, **PAINT,
+            model,
+            image,
+            size=size,
+            whole=False,
+            view="attention",
+            layer=2 * layers // 3,
+            head=MEAN,
+            target=PREDICTED,
+            against=NO_OTHER,
+            another="",
+            typed=(),
+            off=(),
+            way=AVERAGE,
+            sinks=False,
+            hover=True,
+            **PAINT,
         )
         self.guided = guided
         self._reads_text = embeds_texts(self.model)
-        self._pool = sum(layer == "pool" for layer, _ in _places(self.model))  # heads of the attention pool
+        self._pool = sum(
+            layer == "pool" for layer, _ in _places(self.model)
+        )  # heads of the attention pool
 
     def take(self, content, buffers):
         if "pick" in content:
             self.change(row=content["row"], column=content["col"])
         elif "why" in content:
             explaining = [name for name, view in possible(self.forward).items() if view.attributes]
-            self.change(view=self.state["view"] if self.row.explains else explaining[0], target=content["why"])
+            self.change(
+                view=self.state["view"] if self.row.explains else explaining[0],
+                target=content["why"],
+            )
         elif content.get("press") == "page" and self.write_page:
             forward, number = self.forward, content.get("number", 0)
             forwards = curve_forwards(forward, ORDERS) + curve_forwards(forward, len(METHODS))
@@ -115,8 +141,14 @@ class Explorer(Pictured):
         elif content.get("press") == "save":
             if isinstance(shown := self.view(), Job):
                 raise ValueError("This map is still being computed. Save it after it is shown.")
-            if self.row.attributes and self.job() and any(key not in self.results for key in self._scores):
-                raise ValueError("The score of this map is still being computed. Save the map after it, or cancel it.")
+            if (
+                self.row.attributes
+                and self.job()
+                and any(key not in self.results for key in self._scores)
+            ):
+                raise ValueError(
+                    "The score of this map is still being computed. Save the map after it, or cancel it."
+                )
             self.files.append((content.get("number", 0), self._saved(shown)))
         else:
             super().take(content, buffers)
@@ -127,18 +159,26 @@ class Explorer(Pictured):
             choice = replace(choice, query=(content["row"], content["col"]))
             panel = self._panel(self.row.make(forward, choice, check), choice).message()
             scale = panel["scale"]
-            return panel | {"values": None, "scale": scale | {"colors": None}}, [panel["values"], scale["colors"]]
+            return panel | {"values": None, "scale": scale | {"colors": None}}, [
+                panel["values"],
+                scale["colors"],
+            ]
         layer = content.get("layer", self.state["layer"])
         colors = [Scale("viridis", 0, 1).table(0.9, "value").tobytes()]  # of small maps
         if content["ask"] == "tour":
             head = self.state["head"] if isinstance(self.state["head"], int) else MEAN
-            return details.tour(forward, layer, head, self.state["row"], self.state["column"]), colors
+            return details.tour(
+                forward, layer, head, self.state["row"], self.state["column"]
+            ), colors
         head, query = content.get("head", choice.head), content.get("query", self.query)
         query = tuple(query) if isinstance(query, list) else query
         return details.value(forward, layer, head, query, content.get("key")), colors
 
     def draw(self, check):
-        whole, forward = self._forward_without((), check), self._forward_without(self.state["off"], check)
+        whole, forward = (
+            self._forward_without((), check),
+            self._forward_without(self.state["off"], check),
+        )
         self.fit(forward)
         if isinstance(shown := self.view(check), Job):
             return shown
@@ -163,17 +203,37 @@ class Explorer(Pictured):
 
     def job(self):
         forward, choice, shown = self.forward, self.choice, self.results.get(self._key)
-        jobs = [Job(("distance", forward.key), partial(mean_distance, forward), "Mean attention distance")]
+        jobs = [
+            Job(
+                ("distance", forward.key),
+                partial(mean_distance, forward),
+                "Mean attention distance",
+            )
+        ]
         if self.row.attributes and shown:
             random, quick = self._scores[0], self._quick
             jobs += [
-                Job(("map", forward.key, name, choice), partial(view.make, forward, choice), view.entry, 1)
+                Job(
+                    ("map", forward.key, name, choice),
+                    partial(view.make, forward, choice),
+                    view.entry,
+                    1,
+                )
                 for name, view in quick.items()
                 if self._made(name) is None
             ]
             forwards = curve_forwards(forward, ORDERS)
-            jobs.append(Job(random, partial(curves, forward, choice, None), "Score of random orders", forwards))
-            scored = {} if isinstance(self.results.get(random), str) else {self.state["view"]: shown}
+            jobs.append(
+                Job(
+                    random,
+                    partial(curves, forward, choice, None),
+                    "Score of random orders",
+                    forwards,
+                )
+            )
+            scored = (
+                {} if isinstance(self.results.get(random), str) else {self.state["view"]: shown}
+            )
             scored |= {name: self._made(name) for name in quick if scored}
             for name, found in scored.items():
                 if isinstance(found, Map):
@@ -207,7 +267,9 @@ class Explorer(Pictured):
                 target = forward.likeliest[0]
             elif isinstance(target, tuple):
                 photograph = self.photographs[target[1]] if target[0] == PICTURE else None
-                target = Likeness(target[1], *([photograph.number, photograph.image] if photograph else []))
+                target = Likeness(
+                    target[1], *([photograph.number, photograph.image] if photograph else [])
+                )
             if row.contrasts and state["against"] != NO_OTHER and not isinstance(target, Likeness):
                 against = state["against"]
         return Choice(
@@ -239,8 +301,15 @@ class Explorer(Pictured):
     @property
     def _quick(self) -> dict[str, View]:
         """Six quick methods, which are shown side by side."""
-        methods = {name: view for name, view in possible(self.forward).items() if view.attributes and not view.slow}
-        return {name: methods[name] for name in [name for name in methods if METHODS[name].depends_on_target][:6]}
+        methods = {
+            name: view
+            for name, view in possible(self.forward).items()
+            if view.attributes and not view.slow
+        }
+        return {
+            name: methods[name]
+            for name in [name for name in methods if METHODS[name].depends_on_target][:6]
+        }
 
     def _made(self, name: str) -> Map | str | None:
         """The map of a view for the current choice, or the message of its failure."""
@@ -266,7 +335,9 @@ class Explorer(Pictured):
             return {head: values[head] for head in off}
 
         switches = (off, way) if off else ()
-        return self.forward_of(self.model, self.photograph, size=size, whole=whole, off=switches, values=values)
+        return self.forward_of(
+            self.model, self.photograph, size=size, whole=whole, off=switches, values=values
+        )
 
     def change(self, **values):
         """As in `Page`. `target`, `against` and `another` take a class number or name, `another` also a text if the
@@ -275,7 +346,10 @@ class Explorer(Pictured):
             values["off"] = listed(self.model, values["off"])
         if isinstance(another := values.get("another"), str) and another.strip():
             values["target"] = (TEXT, another.strip()) if self._reads_text else another.strip()
-        typed, cleared = [], {"another": ""} if "target" in values and "another" not in values else {}
+        typed, cleared = (
+            [],
+            {"another": ""} if "target" in values and "another" not in values else {},
+        )
         for name, nothing in (("target", PREDICTED), ("against", NO_OTHER)):
             if (value := values.get(name, nothing)) in (None, nothing):
                 values |= {name: nothing} if name in values else {}
@@ -284,11 +358,15 @@ class Explorer(Pictured):
                 typed += [values[name]] if value[0] == TEXT else []
             else:
                 if not self.forward.likeliest:
-                    raise ValueError(f"{self.forward.name} has no classifier head for images, so no class {value!r}.")
+                    raise ValueError(
+                        f"{self.forward.name} has no classifier head for images, so no class {value!r}."
+                    )
                 values[name] = self._class(value)
                 typed.append(values[name])
         if any(isinstance(value, tuple) for value in typed) and not self._reads_text:
-            raise ValueError(f"{self.forward.name} has no text tower, so a text cannot be its target.")
+            raise ValueError(
+                f"{self.forward.name} has no text tower, so a text cannot be its target."
+            )
         before = self.state
         known = (*self.forward.likeliest, *before["typed"])
         typed = (*(value for value in typed if value not in known), *before["typed"])
@@ -306,7 +384,11 @@ class Explorer(Pictured):
             return classes(self.model, forward.logits[None], value).item()
         except ValueError:
             asked = set(re.findall(r"\w+", str(value).lower()))
-            found = [k for k, name in enumerate(forward.names or ()) if asked <= set(re.findall(r"\w+", name.lower()))]
+            found = [
+                k
+                for k, name in enumerate(forward.names or ())
+                if asked <= set(re.findall(r"\w+", name.lower()))
+            ]
             if not asked or not found:
                 raise
             return max(found, key=forward.share)
@@ -330,17 +412,33 @@ class Explorer(Pictured):
         head = head_control(forward, row, state["head"], place=MORE)
         whole = size_for(self.model, self.photograph) is not None and not self.size
         layer = self.layer_control(
-            forward, hidden=not row.layered, disabled=row.head == "added" and head.value == EVERY, place=MORE
+            forward,
+            hidden=not row.layered,
+            disabled=row.head == "added" and head.value == EVERY,
+            place=MORE,
         )
         not_looking, not_asked = state["view"] not in LOOKING, "look" not in self.asks
         return [
             self.photograph_control(),
-            *([Control("whole", "Whole photo, no cropping", "check", state["whole"])] if whole else []),
+            *(
+                [Control("whole", "Whole photo, no cropping", "check", state["whole"])]
+                if whole
+                else []
+            ),
             view_control(state["view"], possible(forward)),
-            Control("sinks", "Hide sinks", "check", state["sinks"], hidden=not_looking, place="picture"),
+            Control(
+                "sinks", "Hide sinks", "check", state["sinks"], hidden=not_looking, place="picture"
+            ),
             *self._targets(forward),
             *self.paint_controls(state["view"] == "components"),
-            Control("hover", "Map follows the pointer", "check", state["hover"], hidden=not_asked, place=PAINTING),
+            Control(
+                "hover",
+                "Map follows the pointer",
+                "check",
+                state["hover"],
+                hidden=not_asked,
+                place=PAINTING,
+            ),
             layer,
             head,
             *self.query_controls(forward, hidden=not row.query),
@@ -353,35 +451,68 @@ class Explorer(Pictured):
         known = dict.fromkeys([*forward.likeliest, *(k for k in typed if isinstance(k, int))])
         scored = lambda k: forward.score_words(forward.share(k))  # noqa: E731
         named = [(say("named", name=forward.label(k), score=scored(k)), k) for k in known]
-        offered = {say("a class"): [(say("predicted"), PREDICTED), *named] if forward.likeliest else []}
+        offered = {
+            say("a class"): [(say("predicted"), PREDICTED), *named] if forward.likeliest else []
+        }
         if row.attributes or not row.explains:
-            texts = dict.fromkeys(value for value in typed if isinstance(value, tuple) and value[0] == TEXT)
+            texts = dict.fromkeys(
+                value for value in typed if isinstance(value, tuple) and value[0] == TEXT
+            )
             others = [name for name in self.photographs if name != state["photograph"]]
             offered[say("to a text")] = [(say("like a text", name=text[1]), text) for text in texts]
-            offered[say("to an image")] = [(say("like an image", name=name), (PICTURE, name)) for name in others]
+            offered[say("to an image")] = [
+                (say("like an image", name=name), (PICTURE, name)) for name in others
+            ]
         elif isinstance(target, tuple):
             target = PREDICTED
         groups = tuple((name, len(options)) for name, options in offered.items() if options)
         explained = forward.likeliest[0] if target == PREDICTED and forward.likeliest else target
         rather = [(say("nothing"), NO_OTHER), *((name, k) for name, k in named if k != explained)]
-        label, hint = ("Any text", "a photo of a cat") if self._reads_text else ("Any class", "class name or number")
+        label, hint = (
+            ("Any text", "a photo of a cat")
+            if self._reads_text
+            else ("Any class", "class name or number")
+        )
         hidden, single = not row.explains, not row.contrasts or isinstance(target, tuple)
         another = Control("another", label, "text", state["another"], hint=hint, hidden=hidden)
         return [
-            Control("target", "Explain", "select", target, tuple(sum(offered.values(), [])), groups, hidden=hidden),
+            Control(
+                "target",
+                "Explain",
+                "select",
+                target,
+                tuple(sum(offered.values(), [])),
+                groups,
+                hidden=hidden,
+            ),
             *([another] if self._reads_text or forward.likeliest else []),
-            Control("against", "Contrast with", "select", state["against"], tuple(rather), hidden=hidden or single),
+            Control(
+                "against",
+                "Contrast with",
+                "select",
+                state["against"],
+                tuple(rather),
+                hidden=hidden or single,
+            ),
         ]
 
     def _bars(self, forward: Forward, whole: Forward) -> list[dict]:
         """Bars of the most probable classes, with their probabilities before heads were switched off."""
         target = self.choice.target
         bars = [
-            {"number": k, "name": forward.label(k), "full": forward.full(k), "share": forward.share(k),
-             "now": k == target, "plain": forward.outputs == "value"}
+            {
+                "number": k,
+                "name": forward.label(k),
+                "full": forward.full(k),
+                "share": forward.share(k),
+                "now": k == target,
+                "plain": forward.outputs == "value",
+            }
             for k in dict.fromkeys([*forward.likeliest[:BARS], *whole.likeliest[:1]])
         ]
-        return [bar | {"before": whole.share(bar["number"])} for bar in bars] if forward.off else bars
+        return (
+            [bar | {"before": whole.share(bar["number"])} for bar in bars] if forward.off else bars
+        )
 
     def _panel(self, shown: Map, choice: Choice | None = None) -> Panel:
         """Panel of a map, with notes on switched-off heads and a distorted aspect ratio."""
@@ -411,7 +542,11 @@ class Explorer(Pictured):
         if not done:
             return {"title": say("trust"), "words": failed or say("scoring")}
         forward, choice, shown = self.forward, self.choice, self._made(self.state["view"])
-        return {"title": say("trust"), **covering(forward, choice, shown.values), **score(forward, choice, own, random)}
+        return {
+            "title": say("trust"),
+            **covering(forward, choice, shown.values),
+            **score(forward, choice, own, random),
+        }
 
     def _marked(self, shown: Map) -> Map:
         """A map of attention with the sinks of its layer."""
@@ -429,13 +564,23 @@ class Explorer(Pictured):
         random = self.results.get(self._scores[0])
         for name, view in self._quick.items():
             found, own = self._made(name), self.results.get(("score", forward.key, name, choice))
-            tile = {"view": name, "title": view.entry.split(" (")[0], "now": name == self.state["view"], "words": ""}
+            tile = {
+                "view": name,
+                "title": view.entry.split(" (")[0],
+                "now": name == self.state["view"],
+                "words": "",
+            }
             if isinstance(found, Map):
                 panel = map_panel(forward, view, choice, found, self.state).message()
-                tile |= {key: panel[key] for key in ("rows", "cols", "cell", "values", "scale", "strength", "smooth")}
+                tile |= {
+                    key: panel[key]
+                    for key in ("rows", "cols", "cell", "values", "scale", "strength", "smooth")
+                }
             if isinstance(own, np.ndarray) and isinstance(random, np.ndarray):
                 tile["words"] = score(forward, choice, own, random)["short"]
-            elif message := next((message for message in (found, own) if isinstance(message, str)), ""):
+            elif message := next(
+                (message for message in (found, own) if isinstance(message, str)), ""
+            ):
                 tile["failed"] = message
             tiles.append(tile)
         title = say("six unscored" if all("failed" in tile for tile in tiles) else "six")
@@ -454,13 +599,20 @@ class Explorer(Pictured):
         picks = {"": [None, None], "added": [SUM, None]}.get(row.head, [MEAN, MAX])
         return {
             "titles": [say("mosaic", source=query_words(forward, self.query)), say("distances")],
-            "layers": maps.shape[0], "rows": maps.shape[2], "cols": maps.shape[3], "maps": maps.tobytes(),
-            "tops": tops.tolist(), "colors": TILES,
+            "layers": maps.shape[0],
+            "rows": maps.shape[2],
+            "cols": maps.shape[3],
+            "maps": maps.tobytes(),
+            "tops": tops.tolist(),
+            "colors": TILES,
             "names": [say("mean row"), say("max row"), say("head", head=0), *map(str, heads[1:])],
             "picks": [*picks, *single],
-            "layer": None if choice.head == EVERY else choice.layer, "head": choice.head if row.head else None,
+            "layer": None if choice.head == EVERY else choice.layer,
+            "head": choice.head if row.head else None,
             "distances": distances.tolist() if isinstance(distances, np.ndarray) else None,
-            "uniform": forward.grid.uniform_distance(), "off": self.state["off"], "pool": self._pool,
+            "uniform": forward.grid.uniform_distance(),
+            "off": self.state["off"],
+            "pool": self._pool,
         }
 
     @property
@@ -471,11 +623,16 @@ class Explorer(Pictured):
     def _page(self) -> Callable[[Check], dict[str, bytes]]:
         """Function for the long lane that writes the photograph and its maps as a page, by its file name."""
         page, name = copy.copy(self), f"{self._stem}.html"
-        page.results, page._forwards = {}, self._forwards.copy()  # the quick lane goes on with its own
+        page.results, page._forwards = (
+            {},
+            self._forwards.copy(),
+        )  # the quick lane goes on with its own
 
         def write(check: Check) -> dict[str, bytes]:
             with tempfile.TemporaryDirectory() as folder:
-                path = self.write_page(page, [page.state["photograph"]], Path(folder, name), check=check)
+                path = self.write_page(
+                    page, [page.state["photograph"]], Path(folder, name), check=check
+                )
                 return {path.name: path.read_bytes()}
 
         return write
@@ -488,17 +645,26 @@ class Explorer(Pictured):
 
     def _saved(self, shown: Map) -> dict[str, bytes]:
         """A zip file by its name, with the figure and its score, all numbers, and the settings."""
-        panel, arrays = self._panel(shown), {"values": shown.values, "pixels": self.forward.pixels, **shown.arrays}
+        panel, arrays = (
+            self._panel(shown),
+            {"values": shown.values, "pixels": self.forward.pixels, **shown.arrays},
+        )
         score = measured if (measured := self._score()) and "curves" in measured else None
         if score:
             panel = replace(panel, words=f"{panel.words} {score['words']}")
             arrays |= {"shares": score["shares"], **score["curves"]}
-        visible = {c.name: c.value for c in self.controls() if not (c.hidden or c.disabled or c.kind == "text")}
+        visible = {
+            c.name: c.value
+            for c in self.controls()
+            if not (c.hidden or c.disabled or c.kind == "text")
+        }
         about = {"model": self.forward.name, "weights": digest(self.model), "vitlens": __version__}
         about |= {"words": panel.words, **visible}
         for name in ("hover", *(() if self.state["off"] else ("off", "way"))):
             about.pop(name, None)
-        name = f"{self._stem}-{about['view']}" + (f"-layer{about['layer']}" if "layer" in about else "")
+        name = f"{self._stem}-{about['view']}" + (
+            f"-layer{about['layer']}" if "layer" in about else ""
+        )
         with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(f"{name}.png", captioned(self.forward, panel, score))
             archive.writestr(f"{name}.json", json.dumps(about, indent=2, ensure_ascii=False))
@@ -518,7 +684,11 @@ def off_words(heads: tuple[Head, ...], way: str) -> str:
         return ""
     names = [say("head of", head=head, layer=_layer(layer)) for layer, head in heads]
     which = ", ".join(names) if len(names) <= 4 else say("count of heads", count=len(names))
-    return say("off" if len(names) == 1 else "all off", heads=which, way=instead(way).replace("their", "its"))
+    return say(
+        "off" if len(names) == 1 else "all off",
+        heads=which,
+        way=instead(way).replace("their", "its"),
+    )
 
 
 def _layer(layer: int | str) -> str:
@@ -535,13 +705,17 @@ def listed(model: nn.Module, heads: object) -> tuple[Head, ...]:
     """Heads in the order of layers. Raises ValueError for unknown heads."""
     pairs, every = {(layer, head) for layer, head in heads}, [*_places(model)]
     if unknown := pairs.difference(every):
-        raise ValueError(f"(layer, head) must be from {every[0]} to {every[-1]}, got {unknown.pop()!r}.")
+        raise ValueError(
+            f"(layer, head) must be from {every[0]} to {every[-1]}, got {unknown.pop()!r}."
+        )
     return tuple(head for head in every if head in pairs)
 
 
 def switches(model: nn.Module, off: tuple[Head, ...], way: str) -> list[Control]:
     """Controls that switch heads off."""
-    every = tuple((f"{_layer(layer)}, head {head}", (layer, head)) for layer, head in _places(model))
+    every = tuple(
+        (f"{_layer(layer)}, head {head}", (layer, head)) for layer, head in _places(model)
+    )
     ways = tuple((instead(way), way) for way in WAYS)
     return [
         Control("off", "Heads that are off", "switches", off, every),

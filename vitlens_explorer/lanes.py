@@ -109,7 +109,11 @@ class Job(NamedTuple):
             done += forwards
             if (now := time.monotonic()) >= due:
                 due = now + PACE
-                progress = {"what": self.what, "done": min(done, self.forwards or done), "of": self.forwards}
+                progress = {
+                    "what": self.what,
+                    "done": min(done, self.forwards or done),
+                    "of": self.forwards,
+                }
                 if 0 < done < self.forwards:
                     progress["left"] = (now - start) * (self.forwards - done) / done
                 tell(progress)
@@ -137,7 +141,14 @@ class Connection:
     the browser. post(function): calls a function in the thread of the event loop, from any thread.
     """
 
-    def __init__(self, page, show: Callable, send: Callable, post: Callable, lanes: tuple[Lane, Lane] = (QUICK, LONG)):
+    def __init__(
+        self,
+        page,
+        show: Callable,
+        send: Callable,
+        post: Callable,
+        lanes: tuple[Lane, Lane] = (QUICK, LONG),
+    ):
         self.page, self._show, self._send, self._post = page, show, send, post
         self._quick, self._long = lanes
         self.closed, self.error = False, ""  # error of the last message
@@ -169,7 +180,10 @@ class Connection:
         if "at" in content:
             if (data := self._whole(content, buffers[0])) is None:
                 return
-            content, buffers = {"upload": content["upload"], "number": content.get("number", 0)}, [data]
+            content, buffers = (
+                {"upload": content["upload"], "number": content.get("number", 0)},
+                [data],
+            )
         elif "cancel" in content:
             job = self._job if self._pending or not self._drawing else None
             content = content | {"cancel": job and job[0]}
@@ -190,7 +204,10 @@ class Connection:
     def _replied(self, content: dict, task: Task) -> None:
         if not self.closed and not isinstance(task.exception(), Cancelled):
             answer, buffers = task.result()
-            self._send({"ask": content["ask"], "number": content.get("number", 0), "answer": answer}, buffers)
+            self._send(
+                {"ask": content["ask"], "number": content.get("number", 0), "answer": answer},
+                buffers,
+            )
 
     def start(self, answer: Answer) -> None:
         """Show the first drawing."""
@@ -264,7 +281,10 @@ class Connection:
             done = partial(self._done, job.key)  # without a reference to the function
             tell = lambda progress: self._post(partial(self._report, progress, job.key))  # noqa: E731
             function = partial(job.run, tell)
-            self._job = job.key, self._long.submit(function, lambda task: self._post(partial(done, task)))
+            self._job = (
+                job.key,
+                self._long.submit(function, lambda task: self._post(partial(done, task))),
+            )
 
     def _report(self, progress: dict | None, key: tuple = ()) -> None:
         """Send the progress of the job with this key to the browser, or None after its end."""

@@ -42,7 +42,11 @@ class Widget(anywidget.AnyWidget):
         self.page = QUICK.run(lambda check: make())
         self.connection = Connection(self.page, self._show, self.send, self._post)
         self.connection.start(QUICK.run(self.page.first))
-        self.on_msg(lambda _, content, buffers: self._here(lambda: self.connection.receive(content, buffers)))
+        self.on_msg(
+            lambda _, content, buffers: self._here(
+                lambda: self.connection.receive(content, buffers)
+            )
+        )
 
     def set(self, **values) -> None:
         """Set controls, as in `set(layer=3, head="mean")`, and wait for the drawing. Raises ValueError with the page's
@@ -77,7 +81,9 @@ class Widget(anywidget.AnyWidget):
         """Write the current photo of an explorer as one HTML file, as `save_page`, and return its path.
         Raises TypeError for other widgets."""
         if not isinstance(self.page, Explorer):
-            raise TypeError(f"Only an explorer can be saved as a page, got {type(self.page).__name__}.")
+            raise TypeError(
+                f"Only an explorer can be saved as a page, got {type(self.page).__name__}."
+            )
         from vitlens_explorer.in_page import write_page
 
         return QUICK.run(lambda check: write_page(self.page, [self.page.state["photograph"]], path))
@@ -152,7 +158,9 @@ def compare(model_a: nn.Module, model_b: nn.Module | None = None, image=None, ot
 
     >>> widget = vitlens_explorer.compare(model, image=cat, other=cat)
     """
-    return Widget(lambda: Comparison(model_a, model_a if model_b is None else model_b, image, other))
+    return Widget(
+        lambda: Comparison(model_a, model_a if model_b is None else model_b, image, other)
+    )
 
 
 def positions(model: nn.Module) -> Widget:

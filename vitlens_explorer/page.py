@@ -62,7 +62,9 @@ class Control:
             expected = "True or False" if self.kind == "check" else "a text"
         else:
             whole = self.step == 1
-            number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            number = isinstance(value, int if whole else int | float) and not isinstance(
+                value, bool
+            )
             fits = number and 0 <= value <= self.high
             expected = f"a {'whole ' * whole}number from 0 to {self.high:g}"
         if not fits:
@@ -86,7 +88,9 @@ class Scale:
         return (shown(np.arange(256)) * 255).round().astype(np.uint8)
 
 
-def scale_of(values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit: float | None = None) -> Scale:
+def scale_of(
+    values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit: float | None = None
+) -> Scale:
     """Color scale of a map from 0 to its largest value, or ±largest in red and blue if some values are negative.
 
     limit: end of a signed scale, such as 1 for cosines. stretch: from the smallest to the largest value instead. cmap:
@@ -136,7 +140,8 @@ class Panel:
         """The panel in the format of the front end, with arrays as bytes."""
         values = b"" if self.values is None else np.ascontiguousarray(self.values, "<f4").tobytes()
         scale = self.scale and {
-            "low": self.scale.low, "high": self.scale.high,
+            "low": self.scale.low,
+            "high": self.scale.high,
             "colors": self.scale.table(self.strength, self.opacity).tobytes(),
         }
         return vars(self) | {"values": values, "scale": scale}
@@ -155,9 +160,13 @@ class Page:
 
     def __init__(self, **state):
         self.state, self.frame, self.pictures = state, {}, {}
-        self.results: dict[tuple, object] = {}  # of jobs and of `once`, or the message of a failed job
+        self.results: dict[
+            tuple, object
+        ] = {}  # of jobs and of `once`, or the message of a failed job
         self.shown: dict[str, Control] = {}  # the controls of the last drawing
-        self.files: list[tuple[int, dict[str, bytes]]] = []  # downloads: (number of the message, files)
+        self.files: list[
+            tuple[int, dict[str, bytes]]
+        ] = []  # downloads: (number of the message, files)
         self._menus, self._good, self._seen, self._message = None, state, 0, ""
         self._awaited: tuple | None = None  # key of the job that the drawing needs
 
@@ -261,7 +270,9 @@ class Page:
         """Recreate the controls if `menus` changed."""
         if (menus := self.menus()) != self._menus:
             self.shown, self._menus = {control.name: control for control in self.controls()}, menus
-            self.results = {key: value for key, value in self.results.items() if value is not CANCELED}
+            self.results = {
+                key: value for key, value in self.results.items() if value is not CANCELED
+            }
 
     def _draw(self, check: Check) -> Job | None:
         """Draw the frame, or return the job that it needs."""
@@ -276,7 +287,12 @@ class Page:
         self.pictures, self._good = drawn.pop("pictures"), self.state
         panels = [panel.message() for panel in drawn.pop("panels")]
         controls = [vars(control) for control in self.shown.values()]
-        self.frame = drawn | {"panels": panels, "controls": controls, "answers": self._seen, "message": self._message}
+        self.frame = drawn | {
+            "panels": panels,
+            "controls": controls,
+            "answers": self._seen,
+            "message": self._message,
+        }
         return None
 
 

@@ -19,7 +19,16 @@ from torch import nn
 
 from vitlens import tokens
 from vitlens.images import load_image, samples
-from vitlens.models import built_size, class_count, label_names, output_kind, preprocess, restore, scores, title
+from vitlens.models import (
+    built_size,
+    class_count,
+    label_names,
+    output_kind,
+    preprocess,
+    restore,
+    scores,
+    title,
+)
 from vitlens.recorder.forward import evaluating, require_finite
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
@@ -35,7 +44,14 @@ READOUT, PATCH = "readout", "patch"
 OPACITIES = ("by value", "value"), ("uniform", "even")
 PAINTING, MORE = "Appearance", "More"
 """Names of the closed groups of controls."""
-PAINT = {"strength": 0.75, "opacity": "value", "colors": "", "stretch": False, "smooth": True, "lines": False}
+PAINT = {
+    "strength": 0.75,
+    "opacity": "value",
+    "colors": "",
+    "stretch": False,
+    "smooth": True,
+    "lines": False,
+}
 LIKELIEST = 10
 """Number of classes that the menus offer."""
 KEPT = 256 * 2**20
@@ -63,7 +79,9 @@ class Photograph:
 def sample_photographs() -> dict[str, Photograph]:
     """The sample photographs by name, the first one first, opened once for all pages."""
     images = samples()
-    return {name: Photograph(images[name]) for name in sorted(images, key=lambda name: name != FIRST)}
+    return {
+        name: Photograph(images[name]) for name in sorted(images, key=lambda name: name != FIRST)
+    }
 
 
 class Forward:
@@ -76,8 +94,13 @@ class Forward:
     """
 
     def __init__(
-        self, model: nn.Module, image: Image.Image, size: tuple[int, int] | None, whole: bool = False,
-        off: dict | None = None, key: tuple = (),
+        self,
+        model: nn.Module,
+        image: Image.Image,
+        size: tuple[int, int] | None,
+        whole: bool = False,
+        off: dict | None = None,
+        key: tuple = (),
     ):
         self.model, self.off, self.key = model, off or {}, key
         batch = preprocess(model, image, size=size or built_size(model), whole=whole)
@@ -86,14 +109,27 @@ class Forward:
         with evaluating(model), self.switched(), torch.inference_mode(), capture(model) as attn:
             self.tokens, logits = tokens.features(model, self.batch)
         require_finite(model, logits)
-        self.attn, self.grid, self.gated, self.heads = [*attn], attn.grid, attn.gated, attn[0].q.shape[1]
-        classed = class_count(model) != 0 and logits.dim() == 2  # without pooling, logits have a row for each token
+        self.attn, self.grid, self.gated, self.heads = (
+            [*attn],
+            attn.grid,
+            attn.gated,
+            attn[0].q.shape[1],
+        )
+        classed = (
+            class_count(model) != 0 and logits.dim() == 2
+        )  # without pooling, logits have a row for each token
         self.classes = logits.shape[-1] if classed else 0
         self.logits = logits[0].float().cpu()
         self.names, self._shares = label_names(model, logits.shape[-1]), scores(model, self.logits)
         self.labels = short(tuple(self.names or ()))
-        self.likeliest = self._shares.topk(min(LIKELIEST, self.classes)).indices.tolist() if classed else []
-        self.prefix, self.name, self.outputs = family(model).prefix, title(model), output_kind(model)
+        self.likeliest = (
+            self._shares.topk(min(LIKELIEST, self.classes)).indices.tolist() if classed else []
+        )
+        self.prefix, self.name, self.outputs = (
+            family(model).prefix,
+            title(model),
+            output_kind(model),
+        )
         self.written: dict[tuple, tuple] = {}  # contributions by (target, contrast)
 
     def switched(self) -> contextlib.AbstractContextManager[None]:
@@ -141,9 +177,13 @@ class Forward:
 @functools.lru_cache(4)
 def short(names: tuple[str, ...]) -> list[str]:
     """The first synonym of each name, such as "tabby" of "tabby, tabby cat", unless another name has it, too."""
-    synonyms = Counter(part for name in names for part in {each.strip() for each in name.split(",")})
+    synonyms = Counter(
+        part for name in names for part in {each.strip() for each in name.split(",")}
+    )
     first = [name.split(",")[0].strip() for name in names]
-    return [begin if synonyms[begin] == 1 else name for begin, name in zip(first, names, strict=True)]
+    return [
+        begin if synonyms[begin] == 1 else name for begin, name in zip(first, names, strict=True)
+    ]
 
 
 def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None:
@@ -159,7 +199,10 @@ def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None
     across, down = photograph.image.size
     shape = float(np.clip(down / across, 1 / _ELONGATION, _ELONGATION)) ** 0.5
     area = (height * width) ** 0.5
-    return tuple(max(1, round(side / p)) * p for side, p in zip((area * shape, area / shape), patch, strict=True))
+    return tuple(
+        max(1, round(side / p)) * p
+        for side, p in zip((area * shape, area / shape), patch, strict=True)
+    )
 
 
 def weights(model: nn.Module) -> tuple:
@@ -195,8 +238,13 @@ class Pictured(Page):
     plain = frozenset(("query", "row", "column", *PAINT))
 
     def __init__(
-        self, model: nn.Module, image, *others: nn.Module, size: tuple[int, int] | None = None,
-        more: dict[str, Photograph] | None = None, **state,
+        self,
+        model: nn.Module,
+        image,
+        *others: nn.Module,
+        size: tuple[int, int] | None = None,
+        more: dict[str, Photograph] | None = None,
+        **state,
     ):
         self.model, self.size = unwrap(model), size
         self.models = [self.model, *map(unwrap, others)]
@@ -226,8 +274,14 @@ class Pictured(Page):
         return self.forward_of(self.model, self.photograph, size=self.size)
 
     def forward_of(
-        self, model: nn.Module, photograph: Photograph, *, size: tuple[int, int] | None = None, whole: bool = False,
-        off: tuple = (), values: Callable[[], dict] = dict,
+        self,
+        model: nn.Module,
+        photograph: Photograph,
+        *,
+        size: tuple[int, int] | None = None,
+        whole: bool = False,
+        off: tuple = (),
+        values: Callable[[], dict] = dict,
     ) -> Forward:
         """Cached forward of a model on a photograph, computed if missing. off: switched-off heads. values(): their
         outputs."""
@@ -241,17 +295,24 @@ class Pictured(Page):
     def _forget(self) -> None:
         """Drop the oldest captures, and then the oldest uploads, while they hold more than `KEPT` bytes."""
         shown = (self.state["photograph"], self.state.get("other"))
-        uploads = {name: np.prod((3, *p.image.size)) for name, p in self.photographs.items() if p.uploaded}
+        uploads = {
+            name: np.prod((3, *p.image.size)) for name, p in self.photographs.items() if p.uploaded
+        }
         hidden = [name for name in uploads if name not in shown]  # the newest first
 
         def full() -> bool:
-            return sum(uploads.values()) + sum(forward.bytes for forward in self._forwards.values()) > KEPT
+            return (
+                sum(uploads.values()) + sum(forward.bytes for forward in self._forwards.values())
+                > KEPT
+            )
 
         while full() and len(self._forwards) > 2:
             self._forwards.popitem(last=False)
         while full() and hidden:
             del uploads[name := hidden.pop()]
-            self.state = self.state | {"photographs": {k: v for k, v in self.photographs.items() if k != name}}
+            self.state = self.state | {
+                "photographs": {k: v for k, v in self.photographs.items() if k != name}
+            }
 
     def answer(self, messages, check):
         self._weights = {id(model): weights(model) for model in self.models}
@@ -264,7 +325,9 @@ class Pictured(Page):
         if "upload" in content:
             (file := io.BytesIO(buffers[0])).name = name = str(content["upload"])
             uploaded = {name: Photograph.read(file, uploaded=True)}
-            others = {other: photograph for other, photograph in self.photographs.items() if other != name}
+            others = {
+                other: photograph for other, photograph in self.photographs.items() if other != name
+            }
             self.state = self.state | {"photographs": uploaded | others, "photograph": name}
         else:
             super().take(content, buffers)
@@ -276,26 +339,39 @@ class Pictured(Page):
 
     def fit(self, forward: Forward) -> None:
         """Clip row and column to the grid."""
-        row, col = min(self.state["row"], forward.grid.rows - 1), min(self.state["column"], forward.grid.cols - 1)
+        row, col = (
+            min(self.state["row"], forward.grid.rows - 1),
+            min(self.state["column"], forward.grid.cols - 1),
+        )
         self.state = self.state | {"row": row, "column": col}
 
     @property
     def query(self) -> str | int | tuple[int, int]:
         """READOUT, the position of a prefix token, or (row, column) of a patch."""
-        return (self.state["row"], self.state["column"]) if self.state["query"] == PATCH else self.state["query"]
+        return (
+            (self.state["row"], self.state["column"])
+            if self.state["query"] == PATCH
+            else self.state["query"]
+        )
 
     def photograph_control(self, label: str = "Photo") -> Control:
         names = tuple((name, name) for name in self.photographs)
         return Control("photograph", label, "select", self.state["photograph"], names)
 
-    def query_controls(self, forward: Forward, hidden: bool = False, readable: bool = True) -> list[Control]:
+    def query_controls(
+        self, forward: Forward, hidden: bool = False, readable: bool = True
+    ) -> list[Control]:
         grid, state = forward.grid, self.state
         readable = readable and grid.readout is not None
         queries = [(f"{forward.readout} (read-out)", READOUT)] if readable else []
-        queries += [(n, i) for i, n in enumerate(forward.prefix) if not (readable and n == forward.readout)]
+        queries += [
+            (n, i) for i, n in enumerate(forward.prefix) if not (readable and n == forward.readout)
+        ]
         more = {"hidden": hidden, "place": MORE}
         return [
-            Control("query", "Query", "select", state["query"], (*queries, ("patch", PATCH)), **more),
+            Control(
+                "query", "Query", "select", state["query"], (*queries, ("patch", PATCH)), **more
+            ),
             Control("row", "Row", "range", state["row"], high=grid.rows - 1, **more),
             Control("column", "Column", "range", state["column"], high=grid.cols - 1, **more),
         ]
@@ -311,7 +387,9 @@ class Pictured(Page):
             tiles.insert(0, {"query": READOUT, "name": forward.readout, "share": ""})
         return tuple(tile | {"now": tile["query"] == self.state["query"]} for tile in tiles)
 
-    def layer_control(self, forward: Forward, name: str = "layer", label: str = "Layer", **more) -> Control:
+    def layer_control(
+        self, forward: Forward, name: str = "layer", label: str = "Layer", **more
+    ) -> Control:
         return Control(name, label, "range", self.state[name], high=len(forward.attn) - 1, **more)
 
     def paint_controls(self, colored: bool = False) -> list[Control]:
@@ -319,11 +397,41 @@ class Pictured(Page):
         state = self.state
         maps = (("auto", ""), *((name, name) for name in MAPS))
         return [
-            Control("strength", "Overlay strength", "range", state["strength"], high=1, step=0.05, place=PAINTING),
-            Control("opacity", "Opacity", "select", state["opacity"], OPACITIES, disabled=colored, place=PAINTING),
-            Control("colors", "Color map", "select", state["colors"], maps, disabled=colored, place=PAINTING),
-            Control("stretch", "Start the color scale at the minimum", "check", state["stretch"], disabled=colored,
-                    place=PAINTING),
+            Control(
+                "strength",
+                "Overlay strength",
+                "range",
+                state["strength"],
+                high=1,
+                step=0.05,
+                place=PAINTING,
+            ),
+            Control(
+                "opacity",
+                "Opacity",
+                "select",
+                state["opacity"],
+                OPACITIES,
+                disabled=colored,
+                place=PAINTING,
+            ),
+            Control(
+                "colors",
+                "Color map",
+                "select",
+                state["colors"],
+                maps,
+                disabled=colored,
+                place=PAINTING,
+            ),
+            Control(
+                "stretch",
+                "Start the color scale at the minimum",
+                "check",
+                state["stretch"],
+                disabled=colored,
+                place=PAINTING,
+            ),
             Control("smooth", "Interpolate", "check", state["smooth"], place=PAINTING),
             Control("lines", "Patch grid", "check", state["lines"], place=PAINTING),
         ]

@@ -40,19 +40,36 @@ class PositionMaps(Page):
             scale = Scale("viridis", float(values.min()), float(others.max()))
         side = max(1, 448 // max(rows, cols))
         pictures = {"one": png(Image.new("RGB", (cols * side, rows * side), "gray"))}
-        common = {"rows": rows, "cols": cols, "cell": (1 / rows, 1 / cols), "selected": place, "picks": "the position"}
+        common = {
+            "rows": rows,
+            "cols": cols,
+            "cell": (1 / rows, 1 / cols),
+            "selected": place,
+            "picks": "the position",
+        }
         words = f"Cosine similarity of its embedding to all others: {number(others.min())} to {number(others.max())}"
         one = Panel(
-            name="one", title=f"Position in row {place[0]}, column {place[1]}", picture="one",
-            words=f"{words}, and 1 to itself.", values=values, scale=scale, strength=1.0, smooth=self.state["smooth"],
-            ends=(number(scale.low), number(scale.high)), **common,
+            name="one",
+            title=f"Position in row {place[0]}, column {place[1]}",
+            picture="one",
+            words=f"{words}, and 1 to itself.",
+            values=values,
+            scale=scale,
+            strength=1.0,
+            smooth=self.state["smooth"],
+            ends=(number(scale.low), number(scale.high)),
+            **common,
         )
         panels = [one]
         if max(rows, cols) <= MOST:
             scales = [Scale("RdBu_r", -1.0, 1.0)] * (rows * cols)
             pictures["all"] = mosaic(self.similarity, scales, max(rows + 2, 640 // rows))
-            words = "Every tile is the map of the position in its place, in red and blue from −1 to 1."
-            panels.insert(0, Panel(name="all", title="All positions", picture="all", words=words, **common))
+            words = (
+                "Every tile is the map of the position in its place, in red and blue from −1 to 1."
+            )
+            panels.insert(
+                0, Panel(name="all", title="All positions", picture="all", words=words, **common)
+            )
         return {"pictures": pictures, "panels": panels}
 
     def controls(self):
@@ -60,6 +77,8 @@ class PositionMaps(Page):
         return [
             Control("row", "Row", "range", self.state["row"], high=rows - 1),
             Control("column", "Column", "range", self.state["column"], high=cols - 1),
-            Control("stretch", "Start the color scale at the minimum", "check", self.state["stretch"]),
+            Control(
+                "stretch", "Start the color scale at the minimum", "check", self.state["stretch"]
+            ),
             Control("smooth", "Interpolate", "check", self.state["smooth"]),
         ]

@@ -41,9 +41,13 @@ class Slider(ipywidgets.VBox):
         last = len(frames) - 1
         figure = ipywidgets.HTML(frames[last]["text/html"])
         play = ipywidgets.Play(last, max=last, interval=500)
-        slider = ipywidgets.IntSlider(last, max=last, description="snapshot", readout=False, layout={"width": "560px"})
+        slider = ipywidgets.IntSlider(
+            last, max=last, description="snapshot", readout=False, layout={"width": "560px"}
+        )
         ipywidgets.jslink((play, "value"), (slider, "value"))
-        slider.observe(lambda change: figure.set_trait("value", frames[change["new"]]["text/html"]), "value")
+        slider.observe(
+            lambda change: figure.set_trait("value", frames[change["new"]]["text/html"]), "value"
+        )
         super().__init__([ipywidgets.HBox([play, slider]), figure])
         self._shown = lambda: [frames[slider.value], *frames[last % 2 :: 2]]
 
@@ -60,7 +64,12 @@ class Slider(ipywidgets.VBox):
 def _animation(pngs: list[bytes]) -> bytes:
     """A WebP that shows images in a loop, the first of them longest."""
     first, *others = (Image.open(io.BytesIO(png)).convert("RGB") for png in pngs)
-    look = {"duration": [1500] + [600] * len(others), "loop": 0, "quality": 30, "minimize_size": True}
+    look = {
+        "duration": [1500] + [600] * len(others),
+        "loop": 0,
+        "quality": 30,
+        "minimize_size": True,
+    }
     first.save(file := io.BytesIO(), "WEBP", save_all=True, append_images=others, **look)
     return file.getvalue()
 

@@ -143,7 +143,12 @@ class Layers(Sequence):
     """Layers of a capture that call `check` on access."""
 
     def __init__(self, forward: Forward, layers: slice, check: Check):
-        self.layers, self.grid, self.model_name, self.check = forward.attn[layers], forward.grid, forward.name, check
+        self.layers, self.grid, self.model_name, self.check = (
+            forward.attn[layers],
+            forward.grid,
+            forward.name,
+            check,
+        )
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -156,7 +161,9 @@ class Layers(Sequence):
 def until(model: nn.Module, check: Check) -> contextlib.AbstractContextManager[None]:
     """Context that calls check(images) before each forward of the model in this thread. The hook is on the patch
     embedding, because `forward_features` skips the head."""
-    return hooked([(family(model).embedding.register_forward_pre_hook, lambda _, args: check(len(args[0])))])
+    return hooked(
+        [(family(model).embedding.register_forward_pre_hook, lambda _, args: check(len(args[0])))]
+    )
 
 
 def query_row(forward: Forward, query: str | int | tuple[int, int]) -> Tensor:
@@ -211,12 +218,22 @@ def _attention(forward: Forward, choice: Choice, check: Check) -> Map:
     words = say("attention", source=source, layer=choice.layer, heads=_head_words(choice.head))
     if forward.grid.prefix and choice.head != MAX:
         rest = weights[: forward.grid.prefix].sum()
-        words += say("attention prefix", share=percent(rest), rest=percent(1 - rest), prefix=_prefix_words(forward))
+        words += say(
+            "attention prefix",
+            share=percent(rest),
+            rest=percent(1 - rest),
+            prefix=_prefix_words(forward),
+        )
     elif forward.grid.prefix:
         words += say("not rescaled")
     prefix = tuple(weights[: forward.grid.prefix].tolist())
     unit = say("attention unit")
-    return Map(forward.grid.image_map(weights).numpy(), words + _gate_words(forward), unit=unit, prefix=prefix)
+    return Map(
+        forward.grid.image_map(weights).numpy(),
+        words + _gate_words(forward),
+        unit=unit,
+        prefix=prefix,
+    )
 
 
 def _received(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -236,14 +253,21 @@ def _rollout(forward: Forward, choice: Choice, check: Check) -> Map:
     words = say("rollout", source=source, layer=choice.layer, heads=_head_words(choice.head))
     if forward.grid.prefix:
         words += say(
-            "rollout prefix", share=percent(1 - values.sum()), rest=percent(values.sum()), prefix=_prefix_words(forward)
+            "rollout prefix",
+            share=percent(1 - values.sum()),
+            rest=percent(values.sum()),
+            prefix=_prefix_words(forward),
         )
     prefix = (1 - values.sum().item(),) if forward.grid.prefix == 1 else ()
-    return Map(values.numpy(), words + _gate_words(forward), unit=say("rollout unit"), prefix=prefix)
+    return Map(
+        values.numpy(), words + _gate_words(forward), unit=say("rollout unit"), prefix=prefix
+    )
 
 
 def _similarity(forward: Forward, choice: Choice, check: Check) -> Map:
-    cosines = tokens.similarity(forward.tokens[choice.layer][0].float().cpu(), query_row(forward, choice.query))
+    cosines = tokens.similarity(
+        forward.tokens[choice.layer][0].float().cpu(), query_row(forward, choice.query)
+    )
     words = say("similarity", layer=choice.layer, source=query_words(forward, choice.query))
     values = forward.grid.image_map(cosines).numpy()
     return Map(values, words, limit=farthest(values, choice.query), unit=say("similarity unit"))
@@ -262,7 +286,9 @@ def sinks(forward: Forward, layer: int, check: Check) -> list[tuple[int, int]]:
     """Patches (row, column) that receive more than `SINK` times the median attention of the patches in a layer and more
     than `EVEN` times an even share, as the mean over heads and queries."""
     one = Layers(forward, slice(layer, layer + 1), check)
-    received = forward.grid.image_map(attention.received(one, prefix=True)[0, 0].float().mean(0).cpu())
+    received = forward.grid.image_map(
+        attention.received(one, prefix=True)[0, 0].float().mean(0).cpu()
+    )
     least = max(SINK * received.median(), EVEN / forward.grid.tokens)
     return list(map(tuple, (received > least).nonzero().tolist()))
 
@@ -271,7 +297,9 @@ def _components(forward: Forward, choice: Choice, check: Check) -> Map:
     patches = forward.tokens[choice.layer][0, forward.grid.prefix :]
     scores, variance = tokens.components(patches.float().cpu())
     words = say("components", layer=choice.layer, shares=", ".join(map(percent, variance)))
-    return Map(tokens.colors(scores).unflatten(0, (forward.grid.rows, forward.grid.cols)).numpy(), words)
+    return Map(
+        tokens.colors(scores).unflatten(0, (forward.grid.rows, forward.grid.cols)).numpy(), words
+    )
 
 
 def _norms(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -283,7 +311,9 @@ def _norms(forward: Forward, choice: Choice, check: Check) -> Map:
     return Map(forward.grid.image_map(lengths).numpy(), words, unit=say("norms unit"))
 
 
-def by_layer(forward: Forward, query: str | int | tuple[int, int], check: Check) -> list[tuple[float, int]]:
+def by_layer(
+    forward: Forward, query: str | int | tuple[int, int], check: Check
+) -> list[tuple[float, int]]:
     """(probability, class number) of the most probable class after each layer, by the raw lens at the query."""
     best = []
     for layer_tokens in forward.tokens:
@@ -291,7 +321,9 @@ def by_layer(forward: Forward, query: str | int | tuple[int, int], check: Check)
         if query == READOUT:
             logits = family(forward.model).head(layer_tokens)
         else:
-            logits = stream.read_each(forward.model, layer_tokens[:, [forward.grid.position(query)]])[:, 0]
+            logits = stream.read_each(
+                forward.model, layer_tokens[:, [forward.grid.position(query)]]
+            )[:, 0]
         share, target = scores(forward.model, logits[0]).float().max(0)
         best.append((share.item(), target.item()))
     return best
@@ -303,25 +335,48 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
         raise ValueError("The logit lens needs all heads of the attention pool. Turn them on.")
     target, layer, query = choice.target, choice.layer, choice.query
     with evaluating(forward.model):
-        shares = scores(forward.model, stream.read_each(forward.model, forward.tokens[layer])[0])[:, target].float()
+        shares = scores(forward.model, stream.read_each(forward.model, forward.tokens[layer])[0])[
+            :, target
+        ].float()
         top, classes = zip(*by_layer(forward, query, check), strict=True)
     quantity = say("value" if forward.outputs == "value" else "probability")
-    who = say("lens readout", readout=forward.readout) if query == READOUT else query_words(forward, query)
+    who = (
+        say("lens readout", readout=forward.readout)
+        if query == READOUT
+        else query_words(forward, query)
+    )
     who = who[0].upper() + who[1:]
     words = say(
-        "lens", layer=layer, quantity=quantity, name=forward.label(target), who=who, best=forward.label(classes[layer]),
+        "lens",
+        layer=layer,
+        quantity=quantity,
+        name=forward.label(target),
+        who=who,
+        best=forward.label(classes[layer]),
         score=forward.score_words(top[layer]),
     )
     lens = {
-        "title": say("lens title", who=who), "layer": layer,
+        "title": say("lens title", who=who),
+        "layer": layer,
         "rows": [
-            {"layer": k, "name": forward.label(c), "share": top[k], "plain": forward.outputs == "value"}
+            {
+                "layer": k,
+                "name": forward.label(c),
+                "share": top[k],
+                "plain": forward.outputs == "value",
+            }
             for k, c in enumerate(classes)
         ],
         "note": say("lens note"),
     }
     arrays = {"classes": np.array(classes), "shares": np.array(top)}
-    return Map(forward.grid.image_map(shares.cpu()).numpy(), words, unit=quantity, beside={"lens": lens}, arrays=arrays)
+    return Map(
+        forward.grid.image_map(shares.cpu()).numpy(),
+        words,
+        unit=quantity,
+        beside={"lens": lens},
+        arrays=arrays,
+    )
 
 
 def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -330,41 +385,67 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
         raise ValueError(say("not additive"))
     if (target, against) not in forward.written:
         with until(forward.model, check), forward.switched():
-            forward.written[target, against] = stream.apart(forward.model, forward.batch, target, against)
+            forward.written[target, against] = stream.apart(
+                forward.model, forward.batch, target, against
+            )
     parts, written = forward.written[target, against]
-    logit, written, layer, head = parts.logits[0].item(), written[0].float().cpu(), choice.layer, choice.head
+    logit, written, layer, head = (
+        parts.logits[0].item(),
+        written[0].float().cpu(),
+        choice.layer,
+        choice.head,
+    )
     chosen = written if head == EVERY else written[layer] if head == SUM else written[layer, head]
     sums = chosen.reshape(-1, forward.grid.tokens).sum(0)
     whose = {EVERY: say("all layers"), SUM: say("all heads", layer=layer)}
     minus = "" if against is None else say("minus", name=forward.label(against))
     prefix = forward.grid.prefix
-    signed = [("+" if value >= 0 else "") + number(value) for value in (sums[prefix:].sum(), sums[:prefix].sum())]
+    signed = [
+        ("+" if value >= 0 else "") + number(value)
+        for value in (sums[prefix:].sum(), sums[:prefix].sum())
+    ]
     words = say(
-        "contributions", whose=whose.get(head) or say("one head", head=head, layer=layer), name=forward.label(target),
-        minus=minus, patches=signed[0],
+        "contributions",
+        whose=whose.get(head) or say("one head", head=head, layer=layer),
+        name=forward.label(target),
+        minus=minus,
+        patches=signed[0],
     )
     if prefix:
         words += say("contributions prefix", share=signed[1], prefix=_prefix_words(forward))
     words += say("contributions logit", logit=number(logit))
-    numbers = {name: getattr(parts, name)[0].float().cpu() for name in ("heads", "mlps", "embedding", "pool", "biases")}
+    numbers = {
+        name: getattr(parts, name)[0].float().cpu()
+        for name in ("heads", "mlps", "embedding", "pool", "biases")
+    }
     others = [key for key in ("embedding", "pool", "biases") if key != "pool" or numbers["pool"]]
     chart = {
         "title": say("parts" if against is None else "parts difference"),
-        "heads": numbers["heads"].tolist(), "mlps": numbers["mlps"].tolist(),
+        "heads": numbers["heads"].tolist(),
+        "mlps": numbers["mlps"].tolist(),
         "others": [[say(key), numbers[key].item()] for key in others],
-        "layer": None if head == EVERY else layer, "head": head if isinstance(head, int) else None,
+        "layer": None if head == EVERY else layer,
+        "head": head if isinstance(head, int) else None,
         "note": say("parts note", logit=number(logit)),
     }
     arrays = {name: part.numpy() for name, part in numbers.items()} | {"logits": np.array(logit)}
     unit = say("contributions unit")
-    return Map(forward.grid.image_map(sums).numpy(), words, unit=unit, beside={"parts": chart}, arrays=arrays)
+    return Map(
+        forward.grid.image_map(sums).numpy(),
+        words,
+        unit=unit,
+        beside={"parts": chart},
+        arrays=arrays,
+    )
 
 
 def _called(forward: Forward, target: int | Likeness) -> str:
     """Name of a target for captions, a class with its probability."""
     if isinstance(target, Likeness):
         return say("likeness", name=target.name)
-    return say("class", name=forward.label(target), score=forward.score_words(forward.share(target)))
+    return say(
+        "class", name=forward.label(target), score=forward.score_words(forward.share(target))
+    )
 
 
 @functools.cache
@@ -372,7 +453,9 @@ def explaining(method: Method) -> View:
     """View of an attribution method."""
     begin = method.title[0].upper() + method.title[1:]
     slow = method.needs in ("pixels", "patches")
-    times = next((o.default for name, o in method.options.items() if slow and name == "n_steps"), None)
+    times = next(
+        (o.default for name, o in method.options.items() if slow and name == "n_steps"), None
+    )
 
     def forwards(forward: Forward) -> int:
         return method.forwards_per_patch * forward.grid.patches or times or 0
@@ -380,10 +463,14 @@ def explaining(method: Method) -> View:
     def make(forward: Forward, choice: Choice, check: Check) -> Map:
         count = method.forwards_per_patch and forwards(forward)
         if count and (duration := count * seconds(forward)) > LONGEST_MAP:
-            raise ValueError(f"{begin} takes {count:,} forwards, here about {duration / 60:,.0f} minutes. Choose a "
-                             f"smaller size, or run `vitlens explain --methods {method.name}`.")
+            raise ValueError(
+                f"{begin} takes {count:,} forwards, here about {duration / 60:,.0f} minutes. Choose a "
+                f"smaller size, or run `vitlens explain --methods {method.name}`."
+            )
         with until(forward.model, check), forward.switched():
-            values = method(forward.model, forward.batch, choice.question(forward), against=choice.against)[0]
+            values = method(
+                forward.model, forward.batch, choice.question(forward), against=choice.against
+            )[0]
         values = values.detach().float().cpu().numpy()
         if not method.depends_on_target:
             return Map(values, begin)
@@ -394,26 +481,49 @@ def explaining(method: Method) -> View:
         return Map(values, words, title=say("why similar", method=method.title) if similar else "")
 
     return View(
-        say("why", method=method.title) if method.depends_on_target else begin, make,
-        group=WHY, entry=begin, layered=False, explains=True, contrasts=True, slow=slow,
+        say("why", method=method.title) if method.depends_on_target else begin,
+        make,
+        group=WHY,
+        entry=begin,
+        layered=False,
+        explains=True,
+        contrasts=True,
+        slow=slow,
         forwards=forwards,
     )
 
 
 VIEWS = {
-    "attention": View("Attention from the query", _attention, entry="Attention", query=True, head="each"),
+    "attention": View(
+        "Attention from the query", _attention, entry="Attention", query=True, head="each"
+    ),
     "received": View("Attention received", _received, entry="Received", head="each"),
     "rollout": View("Rollout from the query", _rollout, entry="Rollout", query=True, head="mixed"),
-    "similarity": View("Token similarity to the query", _similarity, HOLDS, "Similarity", query=True),
+    "similarity": View(
+        "Token similarity to the query", _similarity, HOLDS, "Similarity", query=True
+    ),
     "components": View("Principal components of tokens", _components, HOLDS, "Components"),
     "norms": View("Token norms", _norms, HOLDS, "Norms"),
 }
 """Views of a layer without a class."""
 INSIDE = {
-    "lens": View("Logit lens: which patches already predict the class", _lens, WHY, "Prediction by layer (logit lens)",
-                 query=True, explains=True),
-    "contributions": View("What heads contribute to the class", _contributions, WRITES, "Contributions",
-                          head="added", explains=True, contrasts=True),
+    "lens": View(
+        "Logit lens: which patches already predict the class",
+        _lens,
+        WHY,
+        "Prediction by layer (logit lens)",
+        query=True,
+        explains=True,
+    ),
+    "contributions": View(
+        "What heads contribute to the class",
+        _contributions,
+        WRITES,
+        "Contributions",
+        head="added",
+        explains=True,
+        contrasts=True,
+    ),
 }
 """Views of a layer for a class."""
 
@@ -438,10 +548,21 @@ def possible(forward: Forward) -> dict[str, View]:
 
 def view_control(view: str, rows: dict[str, View]) -> Control:
     """Views by the question that they answer."""
-    groups = [group for group in (LOOKS, HOLDS, WRITES, WHY) if any(row.group == group for row in rows.values())]
-    entries = [(row.entry or row.title, name) for group in groups for name, row in rows.items() if row.group == group]
+    groups = [
+        group
+        for group in (LOOKS, HOLDS, WRITES, WHY)
+        if any(row.group == group for row in rows.values())
+    ]
+    entries = [
+        (row.entry or row.title, name)
+        for group in groups
+        for name, row in rows.items()
+        if row.group == group
+    ]
     count = lambda group: sum(row.group == group for row in rows.values())  # noqa: E731
-    questions = tuple((say(f"question {group}"), count(group), say(f"line {group}")) for group in groups)
+    questions = tuple(
+        (say(f"question {group}"), count(group), say(f"line {group}")) for group in groups
+    )
     return Control("view", "View", "questions", view, tuple(entries), questions, place="top")
 
 
@@ -449,11 +570,26 @@ def head_control(
     forward: Forward, view: View, head: str | int, name: str = "head", label: str = "Head", **more
 ) -> Control:
     choices = tuple((text, value) for value, text in view.heads(forward.heads).items())
-    return Control(name, label, "range", view.fitted(head, forward.heads), choices, hidden=not view.head, **more)
+    return Control(
+        name,
+        label,
+        "range",
+        view.fitted(head, forward.heads),
+        choices,
+        hidden=not view.head,
+        **more,
+    )
 
 
 def map_panel(
-    forward: Forward, view: View, choice: Choice, shown: Map, state: dict, *, name: str = "picture", title: str = ""
+    forward: Forward,
+    view: View,
+    choice: Choice,
+    shown: Map,
+    state: dict,
+    *,
+    name: str = "picture",
+    title: str = "",
 ) -> Panel:
     """Panel of a map over its image, with its caption."""
     grid, values, scale, words = forward.grid, shown.values, None, shown.words + "."
@@ -465,7 +601,11 @@ def map_panel(
         words += say("cut", pixels=cut, where=say(side)) if cut else ""
         words += say("padded", pixels=padded, where=say(side)) if padded else ""
     found = shown.sinks if scale else ()
-    unit = say("similarity scale", unit=shown.unit) if shown.limit and not state["stretch"] else shown.unit
+    unit = (
+        say("similarity scale", unit=shown.unit)
+        if shown.limit and not state["stretch"]
+        else shown.unit
+    )
     if found:
         words += say("sinks", count=len(found), times=number(SINK), even=number(EVEN))
     if hidden := bool(found) and state.get("sinks", False) and not state["stretch"]:
@@ -473,18 +613,33 @@ def map_panel(
         others[tuple(zip(*found, strict=True))] = 0
         scale, unit = scale_of(others, cmap=state["colors"]), say("hidden", unit=unit)
     return Panel(
-        sinks=tuple(found), hides=hidden, name=name,
-        title=title or shown.title or view.title, picture=name, rows=grid.rows, cols=grid.cols,
-        cell=(grid.patch[0] / grid.image[0], grid.patch[1] / grid.image[1]), words=words,
+        sinks=tuple(found),
+        hides=hidden,
+        name=name,
+        title=title or shown.title or view.title,
+        picture=name,
+        rows=grid.rows,
+        cols=grid.cols,
+        cell=(grid.patch[0] / grid.image[0], grid.patch[1] / grid.image[1]),
+        words=words,
         selected=choice.query if view.query and isinstance(choice.query, tuple) else None,
-        picks=say("look from") if view.query else "", values=values, scale=scale, unit=shown.unit, legend=unit,
-        strength=state["strength"], opacity=state["opacity"], smooth=state["smooth"], lines=state["lines"],
+        picks=say("look from") if view.query else "",
+        values=values,
+        scale=scale,
+        unit=shown.unit,
+        legend=unit,
+        strength=state["strength"],
+        opacity=state["opacity"],
+        smooth=state["smooth"],
+        lines=state["lines"],
         ends=scale and (number(scale.low), number(scale.high)),
     )
 
 
 @torch.inference_mode()
-def head_maps(forward: Forward, query: str | int | tuple[int, int], check: Check) -> tuple[np.ndarray, np.ndarray]:
+def head_maps(
+    forward: Forward, query: str | int | tuple[int, int], check: Check
+) -> tuple[np.ndarray, np.ndarray]:
     """Attention from a query as (L, 2 + H, r, c) uint8, and the largest weight (L, 2 + H) on a patch, which is 255.
 
     The mean and the maximum over heads come before the heads. Grids beyond `CELLS` rows or columns show the largest
@@ -497,7 +652,9 @@ def head_maps(forward: Forward, query: str | int | tuple[int, int], check: Check
     maps = torch.stack(maps)
     tops = maps.amax((-2, -1))
     size = [min(side, CELLS) for side in maps.shape[-2:]]
-    tiles = torch.nn.functional.adaptive_max_pool2d(maps, size) / tops[..., None, None].clamp(min=1e-30)
+    tiles = torch.nn.functional.adaptive_max_pool2d(maps, size) / tops[..., None, None].clamp(
+        min=1e-30
+    )
     return (tiles * 255).round().byte().numpy(), tops.numpy()
 
 
@@ -519,7 +676,9 @@ def seconds(forward: Forward) -> float:
 
 def curve_forwards(forward: Forward, maps: int) -> int:
     """Number of forwards of the `curves` of some maps."""
-    between = len(range(0, patches := forward.grid.patches, faithfulness.usual_step(patches, POINTS))) - 1
+    between = (
+        len(range(0, patches := forward.grid.patches, faithfulness.usual_step(patches, POINTS))) - 1
+    )
     return 2 + 2 * maps * between
 
 
@@ -535,8 +694,14 @@ def curves(
             return say("too long", minutes=f"{duration / 60:.0f}")
     with until(forward.model, check), forward.switched():
         both = faithfulness.curves(
-            forward.model, forward.batch, maps[:, None].to(forward.batch.device), choice.question(forward),
-            against=choice.against, baseline=BASELINE, step=step, grid=grid,
+            forward.model,
+            forward.batch,
+            maps[:, None].to(forward.batch.device),
+            choice.question(forward),
+            against=choice.against,
+            baseline=BASELINE,
+            step=step,
+            grid=grid,
         )
     return torch.stack([both.deletion[:, 0], both.insertion[:, 0]]).float().cpu().numpy()
 
@@ -556,8 +721,13 @@ def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray)
     """Score of a map for the front end. own, random: `curves` of the map and of random orders."""
     patches = forward.grid.patches
     counts = torch.tensor([*range(0, patches, faithfulness.usual_step(patches, POINTS)), patches])
-    mine, others = (faithfulness.Curves(counts, *map(torch.from_numpy, pair)) for pair in (own[:, 0], random))
-    gain, gains = mine.insertion_area - mine.deletion_area, others.insertion_area - others.deletion_area
+    mine, others = (
+        faithfulness.Curves(counts, *map(torch.from_numpy, pair)) for pair in (own[:, 0], random)
+    )
+    gain, gains = (
+        mine.insertion_area - mine.deletion_area,
+        others.insertion_area - others.deletion_area,
+    )
     sigmas = ((gain - gains.mean()) / gains.std()).item()
     chance = "better" if sigmas >= CLEAR else "worse" if sigmas <= -CLEAR else "no better"
     verdict = say("above" if sigmas >= 0 else "below", sigmas=number(abs(sigmas)), orders=ORDERS)
@@ -569,11 +739,16 @@ def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray)
         "scale": "cosine" if alike else next(iter(measures.values())).removeprefix("the "),
         "shares": (counts / patches).tolist(),
         "curves": {
-            "deletion": own[0, 0].tolist(), "insertion": own[1, 0].tolist(),
-            "random deletion": random[0].mean(0).tolist(), "random insertion": random[1].mean(0).tolist(),
+            "deletion": own[0, 0].tolist(),
+            "insertion": own[1, 0].tolist(),
+            "random deletion": random[0].mean(0).tolist(),
+            "random insertion": random[1].mean(0).tolist(),
         },
         "words": say(
-            "score", baseline=faithfulness.BASELINES[BASELINE], deletion=number(mine.deletion_area.item()),
-            insertion=number(mine.insertion_area.item()), verdict=verdict if np.isfinite(sigmas) else say("equal"),
+            "score",
+            baseline=faithfulness.BASELINES[BASELINE],
+            deletion=number(mine.deletion_area.item()),
+            insertion=number(mine.insertion_area.item()),
+            verdict=verdict if np.isfinite(sigmas) else say("equal"),
         ),
     }

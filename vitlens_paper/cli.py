@@ -40,7 +40,9 @@ def numbers_in(text: str | tuple) -> tuple[int, ...]:
     """The numbers in a text such as "1,5,10", in order."""
     parts = names_in(text)
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise typer.BadParameter(f"Expected whole numbers above 0, separated by commas, got {text!r}.")
+        raise typer.BadParameter(
+            f"Expected whole numbers above 0, separated by commas, got {text!r}."
+        )
     return tuple(sorted({int(part) for part in parts}))
 
 
@@ -49,43 +51,68 @@ def list_tasks(listed: bool) -> None:
     from vitlens_paper.tasks import TASKS
 
     for task in TASKS.values() if listed else ():
-        forbidden = [word for word, allowed in (("flip", task.flip), ("crop", task.crop)) if not allowed]
-        print(f"{task.name}: {task.group + ', ' if task.group else ''}{task.classes:,} classes, {task.source}"
-              + (f", no {' and no '.join(forbidden)}" if forbidden else ""))
+        forbidden = [
+            word for word, allowed in (("flip", task.flip), ("crop", task.crop)) if not allowed
+        ]
+        print(
+            f"{task.name}: {task.group + ', ' if task.group else ''}{task.classes:,} classes, {task.source}"
+            + (f", no {' and no '.join(forbidden)}" if forbidden else "")
+        )
     if listed:
         raise typer.Exit
 
 
 def evaluate(
     model: Model,
-    data: Annotated[str, Option(help=f"{LABELED} --list has more names. Required except for vtab.")] = "",
+    data: Annotated[
+        str, Option(help=f"{LABELED} --list has more names. Required except for vtab.")
+    ] = "",
     protocol: Annotated[str, Option(help=f"Measurement: {', '.join(PROTOCOLS)}.")] = "top1",
     out: Annotated[
-        Path | None, Option(**FILE_OPTIONS, help="JSON file to add the results to. By default they are only printed.")
+        Path | None,
+        Option(
+            **FILE_OPTIONS,
+            help="JSON file to add the results to. By default they are only printed.",
+        ),
     ] = None,
     shots: Annotated[
-        tuple, Option(parser=numbers_in, metavar="NUMBERS", help="For fewshot: images per class. By default 1,5,10,25.")
+        tuple,
+        Option(
+            parser=numbers_in,
+            metavar="NUMBERS",
+            help="For fewshot: images per class. By default 1,5,10,25.",
+        ),
     ] = (),
     seeds: Annotated[
-        int | None, Option(min=1, help="Number of runs with other seeds. By default 3 for fewshot, else 1.")
+        int | None,
+        Option(min=1, help="Number of runs with other seeds. By default 3 for fewshot, else 1."),
     ] = None,
-    neighbors: Annotated[int | None, Option(min=1, help="For knn: number of neighbors. By default 20.")] = None,
+    neighbors: Annotated[
+        int | None, Option(min=1, help="For knn: number of neighbors. By default 20.")
+    ] = None,
     tasks: Annotated[
-        tuple, Option(parser=names_in, metavar="NAMES", help="For vtab: names of tasks. By default all 19.")
+        tuple,
+        Option(
+            parser=names_in, metavar="NAMES", help="For vtab: names of tasks. By default all 19."
+        ),
     ] = (),
     recipe: Annotated[
-        str, Option(help="For finetune and vtab: name of a recipe. By default the one of the data set.")
+        str,
+        Option(help="For finetune and vtab: name of a recipe. By default the one of the data set."),
     ] = "",
     settings: Settings = None,
-    runs: Annotated[Path, Option(file_okay=False, help="For finetune and vtab: folder for the training runs.")] = Path(
-        "runs"
-    ),
+    runs: Annotated[
+        Path, Option(file_okay=False, help="For finetune and vtab: folder for the training runs.")
+    ] = Path("runs"),
     root: Root = None,
     workers: Workers = None,
     device: AnyDevice = None,
     checkpoint: Checkpoint = None,
     list_names: Annotated[
-        bool, Option("--list", is_eager=True, callback=list_tasks, help="List the named data sets and stop.")
+        bool,
+        Option(
+            "--list", is_eager=True, callback=list_tasks, help="List the named data sets and stop."
+        ),
     ] = False,
 ) -> int:
     """Measure a model: accuracy, few-shot, nearest neighbors, a linear probe, fine-tuning, VTAB-1k."""
@@ -96,14 +123,30 @@ def evaluate(
     if out is not None and out.exists():
         evaluation.read_results(out)  # refuse a file of another kind before the measurement
     question = evaluation.Evaluation(
-        model, data, protocol, shots, seeds, neighbors, tasks, recipe, tuple(settings or ()), runs, root, workers,
-        device, command_of(sys.argv[1:]), note, checkpoint=checkpoint,
+        model,
+        data,
+        protocol,
+        shots,
+        seeds,
+        neighbors,
+        tasks,
+        recipe,
+        tuple(settings or ()),
+        runs,
+        root,
+        workers,
+        device,
+        command_of(sys.argv[1:]),
+        note,
+        checkpoint=checkpoint,
     )
     records = []
     try:
         for record in evaluation.evaluate(question):
             records.append(record)
-            if out is not None and question.world.rank == 0:  # immediately, because a long evaluation may be stopped
+            if (
+                out is not None and question.world.rank == 0
+            ):  # immediately, because a long evaluation may be stopped
                 evaluation.write(out, [record])
     finally:
         if records and question.world.rank == 0:
@@ -114,9 +157,16 @@ def ablate(
     model: Model,
     data: Data,
     out: Annotated[Path, Option(**FILE_OPTIONS, help="CSV file, written again after each batch.")],
-    images: Annotated[int | None, Option(min=1, help="Number of images, drawn at random. By default all.")] = None,
+    images: Annotated[
+        int | None, Option(min=1, help="Number of images, drawn at random. By default all.")
+    ] = None,
     ways: Annotated[
-        tuple, Option(parser=names_in, metavar="NAMES", help="Replacements of a head's output: zero, mean or both.")
+        tuple,
+        Option(
+            parser=names_in,
+            metavar="NAMES",
+            help="Replacements of a head's output: zero, mean or both.",
+        ),
     ] = ("zero", "mean"),
     seed: Annotated[int, Option(help="Seed of the images drawn.")] = 0,
     batch: Annotated[int, Option(min=1, help="Images in a batch.")] = 50,
@@ -131,31 +181,75 @@ def ablate(
 
     working_device(device)
     effects = ablation.effects(
-        model, data, ways=ways, images=images, seed=seed, batch=batch, out=out, root=root, workers=workers,
-        device=device, checkpoint=checkpoint, command=command_of(sys.argv[1:]), say=note,
+        model,
+        data,
+        ways=ways,
+        images=images,
+        seed=seed,
+        batch=batch,
+        out=out,
+        root=root,
+        workers=workers,
+        device=device,
+        checkpoint=checkpoint,
+        command=command_of(sys.argv[1:]),
+        say=note,
     )
-    shown = ["layer", "head", "way", "accuracy", "change", "change_low", "change_high", "flipped", "kl", "margin"]
+    shown = [
+        "layer",
+        "head",
+        "way",
+        "accuracy",
+        "change",
+        "change_low",
+        "change_high",
+        "flipped",
+        "kl",
+        "margin",
+    ]
     print("The ten largest by KL:")
     print(effects.nlargest(10, "kl")[shown].round(3).to_string(index=False))
     print(out)
 
 
 def models(
-    only: Annotated[str, Argument(help="Part of a name, the paper's or timm's. By default all.")] = "",
+    only: Annotated[
+        str, Argument(help="Part of a name, the paper's or timm's. By default all.")
+    ] = "",
 ) -> None:
     """List the models of the paper: parameters, FLOPs, exaFLOPs of pre-training, timm's weights."""
     from vitlens_paper import COSTS, MODELS, TABLE_6
 
-    if not (chosen := [m for m in MODELS.values() if only.lower() in f"{m.name} {m.timm} {m.kind}".lower()]):
-        raise typer.BadParameter(f"No model of the paper has {only!r} in its name. The models are {', '.join(MODELS)}.")
+    if not (
+        chosen := [
+            m for m in MODELS.values() if only.lower() in f"{m.name} {m.timm} {m.kind}".lower()
+        ]
+    ):
+        raise typer.BadParameter(
+            f"No model of the paper has {only!r} in its name. The models are {', '.join(MODELS)}."
+        )
     line = "{:<15} {:>10} {:>8}  {:<30} {}"
-    print(line.format("model", "parameters", "GFLOPs", "epochs: exaFLOPs (Table 6)", "weights in timm"))
+    print(
+        line.format(
+            "model", "parameters", "GFLOPs", "epochs: exaFLOPs (Table 6)", "weights in timm"
+        )
+    )
     for model in chosen:
         cost = COSTS[model.name]
         printed = [(row.epochs, row.exaflops) for row in TABLE_6 if row.model == model.name]
-        spent = ", ".join(f"{epochs}: {cost.pretraining(epochs):.0f} ({exaflops})" for epochs, exaflops in printed)
+        spent = ", ".join(
+            f"{epochs}: {cost.pretraining(epochs):.0f} ({exaflops})" for epochs, exaflops in printed
+        )
         names = ", ".join(each.timm for each in model.weights) or "none"
-        print(line.format(model.name, f"{cost.parameters / 1e6:.1f} M", f"{cost.flops / 1e9:.1f}", spent or "–", names))
+        print(
+            line.format(
+                model.name,
+                f"{cost.parameters / 1e6:.1f} M",
+                f"{cost.flops / 1e9:.1f}",
+                spent or "–",
+                names,
+            )
+        )
     print(
         "\nParameters with a head of 1,000 classes; FLOPs of one image of 224 pixels (EfficientNet-L2: 800), a "
         "multiply-add as two.\nexaFLOPs of pre-training on JFT-300M: counted as three forwards an image, in brackets "
@@ -164,7 +258,9 @@ def models(
 
 
 def table(
-    results: Annotated[list[Path], Argument(exists=True, dir_okay=False, help="JSON files of `vitlens evaluate`.")],
+    results: Annotated[
+        list[Path], Argument(exists=True, dir_okay=False, help="JSON files of `vitlens evaluate`.")
+    ],
 ) -> None:
     """Print the paper's Tables 2, 5 and 9 with your own results beside the published ones."""
     import vitlens_paper as paper
@@ -179,12 +275,15 @@ def table(
 
 def compute(
     models: Annotated[
-        list[str] | None, Argument(help="Names of the paper, or as for inspect. By default Fig. 12's.")
+        list[str] | None,
+        Argument(help="Names of the paper, or as for inspect. By default Fig. 12's."),
     ] = None,
     sizes: Annotated[
         tuple, Option(parser=numbers_in, metavar="NUMBERS", help="Image sizes in pixels.")
     ] = "64,128,224,384,512",
-    out: Annotated[Path | None, Option(**FILE_OPTIONS, help="CSV file. By default the table is only printed.")] = None,
+    out: Annotated[
+        Path | None, Option(**FILE_OPTIONS, help="CSV file. By default the table is only printed.")
+    ] = None,
 ) -> None:
     """Count the parameters and FLOPs of models at several image sizes."""
     from vitlens_paper.evaluate.compute import table
@@ -192,6 +291,14 @@ def compute(
     rows = table(models, sizes)
     if out is not None:
         rows.to_csv(out, index=False, lineterminator="\n")
-    shown = rows.rename(columns={"image_size": "px", "parameters": "parameters (M)", "flops": "GFLOPs"})
-    print(shown.assign(**{"parameters (M)": (rows.parameters / 1e6).round(1), "GFLOPs": (rows.flops / 1e9).round(1)})
-          .to_string(index=False))
+    shown = rows.rename(
+        columns={"image_size": "px", "parameters": "parameters (M)", "flops": "GFLOPs"}
+    )
+    print(
+        shown.assign(
+            **{
+                "parameters (M)": (rows.parameters / 1e6).round(1),
+                "GFLOPs": (rows.flops / 1e9).round(1),
+            }
+        ).to_string(index=False)
+    )

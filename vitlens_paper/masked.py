@@ -31,7 +31,9 @@ LEVELS = 8
 COLORS = LEVELS**3
 
 
-def corruption(batch: int, patches: int, share: float, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+def corruption(
+    batch: int, patches: int, share: float, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
     """(corrupted, source), both (B, P), drawn from the global generator, independently for each patch.
 
     corrupted: bool, True with probability `share`. source: int64, index of the patch that provides the embedding, or −1
@@ -57,7 +59,9 @@ def colors(pixels: Tensor, patch: int, side: int = 1) -> Tensor:
     pixels: (B, 3, H, W) integers from 0 to 255. Each channel is ⌊8 · mean / 256⌋, in exact integer arithmetic.
     """
     part = patch // side
-    cells = in_patches(pixels.long(), patch).unflatten(2, (side, part, side, part))  # B P side part side part C
+    cells = in_patches(pixels.long(), patch).unflatten(
+        2, (side, part, side, part)
+    )  # B P side part side part C
     levels = LEVELS * cells.sum(dim=(3, 5)).flatten(2, 3) // (256 * part * part)
     return (levels * torch.tensor([LEVELS**2, LEVELS, 1], device=pixels.device)).sum(-1)
 
@@ -99,7 +103,9 @@ def check(recipe: Recipe) -> None:
             "leave out init, patch_drop, attention=axial, head, loss, label_smoothing, mixup, cutmix and dynamic sizes."
         )
     if recipe.objective == "colors-4x4" and recipe.patch_size % 4:
-        raise ValueError(f"objective=colors-4x4 needs a patch_size that is a multiple of 4, got {recipe.patch_size}.")
+        raise ValueError(
+            f"objective=colors-4x4 needs a patch_size that is a multiple of 4, got {recipe.patch_size}."
+        )
 
 
 def build(model: nn.Module, recipe: Recipe) -> MaskedPatches:
@@ -151,7 +157,11 @@ class MaskedPatches(nn.Module):
         else:
             target = colors(restored(x, self.mean, self.std), self.patch, self.side)
             logits = predicted.unflatten(-1, (self.side**2, COLORS))
-            losses = F.cross_entropy(logits.flatten(0, 2), target.flatten(), reduction="none").view_as(target).mean(-1)
+            losses = (
+                F.cross_entropy(logits.flatten(0, 2), target.flatten(), reduction="none")
+                .view_as(target)
+                .mean(-1)
+            )
         return (losses * corrupted).sum() / corrupted.sum().clamp(min=1)
 
     def pictured(self, model: nn.Module, x: Tensor) -> dict[str, Tensor]:

@@ -80,7 +80,13 @@ def exaflops(per_image: float, images: float, epochs: float) -> float:
     return 3 * per_image * images * epochs / 1e18
 
 
-SOURCES = {"orig": "paper", "augreg": "AugReg", "augreg2": "AugReg", "goog": "BiT-M", "ns": "Noisy Student"}
+SOURCES = {
+    "orig": "paper",
+    "augreg": "AugReg",
+    "augreg2": "AugReg",
+    "goog": "BiT-M",
+    "ns": "Noisy Student",
+}
 DATA = {"in21k": "ImageNet-21k", "in1k": "ImageNet", "jft": "JFT-300M"}
 
 
@@ -108,7 +114,11 @@ for _row in cells("models"):
     COSTS[_name] = Cost(int(_row["parameters"]), int(_row["flops"]), _size, int(_row["features"]))
 
 CALLED = {
-    "R152x4": ("BiT-L R152x4", "BiT-M R152x4", "BiT-S R152x4"),  # one network, by the data of its pre-training
+    "R152x4": (
+        "BiT-L R152x4",
+        "BiT-M R152x4",
+        "BiT-S R152x4",
+    ),  # one network, by the data of its pre-training
     "EfficientNet-L2": ("Noisy Student L2",),
 }
 """Other names of a model. The first is the one in Table 2."""
@@ -164,10 +174,14 @@ def build(model: str | Model, **overrides) -> "nn.Module":
             return timm.create_model(model.timm, **arguments)
         # The architecture of BiT's weights, by class, because timm names only ResNets with weights.
         form = {"stem_type": "fixed", "conv_layer": partial(StdConv2d, eps=1e-8)}
-        built = build_model_with_cfg(ResNetV2, model.timm, pretrained=False, **{**form, **arguments})
+        built = build_model_with_cfg(
+            ResNetV2, model.timm, pretrained=False, **{**form, **arguments}
+        )
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise ValueError(f"timm {timm.__version__} cannot build {model.name} with {overrides}: {reason}.") from error
+        raise ValueError(
+            f"timm {timm.__version__} cannot build {model.name} with {overrides}: {reason}."
+        ) from error
     if not model.weights:
         built.pretrained_cfg = {**built.pretrained_cfg, "architecture": model.name}
     return built

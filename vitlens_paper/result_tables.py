@@ -26,12 +26,27 @@ from vitlens_paper.tables import (
 
 WIDTH = 120
 ROWS = {
-    "imagenet": IMAGENET, "imagenet1k": IMAGENET, "ilsvrc2012": IMAGENET,
-    "cifar10": CIFAR10, "cifar100": CIFAR100, "pets": PETS, "oxfordiiitpet": PETS, "oxfordiiitpets": PETS,
-    "flowers": FLOWERS, "flowers102": FLOWERS, "oxfordflowers102": FLOWERS,
+    "imagenet": IMAGENET,
+    "imagenet1k": IMAGENET,
+    "ilsvrc2012": IMAGENET,
+    "cifar10": CIFAR10,
+    "cifar100": CIFAR100,
+    "pets": PETS,
+    "oxfordiiitpet": PETS,
+    "oxfordiiitpets": PETS,
+    "flowers": FLOWERS,
+    "flowers102": FLOWERS,
+    "oxfordflowers102": FLOWERS,
 }
 VTAB_ROWS = {"vtab": "VTAB"} | {name: f"VTAB {row}" for name, row in VTAB_NAMES.items()}
-TEST_IMAGES = {IMAGENET: 50_000, REAL: 46_837, CIFAR10: 10_000, CIFAR100: 10_000, PETS: 3_669, FLOWERS: 6_149}
+TEST_IMAGES = {
+    IMAGENET: 50_000,
+    REAL: 46_837,
+    CIFAR10: 10_000,
+    CIFAR100: 10_000,
+    PETS: 3_669,
+    FLOWERS: 6_149,
+}
 """Number of test images of each data set. A result on under 99 % of them counts as other data."""
 TRANSFER = ("top1", "finetune", "vtab")
 """Protocols of the paper's tables, without few-shot, neighbors and probe."""
@@ -65,20 +80,27 @@ def table_2(records: Iterable[Record]) -> str:
     """
     records, rows = list(records), list(TABLE_2[0].accuracy)
     published = {
-        (CALLED.get(p.model, (p.model,))[0], p.data): _printed(p, rows) | {"TPUv3-core-days": f"{p.core_days:,}"}
+        (CALLED.get(p.model, (p.model,))[0], p.data): _printed(p, rows)
+        | {"TPUv3-core-days": f"{p.core_days:,}"}
         for p in TABLE_2
     }
     title = (
         "Table 2: top-1, %. Published: mean ± standard deviation of three fine-tunings, ViTs on ImageNet at 512 or 518 "
         "pixels.\nMeasured: value [95 % interval]."
     )
-    first = "; ".join(f"{p.model} {', '.join(f'{k} {v}' for k, v in _printed(p).items())}" for p in FIRST_SUBMISSION)
+    first = "; ".join(
+        f"{p.model} {', '.join(f'{k} {v}' for k, v in _printed(p).items())}"
+        for p in FIRST_SUBMISSION
+    )
     note = f"The first submission of the paper (October 2020) had other numbers: {first}."
     others = [
         f"Not in this table: {r.model} on {r.data}, {r.manner}, {r.metric}: {r.cell}"
-        for r in records if row_of(r) is None
+        for r in records
+        if row_of(r) is None
     ]
-    return _text(title, [*rows, "TPUv3-core-days"], published, _columns(records, rows), [note, *others])
+    return _text(
+        title, [*rows, "TPUv3-core-days"], published, _columns(records, rows), [note, *others]
+    )
 
 
 def table_5(records: Iterable[Record]) -> str:
@@ -100,9 +122,13 @@ def table_5(records: Iterable[Record]) -> str:
         data = weights.data if weights else "unknown data"
         columns.append({(data, row): record for row, record in column.items()})
     sources = [*dict.fromkeys(p.data for p in TABLE_5)]
-    sources += ["unknown data"] * any(key[0] == "unknown data" for column in columns for key in column)
+    sources += ["unknown data"] * any(
+        key[0] == "unknown data" for column in columns for key in column
+    )
     title = "Table 5: top-1 after fine-tuning at 384 pixels, %. Measured: value [95 % interval]."
-    return _text(title, [(source, row) for source in sources for row in rows], published, columns, [])
+    return _text(
+        title, [(source, row) for source in sources for row in rows], published, columns, []
+    )
 
 
 def table_9(records: Iterable[Record]) -> str:
@@ -111,11 +137,17 @@ def table_9(records: Iterable[Record]) -> str:
     >>> print(vitlens_paper.table_9([])[:7])
     Table 9
     """
-    rows = [row for group in VTAB for row in (*(f"VTAB {task}" for task in VTAB[group]), f"VTAB {group}")] + ["VTAB"]
+    rows = [
+        row
+        for group in VTAB
+        for row in (*(f"VTAB {task}" for task in VTAB[group]), f"VTAB {group}")
+    ] + ["VTAB"]
     published = {}
     for p in TABLE_9:
         values = {**p.accuracy, **groups(p.accuracy), "VTAB": p.accuracy["VTAB"]}
-        published[p.model, p.data] = {row: f"{values[row.removeprefix('VTAB ')]:.1f}" for row in rows}
+        published[p.model, p.data] = {
+            row: f"{values[row.removeprefix('VTAB ')]:.1f}" for row in rows
+        }
     title = "Table 9: top-1 on the tasks of VTAB-1k, %, and below each group its mean. Measured: value [95 % interval]."
     return _text(title, rows, published, _columns(records, rows), [])
 
@@ -123,7 +155,8 @@ def table_9(records: Iterable[Record]) -> str:
 def _printed(published: Published, rows: Iterable[str] = ()) -> dict[str, str]:
     """Published accuracies as "value ± spread" by row, default all rows."""
     return {
-        row: f"{published.accuracy[row]:.2f}" + (f" ± {published.spread[row]:.2f}" if row in published.spread else "")
+        row: f"{published.accuracy[row]:.2f}"
+        + (f" ± {published.spread[row]:.2f}" if row in published.spread else "")
         for row in rows or published.accuracy
         if row in published.accuracy
     }
@@ -140,7 +173,11 @@ def _columns(records: Iterable[Record], rows: Iterable[str]) -> list[dict[str, R
 
 
 def _text(
-    title: str, rows: Sequence, published: dict[tuple[str, str], dict], measured: Sequence[dict], notes: Sequence[str]
+    title: str,
+    rows: Sequence,
+    published: dict[tuple[str, str], dict],
+    measured: Sequence[dict],
+    notes: Sequence[str],
 ) -> str:
     """The table as lines of at most `WIDTH` characters, with a note about each measured column."""
     from pandas import DataFrame
@@ -153,9 +190,13 @@ def _text(
     lines = [title, "", frame.to_string(line_width=WIDTH - 2), ""]
     for number, column in enumerate(measured, 1):
         record = next(iter(column.values()))
-        counts = ", ".join(f"{row if isinstance(row, str) else row[1]}: {r.images:,}" for row, r in column.items())
+        counts = ", ".join(
+            f"{row if isinstance(row, str) else row[1]}: {r.images:,}" for row, r in column.items()
+        )
         lines.append(f"({number}) {record.model}: {_described(record)}; {record.manner}")
-        versions = ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items()))
+        versions = ", ".join(
+            f"{name} {version}" for name, version in sorted(record.versions.items())
+        )
         lines.append(f"    images: {counts}; {record.when[:10]}; {versions}")
     return "\n".join([*lines, *notes])
 
@@ -168,5 +209,9 @@ def _described(record: Record) -> str:
         return f"not a model of the paper{digest}"
     if weights is None:
         return f"{model.name}, with unknown weights{digest}"
-    whose = "the paper's weights" if weights.source == "paper" else f"weights of {weights.source}, not the paper's"
+    whose = (
+        "the paper's weights"
+        if weights.source == "paper"
+        else f"weights of {weights.source}, not the paper's"
+    )
     return f"{model.name} pre-trained on {weights.data}, {whose}{digest}"

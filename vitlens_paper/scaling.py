@@ -19,13 +19,20 @@ LEFT = {"ViT-B/32", "ViT-L/32", "R50+ViT-B/32", "R50+ViT-L/32", "R50+ViT-L/16", 
 LIMITS = {"VTAB": (65, 80), "Natural": (70, 90), "Specialized": (80, 90), "Structured": (50, 70)}
 """Limits of the paper's panels in percent. Points beyond them widen them."""
 
-SIZES = {"ViT-B/32": ("#0173b2", "white"), "ViT-B/16": ("#0173b2", "#0173b2"), "ViT-L/32": ("#de8f05", "white"),
-         "ViT-L/16": ("#de8f05", "#de8f05"), "ViT-H/14": ("#029e73", "#029e73")}
+SIZES = {
+    "ViT-B/32": ("#0173b2", "white"),
+    "ViT-B/16": ("#0173b2", "#0173b2"),
+    "ViT-L/32": ("#de8f05", "white"),
+    "ViT-L/16": ("#de8f05", "#de8f05"),
+    "ViT-H/14": ("#029e73", "#029e73"),
+}
 
 
 def count(value: float, _=None) -> str:
     """Text of a number of images, such as 1.3 M, as a Matplotlib formatter, too."""
-    size, letter = next(((size, letter) for size, letter in ((1e6, " M"), (1e3, " k")) if value >= size), (1, ""))
+    size, letter = next(
+        ((size, letter) for size, letter in ((1e6, " M"), (1e3, " k")) if value >= size), (1, "")
+    )
     return f"{value / size:.3g}{letter}"
 
 
@@ -47,19 +54,30 @@ def transfer() -> plt.Figure:
                 ax.plot(row.exaflops, value, marker, color=color, ms=size, mec="white", mew=0.6)
                 at = (-4, 0, "right", "bottom") if row.model in LEFT else (5, 0, "left", "top")
                 ax.annotate(
-                    row.model.replace("ViT-", ""), (row.exaflops, value), at[:2], textcoords="offset points",
-                    ha=at[2], va=at[3], color=color, size=7.5,
+                    row.model.replace("ViT-", ""),
+                    (row.exaflops, value),
+                    at[:2],
+                    textcoords="offset points",
+                    ha=at[2],
+                    va=at[3],
+                    color=color,
+                    size=7.5,
                 )
             ax.margins(0.1, 0.08)
             ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
             ax.xaxis.set_minor_locator(NullLocator())
             ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         axes[0].set_ylabel("Top-1 after fine-tuning (%)")
-        kinds = {NAMES[kind]: KINDS[kind] for kind in KINDS} | {"small: 7 epochs of JFT-300M, large: 14": ("none", "")}
+        kinds = {NAMES[kind]: KINDS[kind] for kind in KINDS} | {
+            "small: 7 epochs of JFT-300M, large: 14": ("none", "")
+        }
         handles = [
-            plt.Line2D([], [], color=color, marker=marker, ls="", ms=8, mec="white") for color, marker in kinds.values()
+            plt.Line2D([], [], color=color, marker=marker, ls="", ms=8, mec="white")
+            for color, marker in kinds.values()
         ]
-        figure.legend(handles, kinds, loc="outside lower left", ncols=4, frameon=False, handletextpad=0.2)
+        figure.legend(
+            handles, kinds, loc="outside lower left", ncols=4, frameon=False, handletextpad=0.2
+        )
     return figure
 
 
@@ -74,7 +92,10 @@ def vtab() -> plt.Figure:
     rows |= {"BiT-M R152x4, ImageNet-21k": paper.BIT_M_VTAB}
     colors = "#0173b2", "#0173b2", "#56b4e9", "#949494"
     with styled():
-        titles = ["All 19 tasks", *(f"{group} ({len(tasks)})" for group, tasks in paper.VTAB.items())]
+        titles = [
+            "All 19 tasks",
+            *(f"{group} ({len(tasks)})" for group, tasks in paper.VTAB.items()),
+        ]
         figure, axes = charts(titles, 900, 34 * len(rows) + 88, sharey=True)
         for ax, (group, limits) in zip(axes, LIMITS.items(), strict=True):
             values = [accuracy[group] for accuracy in rows.values()]
@@ -88,7 +109,14 @@ def vtab() -> plt.Figure:
             ax.tick_params(axis="y", length=0)
             for y, (value, color) in enumerate(zip(values, colors, strict=True)):
                 ax.plot(value, y, "o", color=color, ms=7, mec="white", mew=0.6)
-                ax.annotate(f"{value:.1f}", (value, y), (0, 6), textcoords="offset points", ha="center", size=8)
+                ax.annotate(
+                    f"{value:.1f}",
+                    (value, y),
+                    (0, 6),
+                    textcoords="offset points",
+                    ha="center",
+                    size=8,
+                )
     return figure
 
 
@@ -102,17 +130,37 @@ def pretraining_size(*, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
     """
     with canvas(ax, 900, 420) as (ax, result):
         rule(ax)
-        ax.set(xscale="log", xlabel="Images of pre-training", ylabel="ImageNet top-1 after fine-tuning (%)")
+        ax.set(
+            xscale="log",
+            xlabel="Images of pre-training",
+            ylabel="ImageNet top-1 after fine-tuning (%)",
+        )
         bit = [*paper.BIT, next(p for p in paper.TABLE_2 if p.model == "R152x4")]
         bit = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in bit]
         ax.plot(*zip(*bit, strict=True), "-^", color="0.6", ms=6, label="BiT R152x4", zorder=1)
         for k, (model, (edge, face)) in enumerate(SIZES.items()):
-            rows = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in paper.TABLE_5 if p.model == model]
+            rows = [
+                (paper.IMAGES[p.data], p.accuracy["ImageNet"])
+                for p in paper.TABLE_5
+                if p.model == model
+            ]
             aside = offset_copy(ax.transData, ax.figure, x=9 * (k - 2), units="points")
             ax.update_datalim(rows)  # Matplotlib does not do so for shifted points
-            ax.plot(*zip(*rows, strict=True), "o", mec=edge, mfc=face, ms=7.5, mew=1.6, label=model, transform=aside)
+            ax.plot(
+                *zip(*rows, strict=True),
+                "o",
+                mec=edge,
+                mfc=face,
+                ms=7.5,
+                mew=1.6,
+                label=model,
+                transform=aside,
+            )
         ax.margins(0.12, 0.07)
-        ax.set_xticks([*paper.IMAGES.values()], [f"{name}\n{count(images)}" for name, images in paper.IMAGES.items()])
+        ax.set_xticks(
+            [*paper.IMAGES.values()],
+            [f"{name}\n{count(images)}" for name, images in paper.IMAGES.items()],
+        )
         ax.xaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
         ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, labelspacing=0.8)
@@ -120,8 +168,11 @@ def pretraining_size(*, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
 
 
 def few_shot(
-    curves: Mapping[str, Sequence[Sequence[float]]], *, xlabel: str = "Images of pre-training",
-    ylabel: str = "Few-shot top-1 (%)", ax: plt.Axes | None = None,
+    curves: Mapping[str, Sequence[Sequence[float]]],
+    *,
+    xlabel: str = "Images of pre-training",
+    ylabel: str = "Few-shot top-1 (%)",
+    ax: plt.Axes | None = None,
 ) -> plt.Figure | plt.Axes:
     """Few-shot accuracy against the images of pre-training, a curve for each model (paper, Fig. 4).
 
@@ -154,7 +205,9 @@ def _sorted(rows) -> np.ndarray:
     """(n, 2 or 4) rows of (images, accuracy, …), sorted by images. Raises ValueError unless images are above 0."""
     rows = array(rows, 2, "Rows (images, accuracy)")
     if not (np.isfinite(rows).all() and (rows[:, 0] > 0).all()):
-        raise ValueError(f"Images and accuracies must be finite, the first above 0, got {rows.tolist()}.")
+        raise ValueError(
+            f"Images and accuracies must be finite, the first above 0, got {rows.tolist()}."
+        )
     return rows[rows[:, 0].argsort()]
 
 

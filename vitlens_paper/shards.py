@@ -71,7 +71,9 @@ def shards(folder: Path, split: str) -> Samples:
         if label >= 0:
             keys.append(key)
             labels.append(label)
-    samples = Samples(Streamed(files, keys), labels, names_beside(folder) or (), [": ".join(key) for key in keys])
+    samples = Samples(
+        Streamed(files, keys), labels, names_beside(folder) or (), [": ".join(key) for key in keys]
+    )
     alone = split == "train" or not _files(folder, "train")
     return with_class_names(samples, None if alone else lambda: shards(folder, "train"))
 
@@ -82,12 +84,16 @@ def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | 
     for file in files:
         try:
             paths = {"train": [glob.escape(str(file))]}
-            rows = datasets.load_dataset("webdataset", data_files=paths, split="train", streaming=True)
+            rows = datasets.load_dataset(
+                "webdataset", data_files=paths, split="train", streaming=True
+            )
             for name, kind in (rows.features or {}).items():
                 if isinstance(kind, datasets.Image):
                     rows = rows.cast_column(name, datasets.Image(decode=False))
             for row in rows:
-                image = next((v["bytes"] for v in row.values() if isinstance(v, dict) and "bytes" in v), None)
+                image = next(
+                    (v["bytes"] for v in row.values() if isinstance(v, dict) and "bytes" in v), None
+                )
                 sidecar = row.get("json") or row.get("jsn") or {}
                 label = sidecar.get("label") if row.get("cls") is None else row["cls"]
                 if image is not None or label is not None:
@@ -113,7 +119,11 @@ def _files(folder: Path, split: str) -> list[Path]:
     chosen = first_of(split, by_split)
     listed: dict[str, Any] = {}
     for file in (folder / "info.json", folder / "_info.json"):
-        listed = json.loads(file.read_text(encoding="utf-8")).get("splits", {}) if file.is_file() else listed
+        listed = (
+            json.loads(file.read_text(encoding="utf-8")).get("splits", {})
+            if file.is_file()
+            else listed
+        )
     names = listed.get(first_of(split, listed) or "", {}).get("filenames", ())
     return by_split[chosen] if chosen and all((folder / name).is_file() for name in names) else []
 
@@ -121,13 +131,17 @@ def _files(folder: Path, split: str) -> list[Path]:
 def _fetch(name: str, folder: Path, split: str) -> None:
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.txt", "*.json"] + [pattern for word in SPLITS[split] for pattern in (f"{word}/*", f"*{word}*.tar")]
+    patterns = ["*.txt", "*.json"] + [
+        pattern for word in SPLITS[split] for pattern in (f"{word}/*", f"*{word}*.tar")
+    ]
     failure = None
     try:
         snapshot_download(name, repo_type="dataset", local_dir=folder, allow_patterns=patterns)
     except Exception as problem:  # the network, the hub, the disk
         failure = problem
-    if not _files(folder, split):  # without a network, the hub returns half a download without an error
+    if not _files(
+        folder, split
+    ):  # without a network, the hub returns half a download without an error
         raise ValueError(
             f"wds/{name} is not in {folder} and cannot be downloaded "
             f"({reason(failure) if failure else 'shards are missing'}). Run `hf download {name} --repo-type dataset "

@@ -109,7 +109,9 @@ def _values(kind: type, row: Mapping[str, str]) -> dict[str, object]:
     for column in fields(kind):
         name = re.search("str|int|float", column.type)
         if name and (text := row.get(column.name)):
-            parts = [{"str": str, "int": int, "float": float}[name[0]](part) for part in text.split("; ")]
+            parts = [
+                {"str": str, "int": int, "float": float}[name[0]](part) for part in text.split("; ")
+            ]
             values[column.name] = tuple(parts) if column.type.startswith("tuple") else parts[0]
     return values
 
@@ -123,7 +125,9 @@ def _results(table: str) -> tuple[Published, ...]:
     about = {column.name for column in fields(Published)}
     published = []
     for row in cells(table):
-        printed = {data: text.split(" ± ") for data, text in row.items() if data not in about and text}
+        printed = {
+            data: text.split(" ± ") for data, text in row.items() if data not in about and text
+        }
         accuracy = {data: float(parts[0]) for data, parts in printed.items()}
         spread = {data: float(parts[1]) for data, parts in printed.items() if len(parts) > 1}
         published.append(Published(**_values(Published, row), accuracy=accuracy, spread=spread))
@@ -133,10 +137,13 @@ def _results(table: str) -> tuple[Published, ...]:
 TABLE_1: tuple[Variant, ...] = _settings(Variant, "table_1")
 TABLE_3: tuple[Pretraining, ...] = _settings(Pretraining, "table_3")
 TABLE_4: tuple[FineTuning, ...] = _settings(FineTuning, "table_4")
-TABLE_2, TABLE_5, TABLE_6, TABLE_7, TABLE_9 = (_results(f"table_{number}") for number in (2, 5, 6, 7, 9))
+TABLE_2, TABLE_5, TABLE_6, TABLE_7, TABLE_9 = (
+    _results(f"table_{number}") for number in (2, 5, 6, 7, 9)
+)
 
 TABLE_8: dict[str, dict[str, float]] = {
-    row.pop("positions"): {place: float(value) for place, value in row.items() if value} for row in cells("table_8")
+    row.pop("positions"): {place: float(value) for place, value in row.items() if value}
+    for row in cells("table_8")
 }
 """5-shot accuracy in percent, by the recipe's `positions` and `positions_at`."""
 FIRST_SUBMISSION = _results("table_2_first")
@@ -152,7 +159,10 @@ VTAB_NAMES: dict[str, str] = {}
 """Names in `VTAB` of the tasks and groups of VTAB-1k, by their names in `vitlens evaluate`."""
 for _row in cells("vtab"):
     VTAB[_row["group"]] = (*VTAB.get(_row["group"], ()), _row["task"])
-    VTAB_NAMES |= {f"vtab {_row['group'].lower()}": _row["group"], f"vtab/{_row['vitlens']}": _row["task"]}
+    VTAB_NAMES |= {
+        f"vtab {_row['group'].lower()}": _row["group"],
+        f"vtab/{_row['vitlens']}": _row["task"],
+    }
 
 
 def groups(accuracy: Mapping[str, float]) -> dict[str, float]:
@@ -164,4 +174,6 @@ def groups(accuracy: Mapping[str, float]) -> dict[str, float]:
     86.7
     """
     members = {"VTAB": sum(VTAB.values(), ()), **VTAB}
-    return {name: sum(accuracy[task] for task in tasks) / len(tasks) for name, tasks in members.items()}
+    return {
+        name: sum(accuracy[task] for task in tasks) / len(tasks) for name, tasks in members.items()
+    }

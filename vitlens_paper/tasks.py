@@ -45,6 +45,8 @@ def _task(row: dict[str, str]) -> Task:
 
 TASKS = {
     row["name"]: _task(row)
-    for row in csv.DictReader(Path(__file__).with_suffix(".csv").read_text(encoding="utf-8").splitlines())
+    for row in csv.DictReader(
+        Path(__file__).with_suffix(".csv").read_text(encoding="utf-8").splitlines()
+    )
 }
 VTAB = tuple(task for task in TASKS.values() if task.group)

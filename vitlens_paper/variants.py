@@ -62,7 +62,9 @@ BY_TIMM = ("none", "mean")
 def chosen(settings: Mapping) -> dict[str, str]:
     """Settings that differ from the plain model."""
     return {
-        name: settings[name] for name, values in SETTINGS.items() if name in settings and settings[name] != values[0]
+        name: settings[name]
+        for name, values in SETTINGS.items()
+        if name in settings and settings[name] != values[0]
     }
 
 
@@ -86,7 +88,9 @@ def resolve(architecture: str, settings: Mapping) -> tuple[str, dict]:
     rest = {name: value for name, value in settings.items() if name not in SETTINGS}
     for name in rest:
         if name in words:
-            choices = " and ".join(f"model.{setting}={value}" for setting, value in variants.items())
+            choices = " and ".join(
+                f"model.{setting}={value}" for setting, value in variants.items()
+            )
             raise ValueError(f"model.{name} is set by {choices}. Leave model.{name} out.")
     by_timm = all(value in BY_TIMM for value in variants.values())
     return architecture if by_timm else NAME, {**words, **rest}
@@ -96,7 +100,9 @@ def check_former(settings: Mapping) -> None:
     """Raise ValueError for a variant among the settings of a recipe, where earlier versions had it."""
     for name in SETTINGS:
         if name in settings:
-            raise ValueError(f"{name} is a keyword of the model. Set model.{name}={settings[name]}.")
+            raise ValueError(
+                f"{name} is a keyword of the model. Set model.{name}={settings[name]}."
+            )
 
 
 def upgrade(settings: Mapping) -> dict:
@@ -119,7 +125,9 @@ def check(settings: Mapping) -> None:
     variants = chosen(settings)
     _check_positions(settings, variants)
     _check_attention(settings, variants)
-    if any(settings.get(name) for name in ("dynamic_img_size", "dynamic_img_pad", "no_embed_class")):
+    if any(
+        settings.get(name) for name in ("dynamic_img_size", "dynamic_img_pad", "no_embed_class")
+    ):
         raise ValueError(
             f"{NAME} takes images of one size, with positions for all tokens. Leave dynamic_img_size and "
             "no_embed_class out."
@@ -128,7 +136,11 @@ def check(settings: Mapping) -> None:
 
 def _check_positions(settings: Mapping, variants: Mapping) -> None:
     positions = variants.get("positions", "learned-1d")
-    has_table = positions == "learned-2d" or positions == "learned-1d" and settings.get("pos_embed") != "none"
+    has_table = (
+        positions == "learned-2d"
+        or positions == "learned-1d"
+        and settings.get("pos_embed") != "none"
+    )
     if "positions_at" in variants and not has_table:
         raise ValueError("positions_at is for learned tables: learned-1d, learned-2d.")
     if positions != "learned-1d" and settings.get("pos_embed", "none") != "none":
@@ -142,10 +154,18 @@ def _check_positions(settings: Mapping, variants: Mapping) -> None:
 def _check_attention(settings: Mapping, variants: Mapping) -> None:
     prefix = settings.get("class_token", True) or settings.get("reg_tokens", 0)
     if "attention" in variants and prefix:
-        raise ValueError("attention=axial excludes prefix tokens. Set readout=mean and reg_tokens=0.")
-    needs_all = "attention" in variants or "positions_at" in variants or variants.get("positions") == "relative-1d"
+        raise ValueError(
+            "attention=axial excludes prefix tokens. Set readout=mean and reg_tokens=0."
+        )
+    needs_all = (
+        "attention" in variants
+        or "positions_at" in variants
+        or variants.get("positions") == "relative-1d"
+    )
     if needs_all and settings.get("patch_drop_rate"):
-        raise ValueError(f"{NAME} needs all patches in every layer. Set patch_drop=0 and patch_drop_until=0.")
+        raise ValueError(
+            f"{NAME} needs all patches in every layer. Set patch_drop=0 and patch_drop_until=0."
+        )
 
 
 class Table(nn.Module):
@@ -169,7 +189,10 @@ class Table(nn.Module):
         if "pos_embed" in self._parameters:
             return self.pos_embed
         rows, cols = len(self.row_pos_embed), len(self.col_pos_embed)
-        halves = self.col_pos_embed.expand(rows, -1, -1), self.row_pos_embed[:, None].expand(-1, cols, -1)
+        halves = (
+            self.col_pos_embed.expand(rows, -1, -1),
+            self.row_pos_embed[:, None].expand(-1, cols, -1),
+        )
         return F.pad(torch.cat(halves, -1).flatten(0, 1), (0, 0, self.prefix, 0))[None]
 
 
@@ -190,7 +213,9 @@ class PlacedAttention(Attention):
     def forward(self, x: Tensor, attn_mask: Tensor = None, is_causal: bool = False) -> Tensor:
         if attn_mask is not None or is_causal:
             raise ValueError(f"{NAME} does not support attention masks.")
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        )
         q, k, scale = self.placed(self.q_norm(q), self.k_norm(k))
         mask = self.mask(q, scale)
         drop = self.attn_drop.p if self.training else 0.0
@@ -244,8 +269,16 @@ class PlacedBlock(Block):
 class PaperTransformer(VisionTransformer):
     """timm's Vision Transformer with variants of the paper. Raises ValueError for invalid combinations."""
 
-    def __init__(self, positions: str = "learned-1d", positions_at: str = "stem", attention: str = "plain", **kwargs):
-        check({**kwargs, "positions": positions, "positions_at": positions_at, "attention": attention})
+    def __init__(
+        self,
+        positions: str = "learned-1d",
+        positions_at: str = "stem",
+        attention: str = "plain",
+        **kwargs,
+    ):
+        check(
+            {**kwargs, "positions": positions, "positions_at": positions_at, "attention": attention}
+        )
         placed = positions == "relative-1d" or attention == "axial"
         if positions != "learned-1d":
             kwargs["pos_embed"] = "none"

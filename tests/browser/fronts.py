@@ -29,10 +29,17 @@ from vitlens.recorder.supported import token_grid
 from vitlens_explorer.drawing import enlarged
 
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--no-first-run",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
 ]
-MARKS = pytest.mark.skipif(os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser")
+MARKS = pytest.mark.skipif(
+    os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser"
+)
 START, PATIENCE = 180_000, 60_000
 """Milliseconds until a page that does not come up, or does not answer, counts as broken."""
 READY = """() => {
@@ -65,34 +72,73 @@ class Front:
             self.port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
         home = folder / ".home"
-        names = ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+        names = (
+            "HOME",
+            "JUPYTER_CONFIG_DIR",
+            "JUPYTER_DATA_DIR",
+            "JUPYTER_RUNTIME_DIR",
+            "IPYTHONDIR",
+        )
         places = {name: str(home / name.lower()) for name in names}
         for place in places.values():
             Path(place).mkdir(parents=True, exist_ok=True)
         if kind == "lab":  # a toast of news would cover the page
-            settings = Path(places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/apputils-extension")
+            settings = Path(
+                places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/apputils-extension"
+            )
             settings.mkdir(parents=True)
             (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
-        settings = Path(places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/notebook-extension")
+        settings = Path(
+            places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/notebook-extension"
+        )
         settings.mkdir(parents=True, exist_ok=True)  # cells out of sight keep their outputs
         (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
-        common = [f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0", "--ServerApp.ip=127.0.0.1"]
-        common += [f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={folder}", "--no-browser"]
+        common = [
+            f"--ServerApp.port={self.port}",
+            "--ServerApp.port_retries=0",
+            "--ServerApp.ip=127.0.0.1",
+        ]
+        common += [
+            f"--IdentityProvider.token={self.token}",
+            f"--ServerApp.root_dir={folder}",
+            "--no-browser",
+        ]
         command = {
-            "lab": ["jupyterlab", *common, "--allow-root", "--LabApp.expose_app_in_browser=True",
-                    "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-                    "--LabApp.extension_manager=readonly"],
-            "notebook": ["notebook", *common, "--allow-root", "--JupyterNotebookApp.expose_app_in_browser=True"],
+            "lab": [
+                "jupyterlab",
+                *common,
+                "--allow-root",
+                "--LabApp.expose_app_in_browser=True",
+                "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+                "--LabApp.extension_manager=readonly",
+            ],
+            "notebook": [
+                "notebook",
+                *common,
+                "--allow-root",
+                "--JupyterNotebookApp.expose_app_in_browser=True",
+            ],
         }[kind]
         self.log = open(folder / f"{kind}.log", "w")  # noqa: SIM115
-        environment = os.environ | places | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
+        environment = (
+            os.environ | places | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
+        )
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *command], env=environment, start_new_session=True, stdout=self.log, stderr=self.log
+            [sys.executable, "-m", *command],
+            env=environment,
+            start_new_session=True,
+            stdout=self.log,
+            stderr=self.log,
         )
         for _ in range(240):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self.port), 1),
+            ):
                 return
-            assert self.process.poll() is None, f"{kind} stopped:\n{(folder / f'{kind}.log').read_text()[-2000:]}"
+            assert self.process.poll() is None, (
+                f"{kind} stopped:\n{(folder / f'{kind}.log').read_text()[-2000:]}"
+            )
             time.sleep(0.5)
         raise AssertionError(f"{kind} did not answer within two minutes")
 
@@ -100,7 +146,9 @@ class Front:
         """Open a notebook of the folder, run all its cells and wait for a widget."""
         page.set_default_timeout(START)
         place = "lab/tree" if self.kind == "lab" else "notebooks"
-        page.goto(f"{self.address}/{place}/{name}?token={self.token}" + "&reset" * (self.kind == "lab"))
+        page.goto(
+            f"{self.address}/{place}/{name}?token={self.token}" + "&reset" * (self.kind == "lab")
+        )
         page.wait_for_function(READY)
         page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
         failed = "[data-mime-type='application/vnd.jupyter.error']"
@@ -116,7 +164,9 @@ class Front:
     def stop(self) -> None:
         """End the kernels and the server."""
         with contextlib.suppress(OSError):
-            for kernel in json.load(urllib.request.urlopen(f"{self.address}/api/kernels?token={self.token}")):
+            for kernel in json.load(
+                urllib.request.urlopen(f"{self.address}/api/kernels?token={self.token}")
+            ):
                 address = f"{self.address}/api/kernels/{kernel['id']}?token={self.token}"
                 urllib.request.urlopen(urllib.request.Request(address, method="DELETE"))
         with contextlib.suppress(ProcessLookupError):
@@ -173,10 +223,16 @@ def assert_covered(page, root, model, x, maps, target, against=None):
     for done, values in (("covered", both.deletion[0]), ("revealed", both.insertion[0])):
         for _ in both.counts:
             page.keyboard.press("ArrowLeft")
-        for count, seen, value in zip(both.counts.tolist(), images[done], values.tolist(), strict=True):
-            line.filter(has_text=f"{int(100 * count / grid.patches + 0.5)}% of the patches {done}: ").wait_for()
+        for count, seen, value in zip(
+            both.counts.tolist(), images[done], values.tolist(), strict=True
+        ):
+            line.filter(
+                has_text=f"{int(100 * count / grid.patches + 0.5)}% of the patches {done}: "
+            ).wait_for()
             assert float(line.inner_text().split()[-1]) == pytest.approx(value, rel=0.006)
-            data = root.locator(".covered canvas").evaluate("node => node.toDataURL().split(',')[1]")
+            data = root.locator(".covered canvas").evaluate(
+                "node => node.toDataURL().split(',')[1]"
+            )
             found = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"))
             hidden = (seen == empty).all(0).numpy().repeat(factor, 0).repeat(factor, 1)
             assert hidden.any() == (seen is not full)
@@ -192,10 +248,13 @@ def assert_covered(page, root, model, x, maps, target, against=None):
     page.mouse.move(*place)
     line.filter(has_text=words).wait_for()
     shown = [
-        root.locator(f"{kind} canvas").first.evaluate("node => node.toDataURL()") for kind in (".picture", ".covered")
+        root.locator(f"{kind} canvas").first.evaluate("node => node.toDataURL()")
+        for kind in (".picture", ".covered")
     ]
     assert shown[0] == shown[1] and words == root.locator(".under").first.inner_text()
-    page.mouse.move(*(at - 3 * box["width"] for at in (place[0], root.locator(".score").bounding_box()["y"])))
+    page.mouse.move(
+        *(at - 3 * box["width"] for at in (place[0], root.locator(".score").bounding_box()["y"]))
+    )
     chart.blur()
     map_ = root.locator(".picture canvas").first.evaluate("node => node.toDataURL()")
     assert map_ not in shown and root.locator(".picture svg path").count()
@@ -206,7 +265,15 @@ class App:
 
     def __init__(self, model: Path, folder: Path, *options):
         self.log = folder / f"app-{secrets.token_hex(4)}.log"
-        command = [sys.executable, "-m", "vitlens", "app", str(model), "--no-browser", *map(str, options)]
+        command = [
+            sys.executable,
+            "-m",
+            "vitlens",
+            "app",
+            str(model),
+            "--no-browser",
+            *map(str, options),
+        ]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
@@ -230,4 +297,6 @@ class App:
 def faults(page, part: str | None = None) -> list[str]:
     """Rules of axe-core that a page, or a part of it, violates, each with the elements."""
     found = Axe().run(page, part).response["violations"]
-    return [f"{each['id']}: {', '.join(node['html'][:200] for node in each['nodes'])}" for each in found]
+    return [
+        f"{each['id']}: {', '.join(node['html'][:200] for node in each['nodes'])}" for each in found
+    ]

@@ -21,7 +21,10 @@ def found() -> str | None:
 if __name__ == "__main__" and os.environ.get("NO_BROWSER") != "1":
     commands = [[sys.executable, "-m", "playwright", "install", "chromium"]]
     if hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):
-        commands = [["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", "chromium", "firefox-esr"]]
+        commands = [
+            ["apt-get", "update", "-q"],
+            ["apt-get", "install", "-y", "-q", "chromium", "firefox-esr"],
+        ]
     for command in () if found() else commands:
         subprocess.run(command)  # the other tests run even if this fails
     print(f"The tests use {found()}.")

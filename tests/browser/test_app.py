@@ -22,22 +22,32 @@ pytestmark = MARKS
 def test_app_shows_maps_uploads_and_stays_quick(large_model, browser, tmp_path):
     """A click is answered while occlusion runs, and a new setting cancels it. An alert names the end."""
     samples()["coffee"].save(cup := tmp_path / "cup.png")
-    context, requests, errors = browser.new_context(viewport={"width": 1300, "height": 1000}), [], []
+    context, requests, errors = (
+        browser.new_context(viewport={"width": 1300, "height": 1000}),
+        [],
+        [],
+    )
     context.set_default_timeout(START)
     page = context.new_page()
     page.on("request", lambda request: requests.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
 
     def shows(words):
-        page.wait_for_function("words => document.querySelector('figcaption')?.textContent.includes(words)", arg=words)
+        page.wait_for_function(
+            "words => document.querySelector('figcaption')?.textContent.includes(words)", arg=words
+        )
 
     with App(large_model, tmp_path, cup) as app:
         page.goto(app.opening)
         page.wait_for_selector("img[src='/photograph'], .vitlens")
         page.wait_for_selector(".vitlens[data-answers]")
         assert page.url.split("#")[0] == app.address, "the token leaves the address bar"
-        assert [url for url in requests if not url.startswith((app.address, "data:", "blob:"))] == []
-        chosen = "document.querySelector('[data-control=photograph] select').selectedOptions[0].text"
+        assert [
+            url for url in requests if not url.startswith((app.address, "data:", "blob:"))
+        ] == []
+        chosen = (
+            "document.querySelector('[data-control=photograph] select').selectedOptions[0].text"
+        )
         assert page.evaluate(chosen) == "cup.png"
         shows("Attention from class token (read-out), layer 2")
         box = page.locator(".picture canvas").bounding_box()
@@ -62,13 +72,17 @@ def test_app_shows_maps_uploads_and_stays_quick(large_model, browser, tmp_path):
         page.wait_for_function(f"() => {chosen} === 'noise.png'")
         (path := tmp_path / "notes.png").write_text("no image")
         page.locator("input[type=file]").set_input_files(path)
-        page.wait_for_function("() => document.querySelector('.alert').textContent.includes('notes.png')")
+        page.wait_for_function(
+            "() => document.querySelector('.alert').textContent.includes('notes.png')"
+        )
         shows("Norm of the patch tokens")
         with page.expect_download() as saved:
             page.get_by_role("button", name="Save", exact=True).click()
         assert saved.value.suggested_filename.startswith("vitlens-noise-norms-layer1.zip")
         page.screenshot(path=tmp_path / "app.png")
-    page.wait_for_function("() => document.querySelector('.alert').textContent.includes('has ended')")
+    page.wait_for_function(
+        "() => document.querySelector('.alert').textContent.includes('has ended')"
+    )
     assert page.locator(".body").evaluate("node => node.inert") and errors == []
     context.close()
 
@@ -86,7 +100,9 @@ class Tab:
     """A page of an app, with the actions and texts of a user. Asserts that it has no errors."""
 
     def __init__(self, browser, served, address="", **options):
-        self.context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
+        self.context = browser.new_context(
+            **{"viewport": {"width": 1440, "height": 900}, **options}
+        )
         self.context.grant_permissions(["clipboard-read", "clipboard-write"])
         self.page, self.address, self.errors = self.context.new_page(), served.address, []
         self.page.set_default_timeout(START)
@@ -111,7 +127,9 @@ class Tab:
             "() => { const { dataset } = document.querySelector('.vitlens'); return dataset.sent === dataset.answers }"
         )
         # in the page: a timer of the browser that is later than that of the address, also on a busy machine
-        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 350)))")
+        self.page.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 350)))"
+        )
 
     def act(self, action):
         action()
@@ -119,7 +137,10 @@ class Tab:
 
     def click(self, row, col):
         box = self.page.locator(".picture canvas").first.bounding_box()
-        place = box["x"] + (col + 0.5) / 8 * box["width"], box["y"] + (row + 0.5) / 8 * box["height"]
+        place = (
+            box["x"] + (col + 0.5) / 8 * box["width"],
+            box["y"] + (row + 0.5) / 8 * box["height"],
+        )
         self.act(lambda: self.page.mouse.click(*place))
 
     def choose(self, control, value):
@@ -128,7 +149,9 @@ class Tab:
         self.settle()
 
     def says(self, words):
-        self.page.wait_for_function("words => document.querySelector('.alert').textContent.includes(words)", arg=words)
+        self.page.wait_for_function(
+            "words => document.querySelector('.alert').textContent.includes(words)", arg=words
+        )
 
     def shown(self, words):
         self.page.wait_for_function(
@@ -176,7 +199,9 @@ def test_app_takes_pasted_and_dropped_photos(browser, served):
     with Tab(browser, served) as tab:
         tab.page.evaluate(copy, base64.b64encode(photo()).decode())
         tab.act(lambda: tab.page.keyboard.press("Control+V"))
-        tab.page.wait_for_function("() => document.querySelector('.heading').textContent.startsWith('image.png')")
+        tab.page.wait_for_function(
+            "() => document.querySelector('.heading').textContent.startsWith('image.png')"
+        )
         tab.page.evaluate("navigator.clipboard.writeText('a cat')")
         tab.page.keyboard.press("Control+V")
         tab.says("The clipboard has no photo")
@@ -186,7 +211,8 @@ def test_app_takes_pasted_and_dropped_photos(browser, served):
             taken, outlined = tab.drop(target, [f"{target[1:]}.png"])
             assert taken and outlined == [True, True, False]
             tab.page.wait_for_function(
-                "name => document.querySelector('.heading').textContent.startsWith(name)", arg=f"{target[1:]}.png"
+                "name => document.querySelector('.heading').textContent.startsWith(name)",
+                arg=f"{target[1:]}.png",
             )
         tab.settle()
         before = tab.hash
@@ -199,7 +225,9 @@ def test_app_takes_pasted_and_dropped_photos(browser, served):
 
 
 def test_app_address_restores_state(browser, served):
-    with Tab(browser, served, "#view=rollout&layer=2&patch=5,6&off=0.2,1.0&way=zero&sample=coffee") as tab:
+    with Tab(
+        browser, served, "#view=rollout&layer=2&patch=5,6&off=0.2,1.0&way=zero&sample=coffee"
+    ) as tab:
         first = tab.hash
         tab.shown("Rollout from the patch in row 5, column 6 through layers 0 to 2")
         tab.shown("head 2 of layer 0, head 0 of layer 1")
@@ -220,8 +248,11 @@ def test_app_address_restores_state(browser, served):
         assert "coffee" in tab.page.title()
         tab.choose("view", "norms")
         assert tab.hash == "#view=norms&layer=2", "the rest is as in the first frame"
-        tab.act(lambda: tab.page.locator("input[type=file]").set_input_files(
-            {"name": "mine.png", "mimeType": "image/png", "buffer": photo()}))
+        tab.act(
+            lambda: tab.page.locator("input[type=file]").set_input_files(
+                {"name": "mine.png", "mimeType": "image/png", "buffer": photo()}
+            )
+        )
         assert "mine" not in tab.hash and tab.page.title().startswith("mine.png")
         tab.act(lambda: tab.page.reload())
         tab.says("“mine.png” was uploaded and is not in the address")
@@ -234,7 +265,9 @@ def test_app_address_restores_state(browser, served):
 def test_app_shows_progress_and_cancels(browser, served):
     """The old map is dimmed, and stays after a cancel. A score that is not finished is not saved."""
     with Tab(browser, served, "#view=norms") as tab:
-        hook = served.app.model.register_forward_hook(lambda *_: time.sleep(2))  # in each of four forwards
+        hook = served.app.model.register_forward_hook(
+            lambda *_: time.sleep(2)
+        )  # in each of four forwards
         try:
             see(tab.page, "occlusion")
             tab.page.wait_for_function(
@@ -244,7 +277,10 @@ def test_app_shows_progress_and_cancels(browser, served):
             assert tab.page.locator(".vitlens.stale").count() == 1
             assert 0 < tab.page.locator("progress").evaluate("node => node.value") < 1
             tab.act(tab.page.get_by_role("button", name="Cancel").click)
-            assert not tab.page.locator(".progress").is_visible() and not tab.page.locator(".vitlens.stale").count()
+            assert (
+                not tab.page.locator(".progress").is_visible()
+                and not tab.page.locator(".vitlens.stale").count()
+            )
             tab.shown("Norm of the patch tokens")
             assert tab.page.locator(".alert").inner_text() == ""
         finally:
@@ -277,11 +313,17 @@ def test_app_layout_stays_put(browser, served):
         for width in (390, 720, 1440, 1920):
             tab.page.set_viewport_size({"width": width, "height": 900})
             assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
-            assert tab.page.locator(".legend canvas").bounding_box()["width"] >= 100, "beside a long unit, too"
-            assert len({tuple(tile.evaluate(box))[1] for tile in tab.page.locator(".tab").all()}) <= 1 + (width < 720)
+            assert tab.page.locator(".legend canvas").bounding_box()["width"] >= 100, (
+                "beside a long unit, too"
+            )
+            assert len(
+                {tuple(tile.evaluate(box))[1] for tile in tab.page.locator(".tab").all()}
+            ) <= 1 + (width < 720)
         tab.choose("view", "relevance")
         tab.page.set_viewport_size({"width": 1000, "height": 560})
-        tab.page.evaluate("document.querySelectorAll('details').forEach((node) => (node.open = true))")
+        tab.page.evaluate(
+            "document.querySelectorAll('details').forEach((node) => (node.open = true))"
+        )
         tab.page.evaluate("scrollTo(0, 1e6)")
         assert tab.page.evaluate("scrollY") > 50
         assert tab.page.locator(".panels").evaluate(box)[1] == 8, "the picture stays in view"
@@ -300,14 +342,18 @@ def test_app_follows_color_preferences(browser, served):
             assert (corner < 60) == ("color_scheme" in options)
 
 
-@pytest.mark.parametrize("options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 800}}])
+@pytest.mark.parametrize(
+    "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 800}}]
+)
 def test_app_has_no_accessibility_fault(browser, served, options):
     with Tab(browser, served, **options) as tab:
         for view in views():
             if view == "occlusion":
                 continue  # a page like those of the others
             tab.choose("view", view)
-            tab.page.evaluate("document.querySelectorAll('details').forEach((node) => (node.open = true))")
+            tab.page.evaluate(
+                "document.querySelectorAll('details').forEach((node) => (node.open = true))"
+            )
             assert faults(tab.page) == [], view
         tab.drop("body", text_plain="x")
         tab.says("A link")
@@ -324,7 +370,9 @@ def test_app_saves_page(browser, served, tmp_path):
         tab.page.goto(f"{path.as_uri()}#view=rollout&layer=2&patch=5,6")
         tab.settle()
         tab.shown("Rollout from the patch in row 5, column 6 through layers 0 to 2")
-        assert tab.page.title().startswith("coffee · vit") and tab.page.locator("main h1").count() == 1
+        assert (
+            tab.page.title().startswith("coffee · vit") and tab.page.locator("main h1").count() == 1
+        )
         tab.click(1, 2)
         tab.act(lambda: tab.page.go_back())
         tab.shown("row 5, column 6 through layers 0 to 2")

@@ -32,7 +32,9 @@ class Marionette:
             self.port = free.getsockname()[1]
         (folder / "user.js").write_text(f'user_pref("marionette.port", {self.port});\n')
         command = [FIREFOX, "--headless", "--no-remote", "--marionette", "--profile", str(folder)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
     def __enter__(self):
         for _ in range(120):

@@ -69,7 +69,9 @@ class Widget:
         """Do something that runs the model, and wait for the answer."""
         before, node = self.root.get_attribute("data-answers"), self.root.element_handle()
         action()
-        self.page.wait_for_function("([node, before]) => node.dataset.answers !== before", arg=[node, before])
+        self.page.wait_for_function(
+            "([node, before]) => node.dataset.answers !== before", arg=[node, before]
+        )
         self.settle()
 
     def press(self, *keys):
@@ -84,7 +86,9 @@ class Widget:
         self.act(lambda: canvas.click(position=place))
 
     def choose(self, control, label):
-        self.act(lambda: self.root.locator(f"[data-control={control}] select").select_option(label=label))
+        self.act(
+            lambda: self.root.locator(f"[data-control={control}] select").select_option(label=label)
+        )
 
     def slide(self, control, value):
         self.act(lambda: move(self.root, control, value))
@@ -113,7 +117,9 @@ def expected(folder, picture, layer, head, query, strength=0.75, smooth=True, ev
     x = preprocess(model, picture)
     maps = unfused_maps(model, x)[layer][0].numpy()
     row = 0 if query is None else 1 + query[0] * 8 + query[1]
-    weights = (maps.mean(0) if head == "mean" else maps[head])[row, 1:].reshape(8, 8).astype(np.float32)
+    weights = (
+        (maps.mean(0) if head == "mean" else maps[head])[row, 1:].reshape(8, 8).astype(np.float32)
+    )
     return painted(model, x, weights, strength, smooth, even)
 
 
@@ -128,11 +134,15 @@ def painted(model, x, weights, strength=0.75, smooth=True, even=False):
     gray = np.asarray(gray.convert("L")).astype(float)[..., None]
     if smooth:  # linear between the middles of patches, in float64
         places = (np.arange(side) + 0.5) * 8 / side - 0.5
-        large = np.array([np.interp(places, np.arange(8), line) for line in weights.astype(np.float64)])
+        large = np.array(
+            [np.interp(places, np.arange(8), line) for line in weights.astype(np.float64)]
+        )
         large = np.array([np.interp(places, np.arange(8), line) for line in large.T]).T
     else:
         large = np.kron(weights.astype(np.float64), np.ones((side // 8, side // 8)))
-    table = mpl.colormaps["viridis"](np.arange(256))[:, :3] * 255  # between its colors, in proportion
+    table = (
+        mpl.colormaps["viridis"](np.arange(256))[:, :3] * 255
+    )  # between its colors, in proportion
     share = large / weights.max()
     color = np.stack([np.interp(share * 255, np.arange(256), channel) for channel in table.T], -1)
     a = strength * (1 if even else share[..., None])
@@ -186,8 +196,13 @@ def test_explorer_click_keys_and_sliders(page, model):
     explorer.slide("strength", 0.75)
     explorer.choose("opacity", "by value")
     named = "each => Boolean(each.labels?.length || each.ariaLabel || each.textContent)"
-    for kinds, holds in (("input, select, button", named), (".picture, .plot", "each => each.tabIndex === 0")):
-        found = explorer.root.evaluate(f"node => [...node.querySelectorAll('{kinds}')].map({holds})")
+    for kinds, holds in (
+        ("input, select, button", named),
+        (".picture, .plot", "each => each.tabIndex === 0"),
+    ):
+        found = explorer.root.evaluate(
+            f"node => [...node.querySelectorAll('{kinds}')].map({holds})"
+        )
         assert found and all(found), kinds
 
 
@@ -245,14 +260,25 @@ def test_explorer_bars_and_switches(page, model):
     explorer.act(lambda: tile(explorer.root, 2, 1))
     explorer.press("x")
     reference = torch.cat([preprocess(vit, each) for each in samples().values()])
-    with intervene(vit, heads={(2, 0): "mean", (2, 1): "mean"}, reference=reference), torch.no_grad():
+    with (
+        intervene(vit, heads={(2, 0): "mean", (2, 1): "mean"}, reference=reference),
+        torch.no_grad(),
+    ):
         shares = vit(x)[0].softmax(-1)
     name, share, before = (explorer.text(f".bars .{part}") for part in ("name", "share", "before"))
-    assert (name, share) == (str(shares.argmax().item()), f"{100 * shares.max():.1f}%") and before.startswith("was ")
+    assert (name, share) == (
+        str(shares.argmax().item()),
+        f"{100 * shares.max():.1f}%",
+    ) and before.startswith("was ")
     assert explorer.root.locator(".stage .cross").count() == 2
-    assert "head 1 of layer 2, each replaced with its mean over 6 sample photos" in explorer.text("figcaption")
+    assert "head 1 of layer 2, each replaced with its mean over 6 sample photos" in explorer.text(
+        "figcaption"
+    )
     explorer.act(explorer.root.get_by_role("button", name="Turn all on").click)
-    assert explorer.text(".bars .share") == first and explorer.root.locator(".bars .before").count() == 0
+    assert (
+        explorer.text(".bars .share") == first
+        and explorer.root.locator(".bars .before").count() == 0
+    )
 
 
 def test_explorer_uploads_and_downloads(page, model, tmp_path):
@@ -275,7 +301,10 @@ def test_explorer_uploads_and_downloads(page, model, tmp_path):
         kept = np.load(io.BytesIO(archive.read("vitlens-phone-attention-layer2.npz")))
     assert np.array_equal(kept["pixels"], restore(vit, preprocess(vit, loaded))[0]), "to the bit"
     before, words = explorer.pixels(), explorer.text("figcaption")
-    for name, data, problem in (("text.png", b"a text", "no format"), ("huge.jpg", bytes(65 * 2**20), "(65.0 MB)")):
+    for name, data, problem in (
+        ("text.png", b"a text", "no format"),
+        ("huge.jpg", bytes(65 * 2**20), "(65.0 MB)"),
+    ):
         (file := tmp_path / name).write_bytes(data)
         explorer.upload(file)
         explorer.root.locator(".alert", has_text=name).wait_for()
@@ -297,7 +326,10 @@ def test_explorer_takes_pastes_and_drops_inside_only(page):
     }"""
     explorer = Widget(page, 0)
     assert not page.locator(".vitlens").first.locator("h1").count() and "#view" not in page.url
-    for act, words in ((drop, "A link or a text was dropped"), (paste, "The clipboard has no photo")):
+    for act, words in (
+        (drop, "A link or a text was dropped"),
+        (paste, "The clipboard has no photo"),
+    ):
         page.locator("body").evaluate(act)
         assert words not in explorer.text(".alert")
         assert explorer.root.locator(".picture").first.evaluate(act)
@@ -325,17 +357,29 @@ def test_positions(page):
 def test_training(page):
     before = page.locator(".jupyter-widgets img").first.get_attribute("src")
     page.locator(".noUi-base").first.click()  # arrow keys do not reach core sliders in Notebook 7
-    page.wait_for_function("src => document.querySelector('.jupyter-widgets img').src !== src", arg=before)
+    page.wait_for_function(
+        "src => document.querySelector('.jupyter-widgets img').src !== src", arg=before
+    )
 
 
 def test_saved_notebooks_show_still_images(front, browser):
     Image.new("RGB", (90, 60), "red").save(file := io.BytesIO(), "PNG")
-    live = {"application/vnd.jupyter.widget-view+json": {"version_major": 2, "version_minor": 0, "model_id": "gone"}}
+    live = {
+        "application/vnd.jupyter.widget-view+json": {
+            "version_major": 2,
+            "version_minor": 0,
+            "model_id": "gone",
+        }
+    }
     data = live | alt_text.bundle(file.getvalue(), 'The "red" still.', 45)
     cell = nbformat.v4.new_code_cell("page", outputs=[nbformat.v4.new_output("display_data", data)])
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), front.folder / "saved.ipynb")  # not trusted
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[cell]), front.folder / "saved.ipynb"
+    )  # not trusted
     page = browser.new_page()
-    page.goto(f"{front.address}/{'lab/tree' if front.kind == 'lab' else 'notebooks'}/saved.ipynb?token={front.token}")
+    page.goto(
+        f"{front.address}/{'lab/tree' if front.kind == 'lab' else 'notebooks'}/saved.ipynb?token={front.token}"
+    )
     still = page.locator(".jp-OutputArea-output img")
     still.wait_for(timeout=START)
     assert still.get_attribute("alt") == 'The "red" still.' and still.count() == 1

@@ -15,7 +15,18 @@ from test_images import WIDE
 
 import vitlens
 from browser.fronts import MARKS, faults
-from browser.test_page import ASK, FRAME, NAME, Reference, assert_alike, control, floats, opened, plain, settings
+from browser.test_page import (
+    ASK,
+    FRAME,
+    NAME,
+    Reference,
+    assert_alike,
+    control,
+    floats,
+    opened,
+    plain,
+    settings,
+)
 from vitlens import attention, attribution, stream
 from vitlens.models import preprocess
 from vitlens.recorder.record import capture
@@ -31,10 +42,27 @@ MODELS = {
     "ti-mean": ("vit_tiny_patch16_224", {"depth": 4, "global_pool": "avg"}),
     "s": ("vit_small_patch16_224", {"depth": 3}),
     "s-mean": ("vit_small_patch16_224", {"depth": 3, "global_pool": "avg", "class_token": False}),
-    "others": ("vit_tiny_patch16_224", {"depth": 2, "reg_tokens": 2, "no_embed_class": True, "pre_norm": True,
-                                        "init_values": 0.5, "global_pool": "avg", "fc_norm": False}),
+    "others": (
+        "vit_tiny_patch16_224",
+        {
+            "depth": 2,
+            "reg_tokens": 2,
+            "no_embed_class": True,
+            "pre_norm": True,
+            "init_values": 0.5,
+            "global_pool": "avg",
+            "fc_norm": False,
+        },
+    ),
 }
-METHODS = ("relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad", "balanced_gradients")
+METHODS = (
+    "relevance",
+    "gradient_rollout",
+    "attention_gradient",
+    "grad_cam",
+    "legrad",
+    "balanced_gradients",
+)
 HARNESS = """<script type="text/plain" id="worker">{script}</script><script>
 const worker = new Worker(URL.createObjectURL(new Blob([document.getElementById("worker").textContent])));
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
@@ -84,7 +112,10 @@ class Page:
         self.page.goto(f"file://{folder}/page.html")
 
     def ask(self, task: str, **given):
-        given = {name: text(value) if isinstance(value, bytes) else value for name, value in given.items()}
+        given = {
+            name: text(value) if isinstance(value, bytes) else value
+            for name, value in given.items()
+        }
         given |= {"input": text(given["input"].numpy().tobytes())} if "input" in given else {}
         answer = self.page.evaluate("([task, given]) => ask(task, given)", [task, given])
         assert "error" not in answer, answer["error"]
@@ -92,8 +123,12 @@ class Page:
 
     def open(self, model, means=None):
         about, weights = live.written(model, means)
-        self.ask("open", about=json.loads(json.dumps(about)), weights=weights,
-                 wasm=(live.HERE / "kernels.wasm").read_bytes())
+        self.ask(
+            "open",
+            about=json.loads(json.dumps(about)),
+            weights=weights,
+            wasm=(live.HERE / "kernels.wasm").read_bytes(),
+        )
 
 
 @pytest.fixture(scope="module")
@@ -143,19 +178,35 @@ def test_forward_and_backward_equal_torch(page, name):
         near(record["tokens"][layer], tokens[layer][0], "tokens")
     moved = [torch.eye(attn.grid.tokens).double()]
     for layer in range(len(attn)):
-        moved.append((rows(record, layer, heads).mean(0).double() + torch.eye(attn.grid.tokens)) / 2 @ moved[-1])
+        moved.append(
+            (rows(record, layer, heads).mean(0).double() + torch.eye(attn.grid.tokens))
+            / 2
+            @ moved[-1]
+        )
     row = (attention.read_row(attn).double() @ moved[-1]).float()
     near(attn.grid.image_map(row), attention.rollout(attn), "rollout")
     for target, against in ((2, None), (0, 7)):
         maps = page.ask("why", key="a", target=target, against=against)
         for method in METHODS:
-            near(maps[method], attribution.METHODS[method](model, batch, target, against=against)[0], method)
+            near(
+                maps[method],
+                attribution.METHODS[method](model, batch, target, against=against)[0],
+                method,
+            )
         added, written = stream.apart(model, batch, target, against)
         parts = page.ask("contributions", key="a", target=target, against=against)
         near(parts["written"], written[0], "contributions of tokens")
-        for name, value in (("heads", added.heads), ("mlps", added.mlps), ("embedding", added.embedding),
-                            ("biases", added.biases), ("logit", added.logits)):
-            assert np.abs(np.array(parts[name]) - value[0].numpy()).max() < 1e-4 * added.parts.abs().max(), name
+        for name, value in (
+            ("heads", added.heads),
+            ("mlps", added.mlps),
+            ("embedding", added.embedding),
+            ("biases", added.biases),
+            ("logit", added.logits),
+        ):
+            assert (
+                np.abs(np.array(parts[name]) - value[0].numpy()).max()
+                < 1e-4 * added.parts.abs().max()
+            ), name
     for layer, found in enumerate(page.ask("lens", key="a", targets=[1, 5])):
         whole, each = stream.lens(model, batch, layer)
         shares, classes = torch.cat([whole, each[0]]).softmax(-1).max(-1)
@@ -167,15 +218,25 @@ def test_forward_and_backward_equal_torch(page, name):
 @pytest.mark.parametrize("way", ["zero", "mean"])
 def test_heads_off_equal_intervene(page, way):
     model = model_of("ti-mean")
-    off, reference, batch = [(0, 2), (2, 1), (2, 0)], torch.randn(4, 3, SIZE, SIZE), torch.randn(1, 3, SIZE, SIZE)
+    off, reference, batch = (
+        [(0, 2), (2, 1), (2, 0)],
+        torch.randn(4, 3, SIZE, SIZE),
+        torch.randn(1, 3, SIZE, SIZE),
+    )
     with torch.no_grad(), capture(model, values=True) as attn:
         model(reference)
-    means = {(layer, head): attn[layer].output.mean(0)[head] for layer in range(4) for head in range(3)}
+    means = {
+        (layer, head): attn[layer].output.mean(0)[head] for layer in range(4) for head in range(3)
+    }
     page.open(model, means)
-    with vitlens.intervene(model, heads={head: "zero" if way == "zero" else means[head] for head in off}):
+    with vitlens.intervene(
+        model, heads={head: "zero" if way == "zero" else means[head] for head in off}
+    ):
         with torch.no_grad():
             logits = model(batch)
-        methods = METHODS if way == "zero" else METHODS[:-1]  # parts of replaced heads do not add up
+        methods = (
+            METHODS if way == "zero" else METHODS[:-1]
+        )  # parts of replaced heads do not add up
         exact = {method: attribution.METHODS[method](model, batch, 4)[0] for method in methods}
     given = {"key": way, "input": batch, "off": off, "mean": way == "mean"}
     near(page.ask("forward", **given)["logits"], logits, "logits")
@@ -199,12 +260,16 @@ def test_inputs_equal_preprocess(page, interpolation):
     alpha = np.random.default_rng(0).integers(0, 256, photos["chelsea"].size[::-1], np.uint8)
     upright = Image.Exif()
     upright[0x0112] = 6
-    strips = [Image.effect_noise((width, 80), 90).convert("RGB") for width in (30, *range(80, 120, 3))]
+    strips = [
+        Image.effect_noise((width, 80), 90).convert("RGB") for width in (30, *range(80, 120, 3))
+    ]
     files = [
-        *(file_of(photo, "png") for photo in photos.values()), *(file_of(photo, "jpeg") for photo in photos.values()),
+        *(file_of(photo, "png") for photo in photos.values()),
+        *(file_of(photo, "jpeg") for photo in photos.values()),
         file_of(Image.fromarray(np.dstack([np.asarray(photos["chelsea"]), alpha])), "png"),
         file_of(photos["coffee"], "jpeg", exif=upright, quality=95, subsampling=0),
-        file_of(photos["rocket"].convert("L"), "jpeg"), file_of(photos["rocket"].convert("P"), "png"),
+        file_of(photos["rocket"].convert("L"), "jpeg"),
+        file_of(photos["rocket"].convert("P"), "png"),
         *(file_of(strip, "png") for strip in strips),
     ]
     for number, file in enumerate(files):
@@ -230,7 +295,9 @@ def test_pictures_equal_those_of_python(page):
     file = file_of(vitlens.samples()["chelsea"], "png")
     picture = page.ask("photo", bytes=file)["picture"].tobytes()
     exact = enlarged(vitlens.models.restore(model, preprocess(model, file))[0])
-    got, expected = (np.asarray(Image.open(io.BytesIO(each)).convert("RGB")) for each in (picture, exact))
+    got, expected = (
+        np.asarray(Image.open(io.BytesIO(each)).convert("RGB")) for each in (picture, exact)
+    )
     assert np.array_equal(got, expected)
 
 
@@ -242,7 +309,9 @@ def assert_tour(found, exact):
             assert_tour(found[name], exact[name])
     elif np.array(exact).dtype.kind == "f":
         found, exact = np.array(found), np.array(exact)
-        assert found.shape == exact.shape and np.abs(found - exact).max() <= 5e-3 * np.abs(exact).max()
+        assert (
+            found.shape == exact.shape and np.abs(found - exact).max() <= 5e-3 * np.abs(exact).max()
+        )
     elif isinstance(exact, list) and exact and isinstance(exact[0], list):
         for pair in zip(found, exact, strict=True):
             for each in zip(*pair, strict=True):
@@ -267,7 +336,10 @@ def test_live_page_equals_explorer(vit, browser, tmp_path, pooling):
     for number in range(len(views) + 10):
         if number == len(views):
             shown.set_input_files("input[type=file]", tmp_path / "rocket.jpg")
-            while shown.evaluate("document.querySelector('#page').source.state.photograph") != "rocket.jpg":
+            while (
+                shown.evaluate("document.querySelector('#page').source.state.photograph")
+                != "rocket.jpg"
+            ):
                 shown.wait_for_timeout(50)
             uploaded = {"rocket.jpg": Photograph.read(tmp_path / "rocket.jpg")}
             exact.page.state |= {"photographs": uploaded, "photograph": "rocket.jpg"}
@@ -276,8 +348,12 @@ def test_live_page_equals_explorer(vit, browser, tmp_path, pooling):
         if number > len(views) and chance.random() < 0.6:
             values["off"] = [[chance.randrange(3), chance.randrange(3)] for _ in range(2)]
         frame = shown.evaluate(FRAME, [{"set": values, "number": 10**15 + number}])
-        expected = exact.send(**{k: tuple(v) if isinstance(v, list) and k != "off" else v for k, v in values.items()})
-        assert bool(frame["message"]) == bool(expected["message"]), frame["message"] or expected["message"]
+        expected = exact.send(
+            **{k: tuple(v) if isinstance(v, list) and k != "off" else v for k, v in values.items()}
+        )
+        assert bool(frame["message"]) == bool(expected["message"]), (
+            frame["message"] or expected["message"]
+        )
         (got,), (wanted,) = frame["panels"], expected["panels"]
         for name in ("title", "words", "selected", "unit", "ends"):
             assert got[name] == plain(wanted[name]), (values, name)
@@ -285,18 +361,33 @@ def test_live_page_equals_explorer(vit, browser, tmp_path, pooling):
         for name in ("target", "against"):
             menus = [control(each, name) for each in (frame, expected)]
             assert len({tuple(value for _, value in menu["options"]) for menu in menus}) == 1, name
-            assert menus[0]["value"] == menus[1]["value"] and menus[0]["hidden"] == menus[1]["hidden"]
-        near(floats(got["values"]), torch.from_numpy(np.frombuffer(wanted["values"], "<f4").copy()), str(values))
-        if number in (0, len(views), len(views) + 9):  # the page's own photo, and an uploaded one, also with heads off
+            assert (
+                menus[0]["value"] == menus[1]["value"] and menus[0]["hidden"] == menus[1]["hidden"]
+            )
+        near(
+            floats(got["values"]),
+            torch.from_numpy(np.frombuffer(wanted["values"], "<f4").copy()),
+            str(values),
+        )
+        if number in (
+            0,
+            len(views),
+            len(views) + 9,
+        ):  # the page's own photo, and an uploaded one, also with heads off
             tour = shown.evaluate(ASK, {"ask": "tour"})[0]
             assert_tour(tour, plain(exact.page.look_up({"ask": "tour"}, lambda: None)[0]))
             assert len(tour["sentences"]) == 8
         drawn = frame
-    assert frame["about"].startswith("The model runs in this page.") and "rocket.jpg" in shown.content()
+    assert (
+        frame["about"].startswith("The model runs in this page.")
+        and "rocket.jpg" in shown.content()
+    )
     (tmp_path / "wrong.jpg").write_bytes(b"no image")
     shown.set_input_files("input[type=file]", tmp_path / "wrong.jpg")
     shown.get_by_role("alert").filter(has_text="Export it as JPEG or PNG").wait_for()
-    assert errors == [] and not [address for address in requests if not address.startswith(("file:", "blob:"))]
+    assert errors == [] and not [
+        address for address in requests if not address.startswith(("file:", "blob:"))
+    ]
     shown.close()
 
 
@@ -315,29 +406,48 @@ def test_live_page_explains_typed_classes_and_saves(vit, browser, tmp_path):
         shown.locator("figcaption, .alert", has_text=caption).first.wait_for()
 
     shown.get_by_role("button", name="Why this class?").click()
-    for words, classes in (("TABBY", [0]), ("cat sea", [3]), ("otter", [2]), ("4", [4]), ("cat", [0, 1, 3, 4])):
+    for words, classes in (
+        ("TABBY", [0]),
+        ("cat sea", [3]),
+        ("otter", [2]),
+        ("4", [4]),
+        ("cat", [0, 1, 3, 4]),
+    ):
         best = max(classes, key=lambda k: shares[k])
         typed(words, f"for “{['tabby', 'tiger cat', 'otter', 'sea otter', 'cat bird'][best]}” (")
     typed("cats", "No class is named “cats”")
     typed("bird", "for “cat bird”")
-    shown.get_by_label("Contrast with").select_option(label=f"sea otter ({percent(shares[3].item())})")
+    shown.get_by_label("Contrast with").select_option(
+        label=f"sea otter ({percent(shares[3].item())})"
+    )
     shown.locator("figcaption", has_text="rather than “sea otter”").wait_for()
     with shown.expect_download() as saved:
         shown.get_by_role("button", name="Save", exact=True).click()
     with zipfile.ZipFile(saved.value.path()) as archive:
-        files = {name.removeprefix(f"vitlens-{NAME}-relevance"): archive.read(name) for name in archive.namelist()}
+        files = {
+            name.removeprefix(f"vitlens-{NAME}-relevance"): archive.read(name)
+            for name in archive.namelist()
+        }
         assert archive.testzip() is None
     assert {*files} == {".png", ".csv", ".json", "-input.png"}
     values = np.loadtxt(io.StringIO(files[".csv"].decode()), delimiter=",", dtype=np.float32)
     near(values, attribution.relevance(model, batch, 4, against=3)[0], "saved map")
-    about, seen = json.loads(files[".json"]), np.asarray(Image.open(io.BytesIO(files["-input.png"])))
+    about, seen = (
+        json.loads(files[".json"]),
+        np.asarray(Image.open(io.BytesIO(files["-input.png"]))),
+    )
     assert about["weights"] == digest(model) and about["words"] == figcaption.inner_text()
     assert (about["target"], about["against"], about["view"]) == (4, 3, "relevance")
-    canvas = shown.locator(".picture canvas").first.evaluate("node => node.toDataURL('image/png').split(',')[1]")
+    canvas = shown.locator(".picture canvas").first.evaluate(
+        "node => node.toDataURL('image/png').split(',')[1]"
+    )
     pictures = base64.b64decode(canvas), files[".png"]
     drawn = [np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in pictures]
     assert np.array_equal(*drawn) and seen.shape[:2] == drawn[0].shape[:2]
-    assert shown.locator(".bars button").first.get_attribute("title").startswith("Why “") and errors == []
+    assert (
+        shown.locator(".bars button").first.get_attribute("title").startswith("Why “")
+        and errors == []
+    )
     assert faults(shown) == []
     shown.close()
 
@@ -368,5 +478,7 @@ def test_live_page_keeps_the_map_after_an_error(vit, browser, tmp_path):
 )
 def test_other_models_are_refused_with_the_saved_page(architecture, options, reason):
     model = timm.create_model(architecture, img_size=32, **options)
-    with pytest.raises(vitlens.UnsupportedModelError, match=f"{reason}.*`vitlens page MODEL IMAGE`"):
+    with pytest.raises(
+        vitlens.UnsupportedModelError, match=f"{reason}.*`vitlens page MODEL IMAGE`"
+    ):
         live.written(model)

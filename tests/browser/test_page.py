@@ -54,7 +54,12 @@ def opened(browser, path):
     page, requests, errors = browser.new_page(viewport={"width": 1300, "height": 1000}), [], []
     page.on("request", lambda request: requests.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    page.on(
+        "console",
+        lambda message: (
+            errors.append(message.text) if message.type in ("error", "warning") else None
+        ),
+    )
     page.goto(path.as_uri())
     page.wait_for_selector(".vitlens[data-answers]")
     return page, requests, errors
@@ -85,7 +90,9 @@ class Reference:
         forward = self.page.forward
 
         def read(stored, shape):
-            values = np.frombuffer(stored["data"], "<f4" if stored["type"] == "f4" else "<f2").astype(np.float32)
+            values = np.frombuffer(
+                stored["data"], "<f4" if stored["type"] == "f4" else "<f2"
+            ).astype(np.float32)
             return torch.from_numpy(values).reshape(shape)
 
         for k, layer in enumerate(forward.attn):
@@ -101,7 +108,9 @@ class Reference:
         while answer.job:
             try:
                 done = answer.job.function(lambda *_: None)
-            except ValueError as error:  # such as a method that heads replaced by their mean exclude
+            except (
+                ValueError
+            ) as error:  # such as a method that heads replaced by their mean exclude
                 done = str(error)
             answer = self.page.answer([({"job": answer.job.key}, [done])], lambda *_: None)
         return self.page.frame
@@ -111,7 +120,12 @@ def settings(frame, chance):
     """Random values of some controls."""
     chosen = {}
     for control in frame["controls"]:
-        if control["hidden"] or control["disabled"] or control["name"] == "photograph" or chance.random() < 0.3:
+        if (
+            control["hidden"]
+            or control["disabled"]
+            or control["name"] == "photograph"
+            or chance.random() < 0.3
+        ):
             continue
         if control["options"]:
             chosen[control["name"]] = chance.choice(control["options"])[1]
@@ -135,11 +149,16 @@ def test_saved_page_equals_explorer(vit, browser, tmp_path, kind):
     draws = [{"view": view} for view in views] + [{} for _ in range(10)]
     for draw in draws:
         values = draw | ({} if draw else settings(frame, chance))
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        values = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
         frame = page.evaluate(FRAME, [{"set": values, "number": 10**15}])
         expected, true = rounded.send(**values), exact.send(**values)
         mosaic = expected["mosaic"]
-        expected = true if rounded.page.state["view"] == "lens" else expected  # Python's, from exact tokens
+        expected = (
+            true if rounded.page.state["view"] == "lens" else expected
+        )  # Python's, from exact tokens
         seen.add(control(frame, "view")["value"])
         assert bool(frame["message"]) == bool(expected["message"])
         (drawn,), (wanted,), (right,) = frame["panels"], expected["panels"], true["panels"]
@@ -150,14 +169,21 @@ def test_saved_page_equals_explorer(vit, browser, tmp_path, kind):
             assert_alike(frame[name], plain(expected[name]))
         assert_mosaic(frame["mosaic"], mosaic)
         assert_six(frame["six"], expected["six"])
-        listed = [plain(each) for each in expected["controls"] if each["name"] not in in_page.ABSENT]
+        listed = [
+            plain(each) for each in expected["controls"] if each["name"] not in in_page.ABSENT
+        ]
         menu, fewer = control({"controls": listed}, "view"), control(frame, "view")
-        menu["options"] = [option for option in menu["options"] if option[1] in views]  # without slow ones
+        menu["options"] = [
+            option for option in menu["options"] if option[1] in views
+        ]  # without slow ones
         menu["groups"] = fewer["groups"]
         assert frame["controls"] == listed
         shown, map_ = floats(drawn["values"]), np.frombuffer(right["values"], "<f4")
         assert np.abs(shown - map_).max() <= 3e-3 * np.abs(map_).max(), values
-        assert np.abs(shown - np.frombuffer(wanted["values"], "<f4")).max() <= 2e-5 * np.abs(map_).max(), values
+        assert (
+            np.abs(shown - np.frombuffer(wanted["values"], "<f4")).max()
+            <= 2e-5 * np.abs(map_).max()
+        ), values
         if scale := wanted["scale"]:
             assert drawn["scale"]["low"] == pytest.approx(scale["low"], rel=1e-5)
             off = np.frombuffer(base64.b64decode(drawn["scale"]["colors"]), np.uint8).astype(int)
@@ -171,7 +197,9 @@ def assert_mosaic(found, expected):
     if expected is None:
         assert found is None
         return
-    maps, colors = (np.frombuffer(base64.b64decode(found.pop(name)), np.uint8) for name in ("maps", "colors"))
+    maps, colors = (
+        np.frombuffer(base64.b64decode(found.pop(name)), np.uint8) for name in ("maps", "colors")
+    )
     expected = {name: value for name, value in expected.items() if name not in ("off", "pool")}
     assert np.abs(maps.astype(int) - np.frombuffer(expected.pop("maps"), np.uint8)).max() <= 1
     assert (colors == np.frombuffer(expected.pop("colors"), np.uint8)).all()
@@ -185,15 +213,23 @@ def assert_six(found, expected):
         return
     assert found["title"] == expected["title"] and found["picture"] == expected["picture"]
     for tile, right in zip(found["tiles"], expected["tiles"], strict=True):
-        assert np.abs(floats(tile.pop("values")) - np.frombuffer(right["values"], "<f4")).max() < 1e-5
-        off = floats_of_bytes(tile["scale"].pop("colors")) - floats_of_bytes(right["scale"]["colors"])
+        assert (
+            np.abs(floats(tile.pop("values")) - np.frombuffer(right["values"], "<f4")).max() < 1e-5
+        )
+        off = floats_of_bytes(tile["scale"].pop("colors")) - floats_of_bytes(
+            right["scale"]["colors"]
+        )
         assert np.abs(off).max() <= 1
         right = right | {"scale": {name: right["scale"][name] for name in ("low", "high")}}
-        assert_alike(tile, plain({name: value for name, value in right.items() if name != "values"}))
+        assert_alike(
+            tile, plain({name: value for name, value in right.items() if name != "values"})
+        )
 
 
 def floats_of_bytes(colors):
-    return np.frombuffer(base64.b64decode(colors) if isinstance(colors, str) else colors, np.uint8).astype(int)
+    return np.frombuffer(
+        base64.b64decode(colors) if isinstance(colors, str) else colors, np.uint8
+    ).astype(int)
 
 
 def control(frame, name):
@@ -227,9 +263,13 @@ def hostile(browser, tmp_path_factory):
     """A page of a model and a photo whose names hold scripts."""
     torch.manual_seed(0)
     attack = "</script><script>window.hit = 1</script><img src=x onerror='window.hit = 1'>"
-    model = timm.create_model("vit_tiny_patch16_224", img_size=64, embed_dim=48, depth=2, num_heads=2, num_classes=4)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, embed_dim=48, depth=2, num_heads=2, num_classes=4
+    )
     model.label_names = [f"{attack}{k}" for k in range(4)]
-    path = save_page(model, {attack: samples()[NAME]}, tmp_path_factory.mktemp("hostile") / "page.html")
+    path = save_page(
+        model, {attack: samples()[NAME]}, tmp_path_factory.mktemp("hostile") / "page.html"
+    )
     page, requests, errors = opened(browser, path)
     yield page, path, attack, requests, errors
     page.close()
@@ -247,9 +287,14 @@ def test_saved_page_runs_no_script_in_names(hostile):
 def test_saved_page_refuses_a_dropped_photo(hostile):
     """Otherwise the browser would leave the page for the photo."""
     page = hostile[0]
-    assert page.evaluate("() => !document.dispatchEvent(new DragEvent('dragover', { cancelable: true }))")
+    assert page.evaluate(
+        "() => !document.dispatchEvent(new DragEvent('dragover', { cancelable: true }))"
+    )
     page.evaluate("() => document.dispatchEvent(new DragEvent('drop', { cancelable: true }))")
-    assert page.locator(".alert").inner_text() == "A saved page takes no other photos. Use vitlens app."
+    assert (
+        page.locator(".alert").inner_text()
+        == "A saved page takes no other photos. Use vitlens app."
+    )
     page.get_by_role("button", name="Close").click()
     assert page.locator(".alert").is_hidden()
 
@@ -258,14 +303,27 @@ def test_saved_page_formats_numbers_as_python(hostile):
     page, chance = hostile[0], random.Random(0)
     values = [chance.choice((-1, 1)) * 10 ** chance.uniform(-8, 6) for _ in range(2000)]
     values += [0, 1, 0.125, 2.125, 0.5, 1000, 999.5, 0.0001, 0.00001, 1e5, 12.25, 12.35, 1 / 3]
-    shares = [chance.random() for _ in range(500)] + [0, 1, 0.005, 0.0049, 0.125, 0.375, 0.625, 0.994999, 0.995]
+    shares = [chance.random() for _ in range(500)] + [
+        0,
+        1,
+        0.005,
+        0.0049,
+        0.125,
+        0.375,
+        0.625,
+        0.994999,
+        0.995,
+    ]
     found = page.evaluate(NUMBERS, [values, shares])
     assert found == [[*map(number, values)], [*map(percent, shares)]]
 
 
 def test_saved_page_names_versions_hash_and_photo(hostile):
     footer = hostile[0].locator("footer").inner_text()
-    assert re.search(r"weights [0-9a-f]{16}\. Written by vitlens \S+, torch \S+, timm \S+\. This file contains", footer)
+    assert re.search(
+        r"weights [0-9a-f]{16}\. Written by vitlens \S+, torch \S+, timm \S+\. This file contains",
+        footer,
+    )
 
 
 ASK = """(question) => new Promise((done) => {
@@ -302,25 +360,41 @@ def test_saved_page_answers_as_explorer(vit, browser, tmp_path, kind):
     path = save_page(model, {NAME: image}, tmp_path / "page.html", scores=True)
     page, _, errors = opened(browser, path)
     explorer = Reference(model, image, False).page
-    for head, query, key in ((1, "readout", [1, 2]), ("mean", [2, 1], [0, 3]), ("max", "readout", None), (2, 3, 0)):
+    for head, query, key in (
+        (1, "readout", [1, 2]),
+        ("mean", [2, 1], [0, 3]),
+        ("max", "readout", None),
+        (2, 3, 0),
+    ):
         question = {"ask": "value", "layer": 1, "head": head, "query": query, "key": key}
         shown, _ = page.evaluate(ASK, question)
         wanted = plain(explorer.look_up(question, lambda: None)[0])
         assert shown.keys() == wanted.keys()
         for name, value in wanted.items():
-            if isinstance(value, float) or (isinstance(value, list) and value and isinstance(value[0], float)):
+            if isinstance(value, float) or (
+                isinstance(value, list) and value and isinstance(value[0], float)
+            ):
                 limit = 3e-3 * np.abs(value).max()
                 assert np.abs(np.array(shown[name]) - value).max() <= limit, name
             else:
                 assert shown[name] == value, name
         logits = np.array(shown["logits"])
-        assert np.exp(logits)[shown["key"]] / np.exp(logits).sum() == pytest.approx(shown["weight"], abs=1e-6)
-        assert np.dot(shown["q"], shown["k"]) * shown["scale"] == pytest.approx(logits[shown["key"]], rel=1e-6)
+        assert np.exp(logits)[shown["key"]] / np.exp(logits).sum() == pytest.approx(
+            shown["weight"], abs=1e-6
+        )
+        assert np.dot(shown["q"], shown["k"]) * shown["scale"] == pytest.approx(
+            logits[shown["key"]], rel=1e-6
+        )
     shown, (values, _) = page.evaluate(ASK, {"ask": "look", "row": 1, "col": 3})
     wanted, (right, _) = explorer.look_up({"ask": "look", "row": 1, "col": 3}, lambda: None)
     right = np.frombuffer(right, "<f4")
-    assert shown["title"] == wanted["title"] and np.abs(floats(values) - right).max() <= 3e-3 * right.max()
-    assert page.evaluate(ASK, {"ask": "tour"})[0] == plain(explorer.look_up({"ask": "tour"}, lambda: None)[0])
+    assert (
+        shown["title"] == wanted["title"]
+        and np.abs(floats(values) - right).max() <= 3e-3 * right.max()
+    )
+    assert page.evaluate(ASK, {"ask": "tour"})[0] == plain(
+        explorer.look_up({"ask": "tour"}, lambda: None)[0]
+    )
     walk(page)
     assert errors == []
     page.close()
@@ -345,24 +419,35 @@ def test_save_page_leaves_out_layers_above_the_limit(vit, browser, tmp_path, mon
     page, requests, errors = opened(browser, path)
     frame = page.evaluate(FRAME, [])
     menu = [value for _, value in control(frame, "view")["options"]]
-    assert "rollout and layers 1." in frame["about"] and "rollout" not in menu and "attention" in menu
+    assert (
+        "rollout and layers 1." in frame["about"] and "rollout" not in menu and "attention" in menu
+    )
     assert [value for _, value in control(frame, "layer")["options"]] == [0, 2]
     frame = page.evaluate(FRAME, [{"set": {"photograph": "two", "layer": 0}, "number": 10**15}])
     expected = Reference(model, samples()["coffee"], False).send(layer=0, photograph=NAME)
-    shown, right = floats(frame["panels"][0]["values"]), np.frombuffer(expected["panels"][0]["values"], "<f4")
+    shown, right = (
+        floats(frame["panels"][0]["values"]),
+        np.frombuffer(expected["panels"][0]["values"], "<f4"),
+    )
     assert np.abs(shown - right).max() <= 3e-3 * right.max() and frame["message"] == ""
     frame = page.evaluate(FRAME, [{"set": {"layer": 1}, "number": 10**15}])
     assert frame["message"] == "Layer has no value 1." and control(frame, "layer")["value"] == 0
     assert frame["mosaic"]["distances"] is None and errors == [] and requests == [path.as_uri()]
     page.close()
     monkeypatch.setattr(in_page, "LIMIT", 10_000)
-    with pytest.raises(ValueError, match="over the limit of .* Give fewer images or a smaller size"):
+    with pytest.raises(
+        ValueError, match="over the limit of .* Give fewer images or a smaller size"
+    ):
         save_page(model, photos, path)
 
 
 def test_save_page_refuses_biases_between_tokens(tmp_path):
-    model = timm.create_model("beit_base_patch16_224", img_size=64, embed_dim=48, depth=2, num_heads=2).eval()
-    with pytest.raises(UnsupportedModelError, match="adds a bias to each pair of tokens in .*vitlens app"):
+    model = timm.create_model(
+        "beit_base_patch16_224", img_size=64, embed_dim=48, depth=2, num_heads=2
+    ).eval()
+    with pytest.raises(
+        UnsupportedModelError, match="adds a bias to each pair of tokens in .*vitlens app"
+    ):
         save_page(model, {NAME: samples()[NAME]}, tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 
@@ -382,9 +467,16 @@ def test_page_command_writes_photos_without_metadata(tmp_path):
     folder = saved(tmp_path / "vit")
     done = vitlens("page", folder, tmp_path / "cat.jpg", "--out", tmp_path / "out" / "cat.html")
     path = tmp_path / "out" / "cat.html"
-    assert re.fullmatch(rf"{re.escape(str(path))}: 0\.\d MB\. This file contains the photo: cat\.jpg\.\n", done.stdout)
+    assert re.fullmatch(
+        rf"{re.escape(str(path))}: 0\.\d MB\. This file contains the photo: cat\.jpg\.\n",
+        done.stdout,
+    )
     content, packed = content_of(path)
-    assert b"secret" not in packed and b"Exif" not in packed and str(tmp_path) not in path.read_text("utf-8")
+    assert (
+        b"secret" not in packed
+        and b"Exif" not in packed
+        and str(tmp_path) not in path.read_text("utf-8")
+    )
     assert content["state"]["photograph"] == "cat.jpg"
 
 
@@ -392,7 +484,9 @@ def test_explorer_saves_its_photo_and_state(vit, tmp_path):
     explorer = widgets.explore(vit(num_classes=3), samples()["coffee"])
     explorer.set(view="rollout", layer=1, row=2, column=3)
     content, _ = content_of(explorer.save_page(tmp_path / "page.html"))
-    assert {"view": "rollout", "layer": 1, "row": 2, "column": 3}.items() <= content["state"].items()
+    assert {"view": "rollout", "layer": 1, "row": 2, "column": 3}.items() <= content[
+        "state"
+    ].items()
     assert len(content["records"]) == 1 and explorer.page.state["view"] == "rollout"
     with pytest.raises(TypeError, match="Only an explorer"):
         widgets.positions(vit()).save_page(tmp_path / "page.html")
@@ -402,7 +496,9 @@ def test_saved_page_click_keys_and_sliders(model, browser, tmp_path, monkeypatch
     """The test of the notebook's explorer, on the file."""
     monkeypatch.setattr(test_front_ends.Widget, "levels", 2)
     explorer = Explorer(test_front_ends.opened_model(model))
-    page, requests, errors = opened(browser, in_page.write_page(explorer, [NAME], tmp_path / "page.html"))
+    page, requests, errors = opened(
+        browser, in_page.write_page(explorer, [NAME], tmp_path / "page.html")
+    )
     test_front_ends.test_explorer_click_keys_and_sliders(page, model)
     assert errors == [] and len(requests) == 1
     page.close()
@@ -415,7 +511,10 @@ def walk(page):
     for step in range(1, 9):
         page.wait_for_selector(f".tour header:has-text('Step {step} of 8')")
         said.append(page.locator(".tour .sentence").inner_text())
-        assert page.locator(".tour .scene canvas, .tour .scene svg").count() and "undefined" not in said[-1]
+        assert (
+            page.locator(".tour .scene canvas, .tour .scene svg").count()
+            and "undefined" not in said[-1]
+        )
         page.keyboard.press("ArrowRight")
     page.keyboard.press("Escape")
     return said
@@ -425,7 +524,10 @@ def walk(page):
     "kwargs, words",
     [
         ({"reg_tokens": 3}, {2: "with 4 prefix tokens"}),
-        ({"global_pool": "avg", "class_token": False, "fc_norm": False}, {2: "there are 16 tokens."}),
+        (
+            {"global_pool": "avg", "class_token": False, "fc_norm": False},
+            {2: "there are 16 tokens."},
+        ),
         ({"num_classes": 0}, {7: "the model has no classes"}),
         ({"name": "vit_small_patch16_rope_224"}, {2: "adds no vector for its place"}),
     ],

@@ -74,8 +74,17 @@ def test_painted_equals_numpy(drawings, shape, channels):
     table = rng.integers(0, 256, (256, 4), np.uint8)
     for strength, smooth in ((0.75, True), (0.75, False)):
         scale = {"low": 0.1, "high": 0.8, "colors": sent(table)} if channels == 1 else None
-        panel = {"rows": rows, "cols": cols, "cell": cell, "strength": strength, "smooth": smooth, "scale": scale}
-        found = drawings.evaluate(PAINT, [width, height, sent(pixels), panel | {"values": sent(values)}])
+        panel = {
+            "rows": rows,
+            "cols": cols,
+            "cell": cell,
+            "strength": strength,
+            "smooth": smooth,
+            "scale": scale,
+        }
+        found = drawings.evaluate(
+            PAINT, [width, height, sent(pixels), panel | {"values": sent(values)}]
+        )
         wanted = overlay(pixels, values, cell, (0.1, 0.8, table), strength, smooth)
         off = np.abs(np.reshape(found, (height, width, 4)) - wanted)
         assert off.max() <= 1 and (off > 0).mean() < 1e-3, "they may differ where a half is rounded"

@@ -20,7 +20,10 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import website  # noqa: E402
 
-BOOK, COLAB = "https://example.github.io/vitlens", "https://colab.research.google.com/github/example/vitlens"
+BOOK, COLAB = (
+    "https://example.github.io/vitlens",
+    "https://colab.research.google.com/github/example/vitlens",
+)
 LIMIT = 1_500_000  # bytes of the front page before the live page is opened
 
 
@@ -48,7 +51,10 @@ def test_write_links_fills_in_and_removes_addresses(tmp_path):
     readme = (tmp_path / "README.md").read_text()
     assert addressed(tmp_path, "", "") == []
     changed = addressed(tmp_path, "https://github.com/example/vitlens", BOOK)
-    assert changed == sorted([*names, "README.md", "README.md"]) and website.write_links(tmp_path) == []
+    assert (
+        changed == sorted([*names, "README.md", "README.md"])
+        and website.write_links(tmp_path) == []
+    )
     for name in names:
         written = (tmp_path / "notebooks" / name).read_text()
         assert written == texts[name].replace('\\"\\"', '\\"https://github.com/example/vitlens\\"')
@@ -59,7 +65,9 @@ def test_write_links_fills_in_and_removes_addresses(tmp_path):
     assert index[3] == "See [0](00_one.ipynb)"
     assert f"]({BOOK})" in (tmp_path / "README.md").read_text().split("## ")[0]
     addressed(tmp_path, "https://codeberg.org/example/vitlens", BOOK)
-    assert (tmp_path / "notebooks/README.md").read_text() == texts["README.md"]  # Colab opens GitHub only
+    assert (tmp_path / "notebooks/README.md").read_text() == texts[
+        "README.md"
+    ]  # Colab opens GitHub only
     addressed(tmp_path, "", "")
     assert (tmp_path / "README.md").read_text() == readme
     assert all((tmp_path / "notebooks" / name).read_text() == text for name, text in texts.items())
@@ -82,26 +90,37 @@ def test_site_has_every_page_of_docs():
 
 def test_notebook_offers_the_live_page_above_each_widget(tmp_path):
     still = {"data": {"text/html": ["<img alt='A map.' ", "src='data:,'>"], "text/plain": "A map."}}
-    live, call = {"tags": ["live"]}, "page = widgets.explore(model)\npage.set(view=\"norms\")\npage"
+    live, call = {"tags": ["live"]}, 'page = widgets.explore(model)\npage.set(view="norms")\npage'
     cells = [
-        {"metadata": live | {"page": "view=rollout&layer=8"}, "source": call, "outputs": [{"text": "1"}, still]},
+        {
+            "metadata": live | {"page": "view=rollout&layer=8"},
+            "source": call,
+            "outputs": [{"text": "1"}, still],
+        },
         {"metadata": {"tags": ["opening"]}, "source": call, "outputs": [still]},
         {"metadata": live, "source": "widgets.training(snapshots)", "outputs": [still]},
         {"metadata": live, "source": [call], "outputs": [still]},
     ]
-    (tmp_path / "a.ipynb").write_text(json.dumps({"metadata": {"language_info": {}}, "cells": cells}))
+    (tmp_path / "a.ipynb").write_text(
+        json.dumps({"metadata": {"language_info": {}}, "cells": cells})
+    )
     changed = json.loads(website.notebook(tmp_path / "a.ipynb"))["cells"]
     shown = changed[0]["outputs"][1]["data"]["text/html"]
-    assert '<img alt=\'A map.\' src=\'data:,\'>' in shown.partition("</button>")[2]
-    assert re.findall('(?:href|data-page)="(.*?)"', shown) == ["../live.html#view=rollout&amp;layer=8"] * 2
+    assert "<img alt='A map.' src='data:,'>" in shown.partition("</button>")[2]
+    assert (
+        re.findall('(?:href|data-page)="(.*?)"', shown)
+        == ["../live.html#view=rollout&amp;layer=8"] * 2
+    )
     assert changed[0]["outputs"][0] == {"text": "1"} and changed[1:3] == cells[1:3]
-    assert "live.html#view=norms\"" in changed[3]["outputs"][0]["data"]["text/html"]
+    assert 'live.html#view=norms"' in changed[3]["outputs"][0]["data"]["text/html"]
 
 
 def test_notebook_shows_drawings_with_alt_text(tmp_path):
     data = {"image/svg+xml": ["<svg>", "…"], "text/plain": "A, B."}
     cell = {"metadata": {}, "source": "", "outputs": [{"data": data}]}
-    (tmp_path / "a.ipynb").write_text(json.dumps({"metadata": {"language_info": {}}, "cells": [cell]}))
+    (tmp_path / "a.ipynb").write_text(
+        json.dumps({"metadata": {"language_info": {}}, "cells": [cell]})
+    )
     (changed,) = json.loads(website.notebook(tmp_path / "a.ipynb"))["cells"]
     shown = changed["outputs"][0]["data"]
     assert "image/svg+xml" not in shown
@@ -114,9 +133,13 @@ def test_dead_links_names_each_dead_link(tmp_path):
     alive = '<a href="../b.html#here">b</a> <a href="../file.csv">c</a> <a href="https://arxiv.org/abs/2010.11929">d</a>'
     dead = ["../b.html#there", "b.html", "http://arxiv.org", "https://example.org/x", "../file.txt"]
     links = " ".join(f'<a href="{address}">x</a>' for address in dead)
-    (tmp_path / "a/a.html").write_text(f'{alive} {links} <img src="data:image/png;base64,A"><div data-page="x.html#v">')
+    (tmp_path / "a/a.html").write_text(
+        f'{alive} {links} <img src="data:image/png;base64,A"><div data-page="x.html#v">'
+    )
     (tmp_path / "b.html").write_text('<h1 id="here">b</h1>')
-    assert website.dead_links(tmp_path) == [f"a/a.html: {address}" for address in [*dead, "x.html#v"]]
+    assert website.dead_links(tmp_path) == [
+        f"a/a.html: {address}" for address in [*dead, "x.html#v"]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +154,9 @@ def site(tmp_path_factory):
         def log_message(self, *_):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, directory=folder)
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}", folder
     server.shutdown()
@@ -172,11 +197,19 @@ def test_pages_request_nothing_from_outside_and_are_accessible(site, visit, name
         assert not outside, outside
         assert page.evaluate("document.documentElement.dataset.theme") == scheme
         found = Axe().run(page).response["violations"]
-        assert not [(each["id"], each["nodes"]) for each in found if each["impact"] in ("serious", "critical")]
+        assert not [
+            (each["id"], each["nodes"])
+            for each in found
+            if each["impact"] in ("serious", "critical")
+        ]
         assert "<!--" not in page.inner_text("main")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert width < 1440 or not page.locator("article pre").evaluate_all(WIDE), "lines of code have 120 characters"
-        alts = page.locator("article img").evaluate_all("images => images.map((each) => each.getAttribute('alt'))")
+        assert width < 1440 or not page.locator("article pre").evaluate_all(WIDE), (
+            "lines of code have 120 characters"
+        )
+        alts = page.locator("article img").evaluate_all(
+            "images => images.map((each) => each.getAttribute('alt'))"
+        )
         assert not [alt for alt in alts if alt is None or alt.endswith((".svg", ".png"))]
         page.close()
 
@@ -229,7 +262,12 @@ def test_a_tap_enlarges_a_figure_on_a_narrow_screen(visit):
 @MARKS
 @pytest.mark.slow
 def test_search_finds_chapters_and_docs(visit):
-    for word, found in ("registers", "docs/"), ("registers", "10_sinks"), ("softmax", "01_what"), ("rollout", "06_"):
+    for word, found in (
+        ("registers", "docs/"),
+        ("registers", "10_sinks"),
+        ("softmax", "01_what"),
+        ("rollout", "06_"),
+    ):
         page, _ = visit(f"search.html?q={word}")
         page.locator(f"#search-results li a[href*='{found}']").first.wait_for()
         page.locator("#search-results .context").first.wait_for()

@@ -51,7 +51,8 @@ def click(page, row, col):
 
 def shows(page, words, part="figcaption"):
     page.wait_for_function(
-        "([part, words]) => document.querySelector(part)?.textContent.includes(words)", arg=[part, words]
+        "([part, words]) => document.querySelector(part)?.textContent.includes(words)",
+        arg=[part, words],
     )
 
 
@@ -72,10 +73,17 @@ def test_value_opens_from_the_picture(page, maps):
     key, query = 1 + 6 * 8 + 1, 1 + ROW * 8 + COL
     head = maps[LAYER, :, query, key].argmax()
     shows(page, digits(maps[LAYER, head, query, key]), ".detail h3")
-    assert f"row {ROW}, column {COL}" in page.locator("figcaption").first.inner_text(), "the query stays"
+    assert f"row {ROW}, column {COL}" in page.locator("figcaption").first.inner_text(), (
+        "the query stays"
+    )
     assert page.locator(".how").inner_text().startswith(digits(maps[LAYER, :, query, key].mean()))
     assert f"head {head} has the largest weight" in page.locator(".detail .note").first.inner_text()
-    assert page.locator(".detail .strip").evaluate_all("all => all.map(each => each.width)") == [32, 32, 32, 65]
+    assert page.locator(".detail .strip").evaluate_all("all => all.map(each => each.width)") == [
+        32,
+        32,
+        32,
+        65,
+    ]
     page.locator(".detail .picture").focus()
     page.keyboard.press("ArrowUp")
     shows(page, "row 5, column 1", ".detail h3")
@@ -85,7 +93,9 @@ def test_value_opens_from_the_picture(page, maps):
     page.locator(".how").click()
     shows(page, "Softmax", ".detail")
     assert page.locator(".detail").bounding_box()["height"] > 200
-    assert page.evaluate("document.querySelector('.detail').getBoundingClientRect().bottom <= innerHeight")
+    assert page.evaluate(
+        "document.querySelector('.detail').getBoundingClientRect().bottom <= innerHeight"
+    )
     page.locator(".detail header button").click()
     page.evaluate("scrollTo(0, 0)")
 
@@ -101,7 +111,9 @@ def test_map_follows_the_pointer(page, maps):
     assert page.locator(".legend span").nth(1).inner_text() == digits(largest)
     assert page.locator("figcaption").first.inner_text() == words and page.url == address
     page.mouse.move(5, 5)
-    page.wait_for_function("before => document.querySelector('.picture canvas').toDataURL() === before", arg=before)
+    page.wait_for_function(
+        "before => document.querySelector('.picture canvas').toDataURL() === before", arg=before
+    )
     page.emulate_media(reduced_motion="reduce")
     page.mouse.move(*place(page, 6, 6))
     page.wait_for_timeout(400)
@@ -161,10 +173,13 @@ def test_tour_has_eight_steps_with_the_numbers_of_the_model(page, model, maps, w
     best = vit(preprocess(vit, samples()["chelsea"]))[0].softmax(-1).max().item()
     reach = ", ".join(digits(each[1:].max()) for each in rows)
     wanted = [
-        "128 × 128 pixels of 3 numbers each", "8 × 8 = 64 patches of 16 × 16 pixels, 768 numbers",
+        "128 × 128 pixels of 3 numbers each",
+        "8 × 8 = 64 patches of 16 × 16 pixels, 768 numbers",
         "96 numbers and adds a vector for its place; there are 65 tokens with the class token",
         f"head {head}, the patch has a query and row {key // 8}, column {key % 8} a key",
-        f"becomes {digits(rows[head, 1 + key])}", reach, f"In layer {layer}, attention adds",
+        f"becomes {digits(rows[head, 1 + key])}",
+        reach,
+        f"In layer {layer}, attention adds",
         f"({100 * best:.1f}%), the",
     ]
     found = []

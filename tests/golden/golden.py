@@ -34,8 +34,16 @@ RANDOM = {
 }
 MODELS = (*BUNDLED, *RANDOM)
 STATISTICS = ("mean_distance", "entropy", "received", "rollout")
-MAPS = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout", "balanced_gradients",
-        "direct")
+MAPS = (
+    "relevance",
+    "gradient_rollout",
+    "legrad",
+    "attention_gradient",
+    "grad_cam",
+    "rollout",
+    "balanced_gradients",
+    "direct",
+)
 PIXELS = ("integrated_gradients", "occlusion")
 LEFT_OUT = ("gradient_shap", "input_x_gradient", "feature_ablation", "kernel_shap")
 """Maps in `rotary.npz` of methods that vitlens does not have."""
@@ -52,9 +60,14 @@ def fill(model: nn.Module) -> nn.Module:
         for seed, (name, parameter) in enumerate(sorted(model.named_parameters())):
             drawn = numbers(tuple(parameter.shape), seed)
             if parameter.dim() == 1:
-                parameter.copy_((1 if "norm" in name and name.endswith("weight") else 0) + 0.1 * drawn)
+                parameter.copy_(
+                    (1 if "norm" in name and name.endswith("weight") else 0) + 0.1 * drawn
+                )
             else:
-                parameter.copy_(drawn * (1.5 / parameter[0].numel() ** 0.5 if parameter.dim() in (2, 4) else 0.3))
+                parameter.copy_(
+                    drawn
+                    * (1.5 / parameter[0].numel() ** 0.5 if parameter.dim() in (2, 4) else 0.3)
+                )
     return model.eval()
 
 
@@ -73,7 +86,16 @@ def opened(name: str) -> tuple[nn.Module, Tensor]:
 
 
 def of_model(name: str) -> Iterator[tuple[str, object]]:
-    from vitlens import attention, attribution, capture, faithfulness, filters, positions, stream, tokens
+    from vitlens import (
+        attention,
+        attribution,
+        capture,
+        faithfulness,
+        filters,
+        positions,
+        stream,
+        tokens,
+    )
 
     model, images = opened(name)
     if name in BUNDLED:
@@ -116,13 +138,21 @@ def of_model(name: str) -> Iterator[tuple[str, object]]:
         yield "position_similarity", similarity[::3, ::3] if name in BUNDLED else similarity
         yield "position_rank", positions.rank_correlation(similarity)
         table = positions.table(model).flatten(0, 1)[None]
-        yield "resized", positions.resize(table, grid=(grid.rows, grid.cols), size=(5, 7), prefix=0)[..., :8]
+        yield (
+            "resized",
+            positions.resize(table, grid=(grid.rows, grid.cols), size=(5, 7), prefix=0)[..., :8],
+        )
     ramp = numbers((1, grid.rows, grid.cols), 7).expand(len(images), -1, -1)
     found = faithfulness.curves(model, images, ramp, 3, step=max(1, grid.patches // 8))
     for curve in ("deletion", "insertion"):
         yield f"curve_{curve}", getattr(found, curve)
     if name == "rotary":
-        yield "randomization", faithfulness.randomization(model, images[:1], attribution.relevance, 3).rank_correlation
+        yield (
+            "randomization",
+            faithfulness.randomization(
+                model, images[:1], attribution.relevance, 3
+            ).rank_correlation,
+        )
 
 
 def of_training(name: str = "digits") -> Iterator[tuple[str, object]]:
@@ -161,7 +191,11 @@ def frozen(name: str) -> dict[str, np.ndarray]:
 def difference(key: str, value: np.ndarray, expected: np.ndarray) -> float:
     """The largest difference as a share of the tolerance: 1e-5 of the largest value, other shares for losses."""
     share = {"first_losses": 1e-4, "loss_50": 2e-2, "nearest": 0}.get(key, 1e-5)
-    largest = np.abs(value - expected).max() / np.abs(expected).max() if expected.any() else np.abs(value).max()
+    largest = (
+        np.abs(value - expected).max() / np.abs(expected).max()
+        if expected.any()
+        else np.abs(value).max()
+    )
     return float(largest / share) if share else float(largest > 0) * 2
 
 
@@ -169,11 +203,22 @@ def main() -> None:
     for name in FUNCTIONS:
         values = computed(name)
         if "--freeze" in sys.argv:
-            kept = {key: v.astype(np.float32) if v.dtype == np.float64 else v for key, v in values.items()}
+            kept = {
+                key: v.astype(np.float32) if v.dtype == np.float64 else v
+                for key, v in values.items()
+            }
             np.savez_compressed(HERE / f"{name}.npz", **kept)
         expected = frozen(name)
-        print(name, len(values), {k: round(difference(k, v, expected[k]), 3) for k, v in values.items()
-                                  if difference(k, v, expected[k]) > 0.1}, values.keys() ^ expected.keys())
+        print(
+            name,
+            len(values),
+            {
+                k: round(difference(k, v, expected[k]), 3)
+                for k, v in values.items()
+                if difference(k, v, expected[k]) > 0.1
+            },
+            values.keys() ^ expected.keys(),
+        )
 
 
 if __name__ == "__main__":

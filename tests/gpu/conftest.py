@@ -2,7 +2,9 @@
 
 import os
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # up to PyTorch 2.9 it is read at the first product only
+os.environ.setdefault(
+    "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+)  # up to PyTorch 2.9 it is read at the first product only
 
 import pytest
 import torch

@@ -31,7 +31,9 @@ class Record:
     def pytest_collectreport(self, report):
         """A file that cannot be imported is a failure too."""
         if report.failed:
-            self.failures.append({"test": report.nodeid, "why": str(report.longrepr).splitlines()[-1]})
+            self.failures.append(
+                {"test": report.nodeid, "why": str(report.longrepr).splitlines()[-1]}
+            )
 
 
 def main() -> int:
@@ -39,8 +41,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     record, start = Record(), time.perf_counter()
-    code = pytest.main([str(Path(__file__).parent), "-q", "-p", "no:cacheprovider", "--tb=short"], plugins=[record])
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "timm": timm.__version__}
+    code = pytest.main(
+        [str(Path(__file__).parent), "-q", "-p", "no:cacheprovider", "--tb=short"], plugins=[record]
+    )
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+    }
     try:
         import triton
 

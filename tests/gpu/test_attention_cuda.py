@@ -6,13 +6,23 @@ import torch
 
 from vitlens import attention, capture
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: the GPU tests were not run")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="NO CUDA DEVICE: the GPU tests were not run"
+)
 
 FAMILIES = [
-    "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "vit_small_patch14_reg4_dinov2",
-    "vit_small_patch16_dinov3", "eva02_tiny_patch14_224", "beit_base_patch16_224", "vit_base_patch16_siglip_224",
-    "vit_relpos_small_patch16_224", "vit_tiny_r_s16_p8_224", "vit_small_patch16_18x2_224",
-    "vit_base_patch16_xp_224", "naflexvit_base_patch16_gap",
+    "vit_tiny_patch16_224",
+    "deit_tiny_distilled_patch16_224",
+    "vit_small_patch14_reg4_dinov2",
+    "vit_small_patch16_dinov3",
+    "eva02_tiny_patch14_224",
+    "beit_base_patch16_224",
+    "vit_base_patch16_siglip_224",
+    "vit_relpos_small_patch16_224",
+    "vit_tiny_r_s16_p8_224",
+    "vit_small_patch16_18x2_224",
+    "vit_base_patch16_xp_224",
+    "naflexvit_base_patch16_gap",
 ]
 
 
@@ -43,7 +53,9 @@ def test_capture_is_exact_and_invisible(name, dtype):
     assert torch.equal(plain, logits)
     tolerance = dict(atol=1e-5, rtol=1e-3) if dtype == torch.float32 else dict(atol=2e-2, rtol=2e-2)
     for layer in attn:
-        torch.testing.assert_close(layer.weights() @ layer.v.float(), layer.output.float(), **tolerance)
+        torch.testing.assert_close(
+            layer.weights() @ layer.v.float(), layer.output.float(), **tolerance
+        )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -52,7 +64,9 @@ def test_statistics_agree_with_the_cpu(name):
     expected = attention.summary(seen(model, images)[1])
     got = attention.summary(seen(model.cuda(), images.cuda())[1])
     for part in ("mean_distance", "entropy", "received", "rollout"):
-        torch.testing.assert_close(getattr(got, part).cpu(), getattr(expected, part), rtol=2e-3, atol=1e-6)
+        torch.testing.assert_close(
+            getattr(got, part).cpu(), getattr(expected, part), rtol=2e-3, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -67,11 +81,18 @@ def test_bfloat16_statistics_are_those_of_its_queries_and_keys(name):
         logits = layer.q.double() @ layer.k.double().mT * layer.scale
         maps = (logits if layer.mask is None else logits + layer.mask.double()).softmax(-1)
         distance = (maps[:, :, prefix:, prefix:] * distances).sum((-1, -2)) / attn.grid.patches
-        torch.testing.assert_close(got.mean_distance[:, index].double(), distance, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(
-            got.entropy[:, index].double(), torch.special.entr(maps).sum(-1).mean(-1), rtol=1e-4, atol=1e-4
+            got.mean_distance[:, index].double(), distance, rtol=1e-4, atol=1e-4
         )
-        torch.testing.assert_close(got.received[:, index].double(), maps.mean(-2)[..., prefix:], rtol=1e-3, atol=1e-7)
+        torch.testing.assert_close(
+            got.entropy[:, index].double(),
+            torch.special.entr(maps).sum(-1).mean(-1),
+            rtol=1e-4,
+            atol=1e-4,
+        )
+        torch.testing.assert_close(
+            got.received[:, index].double(), maps.mean(-2)[..., prefix:], rtol=1e-3, atol=1e-7
+        )
 
 
 def test_autocast_and_compile():

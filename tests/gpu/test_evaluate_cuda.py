@@ -9,12 +9,16 @@ from vitlens.train import World
 from vitlens_paper.evaluate import features
 from vitlens_paper.evaluate.reading import named_classes, opened, read
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: the GPU tests were not run")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="NO CUDA DEVICE: the GPU tests were not run"
+)
 
 
 def test_features_and_classes_agree_with_the_cpu():
     torch.manual_seed(0)
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=96, depth=2, num_heads=3)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=96, depth=2, num_heads=3
+    )
     model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 32, 32)}
     data = opened(model, "digits", "test", workers=1)
     here, labels = features(model, data)

@@ -13,7 +13,9 @@ from vitlens.train import World, accuracy, compiled, fit
 from vitlens.train.loop import FIRST
 from vitlens.train.recipes import recipe
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: nothing of this file was tested")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="NO CUDA DEVICE: nothing of this file was tested"
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,14 @@ def digits():
 
 def plain(**changes):
     """A short digits recipe without randomness in the model."""
-    return replace(recipe("digits").tiny(), drop_path=0.0, train_images=0, valid_images=0, compile="off", **changes)
+    return replace(
+        recipe("digits").tiny(),
+        drop_path=0.0,
+        train_images=0,
+        valid_images=0,
+        compile="off",
+        **changes,
+    )
 
 
 @pytest.mark.parametrize("precision, tolerance", [("fp32", 1e-5), ("bf16", 3e-2)])
@@ -34,7 +43,9 @@ def test_one_step_on_cuda_agrees_with_the_cpu(digits, precision, tolerance, comp
     gradients = {}
     for device in ("cpu", "cuda"):
         model = r.build().to(device)
-        y = Targets(labels.to(device), labels.flip(0).to(device), torch.full((64,), 0.7, device=device))
+        y = Targets(
+            labels.to(device), labels.flip(0).to(device), torch.full((64,), 0.7, device=device)
+        )
         compiled(model, r, device)(x.to(device), y).backward()
         gradients[device] = torch.cat([p.grad.flatten().cpu() for p in model.parameters()])
     difference = (gradients["cuda"] - gradients["cpu"]).norm() / gradients["cpu"].norm()
@@ -47,7 +58,9 @@ def test_a_short_run_learns_the_same_on_both_devices(digits):
         r = replace(recipe("digits"), epochs=8, compile="off")
         *_, last = fit(r.build(), digits, r, device=device)
         top1[device] = last.metrics["top1"]
-    assert abs(top1["cuda"] - top1["cpu"]) < 4  # augmentation differs: the devices have different generators
+    assert (
+        abs(top1["cuda"] - top1["cpu"]) < 4
+    )  # augmentation differs: the devices have different generators
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -61,14 +74,29 @@ def test_resuming_with_deterministic_algorithms_is_equal_to_the_bit(digits, tmp_
     resumed = list(fit(second, digits, r, device="cuda", out=tmp_path, resume=True))
     assert resumed[0].step == 31
     assert [s.loss for s in resumed] == losses[30:]
-    assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(whole.parameters(), second.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("compile", ["off", "default"])
 def test_the_command_resumes_in_another_process_to_the_bit(tmp_path, compile):
     command = [
-        sys.executable, "-m", "vitlens", "train", "--recipe", "digits", "--data", "digits", "--tiny", "--device",
-        "cuda", "--deterministic", "--set", f"compile={compile}", "--out",
+        sys.executable,
+        "-m",
+        "vitlens",
+        "train",
+        "--recipe",
+        "digits",
+        "--data",
+        "digits",
+        "--tiny",
+        "--device",
+        "cuda",
+        "--deterministic",
+        "--set",
+        f"compile={compile}",
+        "--out",
     ]
     subprocess.run([*command, tmp_path / "a"], check=True)
     subprocess.run([*command, tmp_path / "b", "--max-minutes", "1e-9"], check=True)
@@ -78,7 +106,10 @@ def test_the_command_resumes_in_another_process_to_the_bit(tmp_path, compile):
 
 
 def test_patch_drop_stages_and_validation_between_compiled_steps(digits):
-    r = replace(plain(precision="bf16", patch_drop=0.5, patch_drop_until=0.5, evaluate_every=1), compile="default")
+    r = replace(
+        plain(precision="bf16", patch_drop=0.5, patch_drop_until=0.5, evaluate_every=1),
+        compile="default",
+    )
     model = r.build()
     *_, last = fit(model, digits, r, device="cuda")
     assert last.step == last.steps and model.patch_drop.prob == 0.0

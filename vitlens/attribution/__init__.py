@@ -36,7 +36,9 @@ __all__ = sorted({*_names, *METHODS})
 
 
 def __getattr__(name: str) -> object:
-    if name in METHODS and name not in _names:  # "direct", and methods that other packages have registered
+    if (
+        name in METHODS and name not in _names
+    ):  # "direct", and methods that other packages have registered
         return METHODS[name].function
     return _find(name)
 

@@ -18,10 +18,18 @@ from vitlens.attribution.maps import Constants, Hook, captured, checked, explain
 from vitlens.attribution.target import of_features, resolved
 from vitlens.recorder.forward import full_precision
 from vitlens.recorder.record import explicit_attention
-from vitlens.recorder.supported import UnsupportedModelError, family, hooked, model_name, transformer
+from vitlens.recorder.supported import (
+    UnsupportedModelError,
+    family,
+    hooked,
+    model_name,
+    transformer,
+)
 
 
-def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:
+def balanced_gradients(
+    model: nn.Module, images: Tensor, target=None, *, against=None, names=None
+) -> Tensor:
     """(B, rows, cols) gradient × input, summed over the inputs of all layers, with all multipliers held fixed.
 
     LibraGrad (Mehri et al., CVPR 2025): gradients flow as if the weights of attention, the deviations by which norms
@@ -38,9 +46,14 @@ def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against
     first, *others = family(transformer(model)).blocks
     tokens = []
     hooks = [(first.register_forward_pre_hook, lambda _, args: (leaf(args[0], tokens), *args[1:]))]
-    hooks += [(block.register_forward_pre_hook, lambda _, args: tokens.append(args[0])) for block in others]
+    hooks += [
+        (block.register_forward_pre_hook, lambda _, args: tokens.append(args[0]))
+        for block in others
+    ]
     for mlp in model.modules():
-        if "glu" in type(mlp).__name__.lower() and hasattr(mlp, "act"):  # one half is a gate of the other
+        if "glu" in type(mlp).__name__.lower() and hasattr(
+            mlp, "act"
+        ):  # one half is a gate of the other
             hooks.append((mlp.act.register_forward_hook, lambda _, args, out: held(out)))
     with held_fixed(model, images, hooks, activations=True) as zeros:
         attn, output = captured(model, images, of_features(target))
@@ -48,14 +61,20 @@ def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against
         *by_tokens, by_zeros = torch.autograd.grad(
             target.score(output).sum(), [*tokens, zeros], allow_unused=True, materialize_grads=True
         )
-    require_layers(model, target, torch.stack([gradient.flatten(1).any(1) for gradient in by_tokens]))
+    require_layers(
+        model, target, torch.stack([gradient.flatten(1).any(1) for gradient in by_tokens])
+    )
     products = [product(x, gradient) for x, gradient in zip(tokens, by_tokens, strict=True)]
-    require_sum(model, torch.cat([products[0], by_zeros[:, None]], 1), target.score(output.detach()))
+    require_sum(
+        model, torch.cat([products[0], by_zeros[:, None]], 1), target.score(output.detach())
+    )
     return attn.grid.image_map(torch.stack(products).sum(0))
 
 
 @contextlib.contextmanager
-def held_fixed(model: nn.Module, images: Tensor, hooks: list[Hook], *, activations: bool = False) -> Iterator[Tensor]:
+def held_fixed(
+    model: nn.Module, images: Tensor, hooks: list[Hook], *, activations: bool = False
+) -> Iterator[Tensor]:
     """In this block, a forward is linear for autograd. Yields the (B,) zeros that stand for biases.
 
     hooks: as in `hooked`. activations: hold the gates of activations fixed too.
@@ -75,7 +94,9 @@ def product(values: Tensor, gradient: Tensor) -> Tensor:
 
 def require_sum(model: nn.Module, parts: Tensor, logits: Tensor) -> None:
     """Raise UnsupportedModelError unless the parts, (B, parts), sum to the logits, (B,), up to rounding."""
-    off = (parts.sum(1) - logits).abs() / parts.abs().sum(1).clamp_min(torch.finfo(parts.dtype).tiny)
+    off = (parts.sum(1) - logits).abs() / parts.abs().sum(1).clamp_min(
+        torch.finfo(parts.dtype).tiny
+    )
     if not (off <= torch.finfo(logits.dtype).eps ** 0.5).all():
         raise UnsupportedModelError(
             f"vitlens cannot take the logits of {model_name(model)} apart: its parts miss the logit by {off.max():.2g} "
@@ -111,8 +132,12 @@ class _Fixed(Constants):
         kwargs = kwargs or {}
         if func in (F.scaled_dot_product_attention, explicit_attention):
             query, key, value, *rest = args
-            query, key, *rest = (held(t) if isinstance(t, Tensor) else t for t in (query, key, *rest))
-            if isinstance(kwargs.get("attn_mask"), Tensor):  # relative positions depend on the queries
+            query, key, *rest = (
+                held(t) if isinstance(t, Tensor) else t for t in (query, key, *rest)
+            )
+            if isinstance(
+                kwargs.get("attn_mask"), Tensor
+            ):  # relative positions depend on the queries
                 kwargs = {**kwargs, "attn_mask": held(kwargs["attn_mask"])}
             return super().__torch_function__(func, types, (query, key, value, *rest), kwargs)
         result = super().__torch_function__(func, types, args, kwargs)
@@ -138,9 +163,13 @@ class _Fixed(Constants):
             bias = args[1]
         return result if bias is None else self._stand_in(result, result, bias=bias)
 
-    def _stand_in(self, result: Tensor, x: Tensor, factor=None, axes: tuple[int, ...] = (), bias=None) -> Tensor:
+    def _stand_in(
+        self, result: Tensor, x: Tensor, factor=None, axes: tuple[int, ...] = (), bias=None
+    ) -> Tensor:
         added = None if bias is None else self._zeros_like(result) * held(bias)
-        return _StandIn.apply(result.data, x, factor, axes, added)  # .data: autograd may have saved the result
+        return _StandIn.apply(
+            result.data, x, factor, axes, added
+        )  # .data: autograd may have saved the result
 
     def _zeros_like(self, result: Tensor) -> Tensor:
         """The zeros in a shape that broadcasts to (B, …), or (T, B, D) or (T·B, D) in torch.nn.MultiheadAttention."""
@@ -156,7 +185,14 @@ class _StandIn(torch.autograd.Function):
     """Values with the gradient of the linear function factor·(x − its mean over `axes`) + added, which equals them."""
 
     @staticmethod
-    def forward(ctx, values: Tensor, x: Tensor, factor: Tensor | None, axes: tuple[int, ...], added: Tensor | None):
+    def forward(
+        ctx,
+        values: Tensor,
+        x: Tensor,
+        factor: Tensor | None,
+        axes: tuple[int, ...],
+        added: Tensor | None,
+    ):
         ctx.mark_dirty(values)  # or it would be a view, which a model may not change in place
         ctx.save_for_backward(factor)
         ctx.axes, ctx.added = axes, None if added is None else added.shape
@@ -170,10 +206,18 @@ class _StandIn(torch.autograd.Function):
                 by_x = by_x * factor
             if ctx.axes:
                 by_x = by_x - by_x.mean(ctx.axes, keepdim=True)
-            return None, by_x, None, None, None if ctx.added is None else gradient.sum_to_size(ctx.added)
+            return (
+                None,
+                by_x,
+                None,
+                None,
+                None if ctx.added is None else gradient.sum_to_size(ctx.added),
+            )
 
 
-def _layer_norm(x: Tensor, shape: Sequence[int], weight=None, bias=None, eps: float = 1e-5) -> tuple:
+def _layer_norm(
+    x: Tensor, shape: Sequence[int], weight=None, bias=None, eps: float = 1e-5
+) -> tuple:
     """Factor, axes of the mean and bias of a layer norm with a constant standard deviation."""
     axes = tuple(range(-len(shape), 0))
     scale = (held(x).var(axes, correction=0, keepdim=True) + eps).rsqrt()

@@ -43,8 +43,15 @@ class OneImage:
 
 
 def integrated_gradients(
-    model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0,
-    n_steps: int = 50, internal_batch_size: int = 16,
+    model,
+    images,
+    target=None,
+    *,
+    against=None,
+    names=None,
+    baseline: float | Tensor = 0.0,
+    n_steps: int = 50,
+    internal_batch_size: int = 16,
 ) -> Tensor:
     """(B, rows, cols) Integrated Gradients (Sundararajan, Taly and Yan 2017), summed over each patch.
 
@@ -60,8 +67,12 @@ def integrated_gradients(
     """
 
     def map_of(one: OneImage) -> Tensor:
-        values = _captum().IntegratedGradients(one.scores).attribute(
-            one.image, one.blank, 0, n_steps=n_steps, internal_batch_size=internal_batch_size
+        values = (
+            _captum()
+            .IntegratedGradients(one.scores)
+            .attribute(
+                one.image, one.blank, 0, n_steps=n_steps, internal_batch_size=internal_batch_size
+            )
         )
         return _patch_sums(values, one.grid)
 
@@ -69,7 +80,14 @@ def integrated_gradients(
 
 
 def occlusion(
-    model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0, window: int = 3,
+    model,
+    images,
+    target=None,
+    *,
+    against=None,
+    names=None,
+    baseline: float | Tensor = 0.0,
+    window: int = 3,
     internal_batch_size: int = 16,
 ) -> Tensor:
     """(B, rows, cols) occlusion (Zeiler and Fergus 2014): loss of the logit when a square around the patch is covered.
@@ -108,8 +126,14 @@ def _captum():
 
 
 def _each_image(
-    map_of: Callable[[OneImage], Tensor], model: nn.Module, images: Tensor, target: object, against: object,
-    names: object, baseline: float | Tensor, gradients: bool = False,
+    map_of: Callable[[OneImage], Tensor],
+    model: nn.Module,
+    images: Tensor,
+    target: object,
+    against: object,
+    names: object,
+    baseline: float | Tensor,
+    gradients: bool = False,
 ) -> Tensor:
     """(B, rows, cols) maps from `map_of`: OneImage → (1, P).
 
@@ -120,10 +144,14 @@ def _each_image(
         with torch.no_grad():
             one, *others = images.split(1)
             attn, output = captured(model, one, of_features(target))
-            output = torch.cat([output, *(outputs_of(model, other, of_features(target)) for other in others)])
+            output = torch.cat(
+                [output, *(outputs_of(model, other, of_features(target)) for other in others)]
+            )
         target = resolved(model, output, target, against, names)
         if gradients:
-            explained(model, images[:1], target.of(torch.zeros(1, dtype=torch.long, device=images.device)))
+            explained(
+                model, images[:1], target.of(torch.zeros(1, dtype=torch.long, device=images.device))
+            )
             target.require_slope(output)
         wide = images.to(torch.promote_types(images.dtype, torch.float32))
         blanks = torch.as_tensor(baseline).detach().to(wide).expand_as(wide)
@@ -131,8 +159,12 @@ def _each_image(
         for index in range(len(images)):
 
             def scores(pixels: Tensor, index: int = index) -> Tensor:
-                output = outputs_of(model, pixels.to(images.dtype), target.of_features).to(pixels.dtype)
-                return target.of(torch.full((len(pixels),), index, device=pixels.device)).score(output)[:, None]
+                output = outputs_of(model, pixels.to(images.dtype), target.of_features).to(
+                    pixels.dtype
+                )
+                return target.of(torch.full((len(pixels),), index, device=pixels.device)).score(
+                    output
+                )[:, None]
 
             chosen = slice(index, index + 1)
             maps.append(map_of(OneImage(wide[chosen], blanks[chosen], scores, attn.grid)).detach())

@@ -20,7 +20,14 @@ from torch.overrides import TorchFunctionMode
 from vitlens import attention
 from vitlens.attribution.target import Target, bound, of_features, resolved
 from vitlens.models import require_classes
-from vitlens.recorder.forward import evaluating, full_precision, require_images, run, shapes, without_checkpointing
+from vitlens.recorder.forward import (
+    evaluating,
+    full_precision,
+    require_images,
+    run,
+    shapes,
+    without_checkpointing,
+)
 from vitlens.recorder.layer import Layer, layer_number
 from vitlens.recorder.record import Attention, capture, cut_graph, no_gradient, watching_graph
 from vitlens.recorder.supported import (
@@ -57,8 +64,13 @@ class Explained:
 
 
 def explained(
-    model: nn.Module | Attention | Explained, images: Tensor | None = None, target: object = None, *,
-    against: object = None, names: Sequence[str] | None = None, needs: Collection[str] = ("gradients",),
+    model: nn.Module | Attention | Explained,
+    images: Tensor | None = None,
+    target: object = None,
+    *,
+    against: object = None,
+    names: Sequence[str] | None = None,
+    needs: Collection[str] = ("gradients",),
     layer: int = -1,
 ) -> Explained:
     """`Explained`: one forward and one backward, from which several methods make their maps.
@@ -87,7 +99,10 @@ def explained(
     layer = layer_number(len(modules), layer)
     tokens, given, hooks = [], [], []
     if "readings" in needs:
-        hooks += [(block.register_forward_hook, lambda _, args, output: tokens.append(output)) for block in blocks]
+        hooks += [
+            (block.register_forward_hook, lambda _, args, output: tokens.append(output))
+            for block in blocks
+        ]
     if "inputs" in needs:
         hooks += _keep_inputs(blocks[layer], modules[layer], given)
     readings, inputs = None, {}
@@ -107,7 +122,9 @@ def explained(
     return Explained(attn, output.detach(), target, readings, inputs)
 
 
-def _keep_inputs(block: nn.Module, modules: list[tuple[str, nn.Module]], given: list[Tensor]) -> Iterator[Hook]:
+def _keep_inputs(
+    block: nn.Module, modules: list[tuple[str, nn.Module]], given: list[Tensor]
+) -> Iterator[Hook]:
     """Hooks that append the inputs of a block's attention, in a graph that begins with the block at the latest."""
 
     def begin(_, args: tuple) -> tuple:
@@ -115,15 +132,26 @@ def _keep_inputs(block: nn.Module, modules: list[tuple[str, nn.Module]], given: 
 
     yield block.register_forward_pre_hook, begin
     for _, module in modules:
-        if hasattr(module, "in_norm"):  # a ParallelScalingBlock is the attention, and its input is its norm's output
+        if hasattr(
+            module, "in_norm"
+        ):  # a ParallelScalingBlock is the attention, and its input is its norm's output
             yield module.in_norm.register_forward_hook, lambda _, args, output: given.append(output)
         else:
             with_names = partial(module.register_forward_pre_hook, with_kwargs=True)
-            yield with_names, lambda _, args, named: given.append(args[0] if args else named["hidden_states"])
+            yield (
+                with_names,
+                lambda _, args, named: given.append(args[0] if args else named["hidden_states"]),
+            )
 
 
 def _read(
-    model: nn.Module, attn: Attention, tokens: list[Tensor], output: Tensor, target: Target, *, keep_graph: bool
+    model: nn.Module,
+    attn: Attention,
+    tokens: list[Tensor],
+    output: Tensor,
+    target: Target,
+    *,
+    keep_graph: bool,
 ) -> Attention:
     """A twin of the capture with the gradients, layer by layer, of the score read right after the layer by the model's
     final norm, pooling and head."""
@@ -165,13 +193,18 @@ def outputs_of(model: nn.Module, images: Tensor, features: bool) -> Tensor:
     return pooled(unwrap(model), images) if features else run(model, images)
 
 
-def captured(model: nn.Module, images: Tensor, features: bool = False, **options) -> tuple[Attention, Tensor]:
+def captured(
+    model: nn.Module, images: Tensor, features: bool = False, **options
+) -> tuple[Attention, Tensor]:
     """A capture of the Vision Transformer that `model` is or wraps, and the outputs of `model`.
 
     options: those of `capture`. Raises ValueError if a wrapper resizes the images, because maps would not fit them.
     """
     inner, returned = transformer(model), [None]
-    keep = (inner.register_forward_hook, lambda _, args, output: returned.append(getattr(output, "logits", output)))
+    keep = (
+        inner.register_forward_hook,
+        lambda _, args, output: returned.append(getattr(output, "logits", output)),
+    )
     with hooked([keep]), capture(model, **options) as attn:
         output = outputs_of(model, images, features)
     if inner is model:
@@ -187,7 +220,9 @@ def captured(model: nn.Module, images: Tensor, features: bool = False, **options
 
 
 @contextlib.contextmanager
-def explaining(model: nn.Module, *, gradients: bool = True, constants: Constants | None = None) -> Iterator[None]:
+def explaining(
+    model: nn.Module, *, gradients: bool = True, constants: Constants | None = None
+) -> Iterator[None]:
     """Run the model in eval mode in this block, with gradients by activations. Restores its mode afterwards.
 
     constants: the mode that makes its parameters constants, by default `Constants(model)` with the check that a forward
@@ -198,7 +233,11 @@ def explaining(model: nn.Module, *, gradients: bool = True, constants: Constants
         raise UnsupportedModelError(cut_graph(model_name(model), where))
 
     # Checkpointing would run the blocks again, in the threads of the backward pass.
-    modes = [evaluating(model), without_checkpointing(transformer(model)), torch.inference_mode(False)]
+    modes = [
+        evaluating(model),
+        without_checkpointing(transformer(model)),
+        torch.inference_mode(False),
+    ]
     modes.append(torch.enable_grad() if gradients else torch.no_grad())
     if gradients:
         modes += [constants] if constants else [Constants(model), watching_graph(model, refuse)]
@@ -235,8 +274,15 @@ class Constants(TorchFunctionMode):
 
 
 def rollout(
-    model, images=None, target=None, *, against=None, names=None,
-    query: tuple[int, int] | None = None, head_fusion: str = "mean", discard: float = 0.0,
+    model,
+    images=None,
+    target=None,
+    *,
+    against=None,
+    names=None,
+    query: tuple[int, int] | None = None,
+    head_fusion: str = "mean",
+    discard: float = 0.0,
 ) -> Tensor:
     """(B, rows, cols) attention rollout (Abnar and Zuidema 2020), the same for every target.
 
@@ -251,7 +297,13 @@ def rollout(
 
 
 def relevance(
-    model, images=None, target=None, *, against=None, names=None, query: tuple[int, int] | None = None
+    model,
+    images=None,
+    target=None,
+    *,
+    against=None,
+    names=None,
+    query: tuple[int, int] | None = None,
 ) -> Tensor:
     """(B, rows, cols) relevance of each patch to the read-out, after Chefer, Gur and Wolf (ICCV 2021, eq. 5, 6).
 
@@ -274,7 +326,13 @@ def relevance(
 
 
 def gradient_rollout(
-    model, images=None, target=None, *, against=None, names=None, query: tuple[int, int] | None = None,
+    model,
+    images=None,
+    target=None,
+    *,
+    against=None,
+    names=None,
+    query: tuple[int, int] | None = None,
     head_fusion: str = "mean",
 ) -> Tensor:
     """(B, rows, cols) rollout of attention × gradient, from the read-out to the patches.
@@ -312,7 +370,13 @@ def gradient_rollout(
 
 
 def attention_gradient(
-    model, images=None, target=None, *, against=None, names=None, layer: int | None = None,
+    model,
+    images=None,
+    target=None,
+    *,
+    against=None,
+    names=None,
+    layer: int | None = None,
     query: tuple[int, int] | None = None,
 ) -> Tensor:
     """(B, rows, cols) attention × gradient of one layer: the read-out row of the mean over heads of (A ⊙ ∇A)⁺.
@@ -349,12 +413,16 @@ def legrad(model, images=None, target=None, *, against=None, names=None, first: 
     model, images, target, against, names: as in `help(vitlens.attribution)`. first: the first layer of the mean. The
     authors' code takes the last two, −2.
     """
-    attn = explained(model, images, target, against=against, names=names, needs=("readings",)).readings
+    attn = explained(
+        model, images, target, against=against, names=names, needs=("readings",)
+    ).readings
     total = [_received(attn[number]) for number in range(layer_number(len(attn), first), len(attn))]
     return attn.grid.image_map(torch.stack(total).mean(0))
 
 
-def grad_cam(model, images=None, target=None, *, against=None, names=None, layer: int = -1) -> Tensor:
+def grad_cam(
+    model, images=None, target=None, *, against=None, names=None, layer: int = -1
+) -> Tensor:
     """(B, rows, cols) Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2) of the input tokens of one layer's attention.
 
     (Σ_c w_c·a_pc)⁺, with w_c the mean over the patches of ∂y/∂a_pc and y the target's logit. The activation a_pc of
@@ -368,7 +436,9 @@ def grad_cam(model, images=None, target=None, *, against=None, names=None, layer
 
     model, images, target, against, names: as in `help(vitlens.attribution)`. layer: its number, −1 for the last.
     """
-    run = explained(model, images, target, against=against, names=names, needs=("inputs",), layer=layer)
+    run = explained(
+        model, images, target, against=against, names=names, needs=("inputs",), layer=layer
+    )
     grid, parts = run.attn.grid, run.inputs[layer_number(len(run.attn), layer)]
     wide = torch.promote_types(parts[0].dtype, torch.float32)
     activation, gradient = (part[:, grid.prefix :].to(wide) for part in parts)
@@ -384,7 +454,9 @@ def _readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Te
     """
     read = attention.read_row(attn, query)
     pooled = torch.zeros_like(read)
-    if query is None and attn.pool is not None:  # latents that the head does not read have no gradient
+    if (
+        query is None and attn.pool is not None
+    ):  # latents that the head does not read have no gradient
         product = attn.pool.weights() * attn.pool.weights_gradient()
         pooled[:, attn.grid.tokens - product.shape[-1] :] = product.clamp_(min=0).mean(1).sum(1)
         read = torch.zeros_like(read)
@@ -394,7 +466,11 @@ def _readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Te
 def _blocks(layer: Layer, selected: Tensor) -> Iterator[Tensor]:
     """Yield the positions of the selected queries in blocks of rows. selected: (T,) bool."""
     batch, heads, tokens, _ = layer.k.shape
-    size = max(8, attention.BLOCK.get(selected.device.type, attention.BLOCK["cpu"]) // (batch * heads * tokens))
+    size = max(
+        8,
+        attention.BLOCK.get(selected.device.type, attention.BLOCK["cpu"])
+        // (batch * heads * tokens),
+    )
     yield from selected.nonzero().flatten().split(size)
 
 
@@ -416,6 +492,8 @@ def _pulled(layer: Layer, row: Tensor) -> Tensor:
 def _received(layer: Layer) -> Tensor:
     """(B, T) positive gradient of the attention to each token, mean over heads and queries."""
     total = torch.zeros_like(layer.k[:, 0, :, 0], dtype=layer.wide)
-    for queries in _blocks(layer, layer.gradient.any(-1).any(1).any(0)):  # the others' gradient is zero
+    for queries in _blocks(
+        layer, layer.gradient.any(-1).any(1).any(0)
+    ):  # the others' gradient is zero
         total += layer.weights_gradient(queries).clamp_(min=0).mean(1).sum(1)
     return total / layer.q.shape[-2]

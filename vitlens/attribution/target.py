@@ -53,7 +53,9 @@ class Target:
             return {"similarity": f"{self.called(0)} ({self.function.unit})"}
         if self.function is not None:
             return {"score": self.called(0)}
-        among, less = ("", "") if self.against is None else (" among the two", " less that of the other")
+        among, less = (
+            ("", "") if self.against is None else (" among the two", " less that of the other")
+        )
         if self.outputs == "value":
             return {"value": f"the value of the output{less}"}
         logit = {"logit": f"the logit of the class{less}"}
@@ -66,7 +68,11 @@ class Target:
         if self.function is not None:
             return self.function(output)
         score = output.gather(-1, self.numbers[:, None])[:, 0]
-        return score if self.against is None else score - output.gather(-1, self.against[:, None])[:, 0]
+        return (
+            score
+            if self.against is None
+            else score - output.gather(-1, self.against[:, None])[:, 0]
+        )
 
     def measured(self, output: Tensor, measure: str) -> Tensor:
         """(B,) values of one of the `measures`. With a contrast, the probability is that among the two classes."""
@@ -83,13 +89,17 @@ class Target:
 
     def of(self, images: Tensor) -> Target:
         """The targets of the images with these numbers, (N,)."""
-        numbers, against = (part if part is None else part[images] for part in (self.numbers, self.against))
+        numbers, against = (
+            part if part is None else part[images] for part in (self.numbers, self.against)
+        )
         return replace(self, numbers=numbers, against=against)
 
     def called(self, image: int) -> str:
         if self.function is None:
             return f"class {self.numbers[image].item()}"
-        return getattr(self.function, "name", None) or getattr(self.function, "__name__", "the score")
+        return getattr(self.function, "name", None) or getattr(
+            self.function, "__name__", "the score"
+        )
 
 
 @dataclass(frozen=True)
@@ -121,14 +131,18 @@ class Similarity:
         with evaluating(model), torch.inference_mode(False), torch.no_grad():
             vector = self.embed(model)
         if not (vector.isfinite().all() and vector.any()):
-            raise ValueError(f"The features of {self.to} are zero or not finite, so nothing is similar to them.")
+            raise ValueError(
+                f"The features of {self.to} are zero or not finite, so nothing is similar to them."
+            )
         return replace(self, vector=vector)
 
     def __sub__(self, other: Similarity) -> Similarity:
         with torch.inference_mode(False):  # tensors made in that mode have no gradient
             vector = self.vector - other.vector
         if not vector.any():
-            raise NothingToExplain(f"{self.to} cannot be contrasted with itself. Give another image or text.")
+            raise NothingToExplain(
+                f"{self.to} cannot be contrasted with itself. Give another image or text."
+            )
         images = self.images + other.images
         return Similarity(self.to, None, vector, "a difference of two cosines", other.to, images)
 
@@ -166,11 +180,18 @@ def like(images: object, *, name: str = "") -> Similarity:
 
     def embed(model: nn.Module) -> Tensor:
         size, to = built_size(model), next(model.parameters())
-        batches = [image if isinstance(image, Tensor) else preprocess(model, image, size=size) for image in sources]
-        return _unit(torch.cat([_unit(pooled(model, batch.detach().to(to))) for batch in batches]).mean(0))
+        batches = [
+            image if isinstance(image, Tensor) else preprocess(model, image, size=size)
+            for image in sources
+        ]
+        return _unit(
+            torch.cat([_unit(pooled(model, batch.detach().to(to))) for batch in batches]).mean(0)
+        )
 
     shown = [(Path(each).name if isinstance(each, str | Path) else name, each) for each in sources]
-    return Similarity(name, embed, images=tuple(pair for pair in shown if not isinstance(pair[1], Tensor)))
+    return Similarity(
+        name, embed, images=tuple(pair for pair in shown if not isinstance(pair[1], Tensor))
+    )
 
 
 def text(prompt: str, *, tokenizer: Callable | None = None) -> Similarity:
@@ -183,7 +204,9 @@ def text(prompt: str, *, tokenizer: Callable | None = None) -> Similarity:
     prompts to the input of the text tower, by default the model's own. Raises ValueError for a model without a text
     tower, and OSError without a tokenizer.
     """
-    return Similarity(f"“{prompt}”", lambda model: _unit(embed_texts(model, [prompt], tokenizer))[0])
+    return Similarity(
+        f"“{prompt}”", lambda model: _unit(embed_texts(model, [prompt], tokenizer))[0]
+    )
 
 
 def _wide(features: Tensor) -> Tensor:
@@ -213,7 +236,9 @@ def bound(model: nn.Module, target: object, against: object = None) -> tuple[obj
     if other is None:
         return Target(function=one), None
     if not callable(other) or of_features(one) != of_features(other):
-        raise ValueError("A contrast is between two classes or between two functions of the same input.")
+        raise ValueError(
+            "A contrast is between two classes or between two functions of the same input."
+        )
     if isinstance(one, Similarity) and isinstance(other, Similarity):
         return Target(function=one - other), None
 
@@ -225,7 +250,11 @@ def bound(model: nn.Module, target: object, against: object = None) -> tuple[obj
 
 
 def resolved(
-    model: nn.Module, output: Tensor, target: object, against: object = None, names: Sequence[str] | None = None
+    model: nn.Module,
+    output: Tensor,
+    target: object,
+    against: object = None,
+    names: Sequence[str] | None = None,
 ) -> Target:
     """The `Target` for the output (or features) of a model. target, against: as `bound` returns them.
 
@@ -243,12 +272,16 @@ def resolved(
     numbers = classes(model, output, target, names)
     others = None if against is None else classes(model, output, against, names)
     if others is not None and (same := numbers == others).any():
-        raise NothingToExplain(f"Class {numbers[same][0].item()} cannot be contrasted with itself. Give another class.")
+        raise NothingToExplain(
+            f"Class {numbers[same][0].item()} cannot be contrasted with itself. Give another class."
+        )
     kind = output_kind(model)
     return Target(numbers, others, "value" if kind == "classes" and output.shape[1] == 1 else kind)
 
 
-def classes(model: nn.Module, logits: Tensor, target: object = None, names: Sequence[str] | None = None) -> Tensor:
+def classes(
+    model: nn.Module, logits: Tensor, target: object = None, names: Sequence[str] | None = None
+) -> Tensor:
     """(B,) class numbers for (B, classes) logits.
 
     target: None for the predicted class, one class for all images, or a sequence or 1-D tensor with one for each. A
@@ -258,17 +291,24 @@ def classes(model: nn.Module, logits: Tensor, target: object = None, names: Sequ
     count, total = logits.shape
     if target is None:
         return logits.argmax(-1)
-    target = target.tolist() if hasattr(target, "tolist") else target  # tensors, NumPy's arrays and numbers
+    target = (
+        target.tolist() if hasattr(target, "tolist") else target
+    )  # tensors, NumPy's arrays and numbers
     targets = target if isinstance(target, list | tuple) else [target]
     if names is None and any(isinstance(label, str) for label in targets):
         names = label_names(model, total)
-    known = [_number(model, label, names, total) if isinstance(label, str) else label for label in targets]
+    known = [
+        _number(model, label, names, total) if isinstance(label, str) else label
+        for label in targets
+    ]
     try:
         numbers = [operator.index(number) for number in known]
     except TypeError as error:
         raise ValueError(f"target must be a class number or name, got {target!r}.") from error
     if len(numbers) not in (1, count):
-        raise ValueError(f"target must be one class or one for each of {count} images, got {len(numbers)}.")
+        raise ValueError(
+            f"target must be one class or one for each of {count} images, got {len(numbers)}."
+        )
     if outside := [number for number in numbers if not 0 <= number < total]:
         raise ValueError(f"{model_name(model)} has classes 0 to {total - 1}, got {outside[0]}.")
     return torch.tensor(numbers, device=logits.device).expand(count)
@@ -285,7 +325,11 @@ def _number(model: nn.Module, name: str, names: Sequence[str] | None, total: int
         return numbers[0]
     if not numbers and key.removeprefix("-").isdecimal():
         return int(key)
-    problem = f"has several classes called {name!r}, {numbers}" if numbers else f"has no class called {name!r}"
+    problem = (
+        f"has several classes called {name!r}, {numbers}"
+        if numbers
+        else f"has no class called {name!r}"
+    )
     close = [] if numbers else [part.strip() for label in names or () for part in label.split(",")]
     hint = suggestion(name, close) or f" Give a number from 0 to {total - 1}."
     unnamed = "" if names else " Its classes have no names."

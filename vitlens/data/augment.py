@@ -28,23 +28,55 @@ SHARE = "between 0 and 1"
 class Augment:
     """Settings of the augmentation of a training batch. The defaults change nothing."""
 
-    flip: float = setting(0.0, "Probability of a horizontal flip. Use 0 if left and right carry meaning.", SHARE)
-    pad: int = setting(0, "Width of a reflected border in pixels. The window is cut from it at random.", "0 or more")
-    scale: tuple[float, float] = setting((1.0, 1.0), """Range of the share of the image's area that a random resized
-        crop shows (Szegedy et al. 2015).""", "above 0")
-    ratio: tuple[float, float] = setting((1.0, 1.0), """Range of that crop's aspect ratio, width by height, drawn on a
-        logarithmic scale.""", "above 0")
+    flip: float = setting(
+        0.0, "Probability of a horizontal flip. Use 0 if left and right carry meaning.", SHARE
+    )
+    pad: int = setting(
+        0,
+        "Width of a reflected border in pixels. The window is cut from it at random.",
+        "0 or more",
+    )
+    scale: tuple[float, float] = setting(
+        (1.0, 1.0),
+        """Range of the share of the image's area that a random resized
+        crop shows (Szegedy et al. 2015).""",
+        "above 0",
+    )
+    ratio: tuple[float, float] = setting(
+        (1.0, 1.0),
+        """Range of that crop's aspect ratio, width by height, drawn on a
+        logarithmic scale.""",
+        "above 0",
+    )
     rotate: float = setting(0.0, "Largest rotation in degrees, either way.", "0 or more")
-    jitter: float = setting(0.0, "Brightness, contrast and saturation are each multiplied by a factor from 1 ± jitter.",
-                            SHARE)
-    policy: float = setting(0.0, """Probability of one of grayscale, solarize and posterize. This is DeiT III's
-        3-Augment with posterize instead of blur, which would leave few details at 64 pixels.""", SHARE)
-    erase: float = setting(0.0, """Probability of filling a rectangle with the mean color (Zhong et al. 2017). It covers
-        2 to 33 % of the area, or less if the border cuts it.""", SHARE)
-    cutmix: float = setting(0.0, "Probability per sample of pasting a rectangle of another one (Yun et al. 2019).",
-                            SHARE)
-    mixup: float = setting(0.0, """Probability per sample of blending with another one (Zhang et al. 2017). λ is
-        uniform, Beta(1, 1), as in CutMix.""", SHARE)
+    jitter: float = setting(
+        0.0,
+        "Brightness, contrast and saturation are each multiplied by a factor from 1 ± jitter.",
+        SHARE,
+    )
+    policy: float = setting(
+        0.0,
+        """Probability of one of grayscale, solarize and posterize. This is DeiT III's
+        3-Augment with posterize instead of blur, which would leave few details at 64 pixels.""",
+        SHARE,
+    )
+    erase: float = setting(
+        0.0,
+        """Probability of filling a rectangle with the mean color (Zhong et al. 2017). It covers
+        2 to 33 % of the area, or less if the border cuts it.""",
+        SHARE,
+    )
+    cutmix: float = setting(
+        0.0,
+        "Probability per sample of pasting a rectangle of another one (Yun et al. 2019).",
+        SHARE,
+    )
+    mixup: float = setting(
+        0.0,
+        """Probability per sample of blending with another one (Zhang et al. 2017). λ is
+        uniform, Beta(1, 1), as in CutMix.""",
+        SHARE,
+    )
 
     def __post_init__(self):
         check_settings(self, "augment.")
@@ -97,7 +129,9 @@ def normalized(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor
     """(x − mean) / std by channel; uint8 is first scaled to [0, 1]."""
     x = x.float() / 255 if x.dtype == torch.uint8 else x
     # From Python numbers, because making a tensor of them would synchronize the device at every batch.
-    return torch.stack([(x[:, c] - m).div_(s) for c, (m, s) in enumerate(zip(mean, std, strict=True))], dim=1)
+    return torch.stack(
+        [(x[:, c] - m).div_(s) for c, (m, s) in enumerate(zip(mean, std, strict=True))], dim=1
+    )
 
 
 # Random numbers
@@ -105,7 +139,9 @@ def normalized(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor
 
 def seed_of(*key: int) -> int:
     """Seed from several non-negative numbers, usually (seed, epoch, step)."""
-    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1  # torch's seeds are signed
+    return (
+        int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1
+    )  # torch's seeds are signed
 
 
 def generator(device: torch.device | str, *key: int) -> torch.Generator:
@@ -127,7 +163,9 @@ class Draws:
 
     def uniform(self, n: int, samples: int) -> Tensor:
         """(n, samples) numbers in [0, 1): n for each sample of this part."""
-        whole = torch.rand(n, samples * self.parts, generator=self.generator, device=self.generator.device)
+        whole = torch.rand(
+            n, samples * self.parts, generator=self.generator, device=self.generator.device
+        )
         return whole[:, self.part * samples : (self.part + 1) * samples]
 
 
@@ -139,7 +177,9 @@ def draws(device: torch.device | str, *key: int, part: int = 0, parts: int = 1) 
 # Geometry
 
 
-def shift_and_flip(images: Tensor, size: Sequence[int], pad: int, flip: float, rng: Draws) -> Tensor:
+def shift_and_flip(
+    images: Tensor, size: Sequence[int], pad: int, flip: float, rng: Draws
+) -> Tensor:
     """Windows of `size` (rows, columns), cut at random positions and mirrored with probability `flip`.
 
     They extend up to `pad` reflected pixels beyond the image. Raises `ValueError` for windows larger than the image.
@@ -149,13 +189,23 @@ def shift_and_flip(images: Tensor, size: Sequence[int], pad: int, flip: float, r
     if unchanged and not flip:
         return images
     if size[0] > h or size[1] > w:
-        raise ValueError(f"A window of {size[0]}×{size[1]} pixels cannot be cut from an image of {h}×{w}.")
+        raise ValueError(
+            f"A window of {size[0]}×{size[1]} pixels cannot be cut from an image of {h}×{w}."
+        )
     check_pad(pad, h, w)
     dy, dx, mirror = rng.uniform(3, b)[:, :, None]
     if unchanged:
         return torch.where(mirror[..., None, None] < flip, images.flip(3), images)
-    rows = torch.arange(size[0], device=images.device) - pad + (dy * (h - size[0] + 2 * pad + 1)).long()
-    columns = torch.arange(size[1], device=images.device) - pad + (dx * (w - size[1] + 2 * pad + 1)).long()
+    rows = (
+        torch.arange(size[0], device=images.device)
+        - pad
+        + (dy * (h - size[0] + 2 * pad + 1)).long()
+    )
+    columns = (
+        torch.arange(size[1], device=images.device)
+        - pad
+        + (dx * (w - size[1] + 2 * pad + 1)).long()
+    )
     rows, columns = _reflect(rows, h), _reflect(columns, w)
     columns = torch.where(mirror < flip, columns.flip(1), columns)
     sample = torch.arange(b, device=images.device)[:, None, None]
@@ -167,7 +217,9 @@ def check_pad(pad: int, h: int, w: int) -> None:
     """Raise `ValueError` if an image of h×w pixels is too small for a reflected border of `pad` pixels."""
     if pad >= min(h, w):
         reach = min(h, w) - 1
-        raise ValueError(f"augment.pad is {pad}, but reflection reaches {reach} pixels into an image of {h}×{w}.")
+        raise ValueError(
+            f"augment.pad is {pad}, but reflection reaches {reach} pixels into an image of {h}×{w}."
+        )
 
 
 def _reflect(index: Tensor, n: int) -> Tensor:
@@ -176,7 +228,12 @@ def _reflect(index: Tensor, n: int) -> Tensor:
 
 
 def resized_crop(
-    x: Tensor, size: Sequence[int], scale: tuple[float, float], ratio: tuple[float, float], rotate: float, rng: Draws
+    x: Tensor,
+    size: Sequence[int],
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    rotate: float,
+    rng: Draws,
 ) -> Tensor:
     """Random resized crop and rotation in one bilinear resampling to `size` (rows, columns).
 
@@ -192,7 +249,9 @@ def resized_crop(
     h = (area.sqrt() * (-log_ratio / 2).exp()).clamp(max=limit)
     cx, cy = (2 * cx - 1) * (1 - w).abs(), (2 * cy - 1) * (1 - h).abs()
     angle = (2 * angle - 1) * math.radians(rotate)
-    theta = torch.stack([w * angle.cos(), -h * angle.sin(), cx, w * angle.sin(), h * angle.cos(), cy], dim=1)
+    theta = torch.stack(
+        [w * angle.cos(), -h * angle.sin(), cx, w * angle.sin(), h * angle.cos(), cy], dim=1
+    )
     # The grid of F.affine_grid by rows and columns, because its matrix product per pixel takes longer than sampling.
     v, u = (torch.arange(1 - n, n, 2, device=x.device)[:, None] / n for n in size)
     across, down, center = theta.view(-1, 1, 2, 3).unbind(-1)
@@ -223,7 +282,9 @@ def gray_solarize_posterize(x: Tensor, probability: float, rng: Draws) -> Tensor
     drawn = rng.uniform(1, len(x))[0, :, None, None, None]
     third = probability / 3
     x = torch.where((drawn >= probability * 2 / 3) & (drawn < probability), posterize(x), x)
-    x = torch.where((drawn >= third) & (drawn < probability * 2 / 3), torch.where(x < 0.5, x, 1 - x), x)
+    x = torch.where(
+        (drawn >= third) & (drawn < probability * 2 / 3), torch.where(x < 0.5, x, 1 - x), x
+    )
     return torch.where(drawn < third, gray(x), x)
 
 
@@ -266,7 +327,9 @@ def rectangle(cy: Tensor, cx: Tensor, height: Tensor, width: Tensor, h: int, w: 
     return (inside(cy, height, h)[:, :, None] & inside(cx, width, w)[:, None, :])[:, None]
 
 
-def mixed(x: Tensor, labels: Tensor, cutmix: float, mixup: float, rng: Draws) -> tuple[Tensor, Targets]:
+def mixed(
+    x: Tensor, labels: Tensor, cutmix: float, mixup: float, rng: Draws
+) -> tuple[Tensor, Targets]:
     """Samples mixed with their neighbors in the batch by cutmix or mixup, with these probabilities.
 
     Neighbors stay together when a batch is divided into parts of even size. The last sample of an odd batch is not
@@ -283,4 +346,6 @@ def mixed(x: Tensor, labels: Tensor, cutmix: float, mixup: float, rng: Draws) ->
     )
     other = (torch.arange(b, device=x.device) ^ 1).clamp(max=b - 1)
     # x·1 + other·0 equals x bit for bit, which lerp does not guarantee.
-    return (x * weight).addcmul_(x[other], 1 - weight), Targets(labels, labels[other], weight.mean(dim=(1, 2, 3)))
+    return (x * weight).addcmul_(x[other], 1 - weight), Targets(
+        labels, labels[other], weight.mean(dim=(1, 2, 3))
+    )

@@ -38,7 +38,9 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise ValueError(f"Another process is writing to {folder}. Wait for it, or give another folder.") from None
+        raise ValueError(
+            f"Another process is writing to {folder}. Wait for it, or give another folder."
+        ) from None
     try:
         yield
     finally:
@@ -47,11 +49,15 @@ def locked(folder: Path) -> Iterator[None]:
 
 def writable(folder: Path, option: str) -> None:
     """Raise ValueError that names the option if a folder cannot be created or written to."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    existing = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
+    )
     try:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as problem:
-        raise ValueError(f"{folder} cannot be written to ({problem.strerror}). Give another {option}.") from problem
+        raise ValueError(
+            f"{folder} cannot be written to ({problem.strerror}). Give another {option}."
+        ) from problem
 
 
 def announce(action: str, folder: object) -> None:

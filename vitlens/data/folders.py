@@ -34,7 +34,9 @@ class Classes(ImageFolder):
             ) from problem
         for name in {*self.classes} - {self.classes[label] for label in self.targets}:
             if any((Path(root) / name).rglob("*.*")):
-                raise ValueError(f"The class {name!r} of {root} has no image, but other files. Repair or remove it.")
+                raise ValueError(
+                    f"The class {name!r} of {root} has no image, but other files. Repair or remove it."
+                )
 
     def _counts(self, path: str) -> bool:
         return not hidden(os.path.relpath(path, self.root)) and is_image(path)
@@ -52,7 +54,11 @@ def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
     named = [name for name in subfolders(path) if name.lower() in EVERY_SPLIT]
     others = {*subfolders(path)} - {*named}
     # A folder named like a split that has loose images and class folders next to it is a class.
-    if divided := [n for n in named if subfolders(path / n) and not (others and any(map(is_image, _files(path / n))))]:
+    if divided := [
+        n
+        for n in named
+        if subfolders(path / n) and not (others and any(map(is_image, _files(path / n))))
+    ]:
         return _of_split(path, part, divided)
     if not others:
         for suffix, read in FORMATS.items():
@@ -67,7 +73,9 @@ def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
 
 def _of_split(path: Path, split: str, present: list[str]) -> Samples:
     chosen = first_of(split, present, str(path))
-    train = first_of("train", present) or chosen  # labels number the training classes, and validation may lack some
+    train = (
+        first_of("train", present) or chosen
+    )  # labels number the training classes, and validation may lack some
     class_names = subfolders(path / train)
     if unknown := sorted({*subfolders(path / chosen)} - {*class_names}):
         raise ValueError(f"{path / chosen} holds a class {unknown[0]!r} that {path / train} lacks.")
@@ -86,12 +94,19 @@ def _undivided(path: Path, split: str, named: Sequence[str]) -> Samples:
     by_class: list[list[str]] = [[] for _ in images.classes]
     for file, label in images.samples:
         by_class[label].append(Path(os.path.relpath(file, path)).as_posix())
-    notes = [f"The folder {named[0]} of {path} is read as a class, not as a split."] if named else []
+    notes = (
+        [f"The folder {named[0]} of {path} is read as a class, not as a split."] if named else []
+    )
     notes.append(unread(path, images))
     if split == "whole":
-        notes.append(f"{path} is not divided, so all its images are used, including any training images.")
+        notes.append(
+            f"{path} is not divided, so all its images are used, including any training images."
+        )
     else:
-        by_class = [_side(name, files, split, path) for name, files in zip(images.classes, by_class, strict=True)]
+        by_class = [
+            _side(name, files, split, path)
+            for name, files in zip(images.classes, by_class, strict=True)
+        ]
         notes.append(
             f"{path} is not divided into training and validation images: about a tenth of each class is kept for "
             "validation, chosen by the names of the files."
@@ -120,8 +135,14 @@ def number_of(name: str) -> float:
 
 def unread(path: Path, images: ImageFolder) -> str:
     """Note with the number and names of the files below a folder that are not read, or ""."""
-    every = {os.path.join(here, name) for here, _, files in os.walk(path, followlinks=True) for name in files}
-    left = sorted(os.path.relpath(file, path) for file in every - {file for file, _ in images.samples})
+    every = {
+        os.path.join(here, name)
+        for here, _, files in os.walk(path, followlinks=True)
+        for name in files
+    }
+    left = sorted(
+        os.path.relpath(file, path) for file in every - {file for file, _ in images.samples}
+    )
     if not left:
         return ""
     more = f" and {len(left) - 5:,} more" if len(left) > 5 else ""
@@ -134,4 +155,6 @@ def _files(path: Path) -> list[Path]:
 
 def subfolders(path: str | Path) -> list[str]:
     """Names of the folders in a folder, sorted by code points, without hidden ones."""
-    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not hidden(entry.name))
+    return sorted(
+        entry.name for entry in os.scandir(path) if entry.is_dir() and not hidden(entry.name)
+    )

@@ -80,9 +80,16 @@ class Samples:
     def chosen(self, rows: Tensor) -> Samples:
         """The samples at the positions `rows`, int64 (n,)."""
         rows = rows.tolist()
-        contents = self.contents.chosen(rows) if hasattr(self.contents, "chosen") else Subset(self.contents, rows)
+        contents = (
+            self.contents.chosen(rows)
+            if hasattr(self.contents, "chosen")
+            else Subset(self.contents, rows)
+        )
         return replace(
-            self, contents=contents, labels=torch.as_tensor(self.labels)[rows], names=np.asarray(self.names)[rows]
+            self,
+            contents=contents,
+            labels=torch.as_tensor(self.labels)[rows],
+            names=np.asarray(self.names)[rows],
         )
 
     def fingerprint(self) -> str:
@@ -102,7 +109,9 @@ class Samples:
         return digest.hexdigest()[:12]
 
 
-def of_files(root: Path, names: Sequence[str], labels: Sequence[int], class_names, note: str = "") -> Samples:
+def of_files(
+    root: Path, names: Sequence[str], labels: Sequence[int], class_names, note: str = ""
+) -> Samples:
     """Samples of the files `names` below `root`.
 
     The names are bytes in one array, because the reference counts of a million strings would be copied to each worker.
@@ -158,12 +167,18 @@ class Fitting:
         from timm.data import create_transform
 
         return create_transform(
-            (3, self.side, self.side), interpolation="bilinear", crop_pct=1.0, is_training=False, use_prefetcher=True,
+            (3, self.side, self.side),
+            interpolation="bilinear",
+            crop_pct=1.0,
+            is_training=False,
+            use_prefetcher=True,
             crop_mode="squash" if self.squash else "center",
         )
 
 
-def random_crop(image: Image.Image, side: int, scale: Sequence[float], ratio: Sequence[float], seed: int) -> Tensor:
+def random_crop(
+    image: Image.Image, side: int, scale: Sequence[float], ratio: Sequence[float], seed: int
+) -> Tensor:
     """torchvision's `RandomResizedCrop` to uint8 (3, side, side), as a function of `seed` without global state."""
     image = pixels(image)
     with torch.random.fork_rng(devices=[]):
@@ -222,7 +237,9 @@ class ImageSet(_Split):
     def __post_init__(self):
         shape, kind = tuple(self.images.shape), self.images.dtype
         if kind != torch.uint8 or shape[1:2] != (3,) or shape[:1] != self.labels.shape:
-            raise ValueError(f"Expected uint8 images (N, 3, H, W), one for each label, got {kind} of shape {shape}.")
+            raise ValueError(
+                f"Expected uint8 images (N, 3, H, W), one for each label, got {kind} of shape {shape}."
+            )
         self._check()
 
     @property
@@ -288,8 +305,12 @@ def loader(dataset: Dataset, batches: Iterable, workers: int, device: torch.devi
     """The `DataLoader` of all worker processes, with batches collated by PyTorch."""
     several = {"timeout": TIMEOUT, "persistent_workers": True, "worker_init_fn": _leave_group}
     return DataLoader(
-        dataset, batch_sampler=batches, num_workers=workers, pin_memory=device.type == "cuda",
-        generator=torch.Generator(), **(several if workers else {}),  # not the global one
+        dataset,
+        batch_sampler=batches,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        generator=torch.Generator(),
+        **(several if workers else {}),  # not the global one
     )
 
 
@@ -300,7 +321,9 @@ def workers_ended(problem: BaseException) -> bool:
 
 def ended(problem: BaseException) -> ChildProcessError:
     """Error with one sentence for PyTorch's error about its workers."""
-    return ChildProcessError(WORKERS_ENDED.format(str(problem).strip().splitlines()[-1].rstrip(".")))
+    return ChildProcessError(
+        WORKERS_ENDED.format(str(problem).strip().splitlines()[-1].rstrip("."))
+    )
 
 
 def _leave_group(_: int) -> None:
@@ -320,7 +343,9 @@ class Reader(Dataset):
     fit: Callable[[Image.Image], Tensor]
     side: int
 
-    def __getitems__(self, chunk: tuple[np.ndarray, tuple | None, tuple[int, ...]]) -> list[tuple[Tensor, int, str]]:
+    def __getitems__(
+        self, chunk: tuple[np.ndarray, tuple | None, tuple[int, ...]]
+    ) -> list[tuple[Tensor, int, str]]:
         rows, crop, key = chunk
         return [self.sample(int(row), crop, key) for row in rows]
 
@@ -357,7 +382,10 @@ class ImageStream(_Split):
         self.samples = replace(self.samples, labels=self.labels)
         self.class_names, self.note = self.samples.class_names, self.samples.note
         self._check()
-        self._current, self._chunks = None, []  # of the last call of `batches`, which the workers outlive
+        self._current, self._chunks = (
+            None,
+            [],
+        )  # of the last call of `batches`, which the workers outlive
         self._loader: DataLoader | None = None
 
     @property
@@ -397,9 +425,15 @@ class ImageStream(_Split):
         Raises `ValueError` for damaged samples, `ChildProcessError` if workers end and `RuntimeError` if a later call
         has begun.
         """
-        crop = None if augment is None or self.remaining(augment) == augment else (augment.scale, augment.ratio)
+        crop = (
+            None
+            if augment is None or self.remaining(augment) == augment
+            else (augment.scale, augment.ratio)
+        )
         rows = list(rows)
-        parts = self._read([(chunk.numpy(), crop, tuple(key)) for row in rows for chunk in row.split(CHUNK)])
+        parts = self._read(
+            [(chunk.numpy(), crop, tuple(key)) for row in rows for chunk in row.split(CHUNK)]
+        )
         for row in rows:
             images, labels = zip(*(next(parts) for _ in row.split(CHUNK)), strict=True)
             yield torch.cat(images), torch.cat(labels)
@@ -419,8 +453,13 @@ class ImageStream(_Split):
                     )
                 images, labels, damaged = next(parts)
                 if any(damaged):
-                    raise ValueError(f"{next(filter(None, damaged))} cannot be decoded. Repair or replace it.")
-                yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+                    raise ValueError(
+                        f"{next(filter(None, damaged))} cannot be decoded. Repair or replace it."
+                    )
+                yield (
+                    images.to(self.device, non_blocking=True),
+                    labels.to(self.device, non_blocking=True),
+                )
         except (RuntimeError, OSError) as problem:
             if not workers_ended(problem):
                 raise
@@ -484,15 +523,21 @@ def load(
         samples = replace(samples, note=" ".join(filter(None, (note, samples.note))))
     if not _labeled(samples):
         raise ValueError(f"The {split} split of {source} holds no image with a label.")
-    if missing := sorted({*range(len(samples.class_names))} - {*np.unique(samples.labels).tolist()}):
+    if missing := sorted(
+        {*range(len(samples.class_names))} - {*np.unique(samples.labels).tolist()}
+    ):
         note = f"{source} has no {split} image of {len(missing)} of {len(samples.class_names)} classes, such as "
         note += f"{samples.class_names[missing[0]]!r}."
         samples = replace(samples, note=" ".join(filter(None, (samples.note, note))))
     if hasattr(samples.contents, "in_memory"):
-        samples = replace(samples, contents=samples.contents.in_memory(free_memory(torch.device("cpu")) // 2))
+        samples = replace(
+            samples, contents=samples.contents.in_memory(free_memory(torch.device("cpu")) // 2)
+        )
     if stream is None:
         stream = size is not None and len(samples) * 3 * size**2 > free_memory(device) / 2
-    workers = workers if workers is not None else max(1, min(16, (os.cpu_count() or 1) // _processes()))
+    workers = (
+        workers if workers is not None else max(1, min(16, (os.cpu_count() or 1) // _processes()))
+    )
     fit = fit or (pixels if size is None else Fitting(size, squash))
     if not stream:
         return held(samples, f"the {split} split of {source}", fit, size, workers).to(device)
@@ -511,9 +556,15 @@ def free_memory(device: torch.device) -> int:
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        machine = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        machine = next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+        )
     except (OSError, StopIteration):  # not Linux: the total
-        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 * 2**30
+        machine = (
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            if hasattr(os, "sysconf")
+            else 8 * 2**30
+        )
     limit = Path("/sys/fs/cgroup/memory.max")  # a container's limit
     if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
         machine = min(machine, int(text))

@@ -52,7 +52,9 @@ def digits(_, split: str, root: Path | None, fold: int) -> Samples:
     rows = list(folds)[fold][0 if split == "train" else 1]
     gray = torch.from_numpy(np.rint(data.images[rows] * (255 / 16)).astype(np.uint8))
     images = gray[:, None].repeat(1, 3, 1, 1)
-    return Samples(images, data.target[rows], tuple("0123456789"), range(len(rows)), title="digits image ")
+    return Samples(
+        images, data.target[rows], tuple("0123456789"), range(len(rows)), title="digits image "
+    )
 
 
 def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
@@ -64,17 +66,23 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
     try:
         data = _opened(getattr(torchvision.datasets, kind), root, options)
     except Exception as problem:  # the network, the disk and many readers raise many types
-        call = f"torchvision.datasets.{kind}({str(root)!r}, {word}={options[word]!r}, download=True)"
+        call = (
+            f"torchvision.datasets.{kind}({str(root)!r}, {word}={options[word]!r}, download=True)"
+        )
         remedy = f"Run {call} on a machine with network access, and copy the result."
         if kind == "ImageNet":
             if any((root / name).is_dir() for name in (*SPLITS["train"], *SPLITS[split])):
-                return folder(root, split)  # torchvision also needs the archive of the development kit
+                return folder(
+                    root, split
+                )  # torchvision also needs the archive of the development kit
             remedy = "Download its archives by hand, with the archive of its development kit, and put them there."
         raise ValueError(
             f"torch/{name} is not in {root} and cannot be downloaded ({reason(problem)}). {remedy}"
         ) from problem
     labels = _labels(data)
-    classes = getattr(data, "classes", None) or getattr(data, "all_categories", None) or numbered(labels)
+    classes = (
+        getattr(data, "classes", None) or getattr(data, "all_categories", None) or numbered(labels)
+    )
     # ImageNet's classes have several names each.
     classes = tuple(", ".join(name) if isinstance(name, tuple) else str(name) for name in classes)
     files = getattr(data, "samples", None)
@@ -99,7 +107,9 @@ def _labels(data) -> Sequence[int]:
     for name in ("targets", "labels", "_labels"):
         if (labels := getattr(data, name, None)) is not None:
             labels = torch.as_tensor(labels)
-            return (labels[:, 0] if labels.ndim == 2 else labels).tolist()  # QMNIST's rows begin with the label
+            return (
+                labels[:, 0] if labels.ndim == 2 else labels
+            ).tolist()  # QMNIST's rows begin with the label
     if hasattr(data, "index"):  # iNaturalist: (label, file)
         return [label for label, _ in data.index]
     return [label for _, label in data._samples]

@@ -57,18 +57,26 @@ def parquet(folder: Path, split: str, root: str | Path | None = None) -> Samples
     chosen, train = first_of(split, by_split, str(folder)), first_of("train", by_split)
     files = by_split[chosen]
     # train-00002-of-00005.parquet is one of five.
-    expected = max((int(n) for file in files for n in re.findall(r"-of-(\d+)\.parquet$", file)), default=0)
+    expected = max(
+        (int(n) for file in files for n in re.findall(r"-of-(\d+)\.parquet$", file)), default=0
+    )
     if len(files) < expected:
-        raise ValueError(f"{folder} holds {len(files)} of the {expected} {split} shards. Download the others.")
+        raise ValueError(
+            f"{folder} holds {len(files)} of the {expected} {split} shards. Download the others."
+        )
     datasets, paths = library(), [glob.escape(file) for file in files]
     try:
-        table = datasets.load_dataset("parquet", data_files={chosen: paths}, cache_dir=root and str(root))[chosen]
+        table = datasets.load_dataset(
+            "parquet", data_files={chosen: paths}, cache_dir=root and str(root)
+        )[chosen]
     except Exception as problem:
-        raise ValueError(f"The Parquet files of {folder} cannot be read ({reason(problem)}). Fetch them again.") from (
-            problem
-        )
+        raise ValueError(
+            f"The Parquet files of {folder} cannot be read ({reason(problem)}). Fetch them again."
+        ) from (problem)
     samples = _samples(table, str(folder), chosen, names_beside(folder))
-    return with_class_names(samples, None if train in (None, chosen) else lambda: parquet(folder, "train", root))
+    return with_class_names(
+        samples, None if train in (None, chosen) else lambda: parquet(folder, "train", root)
+    )
 
 
 def hub(name: str, split: str, root: Path | None, _) -> Samples:
@@ -87,9 +95,13 @@ def hub(name: str, split: str, root: Path | None, _) -> Samples:
     title = f"hfds/{name}"
     chosen, train = first_of(split, tables, title), first_of("train", tables)
     if tables[chosen].info.builder_name == "imagefolder":  # it may read a class as a split
-        raise ValueError(f"{title} is a folder of images, not a table. Download it and pass the folder.")
+        raise ValueError(
+            f"{title} is a folder of images, not a table. Download it and pass the folder."
+        )
     samples = _samples(tables[chosen], title, chosen)
-    return with_class_names(samples, None if train in (None, chosen) else lambda: _samples(tables[train], title, train))
+    return with_class_names(
+        samples, None if train in (None, chosen) else lambda: _samples(tables[train], title, train)
+    )
 
 
 def reason(problem: BaseException) -> str:
@@ -101,18 +113,31 @@ def reason(problem: BaseException) -> str:
 def _samples(table: Any, title: str, split: str, names: Sequence[str] | None = None) -> Samples:
     datasets, features = library(), table.features
     encoded = [
-        name for name, kind in features.items()
+        name
+        for name, kind in features.items()
         if isinstance(kind, datasets.Image) or isinstance(kind, Mapping) and "bytes" in kind
     ]
     integers = [
-        name for name, kind in features.items()
-        if isinstance(kind, datasets.ClassLabel) or isinstance(kind, datasets.Value) and "int" in kind.dtype
+        name
+        for name, kind in features.items()
+        if isinstance(kind, datasets.ClassLabel)
+        or isinstance(kind, datasets.Value)
+        and "int" in kind.dtype
     ]
-    image, label = _column(IMAGES, encoded, title, features), _column(LABELS, integers, title, features)
+    image, label = (
+        _column(IMAGES, encoded, title, features),
+        _column(LABELS, integers, title, features),
+    )
     labels = [-1 if value is None else value for value in table.data.column(label).to_pylist()]
     images = table.data.column(image)
-    if len(images) and not images[0]["bytes"].is_valid and (path := (images[0].as_py() or {}).get("path")):
-        raise ValueError(f"The column {image} of {title} holds paths, such as {path!r}. It must hold the files' bytes.")
+    if (
+        len(images)
+        and not images[0]["bytes"].is_valid
+        and (path := (images[0].as_py() or {}).get("path"))
+    ):
+        raise ValueError(
+            f"The column {image} of {title} holds paths, such as {path!r}. It must hold the files' bytes."
+        )
     names = names or getattr(features[label], "names", ())
     note = f"The column {image} of {title} is read as the images and {label} as the labels."
     note = "" if (image, label) == ("image", "label") else note
@@ -140,7 +165,9 @@ def with_class_names(samples: Samples, training: Callable[[], Samples] | None) -
     """Samples with class names, by default the numbers up to the highest label, also of the training split."""
     if samples.class_names:
         return samples
-    return replace(samples, class_names=numbered([*samples.labels, *(training().labels if training else ())]))
+    return replace(
+        samples, class_names=numbered([*samples.labels, *(training().labels if training else ())])
+    )
 
 
 def numbered(labels: Sequence[int]) -> tuple[str, ...]:
@@ -171,4 +198,6 @@ def names_beside(folder: Path) -> tuple[str, ...] | None:
             raise TypeError(f"got {names!r:.60}")
         return tuple(map(str.strip, names))
     except (LookupError, TypeError, ValueError) as problem:
-        raise ValueError(f"{file} must hold a list of class names ({problem}). Repair or remove it.") from problem
+        raise ValueError(
+            f"{file} must hold a list of class names ({problem}). Repair or remove it."
+        ) from problem

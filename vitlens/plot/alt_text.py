@@ -25,9 +25,19 @@ def describe(figure) -> str:
     from matplotlib.figure import FigureBase
 
     heads = [text for part in figure.findobj(FigureBase) for text in _words(part.texts)]
-    panels = [_panel(ax) for ax in figure.axes if ax.get_visible() and ax.get_label() != "<colorbar>"]
-    sentences = (each[0].upper() + each[1:].rstrip(".") + "." for each in dict.fromkeys([*heads, *panels]) if each)
-    return figure.get_label() or textwrap.shorten(" ".join(sentences), LONGEST, placeholder=" …") or "An empty figure."
+    panels = [
+        _panel(ax) for ax in figure.axes if ax.get_visible() and ax.get_label() != "<colorbar>"
+    ]
+    sentences = (
+        each[0].upper() + each[1:].rstrip(".") + "."
+        for each in dict.fromkeys([*heads, *panels])
+        if each
+    )
+    return (
+        figure.get_label()
+        or textwrap.shorten(" ".join(sentences), LONGEST, placeholder=" …")
+        or "An empty figure."
+    )
 
 
 def map_words(values: np.ndarray) -> str:
@@ -41,7 +51,9 @@ def map_words(values: np.ndarray) -> str:
 
 def _panel(ax) -> str:
     """Words for one Axes."""
-    titles = ", ".join(dict.fromkeys(_words([ax.title, ax._left_title, ax._right_title, *ax.texts])))
+    titles = ", ".join(
+        dict.fromkeys(_words([ax.title, ax._left_title, ax._right_title, *ax.texts]))
+    )
     content = [label for each in ax.images if not (label := str(each.get_label())).startswith("_")]
     if not content:
         arrays = (each.get_array() for each in ax.images)
@@ -67,9 +79,16 @@ def _curves(ax) -> Iterator[str]:
             return  # the other lines are ends of intervals
         if len(y) > 2 or (label and len(y)):
             dots = line.get_linestyle() == "None"
-            yield f"{label or 'curve'} from {number(y[0])} to {number(y[-1])}" if not dots else _points(label, y)
+            yield (
+                f"{label or 'curve'} from {number(y[0])} to {number(y[-1])}"
+                if not dots
+                else _points(label, y)
+            )
     for points in ax.collections:
-        if hasattr(points, "get_sizes") and len(y := np.asarray(points.get_offsets(), float)[:, 1]) > 2:
+        if (
+            hasattr(points, "get_sizes")
+            and len(y := np.asarray(points.get_offsets(), float)[:, 1]) > 2
+        ):
             yield _points("", y)
     for bars in ax.containers:
         if hasattr(bars, "datavalues"):
@@ -128,7 +147,9 @@ class Output:
         from matplotlib.figure import Figure
 
         formatters = get_ipython().display_formatter.formatters
-        self.draw = formatters["image/png"].pop(Figure, self.draw)  # otherwise the figure would be drawn twice
+        self.draw = formatters["image/png"].pop(
+            Figure, self.draw
+        )  # otherwise the figure would be drawn twice
         others = any(Figure in each.type_printers for each in formatters.values())  # such as SVG
         result = None if others or self.draw is None else self.draw(figure)
         if result is None:
@@ -140,4 +161,6 @@ class Output:
 
 
 if shell := "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
-    shell.display_formatter.mimebundle_formatter.for_type_by_name("matplotlib.figure", "Figure", Output())
+    shell.display_formatter.mimebundle_formatter.for_type_by_name(
+        "matplotlib.figure", "Figure", Output()
+    )

@@ -11,7 +11,18 @@ import numpy as np
 from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
 
 from vitlens.plot import style
-from vitlens.plot.style import DPI, REFERENCE, SERIES, array, canvas, charts, colors, rule, scale_bar, styled
+from vitlens.plot.style import (
+    DPI,
+    REFERENCE,
+    SERIES,
+    array,
+    canvas,
+    charts,
+    colors,
+    rule,
+    scale_bar,
+    styled,
+)
 
 LOCAL = 1 / 3
 """Heads below this share of the distance of uniform attention are called local, by convention."""
@@ -19,8 +30,17 @@ CHANCE = {"color": "0.5", "lw": 1.2, "ls": (0, (4, 3))}
 
 
 def lines(
-    table, *, dotted=None, bands=None, level: float | None = None, log: str = "", palette=SERIES, marker: str = "o",
-    xlabel: str = "", ylabel: str = "", ax: plt.Axes | None = None,
+    table,
+    *,
+    dotted=None,
+    bands=None,
+    level: float | None = None,
+    log: str = "",
+    palette=SERIES,
+    marker: str = "o",
+    xlabel: str = "",
+    ylabel: str = "",
+    ax: plt.Axes | None = None,
 ) -> plt.Figure | plt.Axes:
     """A curve for each column of a table against its index, with its name at its right end.
 
@@ -45,10 +65,17 @@ def lines(
         for line, each in tables.items():
             for color, name in zip(palette, each, strict=False):
                 label = name if line == "-" or name not in table else None
-                look = {"color": named.get(name, color), "label": label, "marker": marker, "markersize": 4}
+                look = {
+                    "color": named.get(name, color),
+                    "label": label,
+                    "marker": marker,
+                    "markersize": 4,
+                }
                 ax.plot(each.index, each[name], line, **look)
         for name, color in named.items() if bands is not None else ():
-            ax.fill_between(table.index, *(end[name] for end in bands), color=color, alpha=0.25, linewidth=0)
+            ax.fill_between(
+                table.index, *(end[name] for end in bands), color=color, alpha=0.25, linewidth=0
+            )
         if level is not None:
             ax.axhline(level, **REFERENCE)
         if log:
@@ -68,21 +95,38 @@ def _name_curves(ax: plt.Axes) -> None:
     ax.figure.draw_without_rendering()  # sets the limits and the size of the axes
     down, ends = ax.transData + ax.transAxes.inverted(), {}
     for curve in ax.lines:
-        if not curve.get_label().startswith("_") and (known := np.isfinite(curve.get_ydata())).any():
+        if (
+            not curve.get_label().startswith("_")
+            and (known := np.isfinite(curve.get_ydata())).any()
+        ):
             ends[curve] = down.transform(curve.get_xydata()[known][-1])[1]
     curves, room = sorted(ends, key=ends.get), 13 / 72 * ax.figure.dpi / ax.bbox.height
     heights = [ends[curve] for curve in curves]
-    for k in range(len(curves) - 2, -1, -1):  # from the top: no label less than `room` below the next one
+    for k in range(
+        len(curves) - 2, -1, -1
+    ):  # from the top: no label less than `room` below the next one
         heights[k] = min(heights[k], heights[k + 1] - room)
     for k, curve in enumerate(curves):  # from the bottom: none below the axes
         heights[k] = max(heights[k], heights[k - 1] + room if k else 0)
-        look = {"xycoords": "axes fraction", "textcoords": "offset points", "color": curve.get_color(), "size": 9}
-        ax.annotate(curve.get_label(), (1, heights[k]), (5, 0), va="center", annotation_clip=False, **look)
+        look = {
+            "xycoords": "axes fraction",
+            "textcoords": "offset points",
+            "color": curve.get_color(),
+            "size": 9,
+        }
+        ax.annotate(
+            curve.get_label(), (1, heights[k]), (5, 0), va="center", annotation_clip=False, **look
+        )
 
 
 def intervals(
-    values: Mapping[str, float], errors: Mapping[str, float], *, points: Mapping[str, Iterable[float]] | None = None,
-    level: float | None = None, xlabel: str = "", ax: plt.Axes | None = None,
+    values: Mapping[str, float],
+    errors: Mapping[str, float],
+    *,
+    points: Mapping[str, Iterable[float]] | None = None,
+    level: float | None = None,
+    xlabel: str = "",
+    ax: plt.Axes | None = None,
 ) -> plt.Figure | plt.Axes:
     """A dot with an error bar for each name, the first one on top.
 
@@ -96,10 +140,16 @@ def intervals(
 
     names = list(values.keys())
     with canvas(ax, 800, 90 + 26 * len(names)) as (ax, result):
-        single = [(value, name) for name in names for value in ({} if points is None else points).get(name, ())]
+        single = [
+            (value, name)
+            for name in names
+            for value in ({} if points is None else points).get(name, ())
+        ]
         if single:
             x, y = zip(*single, strict=True)
-            sns.stripplot(x=x, y=y, order=names, orient="h", color="0.7", jitter=False, size=4, ax=ax)
+            sns.stripplot(
+                x=x, y=y, order=names, orient="h", color="0.7", jitter=False, size=4, ax=ax
+            )
         look = {"fmt": "o", "color": SERIES[0], "capsize": 3}
         sides = np.transpose([errors[name] for name in names])
         ax.errorbar([values[name] for name in names], range(len(names)), xerr=sides, **look)
@@ -127,9 +177,13 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
     if isinstance(records, str | Path):
         path = Path(records) / "log.jsonl" if Path(records).is_dir() else Path(records)
         if not path.is_file():
-            raise ValueError(f"Found no log at {path}. Give the directory of a run, or its log.jsonl.")
+            raise ValueError(
+                f"Found no log at {path}. Give the directory of a run, or its log.jsonl."
+            )
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    table = pd.json_normalize([record if isinstance(record, Mapping) else vars(record) for record in records])
+    table = pd.json_normalize(
+        [record if isinstance(record, Mapping) else vars(record) for record in records]
+    )
     if "lr" in table:
         table["rate"] = table["rate"].fillna(table["lr"]) if "rate" in table else table["lr"]
     unlabeled = "metrics.valid_loss" in table
@@ -140,7 +194,8 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
         titles = "Loss of the batch", measured, "Learning rate, share of its peak"
         figure, (loss, valid, rate) = charts(titles, 900, 300)
         for ax, column, color, name in (
-            (loss, "loss", SERIES[0], ""), (rate, "rate", "0.35", ""),
+            (loss, "loss", SERIES[0], ""),
+            (rate, "rate", "0.35", ""),
             (valid, f"metrics.{metric}", SERIES[0], "weights"),
             (valid, f"metrics.{metric}_average", SERIES[1], "their moving average"),
         ):
@@ -155,7 +210,12 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
         for ax in (loss, valid, rate):
             ax.set(xlim=(0, table["steps"].iloc[-1] if len(table) else 1), xlabel="Step")
         if valid.lines:
-            figure.legend(*valid.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+            figure.legend(
+                *valid.get_legend_handles_labels(),
+                loc="outside lower center",
+                ncols=2,
+                frameon=False,
+            )
         highest = table.filter(regex="^loss$|valid_loss").max().max() if len(table) else np.nan
         loss.set_ylim(0, 1.08 * highest if highest > 0 else 1.08)
         valid.set_ylim(*loss.get_ylim() if unlabeled else (0, 100))
@@ -164,7 +224,13 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
 
 
 def attention_distance(
-    mean_distance, *, uniform=None, control=None, image_size=None, ax: plt.Axes | None = None, title=None
+    mean_distance,
+    *,
+    uniform=None,
+    control=None,
+    image_size=None,
+    ax: plt.Axes | None = None,
+    title=None,
 ) -> plt.Axes:
     """Mean attention distance, one dot per layer and head (paper, Fig. 7 right and Fig. 11).
 
@@ -179,8 +245,14 @@ def attention_distance(
     >>> ax = vitlens.plot.attention_distance(distance, uniform=attn.grid.uniform_distance())
     """
     several = mean_distance if isinstance(mean_distance, Mapping) else {"": mean_distance}
-    several, chance = {n: _by_head(each) for n, each in several.items()}, None if control is None else _by_head(control)
-    top = max(np.nanmax(each, initial=0) for each in (*several.values(), *([] if chance is None else [chance])))
+    several, chance = (
+        {n: _by_head(each) for n, each in several.items()},
+        None if control is None else _by_head(control),
+    )
+    top = max(
+        np.nanmax(each, initial=0)
+        for each in (*several.values(), *([] if chance is None else [chance]))
+    )
     top = max(top, uniform or 0) or 1.0
     of = "" if image_size is None else " of {} × {}".format(*np.broadcast_to(image_size, 2))
     with styled(ax):
@@ -192,7 +264,9 @@ def attention_distance(
         if len(several) > 1:
             ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(several), frameon=False)
         low, high = -0.6, layers - 0.4
-        if uniform is not None or chance is not None:  # room for words at the right of the dots, inside the axes
+        if (
+            uniform is not None or chance is not None
+        ):  # room for words at the right of the dots, inside the axes
             high = low + (high - low) / (1 - min(0.4, 62 * ax.figure.dpi / DPI / ax.bbox.width))
         number_layers(ax, layers, high)
         where = {"textcoords": "offset points", "size": 8, "color": "0.35", "ha": "right"}
@@ -207,15 +281,27 @@ def attention_distance(
             words = ax.annotate("uniform\nattention", (high, uniform), (0, 0), va="center", **where)
             words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
             room = ax.bbox.width * DPI / ax.figure.dpi
-            ax.annotate(style.wrapped("gray: local, below a third of uniform", room, 5.5), (high, 0), (-4, 4), **where)
-        ax.set(xlabel="Network depth (layer)", ylabel=f"Mean attention distance (pixels{of})", title=title)
+            ax.annotate(
+                style.wrapped("gray: local, below a third of uniform", room, 5.5),
+                (high, 0),
+                (-4, 4),
+                **where,
+            )
+        ax.set(
+            xlabel="Network depth (layer)",
+            ylabel=f"Mean attention distance (pixels{of})",
+            title=title,
+        )
         ax.set(ylim=(0, 1.08 * top))
         rule(ax)
     return ax
 
 
 def attention_distances(
-    panels: Mapping[str, object], *, uniform: float | Mapping[str, float], controls: Mapping[str, object] | None = None
+    panels: Mapping[str, object],
+    *,
+    uniform: float | Mapping[str, float],
+    controls: Mapping[str, object] | None = None,
 ) -> plt.Figure:
     """Panels of `attention_distance` side by side on one scale, for several models or measurements.
 
@@ -238,7 +324,12 @@ def attention_distances(
 
 
 def strip(
-    ax: plt.Axes, values: np.ndarray, size: float, color: str = SERIES[0], place: tuple[int, int] = (0, 1), name=""
+    ax: plt.Axes,
+    values: np.ndarray,
+    size: float,
+    color: str = SERIES[0],
+    place: tuple[int, int] = (0, 1),
+    name="",
 ) -> None:
     """Draw distances (L, H) as dots: a column for each layer, its heads side by side from left to right.
 
@@ -248,7 +339,13 @@ def strip(
     number, count = place
     center = np.arange(layers)[:, None] + (number - (count - 1) / 2) * 0.8 / count
     at = center + (np.arange(heads) - (heads - 1) / 2) * 0.5 / count / max(heads - 1, 1)
-    look = {"color": color, "markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.5, "label": name}
+    look = {
+        "color": color,
+        "markersize": size,
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.5,
+        "label": name,
+    }
     ax.plot(at.ravel(), values.ravel(), "o", **look)
 
 
@@ -259,7 +356,9 @@ def number_layers(ax: plt.Axes, layers: int, high: float | None = None) -> None:
     ax.set(xlim=(low, high), xticks=range(0, layers, step))
 
 
-def contributions(parts: Mapping[str, object], *, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
+def contributions(
+    parts: Mapping[str, object], *, ax: plt.Axes | None = None
+) -> plt.Figure | plt.Axes:
     """Contribution of each head and MLP to a logit: a row for each layer, a column for each head, the MLP in the last.
 
     parts: (L, H + 1) of one model by the title of the image, the MLP last. Red adds to the logit and blue subtracts
@@ -268,7 +367,10 @@ def contributions(parts: Mapping[str, object], *, ax: plt.Axes | None = None) ->
     >>> added = vitlens.stream.contributions(model, images[:1])
     >>> figure = vitlens.plot.contributions({"cat": torch.cat([added.heads[0], added.mlps[0, :, None]], 1)})
     """
-    values = {name: array(each, 2, "Contributions of shape (layers, heads + 1)") for name, each in parts.items()}
+    values = {
+        name: array(each, 2, "Contributions of shape (layers, heads + 1)")
+        for name, each in parts.items()
+    }
     layers, columns = next(iter(values.values())).shape
     side = min(800, max(250, 70 + 26 * columns))
     rows = -(-len(values) // min(3, max(1, 860 // side)))
@@ -290,11 +392,18 @@ def contributions(parts: Mapping[str, object], *, ax: plt.Axes | None = None) ->
             panel.set(xlabel="Head", ylabel="Layer")
         for panel in axes[len(values) :]:
             panel.axis("off")
-        scale_bar(shown, ax=list(axes), shrink=min(1, 300 / (20 * layers * rows)), label="In units of the logit")
+        scale_bar(
+            shown,
+            ax=list(axes),
+            shrink=min(1, 300 / (20 * layers * rows)),
+            label="In units of the logit",
+        )
     return axes[0].figure if ax is None else ax
 
 
-def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, score: str = "") -> plt.Figure:
+def insertion_deletion(
+    curves: Mapping[str, tuple], control: tuple, *, shares, score: str = ""
+) -> plt.Figure:
     """The score of a class while patches are covered (deletion) or shown (insertion) in the order of each map.
 
     curves: (deletion (S,), insertion (S,)) by name of the map. control: (orders, S) of both for random orders, drawn
@@ -305,11 +414,15 @@ def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, s
     >>> figure = vitlens.plot.insertion_deletion({"map": (curve, curve)}, (orders, orders), shares=np.linspace(0, 1, 5))
     """
     chance = np.stack([np.asarray(orders, dtype=float) for orders in control])
-    every = np.concatenate([np.ravel(values) for both in (*curves.values(), chance) for values in both])
+    every = np.concatenate(
+        [np.ravel(values) for both in (*curves.values(), chance) for values in both]
+    )
     limits = min(0.0, 1.05 * every.min()), max(0.0, 1.05 * every.max())  # logits may lie below 0
     with styled():
         figure, axes = charts(("Deletion: low is good", "Insertion: high is good"), 900, 310)
-        for k, (ax, xlabel) in enumerate(zip(axes, ("Patches covered", "Patches shown"), strict=True)):
+        for k, (ax, xlabel) in enumerate(
+            zip(axes, ("Patches covered", "Patches shown"), strict=True)
+        ):
             ax.fill_between(shares, chance[k].min(0), chance[k].max(0), color="0.9", lw=0)
             ax.plot(shares, chance[k].mean(0), label="random orders", **CHANCE)
             for color, (name, both) in zip(style.palette(len(curves)), curves.items(), strict=True):
@@ -339,7 +452,9 @@ def randomized(results: Mapping[str, Sequence], *, titles: Sequence[str] = ()) -
             for row, draws in enumerate(results.values()):
                 values = [draw.rank_correlation[part].abs().mean().item() for draw in draws]
                 ax.barh(row, np.mean(values), color=SERIES[0], alpha=0.3, height=0.7)
-                ax.plot(values, np.full(len(values), row), "o", color=SERIES[0], ms=3.5, clip_on=False)
+                ax.plot(
+                    values, np.full(len(values), row), "o", color=SERIES[0], ms=3.5, clip_on=False
+                )
             ax.axvline(first.threshold, **CHANCE)
             ax.set(xlim=(0, 1), ylim=(len(results) - 0.5, -0.5), xlabel="|rank correlation|")
             ax.tick_params(axis="y", length=0)
@@ -352,5 +467,7 @@ def _by_head(mean_distance) -> np.ndarray:
     """(L, H) distances, averaged over images, also from the table of `Summary.to_pandas`."""
     if hasattr(mean_distance, "columns"):
         mean_distance = mean_distance.pivot(index="layer", columns="head", values="mean_distance")
-    values = array(mean_distance, (2, 3), "Mean distances of shape (layers, heads) or (images, layers, heads)")
+    values = array(
+        mean_distance, (2, 3), "Mean distances of shape (layers, heads) or (images, layers, heads)"
+    )
     return values.mean(0) if values.ndim == 3 else values

@@ -23,8 +23,18 @@ GAP = 0.08
 """Gap between two tiles, as a share of their size."""
 AXES = {"filters": 5, "positions": 5, "distances": 3, "rollout": 4}
 """Number of axes of each array of snapshots."""
-NAMES = "Embedding filters", "Position embedding similarity", "Mean attention distance (pixels)", "Attention rollout"
-SHORT = "Embedding\nfilters", "Position\nsimilarity", "Attention\ndistance (px)", "Attention\nrollout"
+NAMES = (
+    "Embedding filters",
+    "Position embedding similarity",
+    "Mean attention distance (pixels)",
+    "Attention rollout",
+)
+SHORT = (
+    "Embedding\nfilters",
+    "Position\nsimilarity",
+    "Attention\ndistance (px)",
+    "Attention\nrollout",
+)
 
 
 def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
@@ -81,34 +91,55 @@ def film_strip(
             ax.set_ylabel(name, size=8.5, color="0.35")
         for ax, scale in zip(grid[1::2, -1], scales, strict=True):
             scale_bar(scale, size=8, cax=beside(ax, side))
-        figure.supxlabel("Dots: heads, by layer. Dashed: uniform attention.", size=8.5, color="0.35")
+        figure.supxlabel(
+            "Dots: heads, by layer. Dashed: uniform attention.", size=8.5, color="0.35"
+        )
     return figure
 
 
 def _checked(snapshots: Mapping) -> SimpleNamespace:
     """The arrays of a run, its steps, and the distance of uniform attention."""
-    run = {name: array(snapshots[name], axes, f"An array {name} of {axes} axes") for name, axes in AXES.items()}
+    run = {
+        name: array(snapshots[name], axes, f"An array {name} of {axes} axes")
+        for name, axes in AXES.items()
+    }
     prefix = int(snapshots["prefix"][0]) if "prefix" in snapshots else 1
     grid = TokenGrid(*run["positions"].shape[1:3], run["filters"].shape[2:4], prefix)
-    return SimpleNamespace(**run, steps=np.asarray(snapshots["steps"]), uniform=grid.uniform_distance())
+    return SimpleNamespace(
+        **run, steps=np.asarray(snapshots["steps"]), uniform=grid.uniform_distance()
+    )
 
 
-def _draw(run: SimpleNamespace, index: int, axes, filters: tuple[int, int], rollouts: tuple[int, int], size: float):
+def _draw(
+    run: SimpleNamespace,
+    index: int,
+    axes,
+    filters: tuple[int, int],
+    rollouts: tuple[int, int],
+    size: float,
+):
     """Draw the four figures of a snapshot, and return the color scales of the positions and of the rollouts.
 
     filters, rollouts: number in a line, and in total. size: of a dot, in points.
     """
     first, second, third, fourth = axes
-    real = np.abs(run.filters).max((0, 2, 3, 4)) > 0  # a small patch has fewer components, padded with zeros
+    real = (
+        np.abs(run.filters).max((0, 2, 3, 4)) > 0
+    )  # a small patch has fewer components, padded with zeros
     _tiles(first, about_gray(run.filters[index, real][: filters[1]]), filters[0])
     _, across, tiles, cosines = shown_positions(run.positions[index])
     _tiles(second, tiles, len(across))
     strip(third, run.distances[index], size)
     number_layers(third, run.distances.shape[1])
     third.axhline(run.uniform, **REFERENCE)
-    third.set_ylim(0.95 * min(run.distances.min(), 0.8 * run.uniform), 1.05 * max(run.distances.max(), run.uniform))
+    third.set_ylim(
+        0.95 * min(run.distances.min(), 0.8 * run.uniform),
+        1.05 * max(run.distances.max(), run.uniform),
+    )
     third.locator_params(axis="y", nbins=4)
-    tiles, shares = colored(run.rollout[index, : rollouts[1]], **colors(run.rollout[:, : rollouts[1]]))
+    tiles, shares = colored(
+        run.rollout[index, : rollouts[1]], **colors(run.rollout[:, : rollouts[1]])
+    )
     _tiles(fourth, tiles, rollouts[0])
     return cosines, shares
 

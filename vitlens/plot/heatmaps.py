@@ -47,7 +47,9 @@ def upsample(map, size: tuple[int, int], *, method: str = "lanczos") -> np.ndarr
     (224, 224)
     """
     values = array(map, 2, "A map of shape (rows, cols)")
-    enlarged = Image.fromarray(values.astype(np.float32)).resize(size[::-1], Image.Resampling[method.upper()])
+    enlarged = Image.fromarray(values.astype(np.float32)).resize(
+        size[::-1], Image.Resampling[method.upper()]
+    )
     return np.array(enlarged)
 
 
@@ -81,9 +83,20 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
 
 
 def overlay(
-    image, map, *, model=None, crop: tuple[float, float, float, float] | None = None, grid: TokenGrid | None = None,
-    ax: plt.Axes | None = None, style: str = "heat", smooth: bool = True, alpha: float = 0.75, opacity: str = "value",
-    cmap: str | None = None, limits: tuple[float, float] | None = None, colorbar: bool = True,
+    image,
+    map,
+    *,
+    model=None,
+    crop: tuple[float, float, float, float] | None = None,
+    grid: TokenGrid | None = None,
+    ax: plt.Axes | None = None,
+    style: str = "heat",
+    smooth: bool = True,
+    alpha: float = 0.75,
+    opacity: str = "value",
+    cmap: str | None = None,
+    limits: tuple[float, float] | None = None,
+    colorbar: bool = True,
 ) -> plt.Axes:
     """The Axes of a map over its image (paper, Fig. 6).
 
@@ -111,7 +124,11 @@ def overlay(
     """
     require_known(style, ("heat", "mask"), "style")
     require_known(opacity, ("value", "even"), "opacity")
-    values = array(map, 2 if style == "mask" else (2, 3), "A map of shape (rows, cols), in heat also (rows, cols, 3),")
+    values = array(
+        map,
+        2 if style == "mask" else (2, 3),
+        "A map of shape (rows, cols), in heat also (rows, cols, 3),",
+    )
     painted = values.ndim == 3
     if painted and (values.shape[2] != 3 or not 0 <= values.min() <= values.max() <= 1):
         raise ValueError(
@@ -121,7 +138,10 @@ def overlay(
     picture = load_image(image)
     crop, grid = _placed(image, picture, values.shape[:2], model, crop, grid)
     left, top, right, bottom = crop or (0, 0, grid.image[1], grid.image[0])
-    across, down = (right - left) / grid.image[1], (bottom - top) / grid.image[0]  # pixels of the image per input pixel
+    across, down = (
+        (right - left) / grid.image[1],
+        (bottom - top) / grid.image[0],
+    )  # pixels of the image per input pixel
     with styled(ax):
         if ax is None:
             aspect = picture.height / picture.width
@@ -132,7 +152,9 @@ def overlay(
             light = mask(values, grid, smooth=smooth)
             if crop:
                 part = Image.fromarray(light.astype(np.float32))
-                light = _pasted(part.resize((round(right - left), round(bottom - top))), picture, crop, 0)
+                light = _pasted(
+                    part.resize((round(right - left), round(bottom - top))), picture, crop, 0
+                )
             lit = np.asarray(picture) * np.asarray(light)[..., None]
             ax.imshow(lit.round().astype(np.uint8), extent=(0, picture.width, picture.height, 0))
         else:
@@ -141,26 +163,43 @@ def overlay(
             levels = np.asarray(picture.convert("L"))
             if crop:
                 seen = Image.new("F", (round(right - left), round(bottom - top)), 1)
-                levels = (levels * np.asarray(_pasted(seen, picture, crop, DIMMED))).astype(np.uint8)
-            ax.imshow(levels, cmap="gray", vmin=0, vmax=255, extent=(0, picture.width, picture.height, 0))
+                levels = (levels * np.asarray(_pasted(seen, picture, crop, DIMMED))).astype(
+                    np.uint8
+                )
+            ax.imshow(
+                levels, cmap="gray", vmin=0, vmax=255, extent=(0, picture.width, picture.height, 0)
+            )
             channels, (height, width) = np.atleast_3d(values).transpose(2, 0, 1), grid.image
             how = "bilinear" if smooth else "nearest"
-            large = np.stack([upsample(each, covered(grid), method=how) for each in channels], -1)[:height, :width]
+            large = np.stack([upsample(each, covered(grid), method=how) for each in channels], -1)[
+                :height, :width
+            ]
             if painted:
                 look = {"alpha": alpha}
                 large = large.clip(0, 1)  # rounding may leave 0…1
             else:
                 limits = limits and tuple(float(limit) for limit in limits)
-                look = colors(values, cmap, signed=True if limits and limits[0] == -limits[1] else None)
+                look = colors(
+                    values, cmap, signed=True if limits and limits[0] == -limits[1] else None
+                )
                 look |= dict(zip(("vmin", "vmax"), limits, strict=True)) if limits else {}
-                look["cmap"] = translucent(look["cmap"].name, look["vmin"], look["vmax"], alpha, opacity)
+                look["cmap"] = translucent(
+                    look["cmap"].name, look["vmin"], look["vmax"], alpha, opacity
+                )
                 large = large[..., 0]
             extent = (left, left + across * large.shape[1], top + down * large.shape[0], top)
             heat = ax.imshow(large, extent=extent, interpolation="nearest", **look)
             if colorbar and not painted:
                 color_bar(heat, ax=ax, fraction=0.046, pad=0.03)
         if crop:
-            edge = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor="white", linewidth=0.8)
+            edge = Rectangle(
+                (left, top),
+                right - left,
+                bottom - top,
+                fill=False,
+                edgecolor="white",
+                linewidth=0.8,
+            )
             ax.add_patch(edge)
         ax.set(xlim=(0, picture.width), ylim=(picture.height, 0))
         ax.axis("off")
@@ -169,7 +208,9 @@ def overlay(
     return ax
 
 
-def _placed(image, picture: Image.Image, shape: tuple[int, int], model, crop, grid: TokenGrid | None):
+def _placed(
+    image, picture: Image.Image, shape: tuple[int, int], model, crop, grid: TokenGrid | None
+):
     """The part of the image (left, top, right, bottom) below the map, or None for the whole image, and the grid."""
     if model is not None:
         from vitlens.models import crop_box, data_config
@@ -181,7 +222,10 @@ def _placed(image, picture: Image.Image, shape: tuple[int, int], model, crop, gr
     if crop is None:
         return None, checked_grid(shape, image, grid)
     left, top, right, bottom = crop = tuple(map(float, crop))
-    if min(right, picture.width) - max(left, 0) < 1 or min(bottom, picture.height) - max(top, 0) < 1:
+    if (
+        min(right, picture.width) - max(left, 0) < 1
+        or min(bottom, picture.height) - max(top, 0) < 1
+    ):
         raise ValueError(
             f"crop must be (left, top, right, bottom) with a part of the image of {picture.width} × {picture.height} "
             f"pixels, got {crop}."
@@ -189,7 +233,9 @@ def _placed(image, picture: Image.Image, shape: tuple[int, int], model, crop, gr
     return crop, checked_grid(shape, None, grid or TokenGrid(*shape, (16, 16)))
 
 
-def _pasted(part: Image.Image, picture: Image.Image, crop: Sequence[float], rest: float) -> Image.Image:
+def _pasted(
+    part: Image.Image, picture: Image.Image, crop: Sequence[float], rest: float
+) -> Image.Image:
     """A part at its position on an image of the size of `picture`, with the level `rest` elsewhere."""
     whole = Image.new("F", picture.size, rest)
     whole.paste(part, (round(crop[0]), round(crop[1])))
@@ -197,13 +243,24 @@ def _pasted(part: Image.Image, picture: Image.Image, crop: Sequence[float], rest
 
 
 def mark(
-    ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float], at: tuple[float, float] = (0, 0),
+    ax: plt.Axes,
+    query: tuple[int, int] | None,
+    patch: tuple[float, float],
+    at: tuple[float, float] = (0, 0),
     linestyle: str = "-",
 ) -> None:
     """Draw a white frame with a dark rim around the query patch of a map at the point (x, y)."""
     if query is not None:
         corner = at[0] + query[1] * patch[1], at[1] + query[0] * patch[0]
-        frame = Rectangle(corner, patch[1], patch[0], fill=False, edgecolor="white", linewidth=1.2, linestyle=linestyle)
+        frame = Rectangle(
+            corner,
+            patch[1],
+            patch[0],
+            fill=False,
+            edgecolor="white",
+            linewidth=1.2,
+            linestyle=linestyle,
+        )
         frame.set_path_effects([withStroke(linewidth=2.8, foreground=INK)])
         ax.add_patch(frame)
 
@@ -215,7 +272,9 @@ def covered(grid: TokenGrid) -> tuple[int, int]:
 
 def _check_finite(values: np.ndarray) -> None:
     if not np.isfinite(values).all():
-        raise ValueError('Some values of the map are not finite. Draw it with `style="heat", smooth=False`.')
+        raise ValueError(
+            'Some values of the map are not finite. Draw it with `style="heat", smooth=False`.'
+        )
 
 
 def is_input(image) -> bool:
@@ -245,7 +304,9 @@ def checked_grid(shape: tuple[int, int], image, grid: TokenGrid | None) -> Token
     return grid or TokenGrid(*shape, (height / shape[0], width / shape[1]), image=(height, width))
 
 
-def tiles(maps: Mapping[str, object], *, signed: bool = False, labels: Sequence[str] = ()) -> plt.Figure:
+def tiles(
+    maps: Mapping[str, object], *, signed: bool = False, labels: Sequence[str] = ()
+) -> plt.Figure:
     """Maps in a line, each with its name above and its own color bar below.
 
     maps: (rows, cols) by name, at most six, of any shapes. Colors reach from 0 to the largest value, or from −max to
@@ -256,13 +317,20 @@ def tiles(maps: Mapping[str, object], *, signed: bool = False, labels: Sequence[
     """
     values = {n: array(m, 2, "A map of shape (rows, cols)") for n, m in maps.items()}
     with styled():
-        figure, axes = _line(len(values), 240, max(each.shape[0] / each.shape[1] for each in values.values()), below=50)
+        figure, axes = _line(
+            len(values),
+            240,
+            max(each.shape[0] / each.shape[1] for each in values.values()),
+            below=50,
+        )
         for ax, (name, each) in zip(axes, values.items(), strict=True):
             shown = ax.imshow(each, **colors(each, signed=signed or None), interpolation="nearest")
             name_above(ax, name)
             for (row, col), value in np.ndenumerate(each) if labels else ():
                 ink = INK if np.mean(shown.to_rgba(value)[:3]) > 0.45 else "white"
-                ax.text(col, row, f"{value:.2g}".replace("-", "−"), ha="center", va="center", color=ink)
+                ax.text(
+                    col, row, f"{value:.2g}".replace("-", "−"), ha="center", va="center", color=ink
+                )
             if labels:
                 ax.set_xticks(range(len(labels)), labels)
                 ax.set_yticks(range(len(labels)), labels if ax is axes[0] else [""] * len(labels))
@@ -273,9 +341,14 @@ def tiles(maps: Mapping[str, object], *, signed: bool = False, labels: Sequence[
 
 
 def overlays(
-    image, maps: Mapping[str, object], *, grid: TokenGrid,
+    image,
+    maps: Mapping[str, object],
+    *,
+    grid: TokenGrid,
     query: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
-    limits: Mapping[str, tuple[float, float]] | None = None, smooth: bool = True, note: str = "",
+    limits: Mapping[str, tuple[float, float]] | None = None,
+    smooth: bool = True,
+    note: str = "",
 ) -> plt.Figure:
     """An image, and beside it the image under each map, as `overlay` draws it in the style "heat".
 
@@ -295,25 +368,45 @@ def overlays(
             grid.index(*patch)
     bars = any(np.ndim(each) == 2 for each in maps.values())
     with styled():
-        figure, axes = _line(len(maps) + 1, 200, grid.image[0] / grid.image[1], below=46 * bars + 8 + 20 * bool(note))
+        figure, axes = _line(
+            len(maps) + 1, 200, grid.image[0] / grid.image[1], below=46 * bars + 8 + 20 * bool(note)
+        )
         draw_input(axes[0], picture, grid)
         for ax, (name, each) in zip(axes[1:], maps.items(), strict=True):
             ends = (limits or {}).get(name)
-            overlay(picture, each, grid=grid, ax=ax, style="heat", colorbar=False, smooth=smooth, limits=ends)
+            overlay(
+                picture,
+                each,
+                grid=grid,
+                ax=ax,
+                style="heat",
+                colorbar=False,
+                smooth=smooth,
+                limits=ends,
+            )
             name_above(ax, name)
         for name, ax in zip((None, *maps), axes, strict=True):
             mark(ax, patches.get(name), grid.patch)
             if ax.images[-1].get_array().ndim == 2:
                 scale_bar(ax.images[-1], ax=ax, **BELOW)
             elif bars:
-                figure.colorbar(plt.cm.ScalarMappable(), ax=ax, **BELOW).ax.set_visible(False)  # keeps the room
+                figure.colorbar(plt.cm.ScalarMappable(), ax=ax, **BELOW).ax.set_visible(
+                    False
+                )  # keeps the room
         write_note(figure, note)
     return figure
 
 
 def attributions(
-    image, maps: Mapping[str, object], *, grid: TokenGrid, title: str, captions: Mapping[str, str] | None = None,
-    note: str = "", cols: int = 4, compared: Sequence[tuple[str, object]] = (),
+    image,
+    maps: Mapping[str, object],
+    *,
+    grid: TokenGrid,
+    title: str,
+    captions: Mapping[str, str] | None = None,
+    note: str = "",
+    cols: int = 4,
+    compared: Sequence[tuple[str, object]] = (),
 ) -> plt.Figure:
     """An image, and the same image under the map of each method, `cols` to a line.
 
@@ -337,8 +430,13 @@ def attributions(
     signed = ", or from −max (blue) to max (red) where some values are negative" if signed else ""
     note = f"{note}\nColors: each map has its own scale, from 0 (clear) to its max (yellow){signed}.".strip()
     note, title = wrapped(note, WIDTH, 6.2), wrapped(title, WIDTH, 9)
-    lines, text = -(-(len(maps) + 1) // cols), max(len(each.splitlines()) for each in below.values())
-    height = lines * ((WIDTH / cols - 8) * grid.image[0] / grid.image[1] + 15 * text + 24) + 15 * len(note.splitlines())
+    lines, text = (
+        -(-(len(maps) + 1) // cols),
+        max(len(each.splitlines()) for each in below.values()),
+    )
+    height = lines * (
+        (WIDTH / cols - 8) * grid.image[0] / grid.image[1] + 15 * text + 24
+    ) + 15 * len(note.splitlines())
     height += 20 + 20 * len(title.splitlines()) + (max(0, 112 - 15 * text) if compared else 0)
     with styled():
         figure, axes = frames(lines, cols, WIDTH, height)
@@ -346,7 +444,9 @@ def attributions(
         draw_input(axes.flat[0], picture, grid)
         for k, (name, image) in enumerate(compared[:4]):
             room = max(0.25, 1 / len(compared))  # of the width of the input
-            thumbnail = axes.flat[0].inset_axes((room * k, -0.34, min(0.31, room - 0.02), 0.31), anchor="SW")
+            thumbnail = axes.flat[0].inset_axes(
+                (room * k, -0.34, min(0.31, room - 0.02), 0.31), anchor="SW"
+            )
             thumbnail.imshow(load_image(image))
             bare(thumbnail)
             write_below(thumbnail, wrapped(name, room * 200, 6))
@@ -361,9 +461,16 @@ def attributions(
 
 
 def gallery(
-    rows: Mapping[str, Sequence], *, titles: Sequence[str] = (), captions: Mapping[str, Sequence[str]] | None = None,
-    circles: Mapping[str, Sequence] | None = None, shared: bool = True, over: Sequence | None = None,
-    grid: TokenGrid | None = None, size: float = 8.5, width: int = WIDTH,
+    rows: Mapping[str, Sequence],
+    *,
+    titles: Sequence[str] = (),
+    captions: Mapping[str, Sequence[str]] | None = None,
+    circles: Mapping[str, Sequence] | None = None,
+    shared: bool = True,
+    over: Sequence | None = None,
+    grid: TokenGrid | None = None,
+    size: float = 8.5,
+    width: int = WIDTH,
 ) -> plt.Figure:
     """Images or maps in a grid, a row for each name.
 
@@ -385,7 +492,9 @@ def gallery(
             alike[any((each < 0).any() for each in row)].append(name)
     bars = 90 if any(alike.values()) else 0
     across = min(200, (width - bars) / columns)
-    tall = sum(across * max(each.shape[0] / each.shape[1] for each in row) for row in images.values())
+    tall = sum(
+        across * max(each.shape[0] / each.shape[1] for each in row) for row in images.values()
+    )
     with styled():
         text = max((len(title.splitlines()) for title in titles), default=0)
         height = tall + 16 * text + 14 * bool(text) + 2.1 * size * len(captions)
@@ -393,25 +502,40 @@ def gallery(
         lines = dict(zip(images, axes, strict=True))
         for name, row in images.items():
             lines[name][0].set_ylabel(name)
-            under, written = over if over is not None else [None] * columns, captions.get(name, [""] * columns)
+            under, written = (
+                over if over is not None else [None] * columns,
+                captions.get(name, [""] * columns),
+            )
             for ax, each, image, caption in zip(lines[name], row, under, written, strict=True):
                 if image is not None and each.ndim == 2:
                     overlay(image, each, grid=grid, ax=ax, colorbar=False)
                     ax.set_axis_on()  # for the name of the row
                     bare(ax)
                 else:
-                    ax.imshow(each, interpolation="nearest", **colors(each) if each.ndim == 2 else {})
+                    ax.imshow(
+                        each, interpolation="nearest", **colors(each) if each.ndim == 2 else {}
+                    )
                 write_below(ax, caption, size)
-            for ax, each, patches in zip(lines[name], row, (circles or {}).get(name, ()), strict=False):
+            for ax, each, patches in zip(
+                lines[name], row, (circles or {}).get(name, ()), strict=False
+            ):
                 patch = np.divide(each.shape[:2], np.shape(patches))
                 for center in (np.argwhere(np.asarray(patches)) + 0.5) * patch - 0.5:
-                    ring = Circle(center[::-1], 0.75 * max(patch), fill=False, edgecolor="white", linewidth=1.3)
+                    ring = Circle(
+                        center[::-1],
+                        0.75 * max(patch),
+                        fill=False,
+                        edgecolor="white",
+                        linewidth=1.3,
+                    )
                     ring.set_path_effects([withStroke(linewidth=3, foreground=INK)])
                     ax.add_patch(ring)
         for ax, title in zip(axes[0], titles, strict=bool(titles)):
             name_above(ax, title)
         for names in filter(None, alike.values()):
-            scale = colors(np.concatenate([each.ravel() for name in names for each in images[name]]))
+            scale = colors(
+                np.concatenate([each.ravel() for name in names for each in images[name]])
+            )
             beside = np.concatenate([lines[name] for name in names])
             for ax in beside:
                 ax.images[0].set(cmap=scale["cmap"], clim=(scale["vmin"], scale["vmax"]))
@@ -419,7 +543,9 @@ def gallery(
     return figure
 
 
-def _line(count: int, most: int, aspect: float, below: float) -> tuple[plt.Figure, Sequence[plt.Axes]]:
+def _line(
+    count: int, most: int, aspect: float, below: float
+) -> tuple[plt.Figure, Sequence[plt.Axes]]:
     """A page with `count` images in a line, each at most `most` pixels wide and `aspect` times as high."""
     side = min(most, (WIDTH - 12) / count - 16)
     figure, axes = frames(1, count, max(12 + count * (side + 16), 240), 34 + side * aspect + below)
@@ -441,7 +567,13 @@ def draw_input(ax: plt.Axes, picture, grid: TokenGrid) -> None:
 def write_below(ax: plt.Axes, text: str, size: float = 8.5) -> None:
     """Write lines of text below an image."""
     if text:
-        look = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top", "size": size, "color": GRAY}
+        look = {
+            "xycoords": "axes fraction",
+            "textcoords": "offset points",
+            "va": "top",
+            "size": size,
+            "color": GRAY,
+        }
         ax.annotate(text, (0, 0), (0, -4), **look, annotation_clip=False, parse_math=False)
 
 
@@ -451,4 +583,6 @@ def heading(figure: plt.Figure, text: str) -> None:
 
 def write_note(figure: plt.Figure, text: str) -> None:
     """Write lines of text at the foot of a page."""
-    figure.supxlabel(text, x=MARGIN / figure.get_figwidth(), ha="left", size=8.5, color=GRAY, parse_math=False)
+    figure.supxlabel(
+        text, x=MARGIN / figure.get_figwidth(), ha="left", size=8.5, color=GRAY, parse_math=False
+    )

@@ -24,7 +24,12 @@ OPAQUE, FAINT = 0.92, 0.6
 
 
 def filters(
-    components, explained_variance=None, *, cols: int = 7, untrained=None, names: Mapping[int, str] | None = None,
+    components,
+    explained_variance=None,
+    *,
+    cols: int = 7,
+    untrained=None,
+    names: Mapping[int, str] | None = None,
     ax: plt.Axes | None = None,
 ) -> plt.Figure | plt.Axes:
     """Principal components of the patch-embedding filters as tiles (paper, Fig. 7 left).
@@ -49,7 +54,9 @@ def filters(
         pale = 0.45 + 0.55 * about_gray(array(untrained, 4, "Filters of shape (k, p, q, C)")[:cols])
         painted = np.concatenate([painted, blank, pale])
     width, lines = min(WIDTH, max(420, 110 * cols)), -(-len(painted) // cols)
-    below = 0.12 if explained_variance is None else 0.12 + 18 * cols / width  # room below a tile, in its widths
+    below = (
+        0.12 if explained_variance is None else 0.12 + 18 * cols / width
+    )  # room below a tile, in its widths
     height = 70 + (width - 20) / cols * lines * (p / q + below) / 1.12
     with canvas(ax, width, height) as (ax, result):
         xs, ys = mosaic(ax, painted, cols, (below * q, 0.12 * q))
@@ -64,7 +71,14 @@ def filters(
             words = f"Below each: its share of the filters’ variance, {shares.sum():.1%} together."
             ax.set_xlabel(words, size=8.5, loc="left")
         if untrained is not None:
-            _below(ax, xs[0] - q / 2, ys[-1] + p / 2, "The first components of random weights", size=8.5, ha="left")
+            _below(
+                ax,
+                xs[0] - q / 2,
+                ys[-1] + p / 2,
+                "The first components of random weights",
+                size=8.5,
+                ha="left",
+            )
     return result
 
 
@@ -94,7 +108,9 @@ def position_similarity(
     if enlarged is not None:
         width, height = 0.9 * width, 0.9 * height
     beyond = 140 if enlarged is None else 0.55 * width
-    with canvas(ax, max(width, 240) + beyond, max(height, 120) + (90 if enlarged is None else 65)) as (ax, result):
+    with canvas(
+        ax, max(width, 240) + beyond, max(height, 120) + (90 if enlarged is None else 65)
+    ) as (ax, result):
         xs, ys = mosaic(ax, tiles, len(across), (0.08 * rows, 0.08 * cols))
         ax.set_title("Position embedding similarity", loc="left")
         if enlarged is None:
@@ -114,8 +130,19 @@ def position_similarity(
         image = scale.cmap(scale.norm(values[down[row], across[col]]))
         ax.imshow(image, extent=(x, x + wide, y + wide * rows / cols, y), interpolation="nearest")
         ax.set(xlim=(0, x + wide), ylim=(bottom, top))
-        ax.set_xlabel("Cosine similarity: 1 dark red, 0 white, −1 dark blue.", size=8.5, color=GRAY, loc="left")
-        ax.annotate(f"Row {down[row]}, column {across[col]}", (x, y), (0, 5), textcoords="offset points", size=9.5)
+        ax.set_xlabel(
+            "Cosine similarity: 1 dark red, 0 white, −1 dark blue.",
+            size=8.5,
+            color=GRAY,
+            loc="left",
+        )
+        ax.annotate(
+            f"Row {down[row]}, column {across[col]}",
+            (x, y),
+            (0, 5),
+            textcoords="offset points",
+            size=9.5,
+        )
         look = {"fill": False, "edgecolor": INK, "linewidth": 1.6, "clip_on": False}
         ax.add_patch(Rectangle((xs[col] - cols / 2, ys[row] - rows / 2), cols, rows, **look))
         ax.add_patch(Rectangle((x, y), wide, wide * rows / cols, **look))
@@ -136,8 +163,15 @@ def shown_positions(similarity: np.ndarray) -> tuple[range, range, np.ndarray, S
 
 
 def heads(
-    weights, *, image=None, query: tuple[int, int] | None = None, grid: TokenGrid | None = None, title: str = "",
-    names: Sequence[str] = (), shared: bool = True, ax: plt.Axes | None = None,
+    weights,
+    *,
+    image=None,
+    query: tuple[int, int] | None = None,
+    grid: TokenGrid | None = None,
+    title: str = "",
+    names: Sequence[str] = (),
+    shared: bool = True,
+    ax: plt.Axes | None = None,
 ) -> plt.Figure | plt.Axes:
     """The attention of all heads of a layer from one query, over the image in gray if it is given.
 
@@ -160,14 +194,20 @@ def heads(
         grid.index(*query)
     count = len(values)
     lines = 1 if count <= 4 else 2 if count <= 16 else -(-count // 8)
-    cols, left = -(-count // lines), lines * (image is not None)  # the image takes as many columns as lines
+    cols, left = (
+        -(-count // lines),
+        lines * (image is not None),
+    )  # the image takes as many columns as lines
     high, wide = covered(grid)
     room = (860 if not shared else 790) / (cols + left) - 10
     width = min(240 - 40 * shared, room, 640 / lines * wide / high)
     pixel = wide / width  # of the page, in pixels of the input
     across, down = wide + 10 * pixel, high + (24 if shared else 42) * pixel
     bottom = lines * down - (down - high)  # of the last line of maps
-    size = max(460, (100 if shared else 20) + (width + 10) * (cols + left)), 82 + lines * down / pixel
+    size = (
+        max(460, (100 if shared else 20) + (width + 10) * (cols + left)),
+        82 + lines * down / pixel,
+    )
     with canvas(ax, *size) as (ax, result):
         if left:
             scale = bottom / high  # as high as all lines together
@@ -180,15 +220,34 @@ def heads(
             x, y = start + head % cols * across, head // cols * down
             look = {"interpolation": "nearest", **colors(values if shared else values_of_head)}
             if left:
-                ax.imshow(gray, extent=(x, x + wide, y + high, y), cmap="gray", vmin=GRAYS[0], vmax=GRAYS[1])
-                look["cmap"] = style.translucent("inferno", look["vmin"], look["vmax"], OPAQUE, "value", FAINT)
+                ax.imshow(
+                    gray,
+                    extent=(x, x + wide, y + high, y),
+                    cmap="gray",
+                    vmin=GRAYS[0],
+                    vmax=GRAYS[1],
+                )
+                look["cmap"] = style.translucent(
+                    "inferno", look["vmin"], look["vmax"], OPAQUE, "value", FAINT
+                )
             shown = ax.imshow(values_of_head, extent=(x, x + wide, y + high, y), **look)
             mark(ax, query, grid.patch, (x, y))
             _above(ax, x, y, names[head] if names else f"Head {head}")
             if not shared:
-                _below(ax, x, y + high, f"largest {100 * values_of_head.max():.3g} %", size=8.5, ha="left")
+                _below(
+                    ax,
+                    x,
+                    y + high,
+                    f"largest {100 * values_of_head.max():.3g} %",
+                    size=8.5,
+                    ha="left",
+                )
         right = start + cols * across - 10 * pixel
-        ax.set(xlim=(0, right), ylim=(bottom + (0 if shared else 16 * pixel), -20 * pixel), aspect="equal")
+        ax.set(
+            xlim=(0, right),
+            ylim=(bottom + (0 if shared else 16 * pixel), -20 * pixel),
+            aspect="equal",
+        )
         bare(ax)
         ax.set_title(title or f"Attention of each head{_source(query)}", loc="left")
         words = "one scale for all heads" if shared else "from 0 to the largest of each map"
@@ -199,8 +258,13 @@ def heads(
 
 
 def all_heads(
-    weights, *, image=None, query: tuple[int, int] | None = None, grid: TokenGrid | None = None,
-    framed: Sequence[tuple[int, int]] = (), ax: plt.Axes | None = None,
+    weights,
+    *,
+    image=None,
+    query: tuple[int, int] | None = None,
+    grid: TokenGrid | None = None,
+    framed: Sequence[tuple[int, int]] = (),
+    ax: plt.Axes | None = None,
 ) -> plt.Figure | plt.Axes:
     """The attention of every head of every layer from one query: a column for each layer, a row for each head.
 
@@ -225,7 +289,10 @@ def all_heads(
         gray = (np.asarray(gray, float)[..., None] - GRAYS[0]) / (GRAYS[1] - GRAYS[0])
         for k, tile in enumerate(tiles):
             alpha = OPAQUE * (tile / (tile.max() or 1)).clip(0, 1) ** FAINT
-            alpha, over = (each.repeat(fine, 0).repeat(fine, 1) for each in (alpha[..., None], painted[k][..., :3]))
+            alpha, over = (
+                each.repeat(fine, 0).repeat(fine, 1)
+                for each in (alpha[..., None], painted[k][..., :3])
+            )
             painted[k] = (1 - alpha) * gray + alpha * over
     cell = width / cols / fine
     height = heads * (rows * fine * cell + 20) + 130
@@ -238,8 +305,18 @@ def all_heads(
         if query is not None:
             x, y = np.meshgrid(xs - cols * fine / 2, ys - rows * fine / 2)
             look = {"color": INK, "linewidth": 1.4, "clip_on": False}
-            ax.vlines((x + (query[1] + 0.5) * fine).ravel(), y.ravel() - 6 / cell, y.ravel() - 1 / cell, **look)
-            ax.hlines((y + (query[0] + 0.5) * fine).ravel(), x.ravel() - 6 / cell, x.ravel() - 1 / cell, **look)
+            ax.vlines(
+                (x + (query[1] + 0.5) * fine).ravel(),
+                y.ravel() - 6 / cell,
+                y.ravel() - 1 / cell,
+                **look,
+            )
+            ax.hlines(
+                (y + (query[0] + 0.5) * fine).ravel(),
+                x.ravel() - 6 / cell,
+                x.ravel() - 1 / cell,
+                **look,
+            )
             words += "\nTicks beside each: the row and the column of the patch that asks."
         for layer, head in framed:
             corner = xs[layer] - cols * fine / 2, ys[head] - rows * fine / 2
@@ -248,7 +325,9 @@ def all_heads(
         ax.set_xticks(xs, range(layers))
         ax.set_yticks(ys, [f"head {k}" for k in range(heads)])
         ax.tick_params(labeltop=True, labelbottom=False, pad=6)
-        ax.set_title(f"Attention of each head (rows) of each layer (columns){_source(query)}", loc="left")
+        ax.set_title(
+            f"Attention of each head (rows) of each layer (columns){_source(query)}", loc="left"
+        )
         ax.set_xlabel(words, size=8.5, color=GRAY, loc="left")
     return result
 
@@ -257,7 +336,9 @@ def _source(query: tuple[int, int] | None) -> str:
     return "" if query is None else f" from patch (row {query[0]}, column {query[1]})"
 
 
-def mosaic(ax: plt.Axes, tiles, cols: int, gap: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+def mosaic(
+    ax: plt.Axes, tiles, cols: int, gap: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray]:
     """Draw colored tiles (n, h, w, 3 or 4) as one image, `cols` in a line.
 
     The coordinates of the axes are cells. gap: (below, beside) a tile, in cells. Returns the centers of the columns
@@ -268,18 +349,24 @@ def mosaic(ax: plt.Axes, tiles, cols: int, gap: tuple[float, float]) -> tuple[np
     fine = -(-32 // max(h, w))  # pixels of a cell, so that a gap is close to whole pixels
     down, across = (round(fine * each) for each in gap)
     lines, (high, wide) = -(-count // cols), (fine * h + down, fine * w + across)
-    whole = np.full((lines, high, cols, wide, 3), 255 if tiles.dtype == np.uint8 else 1, tiles.dtype)
+    whole = np.full(
+        (lines, high, cols, wide, 3), 255 if tiles.dtype == np.uint8 else 1, tiles.dtype
+    )
     for k, tile in enumerate(tiles):
         whole[k // cols, : fine * h, k % cols, : fine * w] = tile.repeat(fine, 0).repeat(fine, 1)
     whole = whole.reshape(lines * high, cols * wide, 3)[:, : cols * wide - across]
-    ax.imshow(whole, extent=(0, whole.shape[1] / fine, whole.shape[0] / fine, 0), interpolation="nearest")
+    ax.imshow(
+        whole, extent=(0, whole.shape[1] / fine, whole.shape[0] / fine, 0), interpolation="nearest"
+    )
     ax.set_autoscale_on(False)
     bare(ax)
     ax.tick_params(length=0)
     return w / 2 + np.arange(cols) * wide / fine, h / 2 + np.arange(lines) * high / fine
 
 
-def colored(values: np.ndarray, cmap, vmin: float, vmax: float) -> tuple[np.ndarray, ScalarMappable]:
+def colored(
+    values: np.ndarray, cmap, vmin: float, vmax: float
+) -> tuple[np.ndarray, ScalarMappable]:
     """(…, 4) colors of values, and their scale."""
     scale = ScalarMappable(Normalize(vmin, vmax), cmap)
     return scale.cmap(scale.norm(values)), scale

@@ -16,8 +16,10 @@ from vitlens.plot.mosaics import filters, position_similarity
 from vitlens.plot.style import WIDTH, array, bare, canvas, page, styled, wrapped
 
 TITLES = {
-    "filters": "Embedding filters", "positions": "Position similarity (cosine)",
-    "distance": "Mean attention distance", "rollout": "Images and their attention rollouts",
+    "filters": "Embedding filters",
+    "positions": "Position similarity (cosine)",
+    "distance": "Mean attention distance",
+    "rollout": "Images and their attention rollouts",
 }
 
 
@@ -33,11 +35,17 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
     """
     pictures = [load_image(image) for image in images]
     count = len(pictures)
-    placed = [*zip(images, maps, grid if isinstance(grid, list | tuple) else [grid] * count, strict=True)]
+    placed = [
+        *zip(images, maps, grid if isinstance(grid, list | tuple) else [grid] * count, strict=True)
+    ]
     cols = min(count, 2 if count == 4 else 3)
     room = WIDTH / max(cols, 2)
     shapes = [picture.width / picture.height for picture in pictures]
-    lines, heights, texts = [range(first, min(first + cols, count)) for first in range(0, count, cols)], [], []
+    lines, heights, texts = (
+        [range(first, min(first + cols, count)) for first in range(0, count, cols)],
+        [],
+        [],
+    )
     for line in lines:
         missing = lines[0][len(line) :]  # the last line keeps the room of the first
         height = min(280, cols * room / 2 / sum(shapes[k] for k in (*line, *missing)))
@@ -46,7 +54,9 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
         heights.append(height + 34 + 15 * max(len(texts[k].splitlines()) for k in line))
     with styled():
         figure = page(cols * room, sum(heights))
-        for part, line in zip(np.ravel(figure.subfigures(len(lines), height_ratios=heights)), lines, strict=True):
+        for part, line in zip(
+            np.ravel(figure.subfigures(len(lines), height_ratios=heights)), lines, strict=True
+        ):
             ratios = [shapes[k] for k in (*line, *lines[0][len(line) :]) for _ in range(2)]
             axes = part.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
             for ax in axes[2 * len(line) :]:
@@ -82,19 +92,31 @@ def correspondences(
     pairs = array(pairs, 2, "Pairs of patches of shape (n, 2)").astype(int)
     most = [grid.rows * grid.cols for grid in grids]
     if pairs.min() < 0 or (pairs.max(0) >= most).any():
-        raise ValueError(f"Patches must be below {most[0]} and {most[1]}, got {pairs.min()} to {pairs.max()}.")
-    widths = [grid.image[1] / grid.image[0] for grid in grids]  # in heights of an image, the unit of the axes
+        raise ValueError(
+            f"Patches must be below {most[0]} and {most[1]}, got {pairs.min()} to {pairs.max()}."
+        )
+    widths = [
+        grid.image[1] / grid.image[0] for grid in grids
+    ]  # in heights of an image, the unit of the axes
     starts = 0, widths[0] + 0.04
     with canvas(ax, WIDTH, min(340, 840 / sum(widths)) + 40 + 24 * bool(note)) as (ax, result):
-        for start, width, image, grid, title in zip(starts, widths, images, grids, titles, strict=True):
+        for start, width, image, grid, title in zip(
+            starts, widths, images, grids, titles, strict=True
+        ):
             checked_grid((grid.rows, grid.cols), image, grid)
             ax.imshow(load_image(image), extent=(start, start + width, 1, 0))
-            ax.annotate(title, (start, 0), (0, 5), textcoords="offset points", size=9.5, parse_math=False)
+            ax.annotate(
+                title, (start, 0), (0, 5), textcoords="offset points", size=9.5, parse_math=False
+            )
         rim = [withStroke(linewidth=3, foreground="0.1")]
-        for color, pair in zip(plt.get_cmap("hsv")(np.linspace(0, 1, len(pairs), endpoint=False)), pairs, strict=True):
+        for color, pair in zip(
+            plt.get_cmap("hsv")(np.linspace(0, 1, len(pairs), endpoint=False)), pairs, strict=True
+        ):
             ends = [
-                (start + (number % grid.cols + 0.5) * grid.patch[1] / grid.image[0],
-                 (number // grid.cols + 0.5) * grid.patch[0] / grid.image[0])
+                (
+                    start + (number % grid.cols + 0.5) * grid.patch[1] / grid.image[0],
+                    (number // grid.cols + 0.5) * grid.patch[0] / grid.image[0],
+                )
                 for start, number, grid in zip(starts, pair, grids, strict=True)
             ]
             ax.plot(*zip(*ends, strict=True), color=color, linewidth=1.2, alpha=0.9)
@@ -116,25 +138,39 @@ def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
     >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
     >>> figure = vitlens.plot.inspected({"the bundled model": inspection})
     """
-    inspections = inspections if isinstance(inspections, Mapping) else {inspections.model: inspections}
+    inspections = (
+        inspections if isinstance(inspections, Mapping) else {inspections.model: inspections}
+    )
     alone, first = len(inspections) == 1, next(iter(inspections.values()))
     columns, room = 6 if alone else 4, WIDTH / len(inspections)
     shape = max(each.grid.image[0] / each.grid.image[1] for each in inspections.values())
     captions = {
-        name: [wrapped(p.caption, room / columns / 1.2) for p in each.pictures] for name, each in inspections.items()
+        name: [wrapped(p.caption, room / columns / 1.2) for p in each.pictures]
+        for name, each in inspections.items()
     }
-    text = max((len(caption.splitlines()) for each in captions.values() for caption in each[:columns]), default=0)
+    text = max(
+        (len(caption.splitlines()) for each in captions.values() for caption in each[:columns]),
+        default=0,
+    )
     few = alone and len(first.pictures) <= 3  # then each image is beside its rollout, not above it
     lines = 1 if few else 2
-    heights = [64, *([350] if alone else [285, 395, 340]), lines * (room / columns - 14) * shape + 66 + 14 * text]
+    heights = [
+        64,
+        *([350] if alone else [285, 395, 340]),
+        lines * (room / columns - 14) * shape + 66 + 14 * text,
+    ]
     with styled():
         figure = page(WIDTH, sum(heights))
         head, *middle, last = figure.subfigures(len(heights), 1, height_ratios=heights)
         rows = [head, last] if alone else [head, *middle[:2], last]
         rows = [np.ravel(row.subfigures(1, len(inspections))) for row in rows]
-        for (title, *parts, below), (name, each) in zip(zip(*rows, strict=True), inspections.items(), strict=True):
+        for (title, *parts, below), (name, each) in zip(
+            zip(*rows, strict=True), inspections.items(), strict=True
+        ):
             layers, heads = each.mean_distance.shape
-            title.suptitle(name, x=8 / room, y=0.8, ha="left", size=13, weight="bold", parse_math=False)
+            title.suptitle(
+                name, x=8 / room, y=0.8, ha="left", size=13, weight="bold", parse_math=False
+            )
             words = f"{each.grid.rows} × {each.grid.cols} patches, {layers} layers of {heads} heads"
             title.text(8 / room, 0.05, words, color=GRAY)
             if alone:
@@ -153,7 +189,9 @@ def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
             for (above, under), picture, caption in shown:
                 above.imshow(picture.pixels)
                 _rollout(picture.pixels, picture.rollout, each.grid, under)
-                caption += "\n" * (text - len(caption.splitlines()))  # equal room, so that images have one size
+                caption += "\n" * (
+                    text - len(caption.splitlines())
+                )  # equal room, so that images have one size
                 under.set_title(caption, y=0, pad=-5, va="top", size=8.5, parse_math=False)
             for ax in axes.flat if axes is not None else ():
                 ax.axis("off")
@@ -161,9 +199,17 @@ def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
             values, uniform = first.mean_distance, first.grid.uniform_distance()
             ax = _panel(distance, "distance", first, WIDTH)
         else:
-            values = {n: each.mean_distance / (each.grid.uniform_distance() or 1) for n, each in inspections.items()}
-            uniform, words = 1, [f"{n}: {each.sentences['distance']}" for n, each in inspections.items()]
-            ax = _titled(middle[2], "distance", "\n".join([*words, *_change(*inspections.values())]), WIDTH).subplots()
+            values = {
+                n: each.mean_distance / (each.grid.uniform_distance() or 1)
+                for n, each in inspections.items()
+            }
+            uniform, words = (
+                1,
+                [f"{n}: {each.sentences['distance']}" for n, each in inspections.items()],
+            )
+            ax = _titled(
+                middle[2], "distance", "\n".join([*words, *_change(*inspections.values())]), WIDTH
+            ).subplots()
         attention_distance(values, uniform=uniform, ax=ax)
         if not alone:
             ax.set_ylabel("Mean attention distance\n(share of uniform attention)")
@@ -172,7 +218,11 @@ def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
 
 def _change(first, *others) -> list[str]:
     """A sentence with the mean change of a head's distance between two models, if their heads can be paired."""
-    if len(others) != 1 or others[0].grid != first.grid or others[0].mean_distance.shape != first.mean_distance.shape:
+    if (
+        len(others) != 1
+        or others[0].grid != first.grid
+        or others[0].mean_distance.shape != first.mean_distance.shape
+    ):
         return []
     change = (others[0].mean_distance - first.mean_distance).abs()
     layer, head = divmod(change.argmax().item(), change.shape[1])

@@ -69,7 +69,9 @@ def styled(ax: plt.Axes | None = None):
     return plt.style.context(["default", STYLE])
 
 
-def page(width: float, height: float, layout: str = "constrained", margin: float = MARGIN) -> plt.Figure:
+def page(
+    width: float, height: float, layout: str = "constrained", margin: float = MARGIN
+) -> plt.Figure:
     """An empty figure of `width` × `height` pixels. Notebooks show it, and pyplot does not keep it."""
     import matplotlib.pyplot as plt
 
@@ -80,7 +82,9 @@ def page(width: float, height: float, layout: str = "constrained", margin: float
 
 
 @contextlib.contextmanager
-def canvas(ax: plt.Axes | None, width: float, height: float) -> Iterator[tuple[plt.Axes, plt.Axes | plt.Figure]]:
+def canvas(
+    ax: plt.Axes | None, width: float, height: float
+) -> Iterator[tuple[plt.Axes, plt.Axes | plt.Figure]]:
     """The axes to draw on, and the result of the plot function: the argument `ax`, or a new page with axes."""
     with styled(ax):
         if ax is not None:
@@ -90,7 +94,9 @@ def canvas(ax: plt.Axes | None, width: float, height: float) -> Iterator[tuple[p
             yield figure.subplots(), figure
 
 
-def charts(titles: Sequence[str], width: float, height: float, **options) -> tuple[plt.Figure, Sequence[plt.Axes]]:
+def charts(
+    titles: Sequence[str], width: float, height: float, **options
+) -> tuple[plt.Figure, Sequence[plt.Axes]]:
     """A page with a line of charts, each under its title. options: those of `Figure.subplots`."""
     figure = page(width, height)
     axes = figure.subplots(1, len(titles), squeeze=False, **options)[0]
@@ -174,7 +180,9 @@ def colors(values: np.ndarray, cmap: str | None = None, signed: bool | None = No
     high = np.abs(finite).max(initial=0) or 1.0
     signed = finite.min(initial=0) < 0 if signed is None else signed
     return {
-        "cmap": mpl.colormaps[cmap or ("RdBu_r" if signed else "viridis")].with_extremes(bad=MISSING),
+        "cmap": mpl.colormaps[cmap or ("RdBu_r" if signed else "viridis")].with_extremes(
+            bad=MISSING
+        ),
         "vmin": -high if signed else 0.0,
         "vmax": high,
     }

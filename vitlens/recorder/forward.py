@@ -16,8 +16,17 @@ from vitlens.recorder.supported import family, known, model_name
 def require_images(images: object, model: nn.Module | None = None) -> None:
     """Raise ValueError unless images are floats (B, C, height, width) of a size that a known model takes."""
     shape = tuple(getattr(images, "shape", ()))
-    if not isinstance(images, torch.Tensor) or len(shape) != 4 or not images.is_floating_point() or not len(images):
-        got = f"{images.dtype} of shape {shape}" if isinstance(images, torch.Tensor) else type(images).__name__
+    if (
+        not isinstance(images, torch.Tensor)
+        or len(shape) != 4
+        or not images.is_floating_point()
+        or not len(images)
+    ):
+        got = (
+            f"{images.dtype} of shape {shape}"
+            if isinstance(images, torch.Tensor)
+            else type(images).__name__
+        )
         raise ValueError(
             f"Expected images as a floating-point tensor of shape (B, C, height, width), got {got}. "
             "`vitlens.models.preprocess(model, pictures)` makes one."
@@ -88,7 +97,9 @@ def _held(switches: dict[object, Callable[[], Callable | None]]) -> Iterator[Non
                     restore()
 
 
-def switched_off(modules: Sequence[nn.Module], attribute: str) -> contextlib.AbstractContextManager[None]:
+def switched_off(
+    modules: Sequence[nn.Module], attribute: str
+) -> contextlib.AbstractContextManager[None]:
     """Set a boolean attribute of modules to False in this block, and restore it afterwards."""
 
     def switch(module: nn.Module) -> Callable | None:
@@ -103,7 +114,9 @@ def switched_off(modules: Sequence[nn.Module], attribute: str) -> contextlib.Abs
 
 def without_checkpointing(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Switch off gradient checkpointing (timm's and open_clip's `grad_checkpointing`) in this block."""
-    return switched_off([m for m in model.modules() if hasattr(m, "grad_checkpointing")], "grad_checkpointing")
+    return switched_off(
+        [m for m in model.modules() if hasattr(m, "grad_checkpointing")], "grad_checkpointing"
+    )
 
 
 def evaluating(model: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -128,7 +141,9 @@ def full_precision(device: torch.device) -> Iterator[None]:
     autocast = torch.amp.is_autocast_available(device.type)
     products = torch.backends.cuda.matmul
     # PyTorch's older name raises in programs that also set the newer one.
-    name, exact = ("fp32_precision", "ieee") if hasattr(products, "fp32_precision") else ("allow_tf32", False)
+    name, exact = (
+        ("fp32_precision", "ieee") if hasattr(products, "fp32_precision") else ("allow_tf32", False)
+    )
     before = getattr(products, name)
     with torch.autocast(device.type, enabled=False) if autocast else contextlib.nullcontext():
         if before not in ("tf32", True):

@@ -38,7 +38,9 @@ class TokenGrid:
 
     def __post_init__(self):
         if self.image is None:
-            object.__setattr__(self, "image", (self.rows * self.patch[0], self.cols * self.patch[1]))
+            object.__setattr__(
+                self, "image", (self.rows * self.patch[0], self.cols * self.patch[1])
+            )
 
     @property
     def patches(self) -> int:
@@ -53,17 +55,23 @@ class TokenGrid:
     @property
     def cut(self) -> tuple[int, int]:
         """(height, width) in pixels of the margins at the bottom and right that belong to no patch."""
-        return max(0, self.image[0] - self.rows * self.patch[0]), max(0, self.image[1] - self.cols * self.patch[1])
+        return max(0, self.image[0] - self.rows * self.patch[0]), max(
+            0, self.image[1] - self.cols * self.patch[1]
+        )
 
     @property
     def padded(self) -> tuple[int, int]:
         """(height, width) in pixels by which the last patches extend beyond the image."""
-        return max(0, self.rows * self.patch[0] - self.image[0]), max(0, self.cols * self.patch[1] - self.image[1])
+        return max(0, self.rows * self.patch[0] - self.image[0]), max(
+            0, self.cols * self.patch[1] - self.image[1]
+        )
 
     def index(self, row: int, col: int) -> int:
         """Position in the sequence of the patch at (row, col), both counted from 0. Raises IndexError outside."""
         if not (0 <= row < self.rows and 0 <= col < self.cols):
-            raise IndexError(f"Patch (row {row}, column {col}) lies outside the {self.rows} × {self.cols} grid.")
+            raise IndexError(
+                f"Patch (row {row}, column {col}) lies outside the {self.rows} × {self.cols} grid."
+            )
         return self.prefix + row * self.cols + col
 
     def position(self, query: tuple[int, int] | int) -> int:
@@ -73,7 +81,9 @@ class TokenGrid:
         if isinstance(query, tuple | list):
             return self.index(*map(operator.index, query))
         if not 0 <= operator.index(query) < self.tokens:
-            raise IndexError(f"Token {query} lies outside the sequence of {self.tokens} tokens, counted from 0.")
+            raise IndexError(
+                f"Token {query} lies outside the sequence of {self.tokens} tokens, counted from 0."
+            )
         return query
 
     def centers(self, *, dtype=torch.float32, device=None) -> Tensor:
@@ -88,7 +98,9 @@ class TokenGrid:
         x = (torch.arange(self.image[1], device=device) // self.patch[1]).clamp(max=self.cols - 1)
         return y[:, None] * self.cols + x
 
-    def distances(self, start: int = 0, stop: int | None = None, *, dtype=torch.float32, device=None) -> Tensor:
+    def distances(
+        self, start: int = 0, stop: int | None = None, *, dtype=torch.float32, device=None
+    ) -> Tensor:
         """(stop − start, P) Euclidean distances in input pixels from patches start…stop to all patches (paper, D.7)."""
         y, x = self.centers(dtype=dtype, device=device).T
         return torch.sqrt((y[start:stop, None] - y).square_() + (x[start:stop, None] - x).square_())
@@ -99,7 +111,9 @@ class TokenGrid:
         Attention to prefix tokens counts as distance 0, or is left out if renormalized. In closed form: a step of
         (dy, dx) rows and columns joins (rows − dy)·(cols − dx) pairs in each direction.
         """
-        dy, dx = (torch.arange(n, dtype=torch.float64, device="cpu") for n in (self.rows, self.cols))
+        dy, dx = (
+            torch.arange(n, dtype=torch.float64, device="cpu") for n in (self.rows, self.cols)
+        )
         pairs_y, pairs_x = 2 * (self.rows - dy), 2 * (self.cols - dx)
         pairs_y[0], pairs_x[0] = self.rows, self.cols
         distance = torch.hypot((dy * self.patch[0])[:, None], dx * self.patch[1])

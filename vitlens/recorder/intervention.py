@@ -17,7 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.names import require_known
-from vitlens.recorder.forward import evaluating, float64, require_images, run, uncompiled, without_checkpointing
+from vitlens.recorder.forward import (
+    evaluating,
+    float64,
+    require_images,
+    run,
+    uncompiled,
+    without_checkpointing,
+)
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import POOL, THREAD, Interception, alone, hides_all
@@ -117,7 +124,11 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         where = "the attention pool" if self.layer == POOL else f"layer {self.layer}"
-        return f"{self.kind} {self.part} of {where}" if self.kind == "head" else f"the {self.kind} of {where}"
+        return (
+            f"{self.kind} {self.part} of {where}"
+            if self.kind == "head"
+            else f"the {self.kind} of {where}"
+        )
 
 
 class Intervention(Interception):
@@ -147,7 +158,9 @@ class Intervention(Interception):
     def working(self) -> Iterator[None]:
         """Call `act` in this block, by hooks for MLPs and the residual stream."""
         hooks = []
-        for kind, layer, call in dict.fromkeys((p.kind, p.layer, p.call) for p in self.places if p.kind != "head"):
+        for kind, layer, call in dict.fromkeys(
+            (p.kind, p.layer, p.call) for p in self.places if p.kind != "head"
+        ):
             block = self.family.blocks[layer]
             module = _mlps(block)[call] if kind == "MLP" else block
             hooks.append((module.register_forward_hook, self._hook(kind, layer, call)))
@@ -168,7 +181,9 @@ class Intervention(Interception):
             if THREAD.alone in (None, self):
                 for place in self.places:
                     if (place.kind, place.layer, place.call) == (kind, layer, call):
-                        output = self._changed(place, output, (slice(None), positions(place.part, self.grid)))
+                        output = self._changed(
+                            place, output, (slice(None), positions(place.part, self.grid))
+                        )
             return output
 
         return change
@@ -186,20 +201,30 @@ class Intervention(Interception):
     def _masked(self, layer: int, query: Tensor, mask: Tensor | None) -> Tensor | None:
         for queries, keys in self.blocks.get(layer, ()):
             self.reached.add(Place("attention", layer))
-            seen = torch.ones(self.grid.tokens, self.grid.tokens, dtype=torch.bool, device=query.device)
-            rows = torch.tensor(positions(queries, self.grid), dtype=torch.long, device=query.device)
+            seen = torch.ones(
+                self.grid.tokens, self.grid.tokens, dtype=torch.bool, device=query.device
+            )
+            rows = torch.tensor(
+                positions(queries, self.grid), dtype=torch.long, device=query.device
+            )
             seen[rows[:, None], positions(keys, self.grid)] = False
             if mask is None or mask.dtype == torch.bool:
                 mask = seen if mask is None else mask & seen
             else:
                 mask = mask.masked_fill(~seen, -torch.inf)
             if not mask.is_meta and hides_all(mask):
-                raise ValueError(f"The block leaves a query of layer {layer} without a visible key, such as itself.")
+                raise ValueError(
+                    f"The block leaves a query of layer {layer} without a visible key, such as itself."
+                )
         return mask
 
 
 def outputs(
-    model: nn.Module, modules: list, places: Iterable[Place], images: Tensor, whole: nn.Module | None = None
+    model: nn.Module,
+    modules: list,
+    places: Iterable[Place],
+    images: Tensor,
+    whole: nn.Module | None = None,
 ) -> dict[Place, Tensor]:
     """Outputs of the model at these places, each (B, T, K) or (B, tokens, D), in eval mode and without gradients.
 
@@ -225,7 +250,11 @@ def outputs(
 
 
 def mean_outputs(
-    model: nn.Module, modules: list, places: Iterable[Place], batches: Iterable[Tensor], whole: nn.Module | None = None
+    model: nn.Module,
+    modules: list,
+    places: Iterable[Place],
+    batches: Iterable[Tensor],
+    whole: nn.Module | None = None,
 ) -> dict[Place, Tensor]:
     """Mean over all images of the `outputs` at these places. Raises ValueError without images."""
     sums, count = dict.fromkeys(places, 0), 0
@@ -235,14 +264,20 @@ def mean_outputs(
             sums[place] = sums[place] + float64(part).sum(0)
         count += len(images)
     if not count:
-        raise ValueError('The replacement "mean" is a mean over reference images. Give reference=images.')
+        raise ValueError(
+            'The replacement "mean" is a mean over reference images. Give reference=images.'
+        )
     return {place: total / count for place, total in sums.items()}
 
 
 def positions(tokens: Any, grid: TokenGrid) -> list[int]:
     """Positions in the sequence of tokens as `intervene` takes them. Raises IndexError outside the grid."""
     if isinstance(tokens, str):
-        ends = {"all": (0, grid.tokens), "prefix": (0, grid.prefix), "patches": (grid.prefix, grid.tokens)}
+        ends = {
+            "all": (0, grid.tokens),
+            "prefix": (0, grid.prefix),
+            "patches": (grid.prefix, grid.tokens),
+        }
         return list(range(*ends[tokens]))
     if isinstance(tokens, tuple) or not isinstance(tokens, Iterable):
         return [grid.position(tokens)]
@@ -263,12 +298,16 @@ def _replacements(
 ) -> dict[Place, Any]:
     """Replacement for each place."""
     replacements, existing = [], head_places(model, modules)
-    if not isinstance(heads, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in heads):
+    if not isinstance(heads, Mapping) or not all(
+        isinstance(key, tuple) and len(key) == 2 for key in heads
+    ):
         raise ValueError('heads must be a mapping by (layer, head), such as {(5, 2): "zero"}.')
     for (layer, head), replacement in heads.items():
         place = Place("head", POOL if layer == "pool" else layer_number(len(modules), layer), head)
         if place not in existing:
-            raise IndexError(f"There is no {place}: it has {sum(p.layer == place.layer for p in existing)} heads.")
+            raise IndexError(
+                f"There is no {place}: it has {sum(p.layer == place.layer for p in existing)} heads."
+            )
         replacements.append((place, replacement))
     for kind, given in (("MLP", mlps), ("residual stream", residual)):
         for key, replacement in given.items():
@@ -278,10 +317,14 @@ def _replacements(
             calls = len(_mlps(block)) if kind == "MLP" else 1
             if not calls:
                 raise refuse(model, f"the MLP of layer {layer} is not a separate module")
-            replacements += [(Place(kind, layer, tokens, call), replacement) for call in range(calls)]
+            replacements += [
+                (Place(kind, layer, tokens, call), replacement) for call in range(calls)
+            ]
     places = [place for place, _ in replacements]
     if len({*places}) < len(places):
-        raise ValueError(f"Each part takes one replacement, got two for {max(places, key=places.count)}.")
+        raise ValueError(
+            f"Each part takes one replacement, got two for {max(places, key=places.count)}."
+        )
     return dict(replacements)
 
 
@@ -289,7 +332,9 @@ def _mlps(block: nn.Module) -> list[nn.Module]:
     """Modules that return the outputs of a block's MLPs: one, several parallel ones, or none."""
     if hasattr(block, "ffns"):
         return [branch.mlp for branch in block.ffns]
-    return [m for m in (getattr(block, name, None) for name in ("mlp", "mlp_out_proj")) if m is not None]
+    return [
+        m for m in (getattr(block, name, None) for name in ("mlp", "mlp_out_proj")) if m is not None
+    ]
 
 
 def _values(
@@ -301,6 +346,8 @@ def _values(
         require_known(word, WORDS, "A replacement that is not a tensor")
     values = {**replacements} | {place: 0.0 for place, word in words.items() if word == "zero"}
     if means := [place for place, word in words.items() if word == "mean"]:
-        batches = reference.split(REFERENCE_BATCH) if isinstance(reference, Tensor) else reference or ()
+        batches = (
+            reference.split(REFERENCE_BATCH) if isinstance(reference, Tensor) else reference or ()
+        )
         values |= mean_outputs(model, modules, means, batches, whole)
     return {place: torch.as_tensor(value) for place, value in values.items()}

@@ -55,11 +55,19 @@ class Layer:
         if self.mask is None:
             return logits
         mask = self.mask.expand(*self.mask.shape[:-2], self.q.shape[-2], -1)[..., rows, :]
-        return logits.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else logits.add_(mask)
+        return (
+            logits.masked_fill_(~mask, -torch.inf)
+            if mask.dtype == torch.bool
+            else logits.add_(mask)
+        )
 
     def weights(
-        self, queries: slice | Tensor | Sequence[int] | int | None = None, *, head: int | None = None,
-        query: tuple[int, int] | int | None = None, limit: float = 2.0,
+        self,
+        queries: slice | Tensor | Sequence[int] | int | None = None,
+        *,
+        head: int | None = None,
+        query: tuple[int, int] | int | None = None,
+        limit: float = 2.0,
     ) -> Tensor:
         """(B, H, Q, T) attention of all or the given queries, in float32 or wider. Rows sum to 1.
 
@@ -73,14 +81,18 @@ class Layer:
         if head is not None:
             if not -self.q.shape[1] <= head < self.q.shape[1]:
                 raise IndexError(f"{self.name} has heads 0 to {self.q.shape[1] - 1}, got {head}.")
-            one = lambda t: t if t is None or t.dim() < 3 or t.shape[-3] == 1 else t[..., [head], :, :]  # noqa: E731
+            one = lambda t: (
+                t if t is None or t.dim() < 3 or t.shape[-3] == 1 else t[..., [head], :, :]
+            )
             only = replace(self, q=one(self.q), k=one(self.k), mask=one(self.mask))
             return only.weights(queries, query=query, limit=limit).squeeze(1)
         if query is not None:
             if queries is not None:
                 raise ValueError(f"Give queries or query, not both, got {queries!r} and {query!r}.")
             if self.grid is None:
-                raise ValueError(f"The queries of {self.name} are not tokens. Give their numbers as queries.")
+                raise ValueError(
+                    f"The queries of {self.name} are not tokens. Give their numbers as queries."
+                )
             return self.weights(self.grid.position(query), limit=limit).squeeze(-2)
         rows = self._rows(queries)
         count = len(range(self.q.shape[-2])[rows]) if isinstance(rows, slice) else len(rows)
@@ -113,7 +125,9 @@ class Layer:
                 result = result + torch.einsum("bq,bhqk->bhk", row[:, part].to(weights), weights)
         return result
 
-    def weights_gradient(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
+    def weights_gradient(
+        self, queries: slice | Tensor | Sequence[int] | int | None = None
+    ) -> Tensor:
         """(B, H, Q, T) ∂score/∂A of all or the given queries, in float32 or wider: ∂score/∂O·Vᵀ, because O = A·V."""
         with full_precision(self.q.device):
             return self.gradient[:, :, self._rows(queries)].to(self.wide) @ self.v.to(self.wide).mT
@@ -123,7 +137,9 @@ class Layer:
         if queries is None or isinstance(queries, slice):
             return queries or slice(None)
         if isinstance(queries, tuple):
-            raise TypeError(f"queries must be a list, got {queries}. Give a patch (row, column) as query=.")
+            raise TypeError(
+                f"queries must be a list, got {queries}. Give a patch (row, column) as query=."
+            )
         positions = torch.arange(self.q.shape[-2])
         return positions[torch.as_tensor(queries, device="cpu")].reshape(-1).to(self.q.device)
 
@@ -143,7 +159,9 @@ class Layer:
                 continue
             scaled = self.q[:, :, queries].to(self.wide) * self.scale
             with full_precision(self.q.device):
-                memory = torch.matmul(scaled, keys, out=memory if queries.stop - queries.start == block else None)
+                memory = torch.matmul(
+                    scaled, keys, out=memory if queries.stop - queries.start == block else None
+                )
             yield queries, torch.softmax(memory, -1, out=memory)
 
     def blocks(self, block: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -177,16 +195,25 @@ def joined(calls: list[Layer]) -> Layer:
     if len(calls) == 1:
         return first
     if any(c.mask is not None or c.scale != first.scale for c in calls):
-        raise UnsupportedModelError(f"The parallel attentions of {first.name} differ in mask or scale.")
-    fields = {field: torch.cat([getattr(c, field) for c in calls], 1)
-              for field in ("q", "k", "v", "output", "gradient") if getattr(first, field) is not None}
+        raise UnsupportedModelError(
+            f"The parallel attentions of {first.name} differ in mask or scale."
+        )
+    fields = {
+        field: torch.cat([getattr(c, field) for c in calls], 1)
+        for field in ("q", "k", "v", "output", "gradient")
+        if getattr(first, field) is not None
+    }
     return replace(first, name=" + ".join(c.name for c in calls), **fields)
 
 
 def layer_number(count: int, layer: int) -> int:
     """Number, from 0, of a layer among `count`. Negative numbers count from the end."""
     if not hasattr(layer, "__index__"):
-        raise TypeError(f"The layer must be a number, got {layer!r}. As in `attn[5].weights(head=2, query=(3, 4))`.")
+        raise TypeError(
+            f"The layer must be a number, got {layer!r}. As in `attn[5].weights(head=2, query=(3, 4))`."
+        )
     if not -count <= layer < count:
-        raise IndexError(f"The layer must be from 0 to {count - 1} (the model has {count} layers), got {layer}.")
+        raise IndexError(
+            f"The layer must be from 0 to {count - 1} (the model has {count} layers), got {layer}."
+        )
     return range(count)[layer]

@@ -73,7 +73,9 @@ def explicit_attention(
 ) -> Tensor:
     """(B, H, Q, K) attention as `MULTIHEAD` computes it with need_weights=True, from scaled queries."""
     if has_torch_function((query, key, value)):
-        return handle_torch_function(explicit_attention, (query, key, value), query, key, value, mask, scale=scale)
+        return handle_torch_function(
+            explicit_attention, (query, key, value), query, key, value, mask, scale=scale
+        )
     return torch.bmm(_weights(query, key, mask), value.flatten(0, 1)).unflatten(0, query.shape[:2])
 
 
@@ -86,10 +88,27 @@ def _weights(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def multihead_attention(
-    attend: Callable, query: Tensor, key: Tensor, value: Tensor, width: int, heads: int,
-    in_weight: Tensor, in_bias: Tensor | None, bias_k, bias_v, add_zero_attn: bool, dropout: float,
-    out_weight: Tensor, out_bias: Tensor | None, training: bool = True, key_padding_mask=None,
-    need_weights: bool = True, attn_mask=None, average_attn_weights: bool = True, is_causal: bool = False, **separate,
+    attend: Callable,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    width: int,
+    heads: int,
+    in_weight: Tensor,
+    in_bias: Tensor | None,
+    bias_k,
+    bias_v,
+    add_zero_attn: bool,
+    dropout: float,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask=None,
+    need_weights: bool = True,
+    attn_mask=None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    **separate,
 ) -> tuple[Tensor, Tensor | None]:
     """PyTorch's `multi_head_attention_forward` with attention computed by `attend`, the first argument.
 
@@ -98,13 +117,22 @@ def multihead_attention(
     `torch.backends.mha.set_fastpath_enabled(False)` turns it off for good.
     """
     unsupported = (bias_k, bias_v, key_padding_mask, attn_mask)
-    if add_zero_attn or any(part is not None for part in unsupported) or query.dim() != 3 or key is not value:
-        raise UnsupportedModelError("torch.nn.MultiheadAttention is called with a mask, extra keys or without a batch.")
+    if (
+        add_zero_attn
+        or any(part is not None for part in unsupported)
+        or query.dim() != 3
+        or key is not value
+    ):
+        raise UnsupportedModelError(
+            "torch.nn.MultiheadAttention is called with a mask, extra keys or without a batch."
+        )
     length, batch, _ = query.shape
     if in_weight is None:
         biases = (None,) * 3 if in_bias is None else in_bias.chunk(3)
         matrices = (separate[f"{name}_proj_weight"] for name in "qkv")
-        q, k, v = (F.linear(*inputs) for inputs in zip((query, key, value), matrices, biases, strict=True))
+        q, k, v = (
+            F.linear(*inputs) for inputs in zip((query, key, value), matrices, biases, strict=True)
+        )
     elif query is key:
         q, k, v = _unpacked(F.linear(query, in_weight, in_bias), 3, width)
     else:
@@ -113,7 +141,10 @@ def multihead_attention(
             b_q, b_kv = in_bias.split([width, 2 * width])
         q = F.linear(query, w_q, b_q)
         k, v = _unpacked(F.linear(key, w_kv, b_kv), 2, width)
-    q, k, v = (t.view(len(t), batch * heads, -1).transpose(0, 1).unflatten(0, (batch, heads)) for t in (q, k, v))
+    q, k, v = (
+        t.view(len(t), batch * heads, -1).transpose(0, 1).unflatten(0, (batch, heads))
+        for t in (q, k, v)
+    )
     weights, dropout = None, dropout if training else 0.0
     if need_weights:
         q = q * math.sqrt(1.0 / float(q.shape[-1]))
@@ -128,14 +159,22 @@ def multihead_attention(
 
 def _unpacked(packed: Tensor, parts: int, width: int) -> Tensor:
     """(parts, T, B, D) projections from (T, B, parts·D)."""
-    return packed.unflatten(-1, (parts, width)).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
+    return (
+        packed.unflatten(-1, (parts, width)).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
+    )
 
 
 def tensors_of(values: object) -> list[Tensor]:
     """All tensors among values, including those in lists, tuples and dictionaries."""
     if isinstance(values, Tensor):
         return [values]
-    inside = values.values() if isinstance(values, dict) else values if isinstance(values, list | tuple) else ()
+    inside = (
+        values.values()
+        if isinstance(values, dict)
+        else values
+        if isinstance(values, list | tuple)
+        else ()
+    )
     return [tensor for value in inside for tensor in tensors_of(value)]
 
 
@@ -151,7 +190,11 @@ def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterato
     names, thread = {module: name for name, module in model.named_modules()}, threading.get_ident()
     inner = within(model)
     adapter = family(inner) if known(inner) else None
-    pre_norm = adapter is not None and not isinstance(adapter, Registered) and adapter.stream_problem is None
+    pre_norm = (
+        adapter is not None
+        and not isinstance(adapter, Registered)
+        and adapter.stream_problem is None
+    )
     residual = {id(block) for block in adapter.blocks} if pre_norm else set()
 
     def check(module: nn.Module, args: tuple, output: object) -> None:
@@ -159,8 +202,14 @@ def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterato
             return
         with torch._C.DisableTorchFunction():
             outputs = [t for t in tensors_of(output) if t.is_floating_point()]
-            given = [t for t in tensors_of(args) if not isinstance(t, nn.Parameter) and t.requires_grad]
-            lost = outputs and not any(t.requires_grad for t in outputs) or ".quantized" in type(module).__module__
+            given = [
+                t for t in tensors_of(args) if not isinstance(t, nn.Parameter) and t.requires_grad
+            ]
+            lost = (
+                outputs
+                and not any(t.requires_grad for t in outputs)
+                or ".quantized" in type(module).__module__
+            )
             if given and (lost or id(module) in residual and not _adds_to(given[0], outputs[0])):
                 report(names[module] or type(module).__name__)
 
@@ -170,7 +219,11 @@ def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterato
 
 def _adds_to(tokens: Tensor, output: Tensor) -> bool:
     """True if the output is the tokens plus terms that are all in autograd's graph."""
-    start, nodes, complete = torch.autograd.graph.get_gradient_edge(tokens).node, [output.grad_fn], False
+    start, nodes, complete = (
+        torch.autograd.graph.get_gradient_edge(tokens).node,
+        [output.grad_fn],
+        False,
+    )
     while nodes:
         node = nodes.pop()
         if node is None:
@@ -192,8 +245,12 @@ class Interception(TorchFunctionMode):
         super().__init__()
         self.model, self.family = model, family(model)
         self.grid: TokenGrid | None = None
-        self.layer: tuple[int, int, str] | None = None  # (layer, call, name) of the last used parameters
-        self.parameters = {id(p): p for p in model.parameters()}  # kept, because ids of freed tensors are reused
+        self.layer: tuple[int, int, str] | None = (
+            None  # (layer, call, name) of the last used parameters
+        )
+        self.parameters = {
+            id(p): p for p in model.parameters()
+        }  # kept, because ids of freed tensors are reused
         self.owner = dict.fromkeys(self.parameters)  # None: outside attention
         self.owner |= {
             id(p): (i, j, name)
@@ -243,7 +300,9 @@ class Interception(TorchFunctionMode):
         if self.image is not None and parameters and len(parameters) < len(tensors):
             self.grid = self.family.grid(tuple(self.image.shape[-2:]))
 
-    def _attention(self, func, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **kwargs):
+    def _attention(
+        self, func, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **kwargs
+    ):
         where, self.layer = self.layer, None
         if where is None:  # another model's, or handled above by this interception, entered twice
             return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
@@ -253,9 +312,22 @@ class Interception(TorchFunctionMode):
         self.padded.clear()
         return self.attend(where, func, query, key, value, attn_mask, **kwargs)
 
-    def check(self, index: int, call: int, query, key, mask: Tensor | None, dropout_p: float, is_causal: bool) -> None:
+    def check(
+        self,
+        index: int,
+        call: int,
+        query,
+        key,
+        mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+    ) -> None:
         """Raise UnsupportedModelError unless the call attends over all tokens of one image, without randomness."""
-        grid, where, keys = self.grid, "attention pool" if index == POOL else f"layer {index}", key.shape[-2]
+        grid, where, keys = (
+            self.grid,
+            "attention pool" if index == POOL else f"layer {index}",
+            key.shape[-2],
+        )
         if grid is not None and index == POOL:
             fits = keys in (grid.tokens, grid.patches)
         elif grid is not None:
@@ -326,7 +398,11 @@ class Attention(Sequence):
         raise AttributeError(f"A capture has no attribute {name!r}.{of_layers}")
 
     def differentiate(
-        self, score: Tensor | Sequence[Tensor], *, also: Sequence[Tensor] = (), keep_graph: bool = False
+        self,
+        score: Tensor | Sequence[Tensor],
+        *,
+        also: Sequence[Tensor] = (),
+        keep_graph: bool = False,
     ) -> list[Tensor]:
         """Set the `gradient`, ∂score/∂output, of every layer and of an attention pool. `.grad` stays unchanged.
 
@@ -352,11 +428,18 @@ class Attention(Sequence):
         for number, groups in parts:
             outputs = [call.output for calls in groups for call in calls]
             gradients = torch.autograd.grad(
-                number, [*outputs, *also], retain_graph=keep_graph, allow_unused=True, materialize_grads=True
+                number,
+                [*outputs, *also],
+                retain_graph=keep_graph,
+                allow_unused=True,
+                materialize_grads=True,
             )
             left = iter(gradients)
             for calls in groups:
-                calls[:] = [replace(call, output=call.output.detach(), gradient=next(left)) for call in calls]
+                calls[:] = [
+                    replace(call, output=call.output.detach(), gradient=next(left))
+                    for call in calls
+                ]
         self.pool = pool[0] if pool else None
         for number in (~self.reached().any(1)).nonzero()[:1].flatten().tolist():
             raise ValueError(no_gradient(self.model_name, "the score", number))
@@ -396,7 +479,9 @@ def no_gradient(model: str, score: str, layer: int) -> str:
 
 
 @contextlib.contextmanager
-def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) -> Iterator[Attention]:
+def capture(
+    model: nn.Module, *, values: bool = False, gradients: bool = False
+) -> Iterator[Attention]:
     """Record the attention of one forward of a Vision Transformer.
 
     >>> with torch.no_grad(), vitlens.capture(model) as attn:
@@ -427,7 +512,9 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
             above.callback(hook.remove)
         if given is not model:
             above.enter_context(hooked([(model.register_forward_hook, recorder.returned)]))
-        for intervention in THREAD.interventions:  # inside, so the recorder gets their masks and not their outputs
+        for (
+            intervention
+        ) in THREAD.interventions:  # inside, so the recorder gets their masks and not their outputs
             above.enter_context(intervention)
         if gradients:
             above.enter_context(watching_graph(model, attn.cuts.append))
@@ -458,7 +545,15 @@ class _Recorder(Interception):
     forward of the part returns one tensor, its own logits or features.
     """
 
-    def __init__(self, model: nn.Module, modules: list, attn: Attention, values: bool, gradients: bool, wrapped: bool):
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: list,
+        attn: Attention,
+        values: bool,
+        gradients: bool,
+        wrapped: bool,
+    ):
         super().__init__(model, modules)
         self.attn, self.values, self.gradients = attn, values or gradients, gradients
         self.wrapped = wrapped
@@ -484,13 +579,19 @@ class _Recorder(Interception):
             if index != 0:
                 self.attn.cuts.append(f"the attention of layer {index}")
             output.requires_grad_()  # the graph of a frozen model begins at its first layer
-        if any(place[:2] == ("head", index) for mode in THREAD.interventions for place in mode.places):
+        if any(
+            place[:2] == ("head", index) for mode in THREAD.interventions for place in mode.places
+        ):
             self.attn._replaced.add(index)
         own = torch.Tensor.detach if self.gradients else _own  # autograd keeps q, k and v anyway
         scale = query.shape[-1] ** -0.5 if kwargs.get("scale") is None else float(kwargs["scale"])
         with torch._C.DisableTorchFunction():
             layer = Layer(
-                name, own(query), own(all_heads(key, query)), scale, None if mask is None else mask.detach(),
+                name,
+                own(query),
+                own(all_heads(key, query)),
+                scale,
+                None if mask is None else mask.detach(),
                 own(all_heads(value, query)) if self.values else None,
                 output if self.gradients else own(output) if self.values else None,
                 grid=None if index == POOL else self.grid,
@@ -509,6 +610,9 @@ class _Recorder(Interception):
 def _own(tensor: Tensor) -> Tensor:
     """The tensor, detached. A view is copied, because it would keep a larger tensor, such as a fused qkv, in memory."""
     tensor = tensor.detach()
-    if tensor.device.type == "meta" or tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size():
+    if (
+        tensor.device.type == "meta"
+        or tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size()
+    ):
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)

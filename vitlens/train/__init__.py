@@ -9,7 +9,22 @@ from vitlens.train.run_folder import export
 from vitlens.train.runs import run
 
 __all__ = [
-    "RECIPES", "Recipe", "Step", "World", "accuracy", "compiled", "export", "fit", "hardware", "join",
-    "read_recipe", "recipe", "register", "run", "snapshots", "starting_from", "versions",
+    "RECIPES",
+    "Recipe",
+    "Step",
+    "World",
+    "accuracy",
+    "compiled",
+    "export",
+    "fit",
+    "hardware",
+    "join",
+    "read_recipe",
+    "recipe",
+    "register",
+    "run",
+    "snapshots",
+    "starting_from",
+    "versions",
 ]
 __dir__ = __all__.copy

@@ -27,7 +27,9 @@ def computes_bf16(device: torch.device) -> bool:
     """True if the device multiplies bf16 in hardware. Other CPUs are many times slower in bf16 than in fp32."""
     if device.type == "cpu":
         x86 = torch.backends.cpu.get_cpu_capability().startswith(("AVX", "NO AVX", "DEFAULT"))
-        mkldnn = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        mkldnn = (
+            torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
         return mkldnn and (not x86 or torch.cpu._is_avx512_bf16_supported())
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
@@ -69,7 +71,9 @@ def unfused_attention() -> Iterator[None]:
     On a CPU, the backward pass of PyTorch's fused attention takes four times as long in bfloat16 as in float32, at
     usual sequence lengths. Unfused bfloat16 products are faster than both (`experiments/training.py`).
     """
-    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # in spite of its name, the CPU's too
+    allowed = (
+        torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    )  # in spite of its name, the CPU's too
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
         with sdpa_kernel(SDPBackend.MATH):
@@ -78,7 +82,9 @@ def unfused_attention() -> Iterator[None]:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
 
 
-def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Callable[[Tensor, Targets], Tensor]:
+def compiled(
+    model: nn.Module, recipe: Recipe, device: torch.device | str
+) -> Callable[[Tensor, Targets], Tensor]:
     """Forward pass and loss as one function of a batch, compiled as the recipe sets. The model is unchanged.
 
     If compiling fails (no compiler, no Triton, an old GPU), the function runs uncompiled after a RuntimeWarning.
@@ -111,8 +117,12 @@ def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Ca
         with attention():
             try:
                 return loss(x, y)
-            except torch._dynamo.exc.TorchDynamoException as error:  # at the first call, which compiles
-                reason = " ".join(str(error).strip().split("\n\n")[0].split())[:300]  # without advice on verbosity
+            except (
+                torch._dynamo.exc.TorchDynamoException
+            ) as error:  # at the first call, which compiles
+                reason = " ".join(str(error).strip().split("\n\n")[0].split())[
+                    :300
+                ]  # without advice on verbosity
                 message = f"Compiling failed on {x.device}, so training continues uncompiled and slower: {reason}"
                 warnings.warn(message, RuntimeWarning, stacklevel=2)
                 loss = uncompiled_loss
@@ -142,7 +152,10 @@ class ObjectiveLoss(nn.Module):
 
 
 def accuracy(
-    model: nn.Module, data: ImageSet, recipe: Recipe, weights: dict[str, Tensor] | None = None,
+    model: nn.Module,
+    data: ImageSet,
+    recipe: Recipe,
+    weights: dict[str, Tensor] | None = None,
     world: World | None = None,
 ) -> float:
     """Top-1 (%) of the model, or of the model with other `weights`, on `data`; no test-time augmentation.
@@ -162,7 +175,10 @@ def accuracy(
 
 
 def objective_loss(
-    model: nn.Module, data: ImageSet, recipe: Recipe, weights: dict[str, Tensor] | None = None,
+    model: nn.Module,
+    data: ImageSet,
+    recipe: Recipe,
+    weights: dict[str, Tensor] | None = None,
     world: World | None = None,
 ) -> float:
     """Mean loss of `model.objective` on `data`, of the model or of the model with other `weights`.
@@ -179,7 +195,9 @@ def objective_loss(
 
 
 @torch.no_grad()
-def _mean(measure: Callable, model: nn.Module, data: ImageSet, recipe: Recipe, world: World | None) -> float:
+def _mean(
+    measure: Callable, model: nn.Module, data: ImageSet, recipe: Recipe, world: World | None
+) -> float:
     """Mean over the images. measure: (normalized images, labels) of a batch → sum over its images."""
     world = world or World(device=next(model.parameters()).device)
     bf16 = trains_in_bf16(recipe, world.device)
@@ -199,7 +217,11 @@ def _mean(measure: Callable, model: nn.Module, data: ImageSet, recipe: Recipe, w
 
 
 def validate(
-    model: nn.Module, average: dict[str, Tensor], valid: ImageSet, recipe: Recipe, world: World | None = None
+    model: nn.Module,
+    average: dict[str, Tensor],
+    valid: ImageSet,
+    recipe: Recipe,
+    world: World | None = None,
 ) -> dict[str, float]:
     """`top1` (%) of the model, and `top1_average` of its averaged weights if it has them.
 

@@ -58,10 +58,17 @@ class Step:
 
 
 def fit(
-    model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, *, out: Path | str | None = None,
-    resume: bool = False, device: torch.device | str | None = None, average: dict[str, Tensor] | None = None,
+    model: nn.Module,
+    data: tuple[ImageSet, ImageSet],
+    recipe: Recipe,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    device: torch.device | str | None = None,
+    average: dict[str, Tensor] | None = None,
     objective: Callable[[nn.Module, Tensor], Tensor] | None = None,
-    criterion: Callable[[Tensor, Targets], Tensor] | None = None, world: World | None = None,
+    criterion: Callable[[Tensor, Targets], Tensor] | None = None,
+    world: World | None = None,
 ) -> Iterator[Step]:
     """Train the model in place on `data` = (training set, validation set), yielding a `Step` after each step.
 
@@ -106,26 +113,43 @@ def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, wor
     steps = recipe.length(images)
     parts = world.size * recipe.accumulate
     side = recipe.image_size
-    reject((
-        (tuple(train.size) != (recipe.resize or side,) * 2 or tuple(valid.size) != (side, side),
-         f"The recipe takes training images of {recipe.resize or side} pixels and validation images of {side}, got "
-         f"{train.size} and {valid.size}. Load them at these sizes."),
-        (classes != recipe.num_classes or train.class_names != valid.class_names,
-         f"The recipe has {recipe.num_classes} classes, training has {classes}, validation {len(valid.class_names)}. "
-         f"They must be the same: set num_classes={classes}, or check that both splits come from one source."),
-        (images < recipe.batch_size,
-         f"A batch of {recipe.batch_size} exceeds the {images} training images. Lower batch_size."),
-        (parts > 1 and recipe.batch_size % (2 * parts),
-         f"A batch of {recipe.batch_size} does not divide into equal parts of an even number of images, for "
-         f"{world.size} processes × accumulate {recipe.accumulate}. Change batch_size or accumulate."),
-        (recipe.warmup_steps >= steps,
-         f"A run of {steps} steps on {images} images would end within its {recipe.warmup_steps} steps of warm-up. "
-         "Train longer, or lower warmup_steps."),
-        (recipe.patch_drop and not hasattr(getattr(model, "patch_drop", None), "prob"),
-         "The recipe sets patch_drop, but the model has no patch dropout layer. Build it with patch_drop_rate."),
-        (classes < 2 and not hasattr(model, "objective"),
-         f"Training needs at least two classes, got only {train.class_names[0]!r}. Add images of another class."),
-    ))
+    reject(
+        (
+            (
+                tuple(train.size) != (recipe.resize or side,) * 2
+                or tuple(valid.size) != (side, side),
+                f"The recipe takes training images of {recipe.resize or side} pixels and validation images of {side}, got "
+                f"{train.size} and {valid.size}. Load them at these sizes.",
+            ),
+            (
+                classes != recipe.num_classes or train.class_names != valid.class_names,
+                f"The recipe has {recipe.num_classes} classes, training has {classes}, validation {len(valid.class_names)}. "
+                f"They must be the same: set num_classes={classes}, or check that both splits come from one source.",
+            ),
+            (
+                images < recipe.batch_size,
+                f"A batch of {recipe.batch_size} exceeds the {images} training images. Lower batch_size.",
+            ),
+            (
+                parts > 1 and recipe.batch_size % (2 * parts),
+                f"A batch of {recipe.batch_size} does not divide into equal parts of an even number of images, for "
+                f"{world.size} processes × accumulate {recipe.accumulate}. Change batch_size or accumulate.",
+            ),
+            (
+                recipe.warmup_steps >= steps,
+                f"A run of {steps} steps on {images} images would end within its {recipe.warmup_steps} steps of warm-up. "
+                "Train longer, or lower warmup_steps.",
+            ),
+            (
+                recipe.patch_drop and not hasattr(getattr(model, "patch_drop", None), "prob"),
+                "The recipe sets patch_drop, but the model has no patch dropout layer. Build it with patch_drop_rate.",
+            ),
+            (
+                classes < 2 and not hasattr(model, "objective"),
+                f"Training needs at least two classes, got only {train.class_names[0]!r}. Add images of another class.",
+            ),
+        )
+    )
     train.remaining(recipe.augment)  # a stream raises for augmentations that it does not support
 
 
@@ -150,7 +174,9 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
         folder = RunFolder(out, recipe, (model, average, optimizer), facts, world)
         done = folder.begin(resume)
         if world.total(done) != world.size * done:
-            raise ValueError("The processes of this run found different checkpoints. Give all of them one folder.")
+            raise ValueError(
+                "The processes of this run found different checkpoints. Give all of them one folder."
+            )
         counted = done
         began = time.perf_counter()
 
@@ -170,7 +196,9 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
                 o.step()
                 o.zero_grad()
             if recipe.average:
-                update_average([average[name] for name in state], list(state.values()), recipe.average, step)
+                update_average(
+                    [average[name] for name in state], list(state.values()), recipe.average, step
+                )
 
             done = step + 1
             epoch = step // per_epoch
@@ -187,7 +215,9 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
                 record = replace(record, loss=value, images_per_second=speed)
                 if validates:
                     with folder.kept(done, asdict(record)):
-                        record = replace(record, metrics=validate(model, average, valid, recipe, world))
+                        record = replace(
+                            record, metrics=validate(model, average, valid, recipe, world)
+                        )
                 folder.log(asdict(record))
             try:
                 yield record  # before saving, so that a consumer's snapshot is never older than the checkpoint
@@ -213,7 +243,9 @@ def numerics(recipe: Recipe, world: World):
     parts = world.size * recipe.accumulate
     matmul = torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
-    convolutions = torch.backends.cudnn.allow_tf32  # true by default, even if matrix products are exact
+    convolutions = (
+        torch.backends.cudnn.allow_tf32
+    )  # true by default, even if matrix products are exact
     torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = recipe.tf32
     if recipe.deterministic:
@@ -223,7 +255,9 @@ def numerics(recipe: Recipe, world: World):
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     except RuntimeError as error:
-        if workers_ended(error):  # PyTorch may raise it at any moment, not only while loading images
+        if workers_ended(
+            error
+        ):  # PyTorch may raise it at any moment, not only while loading images
             raise ended(error) from error
         if not out_of_memory(error):
             raise
@@ -261,7 +295,9 @@ def batches(
     remaining = train.remaining(recipe.augment)
     drops = getattr(model, "patch_drop", None)  # timm's layer
 
-    def augmented_parts(step: int, loaded: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Targets]]:
+    def augmented_parts(
+        step: int, loaded: Iterator[tuple[Tensor, Tensor]]
+    ) -> Iterator[tuple[Tensor, Targets]]:
         epoch, number = divmod(step, per_epoch)
         progress = step / steps
         for k in mine:
@@ -271,8 +307,14 @@ def batches(
                 drops.prob = recipe.patch_drop if progress < recipe.patch_drop_until else 0.0
             rng = draws(images.device, recipe.seed, epoch, number, part=k, parts=parts)
             yield augmented(
-                images, labels, remaining, rng,
-                size=recipe.image_size, mean=recipe.mean, std=recipe.std, mix=progress < recipe.mix_until,
+                images,
+                labels,
+                remaining,
+                rng,
+                size=recipe.image_size,
+                mean=recipe.mean,
+                std=recipe.std,
+                mix=progress < recipe.mix_until,
             )
 
     for epoch in range(done // per_epoch, math.ceil(steps / per_epoch)):

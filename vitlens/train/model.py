@@ -45,10 +45,16 @@ VARIANTS: dict[str, Variants] = {}
 
 def variants_among(keywords: Mapping) -> bool:
     """True if keywords of a model hold a value of `VARIANTS`."""
-    return any(keywords.get(name) in values for row in VARIANTS.values() for name, values in row.values.items())
+    return any(
+        keywords.get(name) in values
+        for row in VARIANTS.values()
+        for name, values in row.values.items()
+    )
 
 
-def build(architecture: str, arguments: dict, seed: int, mlp_bias: float | None = None, source: str = "") -> nn.Module:
+def build(
+    architecture: str, arguments: dict, seed: int, mlp_bias: float | None = None, source: str = ""
+) -> nn.Module:
     """A timm model in training mode, with initial weights that are a function of the seed.
 
     mlp_bias: output bias of an `mlp_head` in place of the linear head. source: a model whose weights are copied, except
@@ -59,7 +65,9 @@ def build(architecture: str, arguments: dict, seed: int, mlp_bias: float | None 
         try:
             model = timm.create_model(architecture, **arguments)
         except (TypeError, RuntimeError, AssertionError) as error:
-            raise ValueError(f"timm {timm.__version__} cannot build this {architecture}: {error}.") from error
+            raise ValueError(
+                f"timm {timm.__version__} cannot build this {architecture}: {error}."
+            ) from error
         if mlp_bias is not None:
             model.head = mlp_head(model.head, mlp_bias)
     if source:
@@ -90,21 +98,36 @@ def settings_of(source: str | Path, image_size: int) -> dict:
     reason = reason or ("is not a model of timm" if not hasattr(model, "forward_head") else "")
     if reason or (count := channels(model)) != 3:
         reason = reason or f"takes {count} channels"
-        raise ValueError(f"Training takes timm's models of RGB images, but {source} ({kind}) {reason}. Use another.")
+        raise ValueError(
+            f"Training takes timm's models of RGB images, but {source} ({kind}) {reason}. Use another."
+        )
     config = model.pretrained_cfg
     settings = {
-        "init": str(source), "architecture": config["architecture"], "mean": tuple(config["mean"]),
-        "std": tuple(config["std"]), "model_kwargs": _arguments_of(source),
+        "init": str(source),
+        "architecture": config["architecture"],
+        "mean": tuple(config["mean"]),
+        "std": tuple(config["std"]),
+        "model_kwargs": _arguments_of(source),
     }
-    if any("img_size" in inspect.signature(base.__init__).parameters for base in type(model).__mro__[:-1]):
-        settings["model_kwargs"]["img_size"] = image_size  # timm builds transformers for a size, but not ConvNets
+    if any(
+        "img_size" in inspect.signature(base.__init__).parameters
+        for base in type(model).__mro__[:-1]
+    ):
+        settings["model_kwargs"]["img_size"] = (
+            image_size  # timm builds transformers for a size, but not ConvNets
+        )
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     if patch is None or not hasattr(model, "blocks"):
         return {**settings, "patch_size": 1, "width": model.num_features, "depth": 1, "heads": 1}
-    heads = [module.num_heads for module in model.blocks[0].modules() if hasattr(module, "num_heads")]
+    heads = [
+        module.num_heads for module in model.blocks[0].modules() if hasattr(module, "num_heads")
+    ]
     return {
-        **settings, "patch_size": patch if isinstance(patch, int) else patch[0], "width": model.embed_dim,
-        "depth": len(model.blocks), "heads": heads[0] if heads else 1,
+        **settings,
+        "patch_size": patch if isinstance(patch, int) else patch[0],
+        "width": model.embed_dim,
+        "depth": len(model.blocks),
+        "heads": heads[0] if heads else 1,
     }
 
 
@@ -114,8 +137,14 @@ def _arguments_of(source: str | Path) -> dict:
     folder = folder.parent if folder.is_file() else folder
     if not folder.is_dir():
         return {}
-    arguments = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_args") or {}
-    return {name: value for name, value in arguments.items() if not name.endswith(SET_BY_RECIPES) and value is not None}
+    arguments = (
+        json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_args") or {}
+    )
+    return {
+        name: value
+        for name, value in arguments.items()
+        if not name.endswith(SET_BY_RECIPES) and value is not None
+    }
 
 
 def transfer(source: nn.Module, model: nn.Module) -> None:
@@ -124,10 +153,16 @@ def transfer(source: nn.Module, model: nn.Module) -> None:
     Raises ValueError if another weight has a different shape, such as relative positions of another grid.
     """
     ends = model.get_classifier()  # two for a distilled DeiT, Identity without a head
-    ends = [m for m in (ends if isinstance(ends, tuple | list) else (ends,)) if not isinstance(m, nn.Identity)]
+    ends = [
+        m
+        for m in (ends if isinstance(ends, tuple | list) else (ends,))
+        if not isinstance(m, nn.Identity)
+    ]
     heads = [name for name, module in model.named_modules() if any(module is end for end in ends)]
     if not heads:
-        raise ValueError(f"Fine-tuning needs a classifier head, which {type(model).__name__} lacks. Use another model.")
+        raise ValueError(
+            f"Fine-tuning needs a classifier head, which {type(model).__name__} lacks. Use another model."
+        )
     within = tuple(f"{head}." for head in heads)
     state = {name: t for name, t in source.state_dict().items() if not name.startswith(within)}
     target = model.state_dict()
@@ -135,9 +170,17 @@ def transfer(source: nn.Module, model: nn.Module) -> None:
         grid = source.patch_embed.grid_size
         prefix = state["pos_embed"].shape[1] - grid[0] * grid[1]
         state["pos_embed"] = positions.resize(
-            state["pos_embed"], model.patch_embed.grid_size, prefix=prefix, grid=grid, method="paper"
+            state["pos_embed"],
+            model.patch_embed.grid_size,
+            prefix=prefix,
+            grid=grid,
+            method="paper",
         )
-    other = [n for n in target if not n.startswith(within) and (n not in state or state[n].shape != target[n].shape)]
+    other = [
+        n
+        for n in target
+        if not n.startswith(within) and (n not in state or state[n].shape != target[n].shape)
+    ]
     if other:
         raise ValueError(
             f"{other[0]} of {type(model).__name__} has another shape at this resolution, and only learned positions at "

@@ -15,7 +15,13 @@ from vitlens.train.settings import Recipe
 # Quintic that drives singular values toward 1: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 UNDECAYED = (
-    "pos_embed", "cls_token", "dist_token", "reg_token", "mask_token", "latent", "relative_position_bias_table",
+    "pos_embed",
+    "cls_token",
+    "dist_token",
+    "reg_token",
+    "mask_token",
+    "latent",
+    "relative_position_bias_table",
 )
 
 
@@ -60,7 +66,11 @@ def _plain(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """AdamW or SGD over all parameters."""
     undecayed = [name for name, _ in model.named_parameters() if name.endswith(UNDECAYED)]
     groups = timm.optim.param_groups_layer_decay(
-        model, recipe.weight_decay, undecayed, layer_decay=recipe.layer_decay, weight_decay_exclude_1d=True
+        model,
+        recipe.weight_decay,
+        undecayed,
+        layer_decay=recipe.layer_decay,
+        weight_decay_exclude_1d=True,
     )
     for group in groups:
         group["peak_lr"] = recipe.lr * group["lr_scale"]
@@ -77,7 +87,9 @@ def set_rates(optimizer: list[torch.optim.Optimizer], factor: float) -> None:
 
 
 @torch.no_grad()
-def update_average(average: Sequence[Tensor], now: Sequence[Tensor], decay: float, step: int) -> None:
+def update_average(
+    average: Sequence[Tensor], now: Sequence[Tensor], decay: float, step: int
+) -> None:
     """Update an exponential moving average in place. Its decay grows at first, to forget the random start."""
     torch._foreach_lerp_(average, now, 1 - min(decay, (1 + step) / (10 + step)))
 
@@ -95,11 +107,22 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: Iterable, lr: float, momentum: float = 0.95, weight_decay: float = 0.0,
+        self,
+        params: Iterable,
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
         products: torch.dtype = torch.bfloat16,
     ):
         super().__init__(
-            params, {"lr": lr, "peak_lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1}
+            params,
+            {
+                "lr": lr,
+                "peak_lr": lr,
+                "momentum": momentum,
+                "weight_decay": weight_decay,
+                "parts": 1,
+            },
         )
         self.products = products
 
@@ -125,9 +148,15 @@ class Muon(torch.optim.Optimizer):
                     stacks[matrix.shape].append((target, matrix))
             for shape, pairs in stacks.items():
                 targets, updates = zip(*pairs, strict=True)
-                orthogonal = orthogonalized(torch.stack(updates).to(self.products)).to(targets[0].dtype)
-                steps = [step.view_as(target) for step, target in zip(orthogonal, targets, strict=True)]
-                torch._foreach_add_(list(targets), steps, alpha=-group["lr"] * 0.2 * math.sqrt(max(shape)))
+                orthogonal = orthogonalized(torch.stack(updates).to(self.products)).to(
+                    targets[0].dtype
+                )
+                steps = [
+                    step.view_as(target) for step, target in zip(orthogonal, targets, strict=True)
+                ]
+                torch._foreach_add_(
+                    list(targets), steps, alpha=-group["lr"] * 0.2 * math.sqrt(max(shape))
+                )
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

@@ -34,7 +34,9 @@ class World:
 
     rank: int = 0
     size: int = 1
-    device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    device: torch.device = field(
+        default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    )
 
     def sum(self, tensors: list[Tensor]) -> None:
         """Replace each tensor by its sum over all processes, in place. Small tensors travel together.
@@ -87,7 +89,9 @@ def join(device: torch.device | str | None = None) -> World:
 
     # Fetching and decoding images in the first process can exceed PyTorch's timeout of ten minutes.
     state = PartialState(cpu=alone.device.type == "cpu", timeout=timedelta(hours=6))
-    if state.num_processes != int(os.environ["WORLD_SIZE"]):  # else each would act as the only one, and write
+    if state.num_processes != int(
+        os.environ["WORLD_SIZE"]
+    ):  # else each would act as the only one, and write
         raise ValueError(
             f"{os.environ['WORLD_SIZE']} processes were started, but accelerate connected {state.num_processes} on "
             f"{alone.device}. Train with --device cpu, or on devices that accelerate can connect."
@@ -193,4 +197,8 @@ def versions() -> dict[str, str]:
     >>> list(vitlens.train.versions())
     ['python', 'torch', 'timm']
     """
-    return {"python": sys.version.split()[0], "torch": str(torch.__version__), "timm": timm.__version__}
+    return {
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "timm": timm.__version__,
+    }

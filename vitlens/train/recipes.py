@@ -16,7 +16,10 @@ from vitlens.train.settings import FROM_MODEL, Recipe
 
 __all__ = ["FROM_MODEL", "RECIPES", "Recipe", "read_recipe", "recipe", "register", "starting_from"]
 
-GRAY = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # pixels in [−1, 1], as in the official code
+GRAY = {
+    "mean": (0.5, 0.5, 0.5),
+    "std": (0.5, 0.5, 0.5),
+}  # pixels in [−1, 1], as in the official code
 # fmt: off
 # For one GPU.
 TINY_IMAGENET = Recipe(
@@ -187,10 +190,14 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
     """
     if recipe.model_kwargs and not recipe.init:
         keyword = next(iter(recipe.model_kwargs))
-        raise ValueError(f"model.{keyword} comes with the model that the run starts from, and cannot be set.")
+        raise ValueError(
+            f"model.{keyword} comes with the model that the run starts from, and cannot be set."
+        )
     settings = settings_of(source, recipe.image_size)
     convolutional = (settings["patch_size"], settings["depth"], settings["heads"]) == (1, 1, 1)
     if convolutional and (recipe.dropout or recipe.optimizer == "muon"):
         setting = "dropout" if recipe.dropout else "optimizer=muon"
-        raise ValueError(f"{setting} needs a transformer over patches, and {source} is another model. Leave it out.")
+        raise ValueError(
+            f"{setting} needs a transformer over patches, and {source} is another model. Leave it out."
+        )
     return replace(recipe, **settings)

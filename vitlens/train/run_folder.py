@@ -59,7 +59,9 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], scalars
     """Write one checkpoint and delete all but the newest `KEPT`. If writing fails (disk full), these stay intact."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"step-{step:08d}"
-    copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}  # tied weights too
+    copies = {
+        name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()
+    }  # tied weights too
     payload = safetensors.torch.save(copies)
     content = {"step": step, "sha256": hashlib.sha256(payload).hexdigest(), **scalars}
     write(stem.with_suffix(".safetensors"), payload)
@@ -87,7 +89,9 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict]:
             return safetensors.torch.load(payload), content
         except (OSError, ValueError, KeyError, TypeError) as error:
             tqdm.write(f"The checkpoint {marker.stem} is damaged and skipped: {error}.")
-    raise ValueError(f"All checkpoints in {folder} are damaged. Delete them to start again, or use another folder.")
+    raise ValueError(
+        f"All checkpoints in {folder} are damaged. Delete them to start again, or use another folder."
+    )
 
 
 def newest_first(folder: Path) -> list[Path]:
@@ -95,18 +99,27 @@ def newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.json"), reverse=True)
 
 
-def flat(model: nn.Module, average: dict[str, Tensor], optimizers: list[Optimizer]) -> dict[str, Tensor]:
+def flat(
+    model: nn.Module, average: dict[str, Tensor], optimizers: list[Optimizer]
+) -> dict[str, Tensor]:
     """All tensors of a run by flat names: `model.…`, `average.…`, `optimizer.0.<parameter>.<moment>`."""
     names = {p: name for name, p in model.named_parameters()}
     tensors = {f"model.{name}": t for name, t in model.state_dict().items()}
     tensors |= {f"average.{name}": t for name, t in average.items()}
     for i, optimizer in enumerate(optimizers):
         for parameter, state in optimizer.state.items():
-            tensors |= {f"optimizer.{i}.{names[parameter]}.{key}": value for key, value in state.items()}
+            tensors |= {
+                f"optimizer.{i}.{names[parameter]}.{key}": value for key, value in state.items()
+            }
     return tensors
 
 
-def restore(tensors: dict[str, Tensor], model: nn.Module, average: dict[str, Tensor], optimizers: list[Optimizer]):
+def restore(
+    tensors: dict[str, Tensor],
+    model: nn.Module,
+    average: dict[str, Tensor],
+    optimizers: list[Optimizer],
+):
     """Copy the tensors of `flat` back into model, average and optimizers."""
     model.load_state_dict({name[6:]: t for name, t in tensors.items() if name.startswith("model.")})
     for name, t in average.items():
@@ -117,7 +130,9 @@ def restore(tensors: dict[str, Tensor], model: nn.Module, average: dict[str, Ten
             i, name = full.removeprefix("optimizer.").split(".", 1)
             name, _, key = name.rpartition(".")
             # Fused optimizers keep step counters in fp32 on the device of the parameters.
-            optimizers[int(i)].state[parameters[name]][key] = value.to(parameters[name].device, copy=True)
+            optimizers[int(i)].state[parameters[name]][key] = value.to(
+                parameters[name].device, copy=True
+            )
 
 
 # Log and resumption
@@ -133,7 +148,10 @@ def checksum(images: ImageSet) -> str:
 def name_of(made: object) -> str:
     """Name of a callable, with the arguments of a partial: "experiments.small_data.build(tokenizer='conv-stem')"."""
     if isinstance(made, partial):
-        arguments = [*map(repr, made.args), *(f"{name}={value!r}" for name, value in made.keywords.items())]
+        arguments = [
+            *map(repr, made.args),
+            *(f"{name}={value!r}" for name, value in made.keywords.items()),
+        ]
         return f"{name_of(made.func)}({', '.join(arguments)})"
     kind = made if hasattr(made, "__qualname__") else type(made)
     return f"{kind.__module__}.{kind.__qualname__}"
@@ -142,11 +160,17 @@ def name_of(made: object) -> str:
 def facts_of(model: nn.Module, train: ImageSet, recipe: Recipe, world: World) -> dict:
     """Facts that determine a run besides its recipe: images, model, split of batches, and machine."""
     return {
-        "images": len(train), "labels": checksum(train), "pictures": train.fingerprint, "held": type(train).__name__,
-        "pixel_reading": PIXEL_READING, "built_by": getattr(model, "built_by", BUILT_BY),
+        "images": len(train),
+        "labels": checksum(train),
+        "pictures": train.fingerprint,
+        "held": type(train).__name__,
+        "pixel_reading": PIXEL_READING,
+        "built_by": getattr(model, "built_by", BUILT_BY),
         "objective": name_of(model.objective) if hasattr(model, "objective") else "labels",
-        "parts": world.size * recipe.accumulate, "device": world.device.type,
-        "threads": torch.get_num_threads() if world.device.type == "cpu" else None, "torch": str(torch.__version__),
+        "parts": world.size * recipe.accumulate,
+        "device": world.device.type,
+        "threads": torch.get_num_threads() if world.device.type == "cpu" else None,
+        "torch": str(torch.__version__),
     }
 
 
@@ -156,7 +180,9 @@ class RunFolder:
     state: (model, averaged weights, optimizers), whose tensors are read when a checkpoint is saved.
     """
 
-    def __init__(self, out: Path | str | None, recipe: Recipe, state: tuple, facts: dict, world: World):
+    def __init__(
+        self, out: Path | str | None, recipe: Recipe, state: tuple, facts: dict, world: World
+    ):
         self.path = None if out is None else Path(out)
         self.writes = self.path is not None and world.rank == 0
         self.recipe, self.state, self.facts = recipe, state, facts
@@ -170,7 +196,9 @@ class RunFolder:
         """
         markers = newest_first(self.path / "checkpoints") if self.path else []
         if markers and not resume:
-            raise ValueError(f"{self.path} already holds checkpoints. Resume the run, or train into another folder.")
+            raise ValueError(
+                f"{self.path} already holds checkpoints. Resume the run, or train into another folder."
+            )
         kept, done = "", 0
         if markers:
             tensors, scalars = load_checkpoint(self.path / "checkpoints")
@@ -179,7 +207,9 @@ class RunFolder:
             done = self.saved_step = scalars["step"]
             self.seconds_before = scalars.get("seconds", 0.0)
             log = self.path / "log.jsonl"
-            lines = log.read_text(errors="replace").splitlines(keepends=True) if log.exists() else []
+            lines = (
+                log.read_text(errors="replace").splitlines(keepends=True) if log.exists() else []
+            )
             # Later and incomplete lines will be written again.
             kept = "".join(line for line in lines if _step(line) <= done)
         if self.writes:
@@ -190,7 +220,10 @@ class RunFolder:
     def compare(self, before: dict) -> None:
         """Raise ValueError if a checkpoint belongs to another run. Print changes that end bit-exactness."""
         changes = []
-        for then, now in ((Recipe.from_dict(before["recipe"]).to_dict(), self.recipe.to_dict()), (before, self.facts)):
+        for then, now in (
+            (Recipe.from_dict(before["recipe"]).to_dict(), self.recipe.to_dict()),
+            (before, self.facts),
+        ):
             for key, value in now.items():
                 was = then.get(key)
                 if key == "objective":
@@ -205,14 +238,18 @@ class RunFolder:
                 if None not in (was, value):
                     changes.append(f"{key} = {value} instead of {was}")
         if self.writes and changes:
-            tqdm.write(f"Resumed with {', '.join(changes)}. Results will not be bit-identical to an unbroken run.")
+            tqdm.write(
+                f"Resumed with {', '.join(changes)}. Results will not be bit-identical to an unbroken run."
+            )
 
     def log(self, record: dict) -> None:
         if self.writes:
             with open(self.path / "log.jsonl", "a") as file:
                 file.write(json.dumps({**record, "time": round(time.time(), 2)}) + "\n")
                 file.flush()
-                os.fsync(file.fileno())  # so that a checkpoint after a power cut has the readings before it
+                os.fsync(
+                    file.fileno()
+                )  # so that a checkpoint after a power cut has the readings before it
 
     def due(self) -> bool:
         return self.writes and time.monotonic() - self.saved_at >= self.recipe.save_every
@@ -241,7 +278,9 @@ class RunFolder:
         if not self.writes or step == self.saved_step:
             return
         if not all(t.isfinite().all() for t in self.state[0].state_dict().values()):
-            raise FloatingPointError(f"Weights are not finite after step {step}, so they were not saved. {DIVERGED}")
+            raise FloatingPointError(
+                f"Weights are not finite after step {step}, so they were not saved. {DIVERGED}"
+            )
         seconds = self.seconds_before + time.monotonic() - self.began
         scalars = {"recipe": self.recipe.to_dict(), **self.facts, "seconds": round(seconds, 1)}
         save_checkpoint(self.path / "checkpoints", step, flat(*self.state), scalars)
@@ -259,8 +298,18 @@ def _step(line: str) -> float:
 
 
 def finish(
-    out: Path, plan: Recipe, model: nn.Module, average: dict[str, Tensor], data: tuple, *, last, steps: int,
-    seconds: float = 0.0, command: str = "", world: World | None = None, exports: bool = False,
+    out: Path,
+    plan: Recipe,
+    model: nn.Module,
+    average: dict[str, Tensor],
+    data: tuple,
+    *,
+    last,
+    steps: int,
+    seconds: float = 0.0,
+    command: str = "",
+    world: World | None = None,
+    exports: bool = False,
 ) -> dict:
     """Write `training.json` of a run whose last step was `last`, and return its content.
 
@@ -272,33 +321,55 @@ def finish(
     exports, metrics = exports or finished, {} if last is None else last.metrics
     if exports and not metrics:
         metrics = validate(model, average, data[1], plan, world)
-    name, better = ("valid_loss", operator.lt) if hasattr(model, "objective") else ("top1", operator.gt)
+    name, better = (
+        ("valid_loss", operator.lt) if hasattr(model, "objective") else ("top1", operator.gt)
+    )
     raw, mean = metrics.get(name), metrics.get(f"{name}_average")
     averaged = mean is not None and (plan.init != "" or better(mean, raw))
     exported = ("moving average of the weights" if averaged else "raw weights") if exports else None
     plan = replace(plan, init=Path(plan.init).name)  # without the local path of the starting model
     account = {
-        "command": command, "built_by": getattr(model, "built_by", BUILT_BY), "finished": finished,
+        "command": command,
+        "built_by": getattr(model, "built_by", BUILT_BY),
+        "finished": finished,
         "validation": {
-            name: raw, f"{name}_average": mean, "images": len(data[1]), "exported": exported,
+            name: raw,
+            f"{name}_average": mean,
+            "images": len(data[1]),
+            "exported": exported,
         },
-        "training_images": len(data[0]), "labels": checksum(data[0]), "pictures": data[0].fingerprint,
-        "epochs": plan.epochs, "steps": steps, "seconds": round(seconds, 1),
-        "hardware": hardware(world.device, world.size), "versions": versions(),
-        "date": datetime.date.today().isoformat(), "recipe": plan.to_dict(),
+        "training_images": len(data[0]),
+        "labels": checksum(data[0]),
+        "pictures": data[0].fingerprint,
+        "epochs": plan.epochs,
+        "steps": steps,
+        "seconds": round(seconds, 1),
+        "hardware": hardware(world.device, world.size),
+        "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+        "recipe": plan.to_dict(),
     }
     if world.rank == 0:
         if exports:
             weights = average if averaged else None
-            export(model, out / "model", plan, data[0].class_names, weights=weights, training=account)
+            export(
+                model, out / "model", plan, data[0].class_names, weights=weights, training=account
+            )
             write(out / "model" / "recipe.json", plan.to_json().encode())
         write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
     return account
 
 
-def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream, built_by: str = BUILT_BY) -> dict | None:
+def finished_before(
+    out: Path, plan: Recipe, train: ImageSet | ImageStream, built_by: str = BUILT_BY
+) -> dict | None:
     """`training.json` of a finished run in `out` with this plan, these images and an exported model, or None."""
-    facts = {"finished": True, "labels": checksum(train), "built_by": built_by, "pictures": train.fingerprint}
+    facts = {
+        "finished": True,
+        "labels": checksum(train),
+        "built_by": built_by,
+        "pictures": train.fingerprint,
+    }
     with suppress(OSError, ValueError, KeyError, TypeError):
         account = json.loads((out / "training.json").read_text())
         same = Recipe.from_dict(account["recipe"]) == replace(plan, init=Path(plan.init).name)
@@ -321,8 +392,14 @@ def seconds_before(out: Path) -> float:
 
 
 def export(
-    model: nn.Module, folder: Path | str, recipe: Recipe, class_names: Sequence[str], *,
-    weights: dict[str, Tensor] | None = None, training: dict | None = None, dtype: torch.dtype = torch.float16,
+    model: nn.Module,
+    folder: Path | str,
+    recipe: Recipe,
+    class_names: Sequence[str],
+    *,
+    weights: dict[str, Tensor] | None = None,
+    training: dict | None = None,
+    dtype: torch.dtype = torch.float16,
 ) -> Path:
     """Write `config.json` and `model.safetensors` in timm's hub layout, ready for a model hub. Returns the directory.
 
@@ -339,17 +416,26 @@ def export(
     'digits'
     """
     if len(class_names) != recipe.num_classes:
-        raise ValueError(f"Expected {recipe.num_classes} class names, one for each class, got {len(class_names)}.")
+        raise ValueError(
+            f"Expected {recipe.num_classes} class names, one for each class, got {len(class_names)}."
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     state = stored({**model.state_dict(), **(weights or {})}, dtype)
-    head = {name: state.pop(name) for name in list(state) if name.startswith(aside_of(model, recipe))}
+    head = {
+        name: state.pop(name) for name in list(state) if name.startswith(aside_of(model, recipe))
+    }
     if head:
-        aside = folder / "pretraining_head"  # timm up to 1.0.28 rejects directories with two files of weights
+        aside = (
+            folder / "pretraining_head"
+        )  # timm up to 1.0.28 rejects directories with two files of weights
         aside.mkdir(exist_ok=True)
         write(aside / "head.safetensors", safetensors.torch.save(head))
     write(folder / "model.safetensors", safetensors.torch.save(state, metadata={"format": "pt"}))
-    write(folder / "config.json", json.dumps(hub_config(model, recipe, class_names), indent=2).encode())
+    write(
+        folder / "config.json",
+        json.dumps(hub_config(model, recipe, class_names), indent=2).encode(),
+    )
     if training is not None:
         write(folder / "training.json", json.dumps(training, indent=2, ensure_ascii=False).encode())
     return folder
@@ -369,7 +455,11 @@ def stored(state: dict[str, Tensor], dtype: torch.dtype = torch.float16) -> dict
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     for name, tensor in tensors.items():
-        converted = tensor.to(dtype) if tensor.is_floating_point() and not name.endswith(STATISTICS) else tensor
+        converted = (
+            tensor.to(dtype)
+            if tensor.is_floating_point() and not name.endswith(STATISTICS)
+            else tensor
+        )
         tensors[name] = converted if converted.isfinite().all() else tensor
     return tensors
 
@@ -386,17 +476,27 @@ def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> 
     more = {"outputs": recipe.outputs} if recipe.outputs else {}
     if isinstance(getattr(model, "global_pool", None), str):
         more["global_pool"] = model.global_pool
-    if not type(model).__module__.startswith(("timm.", module_of(recipe.architecture_name))):  # a class from build=…
+    if not type(model).__module__.startswith(
+        ("timm.", module_of(recipe.architecture_name))
+    ):  # a class from build=…
         more["architecture"] = type(model).__name__
         more["built_by"] = getattr(model, "built_by", type(model).__module__)
     if aside_of(model, recipe):
         args, class_names = {**args, "num_classes": 0}, ()
     return {
-        "architecture": recipe.architecture_name, "num_classes": args["num_classes"], "num_features": recipe.width,
-        "label_names": list(class_names), "model_args": args, **more,
+        "architecture": recipe.architecture_name,
+        "num_classes": args["num_classes"],
+        "num_features": recipe.width,
+        "label_names": list(class_names),
+        "model_args": args,
+        **more,
         "pretrained_cfg": {
-            "tag": recipe.name, "custom_load": False, **recipe.pixels(), "num_classes": args["num_classes"],
-            "pool_size": None, "first_conv": source.get("first_conv", "patch_embed.proj"),
+            "tag": recipe.name,
+            "custom_load": False,
+            **recipe.pixels(),
+            "num_classes": args["num_classes"],
+            "pool_size": None,
+            "first_conv": source.get("first_conv", "patch_embed.proj"),
             "classifier": source.get("classifier", "head"),
         },
     }

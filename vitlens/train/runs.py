@@ -27,19 +27,42 @@ from vitlens.train.criteria import compiled, settled
 from vitlens.train.loop import FIRST, Step, fit
 from vitlens.train.processes import World, hardware, join, versions
 from vitlens.train.recipes import read_recipe, starting_from
-from vitlens.train.run_folder import BUILT_BY, finish, finished_before, name_of, newest_first, seconds_before
+from vitlens.train.run_folder import (
+    BUILT_BY,
+    finish,
+    finished_before,
+    name_of,
+    newest_first,
+    seconds_before,
+)
 from vitlens.train.settings import FROM_MODEL, Recipe
 
 __all__ = ["hardware", "read_recipe", "run", "versions"]
-AGREE = 10  # steps between agreements of several processes whether to stop, for which the host waits
+AGREE = (
+    10  # steps between agreements of several processes whether to stop, for which the host waits
+)
 
 
 def run(
-    recipe_name: str, data: str | os.PathLike, out: str | os.PathLike, *, model: str = "",
-    build: Callable[[Recipe], nn.Module] | None = None, resume: bool = False, max_minutes: float | None = None,
-    overrides: Sequence[str] = (), device: str | None = None, seed: int | None = None,
-    tiny: bool = False, watch: int = 24, export: bool = False, root: str | os.PathLike | None = None,
-    stream: bool | None = None, workers: int | None = None, quiet: bool = False, goes_on: str = "",
+    recipe_name: str,
+    data: str | os.PathLike,
+    out: str | os.PathLike,
+    *,
+    model: str = "",
+    build: Callable[[Recipe], nn.Module] | None = None,
+    resume: bool = False,
+    max_minutes: float | None = None,
+    overrides: Sequence[str] = (),
+    device: str | None = None,
+    seed: int | None = None,
+    tiny: bool = False,
+    watch: int = 24,
+    export: bool = False,
+    root: str | os.PathLike | None = None,
+    stream: bool | None = None,
+    workers: int | None = None,
+    quiet: bool = False,
+    goes_on: str = "",
 ) -> dict:
     """Train by a recipe and return the content of `training.json`.
 
@@ -63,11 +86,17 @@ def run(
     """
     out, world, built_by = Path(out), join(device), name_of(build) if build else BUILT_BY
     before = images_before(out) if resume else {}
-    again = {"out": out} | ({"data": data} if before and data else {}) | ({"root": root} if before and root else {})
+    again = (
+        {"out": out}
+        | ({"data": data} if before and data else {})
+        | ({"root": root} if before and root else {})
+    )
     data, root = str(data) or before.get("data", ""), root or before.get("root")
     named = {"recipe": recipe_name or resume and (out / "recipe.json").is_file(), "data": data}
     if before and os.path.isabs(data) and not os.path.exists(data):
-        raise ValueError(f"{data}, the data of the run in {out}, does not exist. Give its place with --data.")
+        raise ValueError(
+            f"{data}, the data of the run in {out}, does not exist. Give its place with --data."
+        )
     refuse(out, world.device, resume, max_minutes, watch, named)
     fresh = not (resume and newest_first(out / "checkpoints"))
     plan = settled(planned(recipe_name, model, out, resume, overrides, seed, tiny), world)
@@ -85,9 +114,13 @@ def run(
     )
     classes = len(train.class_names)
     if plan.num_classes != classes and any(o.startswith("num_classes=") for o in overrides):
-        raise ValueError(f"{data} has {classes} classes, got num_classes={plan.num_classes}. Leave it out.")
+        raise ValueError(
+            f"{data} has {classes} classes, got num_classes={plan.num_classes}. Leave it out."
+        )
     plan = replace(plan, num_classes=classes)
-    if resume and fresh and (done := finished_before(out, plan, train, built_by)):  # also without its checkpoints
+    if (
+        resume and fresh and (done := finished_before(out, plan, train, built_by))
+    ):  # also without its checkpoints
         say(f"The run in {out} is finished.")
         return done | {"stopped_by": 0}
     say(f"Found {len(train)} + {len(valid)} images in {time.monotonic() - start:.0f} s.")
@@ -101,7 +134,14 @@ def run(
     criterion = compiled(network, plan, world.device)
     average: dict = {}
     training = fit(
-        network, (train, valid), plan, out=out, resume=resume, average=average, criterion=criterion, world=world
+        network,
+        (train, valid),
+        plan,
+        out=out,
+        resume=resume,
+        average=average,
+        criterion=criterion,
+        world=world,
     )
     if resume and fresh:
         say(f"{out} holds no checkpoint, so the run starts.")
@@ -117,7 +157,8 @@ def run(
             by_name = data.partition("/")[0] in kinds or not Path(data).is_dir()
             about = {
                 "stream": [isinstance(s, ImageStream) for s in splits],
-                "data": data if by_name else os.path.abspath(data), "root": root and os.path.abspath(root),
+                "data": data if by_name else os.path.abspath(data),
+                "root": root and os.path.abspath(root),
             }
             write(out / "data.json", json.dumps(about).encode())
         if fresh:  # before training, to report unsupported arrays at once
@@ -125,7 +166,8 @@ def run(
         last, stopped, spent_before, shown = None, "", 0.0 if fresh else seconds_before(out), {}
         interval = 0.5 if sys.stderr.isatty() else 60
         with (
-            Stop() as stop, closing(training),
+            Stop() as stop,
+            closing(training),
             tqdm(total=steps, unit="step", disable=quiet, mininterval=interval) as bar,
         ):
             for last in training:
@@ -133,7 +175,10 @@ def run(
                 bar.set_postfix(shown, refresh=last.step in FIRST and interval < 1)
                 album.show(last.step)
                 if world.size == 1 or last.step % AGREE == 0:
-                    signaled, spent = world.total(stop.signal), world.first(time.monotonic() - start)
+                    signaled, spent = (
+                        world.total(stop.signal),
+                        world.first(time.monotonic() - start),
+                    )
                     late = max_minutes is not None and spent > max_minutes * 60
                     if (signaled or late) and last.step < steps:
                         stopped = f"after {max_minutes:g} minutes" if late else "by a signal"
@@ -143,9 +188,17 @@ def run(
             how = goes_on or f"`vitlens train --resume {' '.join(words)}` continues it"
             say(f"Stopped {stopped}, at step {last.step} of {steps}; {how}.")
         account = finish(
-            out, plan, network, average, (train, valid), last=last, steps=steps,
-            seconds=spent_before + time.monotonic() - start, command=command_of(plan, str(data), splits),
-            world=world, exports=export,
+            out,
+            plan,
+            network,
+            average,
+            (train, valid),
+            last=last,
+            steps=steps,
+            seconds=spent_before + time.monotonic() - start,
+            command=command_of(plan, str(data), splits),
+            world=world,
+            exports=export,
         )
     return account | {"stopped_by": 0 if account["finished"] else stop.signal}
 
@@ -154,26 +207,54 @@ def run(
 
 
 def refuse(
-    out: Path, device: torch.device, resume: bool, max_minutes: float | None, watch: int, named: dict
+    out: Path,
+    device: torch.device,
+    resume: bool,
+    max_minutes: float | None,
+    watch: int,
+    named: dict,
 ) -> None:
     """Raise ValueError for wrong options, before reading or writing files."""
     held = newest_first(out / "checkpoints") or (out / "training.json").exists()
-    reject((
-        (device.type == "cuda" and not torch.cuda.is_available(), "PyTorch finds no CUDA device. Use --device cpu."),
-        (not resume and (held or (out / "model" / "model.safetensors").exists()),
-         f"{out} already holds a run or its model. Resume the run, or train into another folder."),
-        (resume and not out.is_dir(), f"{out} holds no run to resume: the folder does not exist."),
-        *((resume and not given, f"The run in {out} does not name its {name}. Give --{name}.")
-          for name, given in named.items()),
-        (watch == 1, "--watch must be 0, or at least 2 for the first and the last step, got 1."),
-        (max_minutes is not None and not 0 < max_minutes < math.inf,
-         f"--max-minutes must be a positive number of minutes, got {max_minutes}."),
-    ))
+    reject(
+        (
+            (
+                device.type == "cuda" and not torch.cuda.is_available(),
+                "PyTorch finds no CUDA device. Use --device cpu.",
+            ),
+            (
+                not resume and (held or (out / "model" / "model.safetensors").exists()),
+                f"{out} already holds a run or its model. Resume the run, or train into another folder.",
+            ),
+            (
+                resume and not out.is_dir(),
+                f"{out} holds no run to resume: the folder does not exist.",
+            ),
+            *(
+                (resume and not given, f"The run in {out} does not name its {name}. Give --{name}.")
+                for name, given in named.items()
+            ),
+            (
+                watch == 1,
+                "--watch must be 0, or at least 2 for the first and the last step, got 1.",
+            ),
+            (
+                max_minutes is not None and not 0 < max_minutes < math.inf,
+                f"--max-minutes must be a positive number of minutes, got {max_minutes}.",
+            ),
+        )
+    )
     writable(out, "--out")
 
 
 def planned(
-    name: str, model: str, out: Path, resume: bool, overrides: Sequence[str], seed: int | None, tiny: bool
+    name: str,
+    model: str,
+    out: Path,
+    resume: bool,
+    overrides: Sequence[str],
+    seed: int | None,
+    tiny: bool,
 ) -> Recipe:
     """The recipe of the run with overrides: from its directory on resume, else the named one."""
     kept = out / "recipe.json"
@@ -181,21 +262,37 @@ def planned(
     plan = read_recipe(kept if resumed else name)
     if resumed:
         named = read_recipe(name).name if name.endswith(".json") else name or plan.name
-        other = model not in ("", plan.init) and (not plan.init or Path(model).resolve() != Path(plan.init).resolve())
+        other = model not in ("", plan.init) and (
+            not plan.init or Path(model).resolve() != Path(plan.init).resolve()
+        )
         for wrong, sentence in (
-            (plan.name != named, f"follows the recipe {plan.name}, not {named}. Resume it by that name."),
-            (tiny and not plan.train_images, "was started without --tiny. Resume it without --tiny."),
+            (
+                plan.name != named,
+                f"follows the recipe {plan.name}, not {named}. Resume it by that name.",
+            ),
+            (
+                tiny and not plan.train_images,
+                "was started without --tiny. Resume it without --tiny.",
+            ),
             (other, f"started from {plan.init or 'random weights'}, not {model}."),
         ):
             if wrong:
                 raise ValueError(f"The run in {out} {sentence}")
     source = plan.init if resumed else model or plan.init
-    fixed = [key for key in (o.partition("=")[0] for o in overrides) if key in FROM_MODEL or key[:6] == "model."]
+    fixed = [
+        key
+        for key in (o.partition("=")[0] for o in overrides)
+        if key in FROM_MODEL or key[:6] == "model."
+    ]
     if source and fixed:
-        raise ValueError(f"{fixed[0]} comes with the model that the run starts from, and cannot be set.")
+        raise ValueError(
+            f"{fixed[0]} comes with the model that the run starts from, and cannot be set."
+        )
     plan = (plan.tiny() if tiny and not resumed else plan).override(*overrides)
     if plan.continues and not source:
-        raise ValueError(f"The recipe {plan.name} fine-tunes a trained model. Name one with --model.")
+        raise ValueError(
+            f"The recipe {plan.name} fine-tunes a trained model. Name one with --model."
+        )
     if source and not resumed:
         plan = starting_from(plan, source)
     return plan if seed is None else replace(plan, seed=seed)
@@ -219,19 +316,30 @@ def open_images(
 
     def opened() -> list[ImageSet | ImageStream]:
         return [
-            load(data, split, size=size, squash=plan.squash, stream=s, device=world.device, **options)
+            load(
+                data, split, size=size, squash=plan.squash, stream=s, device=world.device, **options
+            )
             for (split, size), s in zip(sizes.items(), streams, strict=True)
         ]
 
     splits = opened() if world.rank == 0 else []
-    streams = [bool(world.first(bool(splits) and isinstance(splits[i], ImageStream))) for i in range(2)]
+    streams = [
+        bool(world.first(bool(splits) and isinstance(splits[i], ImageStream))) for i in range(2)
+    ]
     return splits or opened()
 
 
 def command_of(plan: Recipe, data: str, splits: list) -> str:
     """Command that repeats the run with the `recipe.json` next to its model."""
     named = data.partition("/")[0] in ("torch", "hfds", "wds", "vtab", "vtab800")
-    words = ["vitlens", "train", "--recipe", "recipe.json", "--data", data if named else Path(data).name]
+    words = [
+        "vitlens",
+        "train",
+        "--recipe",
+        "recipe.json",
+        "--data",
+        data if named else Path(data).name,
+    ]
     words += ["--stream"] if isinstance(splits[0], ImageStream) else []
     words += ["--model", Path(plan.init).name] if plan.init else []
     return shlex.join([*words, "--out", "DIR"])

@@ -61,15 +61,21 @@ def check_course(r: Recipe) -> None:
     if bool(r.patch_drop) != bool(r.patch_drop_until):
         raise ValueError("patch_drop and patch_drop_until only work together.")
     if bool(r.epochs) == bool(r.steps):
-        raise ValueError(f"set the length in epochs ({r.epochs}) or in steps ({r.steps}), the other to 0.")
+        raise ValueError(
+            f"set the length in epochs ({r.epochs}) or in steps ({r.steps}), the other to 0."
+        )
     if r.warmup and r.warmup_steps:
-        raise ValueError(f"set warmup ({r.warmup}) or warmup_steps ({r.warmup_steps}), the other to 0.")
+        raise ValueError(
+            f"set warmup ({r.warmup}) or warmup_steps ({r.warmup_steps}), the other to 0."
+        )
     if r.end_lr > r.lr:
         raise ValueError(f"end_lr {r.end_lr} must not exceed lr {r.lr}.")
     if r.layer_decay < 1 and r.optimizer == "muon":
         raise ValueError(f"layer_decay={r.layer_decay} needs optimizer=adamw or sgd.")
     if r.batch_size % r.accumulate:
-        raise ValueError(f"batch_size {r.batch_size} must be a multiple of accumulate {r.accumulate}.")
+        raise ValueError(
+            f"batch_size {r.batch_size} must be a multiple of accumulate {r.accumulate}."
+        )
     if 0 < r.resize < r.image_size:
         raise ValueError(f"resize {r.resize} must be at least image_size {r.image_size}.")
 
@@ -91,7 +97,9 @@ def check_model(r: Recipe) -> None:
     if not r.init:
         reserved |= {*SIZES}
     if reserved & {*r.model_kwargs}:
-        raise ValueError(f"a keyword of model.{r.model_kwargs} has its own setting in the recipe. Use that setting.")
+        raise ValueError(
+            f"a keyword of model.{r.model_kwargs} has its own setting in the recipe. Use that setting."
+        )
 
 
 def check_objective(r: Recipe) -> None:

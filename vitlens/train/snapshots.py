@@ -48,7 +48,9 @@ def probe(data: ImageSet, recipe: Recipe, n: int | None = None) -> Tensor:
     return normalized(images, recipe.mean, recipe.std)
 
 
-def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -> dict[str, np.ndarray]:
+def record(
+    model: nn.Module, images: Tensor, missing: list[str] | None = None
+) -> dict[str, np.ndarray]:
     """One snapshot of `model`, evaluated on normalized `images` (B, C, H, W) in fp32:
 
     * `filters` (COMPONENTS, p, p, C) and `filters_variance` (COMPONENTS,): principal components of the patch
@@ -84,8 +86,15 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     def attended() -> dict[str, Tensor]:
         with capture(model) as attn:
             logits.append(model(images))
-        distances, rollout = attention.mean_distance(attn).mean(dim=0), attention.rollout(attn)[:ROLLOUTS]
-        return {"distances": distances, "rollout": rollout, "prefix": torch.tensor(attn.grid.prefix)}
+        distances, rollout = (
+            attention.mean_distance(attn).mean(dim=0),
+            attention.rollout(attn)[:ROLLOUTS],
+        )
+        return {
+            "distances": distances,
+            "rollout": rollout,
+            "prefix": torch.tensor(attn.grid.prefix),
+        }
 
     arrays: dict[str, Tensor] = {}
     logits: list[Tensor] = []
@@ -104,7 +113,10 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
         if hasattr(getattr(model, "objective", None), "pictured"):
             torch.manual_seed(0)  # hide the same patches in every snapshot
             arrays |= model.objective.pictured(model, images[:PICTURES])
-    return {name: (a.half() if a.is_floating_point() else a).detach().cpu().numpy() for name, a in arrays.items()}
+    return {
+        name: (a.half() if a.is_floating_point() else a).detach().cpu().numpy()
+        for name, a in arrays.items()
+    }
 
 
 def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
@@ -128,7 +140,9 @@ def load(path: Path | str) -> dict[str, np.ndarray]:
     """The arrays of a file that `save` wrote, or of the directory of a run."""
     path = Path(path) / "snapshots.npz" if Path(path).is_dir() else Path(path)
     if not path.is_file():
-        raise ValueError(f"Found no snapshots at {path}. Give a snapshots.npz, or the directory of a run.")
+        raise ValueError(
+            f"Found no snapshots at {path}. Give a snapshots.npz, or the directory of a run."
+        )
     with np.load(path, allow_pickle=False) as file:
         return dict(file)
 
@@ -136,7 +150,9 @@ def load(path: Path | str) -> dict[str, np.ndarray]:
 class Album:
     """Recorder of `count` snapshots of a run. Reports once which arrays the model does not support."""
 
-    def __init__(self, out: Path, model: torch.nn.Module, probe: torch.Tensor, steps: int, count: int, say):
+    def __init__(
+        self, out: Path, model: torch.nn.Module, probe: torch.Tensor, steps: int, count: int, say
+    ):
         self.path, self.model, self.probe, self.say = out / "snapshots.npz", model, probe, say
         self.due = set(schedule(steps, count)) if count else set()
 

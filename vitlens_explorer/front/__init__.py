@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SCRIPTS = ("values", "elements", "controls", "pictures", "charts", "source", "address", "details", "tour", "page")
+SCRIPTS = (
+    "values",
+    "elements",
+    "controls",
+    "pictures",
+    "charts",
+    "source",
+    "address",
+    "details",
+    "tour",
+    "page",
+)
 """Names of the scripts in the order in which they are joined. They share one scope."""
 
 

@@ -75,8 +75,13 @@ PAGE = (
 
 
 def save_page(
-    model: nn.Module, images: object, path: str | os.PathLike, *, size: tuple[int, int] | None = None,
-    scores: bool = False, progress: Callable[[str], None] = lambda step: None,
+    model: nn.Module,
+    images: object,
+    path: str | os.PathLike,
+    *,
+    size: tuple[int, int] | None = None,
+    scores: bool = False,
+    progress: Callable[[str], None] = lambda step: None,
 ) -> Path:
     """Write the explorer of some images as one HTML file that opens without Python and network, and return its path.
 
@@ -101,21 +106,31 @@ def save_page(
 
 
 def explorer_of(
-    model: nn.Module, images: Mapping[str, object] | None, *, size: tuple[int, int] | None = None, samples: int = 1
+    model: nn.Module,
+    images: Mapping[str, object] | None,
+    *,
+    size: tuple[int, int] | None = None,
+    samples: int = 1,
 ) -> Explorer:
     """An explorer of these images only, or of the first sample photographs."""
     first, *others = images or [None]
     page = Explorer(model, images[first] if images else None, size=size)
     photographs = dict([*page.photographs.items()][:samples])
     if images:  # the first one is read, and the model has run on it
-        photographs = {first: page.photograph} | {name: Photograph.read(images[name]) for name in others}
+        photographs = {first: page.photograph} | {
+            name: Photograph.read(images[name]) for name in others
+        }
     page.state = page.state | {"photographs": photographs, "photograph": next(iter(photographs))}
     return page
 
 
 def write_page(
-    page: Explorer, names: Sequence[str], path: str | os.PathLike, scores: bool = False,
-    progress: Callable[[str], None] = lambda step: None, check: Check = unchecked,
+    page: Explorer,
+    names: Sequence[str],
+    path: str | os.PathLike,
+    scores: bool = False,
+    progress: Callable[[str], None] = lambda step: None,
+    check: Check = unchecked,
 ) -> Path:
     """Write some photographs of an explorer's page in its current state, as `save_page` does. check: called before
     forwards."""
@@ -125,7 +140,9 @@ def write_page(
         content = _content(page, names, scores, progress, check)
     finally:
         page.state = before
-    path.write_text(document(content, names, front.joined(HERE, SCRIPTS)), encoding="utf-8", newline="\n")
+    path.write_text(
+        document(content, names, front.joined(HERE, SCRIPTS)), encoding="utf-8", newline="\n"
+    )
     return path
 
 
@@ -143,17 +160,28 @@ def document(content: dict, names: Sequence[str], script: str, more: str = "") -
     footer = f"{content['model']}, weights {content['hash']}. Written by {content['versions']}. {contains(names)}"
     script = f"{front.joined()}\n{{\n{script}\n}}\n"
     if "</script" in script.lower() or "<!--" in script:
-        raise ValueError("A script of the page contains </script or <!--, which would end it. Write it otherwise.")
+        raise ValueError(
+            "A script of the page contains </script or <!--, which would end it. Write it otherwise."
+        )
     own = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data = gzip.compress(front.packed("page", content), 6, mtime=0)
     return PAGE.format(
-        policy=POLICY.format(digest=own, more=more), version=__version__, title=html.escape(title),
-        style=front.style(), footer=html.escape(footer), data=base64.b64encode(data).decode(), script=script,
+        policy=POLICY.format(digest=own, more=more),
+        version=__version__,
+        title=html.escape(title),
+        style=front.style(),
+        footer=html.escape(footer),
+        data=base64.b64encode(data).decode(),
+        script=script,
     )
 
 
 def _content(
-    page: Explorer, names: Sequence[str], scores: bool, progress: Callable[[str], None], check: Check
+    page: Explorer,
+    names: Sequence[str],
+    scores: bool,
+    progress: Callable[[str], None],
+    check: Check,
 ) -> dict:
     """Everything in a page: the records of its photographs, and the words, views and controls of the explorer."""
     records = []
@@ -162,35 +190,67 @@ def _content(
         records.append(_record(name, page.forward, page.photograph.note, scores, progress, check))
         records[-1]["tour"] = page.look_up({"ask": "tour"}, unchecked)[0]
     left, first = _fit(records), records[0]
-    views = {name: view for name, view in possible(page.forward).items() if not (view.attributes and name not in
-             first["maps"] or name in INSIDE and not first[name] or name == "rollout" and left)}
+    views = {
+        name: view
+        for name, view in possible(page.forward).items()
+        if not (
+            view.attributes
+            and name not in first["maps"]
+            or name in INSIDE
+            and not first[name]
+            or name == "rollout"
+            and left
+        )
+    }
     numbers = {k for record in records for k in record["likeliest"]}
     numbers |= {k for record in records for lens in record["lens"] if lens for k in lens["classes"]}
     about = say("page") + (say("left out", layers=", ".join(map(str, left))) if left else "")
     return described(page, names, views, left) | {
-        "records": records, "about": about, "labels": {k: page.forward.label(k) for k in sorted(numbers)},
+        "records": records,
+        "about": about,
+        "labels": {k: page.forward.label(k) for k in sorted(numbers)},
         "names": {k: page.forward.full(k) for k in sorted(numbers)},
     }
 
 
 def described(
-    page: Explorer, names: Sequence[str], views: Mapping[str, View], left: Sequence[int] = (), absent: Set[str] = ABSENT
+    page: Explorer,
+    names: Sequence[str],
+    views: Mapping[str, View],
+    left: Sequence[int] = (),
+    absent: Set[str] = ABSENT,
 ) -> dict:
     """The words, views and controls of an explorer for the scripts of a page. left, absent: layers and controls that
     the page does not have."""
-    page.state = page.state | {"photograph": names[0], "off": (), "target": PREDICTED, "whole": False}
+    page.state = page.state | {
+        "photograph": names[0],
+        "off": (),
+        "target": PREDICTED,
+        "whole": False,
+    }
     state, first, controls = page.state, page.forward, {}
     for name in views:
         page.state = state | {"view": name}
-        controls[name] = [vars(_fitted(c, names, views, left)) for c in page.controls() if c.name not in absent]
+        controls[name] = [
+            vars(_fitted(c, names, views, left)) for c in page.controls() if c.name not in absent
+        ]
     start = {c["name"]: state[c["name"]] for listed in controls.values() for c in listed}
     start["view"] = start["view"] if start["view"] in views else next(iter(views))
-    start["layer"] = min({*range(len(first.attn))} - {*left}, key=lambda layer: abs(layer - start["layer"]))
+    start["layer"] = min(
+        {*range(len(first.attn))} - {*left}, key=lambda layer: abs(layer - start["layer"])
+    )
     fields = ("title", "group", "entry", "query", "head", "layered", "explains", "contrasts")
     return {
-        "words": WORDS, "controls": controls, "state": start, "tables": tables(),
-        "views": {name: {field: getattr(view, field) for field in fields} for name, view in views.items()},
-        "model": first.name, "hash": digest(page.model), "versions": versions(),
+        "words": WORDS,
+        "controls": controls,
+        "state": start,
+        "tables": tables(),
+        "views": {
+            name: {field: getattr(view, field) for field in fields} for name, view in views.items()
+        },
+        "model": first.name,
+        "hash": digest(page.model),
+        "versions": versions(),
     }
 
 
@@ -198,8 +258,13 @@ def grid_of(forward: Forward) -> dict:
     """The token grid of a forward for the scripts of a page."""
     grid = forward.grid
     return {
-        "rows": grid.rows, "cols": grid.cols, "prefix": list(forward.prefix), "patch": grid.patch, "image": grid.image,
-        "reads": forward.readout, "uniform": grid.uniform_distance(),
+        "rows": grid.rows,
+        "cols": grid.cols,
+        "prefix": list(forward.prefix),
+        "patch": grid.patch,
+        "image": grid.image,
+        "reads": forward.readout,
+        "uniform": grid.uniform_distance(),
         "readout": None if grid.readout is None else array(query_row(forward, READOUT), exact=True),
     }
 
@@ -208,16 +273,28 @@ def _fit(records: list[dict]) -> list[int]:
     """Leave out layers of the records until they fit into a file, and return the numbers of these layers. Raises
     ValueError if one layer is too large."""
     parts = ("layers", "tokens", "lens")
-    sizes = np.sum([[_size([record[part][k : k + 1] for part in parts]) for k in range(len(record["layers"]))]
-                    for record in records], 0)
-    room = (LIMIT - 10**6) * 3 / 4 - _size(records) + sizes.sum()  # base64 writes 3 bytes as 4; 1 MB for the scripts
+    sizes = np.sum(
+        [
+            [
+                _size([record[part][k : k + 1] for part in parts])
+                for k in range(len(record["layers"]))
+            ]
+            for record in records
+        ],
+        0,
+    )
+    room = (
+        (LIMIT - 10**6) * 3 / 4 - _size(records) + sizes.sum()
+    )  # base64 writes 3 bytes as 4; 1 MB for the scripts
     for step in range(1, len(sizes) + 1):
         kept = range(len(sizes) - 1, -1, -step)
         if sizes[[*kept]].sum() <= room:
             left = [layer for layer in range(len(sizes)) if layer not in kept]
             for record in records:
                 for part in parts:
-                    record[part] = [None if k in left else each for k, each in enumerate(record[part])]
+                    record[part] = [
+                        None if k in left else each for k, each in enumerate(record[part])
+                    ]
             return left
     raise ValueError(
         f"The page would have {(_size(records) * 4 / 3) / 1e6:,.0f} MB, over the limit of {LIMIT / 1e6:.0f} MB, and "
@@ -229,10 +306,18 @@ def _size(value: object) -> int:
     """Number of bytes of all arrays in lists and dictionaries."""
     if isinstance(value, dict):
         value = [*value.values()]
-    return sum(map(_size, value)) if isinstance(value, list) else len(value) if isinstance(value, bytes) else 0
+    return (
+        sum(map(_size, value))
+        if isinstance(value, list)
+        else len(value)
+        if isinstance(value, bytes)
+        else 0
+    )
 
 
-def _fitted(control: Control, names: Sequence[str], views: Mapping[str, View], left: Sequence[int]) -> Control:
+def _fitted(
+    control: Control, names: Sequence[str], views: Mapping[str, View], left: Sequence[int]
+) -> Control:
     """A control with the choices that the file has."""
     if control.name == "photograph":
         return replace(control, options=tuple((name, name) for name in names))
@@ -245,14 +330,27 @@ def _fitted(control: Control, names: Sequence[str], views: Mapping[str, View], l
 
 
 def _record(
-    name: str, forward: Forward, note: str, scores: bool, progress: Callable[[str], None], check: Check
+    name: str,
+    forward: Forward,
+    note: str,
+    scores: bool,
+    progress: Callable[[str], None],
+    check: Check,
 ) -> dict:
     """The forward of a photograph for the scripts."""
     views, targets = possible(forward), forward.likeliest[:BARS]
     progress(f"{name}: attention")
     record = {
-        "name": name, "picture": forward.png, "about": note, "gated": forward.gated, "outputs": forward.outputs,
-        "heads": forward.heads, "likeliest": targets, "maps": {}, "contributions": {}, "lens": [],
+        "name": name,
+        "picture": forward.png,
+        "about": note,
+        "gated": forward.gated,
+        "outputs": forward.outputs,
+        "heads": forward.heads,
+        "likeliest": targets,
+        "maps": {},
+        "contributions": {},
+        "lens": [],
         "layers": [_layer(forward, layer) for layer in forward.attn],
         "tokens": [array(tokens[0]) for tokens in forward.tokens],
         "logits": array(forward.logits, exact=True),
@@ -272,7 +370,15 @@ def _record(
     explaining = {name: view for name, view in views.items() if view.attributes and not view.slow}
     for target in targets:
         longest = math.inf if scores else LONGEST if target == targets[0] else 0
-        _explain(forward, target, explaining, record["maps"], longest, lambda step: progress(f"{name}: {step}"), check)
+        _explain(
+            forward,
+            target,
+            explaining,
+            record["maps"],
+            longest,
+            lambda step: progress(f"{name}: {step}"),
+            check,
+        )
     return record
 
 
@@ -294,8 +400,11 @@ def _layer(forward: Forward, layer: Layer) -> dict:
         error = max(error, off.nan_to_num(torch.inf).max().item())
     exact = error > ERROR
     return {
-        "q": array(q[0], exact), "k": array((k - mean)[0], exact), "mean": mean[0].flatten().tolist(),
-        "heads": q.shape[1], "scale": layer.scale,
+        "q": array(q[0], exact),
+        "k": array((k - mean)[0], exact),
+        "mean": mean[0].flatten().tolist(),
+        "heads": q.shape[1],
+        "scale": layer.scale,
     }
 
 
@@ -303,7 +412,10 @@ def array(values: Tensor, exact: bool = False) -> dict:
     """Numbers for `floats` in numbers.js, in half precision, or in single if `exact` or out of its range."""
     values = values.detach().float().cpu()
     exact = exact or not values.half().isfinite().all()
-    return {"type": "f4" if exact else "f2", "data": values.numpy().astype("<f4" if exact else "<f2").tobytes()}
+    return {
+        "type": "f4" if exact else "f2",
+        "data": values.numpy().astype("<f4" if exact else "<f2").tobytes(),
+    }
 
 
 @torch.inference_mode()
@@ -320,8 +432,13 @@ def _lens(forward: Forward, tokens: Tensor, targets: Sequence[int]) -> dict:
 
 
 def _explain(
-    forward: Forward, target: int, views: Mapping[str, View], maps: dict, longest: float,
-    progress: Callable[[str], None], check: Check,
+    forward: Forward,
+    target: int,
+    views: Mapping[str, View],
+    maps: dict,
+    longest: float,
+    progress: Callable[[str], None],
+    check: Check,
 ) -> None:
     """Add the maps of a class to `maps[view][class]`, with scores that take at most `longest` seconds. Views that fail
     are left out."""
@@ -341,10 +458,15 @@ def _explain(
     for k, (name, each) in enumerate(made.items()):
         scored = {"words": random}
         if own is not None:
-            scored = covering(forward, choice, each.values) | score(forward, choice, own[:, k : k + 1], random)
+            scored = covering(forward, choice, each.values) | score(
+                forward, choice, own[:, k : k + 1], random
+            )
         maps.setdefault(name, {})[target] = {
-            "values": array(torch.from_numpy(each.values), exact=True), "words": each.words, "title": each.title,
-            "unit": each.unit, "score": {"title": say("trust"), **scored},
+            "values": array(torch.from_numpy(each.values), exact=True),
+            "words": each.words,
+            "title": each.title,
+            "unit": each.unit,
+            "score": {"title": say("trust"), **scored},
         }
 
 

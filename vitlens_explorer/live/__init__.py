@@ -19,7 +19,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitlens.models import built_size, data_config, output_kind
-from vitlens.recorder.supported import UnsupportedModelError, family, model_name, qualified_name, unwrap
+from vitlens.recorder.supported import (
+    UnsupportedModelError,
+    family,
+    model_name,
+    qualified_name,
+    unwrap,
+)
 from vitlens_explorer import front, lanes
 from vitlens_explorer.words import say
 
@@ -27,11 +33,31 @@ HERE = Path(__file__).parent
 SCRIPTS = ("vit", "gradients", "pixels", "worker")
 """Names of the worker's scripts in the order in which they are joined. They share one scope."""
 PARTS = {
-    "VisionTransformer", "Sequential", "Block", "Attention", "Mlp", "LayerNorm", "LayerScale", "Linear", "PatchEmbed",
-    "Conv2d", "GELU", "Dropout", "DropPath", "PatchDropout", "Identity",
+    "VisionTransformer",
+    "Sequential",
+    "Block",
+    "Attention",
+    "Mlp",
+    "LayerNorm",
+    "LayerScale",
+    "Linear",
+    "PatchEmbed",
+    "Conv2d",
+    "GELU",
+    "Dropout",
+    "DropPath",
+    "PatchDropout",
+    "Identity",
 }
 """Classes of the parts that the scripts run."""
-METHODS = {"relevance", "gradient_rollout", "attention_gradient", "grad_cam", "legrad", "balanced_gradients"}
+METHODS = {
+    "relevance",
+    "gradient_rollout",
+    "attention_gradient",
+    "grad_cam",
+    "legrad",
+    "balanced_gradients",
+}
 """Attribution methods of `gradients.js`."""
 LARGEST = 32_000_000
 """Largest number of parameters. ViT-S/16 has 22 million with 1,000 classes and 30 million with 21,843."""
@@ -43,7 +69,9 @@ def script() -> str:
 
 
 def save_live_page(
-    model: nn.Module, images: Mapping[str, object] | None, path: str | os.PathLike,
+    model: nn.Module,
+    images: Mapping[str, object] | None,
+    path: str | os.PathLike,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Path:
     """Write the explorer with the model itself as one HTML file, which takes photos without Python and network.
@@ -68,22 +96,42 @@ def save_live_page(
         page.state = page.state | {"photograph": name}
         seen = png(Image.fromarray(np.asarray(page.forward.pixels)))
         photos.append({"name": name, "png": seen, "about": photograph.note})
-    views = {name: view for name, view in possible(page.forward).items() if not view.attributes or name in METHODS}
+    views = {
+        name: view
+        for name, view in possible(page.forward).items()
+        if not view.attributes or name in METHODS
+    }
     grid, forward = in_page.grid_of(page.forward), page.forward
-    base = {"grid": grid, "heads": forward.heads, "gated": forward.gated, "outputs": forward.outputs}
+    base = {
+        "grid": grid,
+        "heads": forward.heads,
+        "gated": forward.gated,
+        "outputs": forward.outputs,
+    }
     content = in_page.described(page, [*photographs], views, absent={"whole"}) | {
-        "about": say("live"), "base": base, "network": network, "weights": weights, "photos": photos,
-        "labels": forward.labels, "names": forward.names, "uploads": lanes.LARGEST, "worker": script(),
+        "about": say("live"),
+        "base": base,
+        "network": network,
+        "weights": weights,
+        "photos": photos,
+        "labels": forward.labels,
+        "names": forward.names,
+        "uploads": lanes.LARGEST,
+        "worker": script(),
         "wasm": (HERE / "kernels.wasm").read_bytes(),
     }
     scripts = front.joined(in_page.HERE, in_page.SCRIPTS[:-1]), front.joined(HERE, ["page"])
     opening = front.joined(in_page.HERE, in_page.SCRIPTS[-1:])
-    text = in_page.document(content, [*photographs], "\n".join([*scripts, opening]), " 'wasm-unsafe-eval' blob:")
+    text = in_page.document(
+        content, [*photographs], "\n".join([*scripts, opening]), " 'wasm-unsafe-eval' blob:"
+    )
     (path := Path(path)).write_text(text, encoding="utf-8", newline="\n")
     return path
 
 
-def written(model: nn.Module, means: Mapping[tuple[int, int], Tensor] | None = None) -> tuple[dict, bytes]:
+def written(
+    model: nn.Module, means: Mapping[tuple[int, int], Tensor] | None = None
+) -> tuple[dict, bytes]:
     """The model for the page: a description for JSON, and the weights in the order of its `tensors`.
 
     Weights are stored in half precision if that is exact, else in float32. means: output (T, K) by (layer, head) that
@@ -97,15 +145,30 @@ def written(model: nn.Module, means: Mapping[tuple[int, int], Tensor] | None = N
     if state:
         raise _refused(model, f"its {', '.join(sorted(state)[:3])} would be ignored")
     if means:
-        layers = [torch.cat([means[layer, head] for head in range(attention.num_heads)], -1)
-                  for layer in range(len(model.blocks))]
+        layers = [
+            torch.cat([means[layer, head] for head in range(attention.num_heads)], -1)
+            for layer in range(len(model.blocks))
+        ]
         tensors["means"] = torch.stack(layers)
     about = {
-        "layers": len(model.blocks), "heads": attention.num_heads, "scale": attention.scale, "width": model.embed_dim,
-        "hidden": model.blocks[0].mlp.fc1.out_features, "classes": model.num_classes, "outputs": output_kind(model),
-        "tokens": grid.tokens, "prefix": grid.prefix, "patch": grid.patch, "image": grid.image,
-        "eps": model.blocks[0].norm1.eps, "readout": grid.readout.tolist(), "interpolation": config["interpolation"],
-        "mean": config["mean"], "std": config["std"], "resized": int(grid.image[0] / config["crop_pct"]), "tensors": [],
+        "layers": len(model.blocks),
+        "heads": attention.num_heads,
+        "scale": attention.scale,
+        "width": model.embed_dim,
+        "hidden": model.blocks[0].mlp.fc1.out_features,
+        "classes": model.num_classes,
+        "outputs": output_kind(model),
+        "tokens": grid.tokens,
+        "prefix": grid.prefix,
+        "patch": grid.patch,
+        "image": grid.image,
+        "eps": model.blocks[0].norm1.eps,
+        "readout": grid.readout.tolist(),
+        "interpolation": config["interpolation"],
+        "mean": config["mean"],
+        "std": config["std"],
+        "resized": int(grid.image[0] / config["crop_pct"]),
+        "tensors": [],
     }
     parts = []
     for name, tensor in tensors.items():
@@ -129,9 +192,16 @@ def _config(model: nn.Module) -> dict:
         raise _refused(model, "it is not timm's plain VisionTransformer")
     config = data_config(model, built_size(model))
     kinds = {type(part) for part in model.modules()}
-    other = {kind.__qualname__ for kind in kinds
-             if kind.__module__.split(".")[0] not in ("timm", "torch") or kind.__qualname__ not in PARTS}
-    norms = {(part.eps, part.normalized_shape) for part in model.modules() if isinstance(part, nn.LayerNorm)}
+    other = {
+        kind.__qualname__
+        for kind in kinds
+        if kind.__module__.split(".")[0] not in ("timm", "torch") or kind.__qualname__ not in PARTS
+    }
+    norms = {
+        (part.eps, part.normalized_shape)
+        for part in model.modules()
+        if isinstance(part, nn.LayerNorm)
+    }
     block, (channels, height, width) = model.blocks[0], config["input_size"]
     sizes = model.embed_dim, block.attn.head_dim, block.mlp.fc1.out_features
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -139,14 +209,25 @@ def _config(model: nn.Module) -> dict:
     rows = (
         (other, f"it has parts that the page does not know ({', '.join(sorted(other))})"),
         (len(norms) != 1, "its layer norms differ from each other"),
-        (any(getattr(part, "approximate", "none") != "none" for part in model.modules()), "its GELU is approximate"),
-        (model.global_pool not in ("token", "avg"), "its read-out is neither a class token nor a mean"),
+        (
+            any(getattr(part, "approximate", "none") != "none" for part in model.modules()),
+            "its GELU is approximate",
+        ),
+        (
+            model.global_pool not in ("token", "avg"),
+            "its read-out is neither a class token nor a mean",
+        ),
         (not model.num_classes, "it has no classifier head"),
         (count > LARGEST, f"it has {count:,} parameters, over the limit of {LARGEST:,}"),
-        (any(size % 8 for size in sizes) or block.attn.num_heads * block.attn.head_dim != model.embed_dim,
-         "the widths of its tokens, heads and MLPs must be multiples of 8"),
-        (taken not in [(3, width, "center", name) for name in ("bilinear", "bicubic")],
-         "it does not take the square middle of a photo, resized bilinearly or bicubically"),
+        (
+            any(size % 8 for size in sizes)
+            or block.attn.num_heads * block.attn.head_dim != model.embed_dim,
+            "the widths of its tokens, heads and MLPs must be multiples of 8",
+        ),
+        (
+            taken not in [(3, width, "center", name) for name in ("bilinear", "bicubic")],
+            "it does not take the square middle of a photo, resized bilinearly or bicubically",
+        ),
     )
     for wrong, reason in rows:
         if wrong:

@@ -92,10 +92,17 @@ def effects(
 
     command = evaluation.command or "ablation.effects"
     about = {"seed": seed, "batch": batch, "weights": evaluation.weights, "command": command}
-    measures: dict[tuple[Place, str], list[Tensor]] = {(head, way): [] for head in heads for way in ways}
+    measures: dict[tuple[Place, str], list[Tensor]] = {
+        (head, way): [] for head in heads for way in ways
+    }
     total = len(batches) * (len(measures) + 1 + ("mean" in ways))
-    with evaluating(network), tqdm(total=total, unit="forward", desc="heads", disable=not progress) as bar:
-        means = mean_outputs(network, (images for images, _ in shown()), bar) if "mean" in ways else {}
+    with (
+        evaluating(network),
+        tqdm(total=total, unit="forward", desc="heads", disable=not progress) as bar,
+    ):
+        means = (
+            mean_outputs(network, (images for images, _ in shown()), bar) if "mean" in ways else {}
+        )
         for pixels, labels in shown():
             before = _logits(network, pixels)
             for (head, way), parts in measures.items():
@@ -120,7 +127,9 @@ def _logits(model: nn.Module, images: Tensor) -> Tensor:
     return logits
 
 
-def mean_outputs(model: nn.Module, batches: Iterable[Tensor], bar: tqdm | None = None) -> dict[Place, Tensor]:
+def mean_outputs(
+    model: nn.Module, batches: Iterable[Tensor], bar: tqdm | None = None
+) -> dict[Place, Tensor]:
     """Mean output (T, K) of each head over batches of images, before the output projection.
 
     >>> len(vitlens_paper.evaluate.ablation.mean_outputs(model, [images]))  # 12 layers of 3 heads
@@ -140,7 +149,9 @@ def mean_outputs(model: nn.Module, batches: Iterable[Tensor], bar: tqdm | None =
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
     """Logit of each label (B,) minus the largest other logit of (B, classes), as (B,)."""
     own = labels[:, None]
-    return (logits.gather(1, own) - logits.scatter(1, own, -torch.inf).amax(1, keepdim=True)).squeeze(1)
+    return (
+        logits.gather(1, own) - logits.scatter(1, own, -torch.inf).amax(1, keepdim=True)
+    ).squeeze(1)
 
 
 def divergence(before: Tensor, after: Tensor) -> Tensor:
@@ -159,14 +170,23 @@ def _measures(before: Tensor, after: Tensor, labels: Tensor) -> Tensor:
     """(B, 5): right before, right after, changed class, KL divergence and change of the margin of each image."""
     was, now = before.argmax(1), after.argmax(1)
     change = margin(after, labels) - margin(before, labels)
-    return torch.stack([was == labels, now == labels, was != now, divergence(before, after), change], 1).double()
+    return torch.stack(
+        [was == labels, now == labels, was != now, divergence(before, after), change], 1
+    ).double()
 
 
 def _row(head: Place, way: str, measures: Tensor) -> dict[str, object]:
     was, now, flipped, kl, change = measures.T
     images, lost, gained = len(measures), int((was > now).sum()), int((now > was).sum())
-    row = {"layer": "pool" if head.layer == POOL else head.layer, "head": head.part, "way": way, "images": images,
-           "lost": lost, "gained": gained, "flips": int(flipped.sum())}
+    row = {
+        "layer": "pool" if head.layer == POOL else head.layer,
+        "head": head.part,
+        "way": way,
+        "images": images,
+        "lost": lost,
+        "gained": gained,
+        "flips": int(flipped.sum()),
+    }
     scores = {
         "accuracy": proportion(int(now.sum()), images),
         "change": paired(lost, gained, images),
@@ -174,7 +194,10 @@ def _row(head: Place, way: str, measures: Tensor) -> dict[str, object]:
     }
     for name, values in (("kl", kl), ("margin", change)):
         mean, half = float(values.mean()), student(values.numpy())
-        scores[name], row[f"{name}_std"] = (mean, mean - half, mean + half), float(values.std()) if images > 1 else 0.0
+        scores[name], row[f"{name}_std"] = (
+            (mean, mean - half, mean + half),
+            float(values.std()) if images > 1 else 0.0,
+        )
     for name, (value, low, high) in scores.items():
         row |= {name: float(value), f"{name}_low": float(low), f"{name}_high": float(high)}
     return row

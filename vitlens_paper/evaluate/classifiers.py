@@ -110,7 +110,11 @@ def few_shot(
     def accuracy(rows: Tensor) -> float:
         learned = least_squares(train[0][rows], train[1][rows], classes)
         parts = zip(test[0].split(AT_ONCE), test[1].split(AT_ONCE), strict=True)
-        return 100 * sum(int((learned.values(a).argmax(1) == b).sum()) for a, b in parts) / len(test[1])
+        return (
+            100
+            * sum(int((learned.values(a).argmax(1) == b).sum()) for a, b in parts)
+            / len(test[1])
+        )
 
     return {shots: [accuracy(rows) for rows in several] for shots, several in drawn.items()}
 
@@ -134,7 +138,9 @@ def nearest(train: Labeled, x: Tensor, k: int = 20, temperature: float = 0.07) -
         """Weights divided by the largest, so that they cannot overflow."""
         return np.exp((distances.min(1, keepdims=True) - distances) / temperature)
 
-    neighbors = KNeighborsClassifier(min(k, len(train[1])), weights=votes, algorithm="brute", metric="cosine")
+    neighbors = KNeighborsClassifier(
+        min(k, len(train[1])), weights=votes, algorithm="brute", metric="cosine"
+    )
     neighbors.fit(train[0].float().numpy(), train[1].numpy())
     return torch.from_numpy(neighbors.predict(x.float().numpy()))
 

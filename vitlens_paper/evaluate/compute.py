@@ -32,7 +32,9 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None, *, patch_drop: float = 0.0) -> int:
+def flops(
+    model: nn.Module, image_size: int | tuple[int, int] | None = None, *, patch_drop: float = 0.0
+) -> int:
     """FLOPs of a forward pass of one image. A multiply-add is two.
 
     image_size: pixels, one number or (height, width), default the model's own. patch_drop: share of the patches that
@@ -49,7 +51,10 @@ def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None, *, 
     if not size:
         raise ValueError(f"The image size of {model_name(model)} is unknown. Give image_size.")
     height, width = (size, size) if isinstance(size, int) else size
-    state = {name: t.detach().to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
+    state = {
+        name: t.detach().to("meta")
+        for name, t in (*model.named_parameters(), *model.named_buffers())
+    }
     kind = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
     channels = getattr(model, "in_chans", None) or 3
     image = torch.empty(1, channels, height, width, dtype=kind, device="meta")
@@ -77,7 +82,9 @@ def cost(model: str | paper.Model) -> Cost:
     model = paper.find(model) if isinstance(model, str) else model
     with torch.device("meta"):
         built = paper.build(model)
-    return Cost(parameters(built), flops(built, model.image_size), model.image_size, built.num_features)
+    return Cost(
+        parameters(built), flops(built, model.image_size), model.image_size, built.num_features
+    )
 
 
 def opened(name: str, size: int) -> nn.Module:
@@ -90,7 +97,9 @@ def opened(name: str, size: int) -> nn.Module:
     (24, 24)
     """
     if name in paper.MODELS:
-        return paper.build(name, **({} if paper.MODELS[name].kind == "ResNet" else {"img_size": size}))
+        return paper.build(
+            name, **({} if paper.MODELS[name].kind == "ResNet" else {"img_size": size})
+        )
     try:
         return load_model(name, pretrained=False, img_size=size)
     except ValueError:

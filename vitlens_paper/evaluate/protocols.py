@@ -86,9 +86,13 @@ class Evaluation:
             if getattr(self, option) and option not in reads:
                 others = ", ".join(name for name, options in PROTOCOLS.items() if option in options)
                 flag = {"settings": "set"}.get(option, option)
-                raise ValueError(f"The protocol {self.protocol} does not read --{flag}, which is for {others}.")
+                raise ValueError(
+                    f"The protocol {self.protocol} does not read --{flag}, which is for {others}."
+                )
         if "data" in reads and not self.data:
-            raise ValueError(f"The protocol {self.protocol} needs images. Name a data set or a folder with --data.")
+            raise ValueError(
+                f"The protocol {self.protocol} needs images. Name a data set or a folder with --data."
+            )
         if (isinstance(self.model, nn.Module) or self.checkpoint) and "recipe" in reads:
             raise ValueError(
                 f"The protocol {self.protocol} trains from a timm name or a model folder, got "
@@ -109,7 +113,9 @@ class Evaluation:
         named = not isinstance(self.model, nn.Module)
         model = load_model(self.model, checkpoint=self.checkpoint) if named else unwrap(self.model)
         if not states_preprocessing(model):
-            raise ValueError(f"{type(model).__name__} lacks a pretrained_cfg with the image normalization. Set one.")
+            raise ValueError(
+                f"{type(model).__name__} lacks a pretrained_cfg with the image normalization. Set one."
+            )
         return model.to(self.world.device)
 
     @property
@@ -124,7 +130,10 @@ class Evaluation:
         """First digits of the SHA-256 of all weights and buffers, for `Record.weights`."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.network.state_dict().items()):
-            digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(
+                name.encode()
+                + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
         return digest.hexdigest()[:12]
 
     @property
@@ -146,35 +155,65 @@ class Evaluation:
         if split == "whole" and not isinstance(self.model, nn.Module):
             trained_on = runs.images_before(Path(self.model).parent).get("data")
             split = "test" if trained_on == os.path.abspath(self.data) else split
-        images = opened(self.network, self.data, split, root=self.root, workers=self.workers, world=self.world)
+        images = opened(
+            self.network, self.data, split, root=self.root, workers=self.workers, world=self.world
+        )
         self.note(images.note)
         return images
 
     def features(self, images: ImageStream, progress: str) -> tuple[Tensor, Tensor]:
         """Inputs (N, D) of the head for images, and their labels (N,)."""
-        return read(self.network, images, before_the_head(self.network), world=self.world, progress=progress)
+        return read(
+            self.network, images, before_the_head(self.network), world=self.world, progress=progress
+        )
 
     def place(self, data: str) -> str:
         """First digits of the SHA-256 of the data's directories, for `Record.place`, or "" for named data."""
-        folders = [str(Path(path).resolve()) for path in (data, self.root) if path and Path(path).exists()]
+        folders = [
+            str(Path(path).resolve()) for path in (data, self.root) if path and Path(path).exists()
+        ]
         return _digest(" ".join(folders).encode()) if folders else ""
 
     def folder(self, data: str) -> Path:
         """Directory of the fine-tuning runs on `data`."""
         name = "-".join(filter(None, (short(data), self.place(data))))
-        return self.runs / _file(f"{self.name}-{self.weights}") / _file(", ".join(filter(None, (name, self.manner))))
+        return (
+            self.runs
+            / _file(f"{self.name}-{self.weights}")
+            / _file(", ".join(filter(None, (name, self.manner))))
+        )
 
-    def record(self, metric: str, score: Score, images: int, note: str | None = None, data: str = "", **more) -> Record:
+    def record(
+        self,
+        metric: str,
+        score: Score,
+        images: int,
+        note: str | None = None,
+        data: str = "",
+        **more,
+    ) -> Record:
         """Record of a score on `images` images of `data`."""
         data = data or self.data
         return Record(
-            self.name, short(data), self.protocol, metric, *(round(x, 4) for x in score), images,
-            datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), versions(),
-            self.command, self.weights, self.place(data), note=note or None, **more,
+            self.name,
+            short(data),
+            self.protocol,
+            metric,
+            *(round(x, 4) for x in score),
+            images,
+            datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            versions(),
+            self.command,
+            self.weights,
+            self.place(data),
+            note=note or None,
+            **more,
         )
 
 
-def evaluate(model: Evaluation | str | Path | nn.Module, data: str = "", protocol: str = "top1", **settings):
+def evaluate(
+    model: Evaluation | str | Path | nn.Module, data: str = "", protocol: str = "top1", **settings
+):
     """Iterator over the `Record`s of a model on data by a protocol.
 
     model: also an `Evaluation`. settings: other fields of `Evaluation`. Raises ValueError for settings that the
@@ -182,7 +221,9 @@ def evaluate(model: Evaluation | str | Path | nn.Module, data: str = "", protoco
 
     >>> records = vitlens_paper.evaluate.evaluate(model, "digits", "knn", neighbors=5)
     """
-    evaluation = model if isinstance(model, Evaluation) else Evaluation(model, data, protocol, **settings)
+    evaluation = (
+        model if isinstance(model, Evaluation) else Evaluation(model, data, protocol, **settings)
+    )
     return globals()[evaluation.protocol](evaluation)
 
 
@@ -194,7 +235,9 @@ def top1(e: Evaluation) -> Iterator[Record]:
     images, known = e.images("whole"), imagenet_numbers(e.network)
     numbers, count = class_numbers(e.network, images.class_names), class_count(e.network)
     e.note(how := matched(e.network, images.class_names))
-    classes, labels = read(e.network, images, named_classes(e.network), world=e.world, progress="top1")
+    classes, labels = read(
+        e.network, images, named_classes(e.network), world=e.world, progress="top1"
+    )
     for k in (1, 5) if count > 5 else (1,):
         yield e.record(f"top{k}", top_k(classes, numbers[labels], k), len(labels), how)
     files = validation_numbers([images.samples.name(i) for i in range(len(images))])
@@ -208,7 +251,10 @@ def fewshot(e: Evaluation) -> Iterator[Record]:
     drawn = supports(images.labels, e.shots or (1, 5, 10, 25), range(seeds), images.class_names)
     rows = torch.cat([support for several in drawn.values() for support in several]).unique()
     train, test = e.features(images.chosen(rows), "train"), e.features(e.images("test"), "test")
-    drawn = {n: [torch.searchsorted(rows, support) for support in several] for n, several in drawn.items()}
+    drawn = {
+        n: [torch.searchsorted(rows, support) for support in several]
+        for n, several in drawn.items()
+    }
     e.note(one := ONE_SEED if seeds == 1 else "")
     count = len(test[1])
     for shots, values in few_shot(train, test, drawn, len(images.class_names)).items():
@@ -218,7 +264,9 @@ def fewshot(e: Evaluation) -> Iterator[Record]:
 def knn(e: Evaluation) -> Iterator[Record]:
     """Top-1 of weighted k-nearest-neighbor classification of the test features."""
     k = e.neighbors or 20
-    yield _on_features(e, lambda train, test: (nearest(train, test[0], k) == test[1]).sum(), neighbors=k)
+    yield _on_features(
+        e, lambda train, test: (nearest(train, test[0], k) == test[1]).sum(), neighbors=k
+    )
 
 
 def probe(e: Evaluation) -> Iterator[Record]:
@@ -269,7 +317,9 @@ def recipe_of(data: str) -> tuple[str, list[str]]:
     task = TASKS.get(data.replace("vtab800/", "vtab/"))
     if task is None:
         return "finetune-small", []
-    return task.recipe, [key for key, may in (("augment.flip=0", task.flip), ("resize=0", task.crop)) if not may]
+    return task.recipe, [
+        key for key, may in (("augment.flip=0", task.flip), ("resize=0", task.crop)) if not may
+    ]
 
 
 def fine_tuned(e: Evaluation, data: str) -> Tuned:
@@ -289,8 +339,17 @@ def fine_tuned(e: Evaluation, data: str) -> Tuned:
     for seed in range(e.seeds or 1):
         folder = e.folder(data) / f"seed-{seed}"
         account = runs.run(
-            e.recipe or recipe, data, folder, model=e.model, resume=folder.is_dir(), seed=seed, watch=0,
-            overrides=[*required, *e.settings], device=str(e.world.device), root=e.root, workers=e.workers,
+            e.recipe or recipe,
+            data,
+            folder,
+            model=e.model,
+            resume=folder.is_dir(),
+            seed=seed,
+            watch=0,
+            overrides=[*required, *e.settings],
+            device=str(e.world.device),
+            root=e.root,
+            workers=e.workers,
             goes_on="repeat the command to continue",
         )
         if not account["finished"]:
@@ -299,7 +358,9 @@ def fine_tuned(e: Evaluation, data: str) -> Tuned:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         model = load_model(folder / "model").to(e.world.device)
         images = opened(model, data, "test", root=e.root, workers=e.workers, world=e.world)
-        classes, labels = read(model, images, named_classes(model, 1), world=e.world, progress=f"{data}, tuned")
+        classes, labels = read(
+            model, images, named_classes(model, 1), world=e.world, progress=f"{data}, tuned"
+        )
         values.append(top_k(classes, class_numbers(model, images.class_names)[labels], 1).value)
     e.note(images.note)
     return Tuned(over_seeds(values, len(labels)), len(labels))
@@ -353,4 +414,8 @@ def _digest(content: bytes) -> str:
 def _file(name: str) -> str:
     """A directory name as a function of a text."""
     plain = re.sub(r"[^\w.,=+-]+", "-", name)
-    return plain if len(plain) < 100 else f"{plain[:80]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return (
+        plain
+        if len(plain) < 100
+        else f"{plain[:80]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    )

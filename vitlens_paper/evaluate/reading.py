@@ -21,7 +21,13 @@ from vitlens.train import World
 
 
 def opened(
-    model: nn.Module, source: str, split: str, *, root=None, workers: int | None = None, world: World | None = None
+    model: nn.Module,
+    source: str,
+    split: str,
+    *,
+    root=None,
+    workers: int | None = None,
+    world: World | None = None,
 ) -> ImageStream:
     """A streamed split of a data set of `data.load`, preprocessed for `model`.
 
@@ -38,12 +44,16 @@ def opened(
         )
     options = dict(size=height, fit=pixels(model), stream=True, root=root, workers=workers)
     world = world or World()
-    images = load(source, split, **options) if world.rank == 0 else None  # the first process downloads
+    images = (
+        load(source, split, **options) if world.rank == 0 else None
+    )  # the first process downloads
     world.total(0)  # the other processes wait
     return images or load(source, split, **options)
 
 
-def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | None = None) -> tuple[Tensor, Tensor]:
+def features(
+    model: nn.Module, data: ImageSet | ImageStream, *, world: World | None = None
+) -> tuple[Tensor, Tensor]:
     """Features (N, D), the input of a model's head, and labels (N,) of all images, on the CPU.
 
     Features are float32, or float64 for float64 models. The images must have the model's input size. They are
@@ -120,13 +130,20 @@ def read(
     mine = rows[world.rank :: world.size]
     values, labels = None, torch.zeros(len(data), dtype=torch.int64, device=device)
     bar = tqdm(
-        total=len(data), unit="image", desc=progress, disable=not progress or world.rank > 0,
+        total=len(data),
+        unit="image",
+        desc=progress,
+        disable=not progress or world.rank > 0,
         mininterval=0.1 if sys.stderr.isatty() else 60,
     )
     with evaluating(model), bar:
         for row, (images, truth) in zip(mine, data.batches(mine), strict=True):
             outputs = output(normalized_for(model, images.to(device)))
-            outputs = outputs.float() if outputs.is_floating_point() and outputs.element_size() < 4 else outputs
+            outputs = (
+                outputs.float()
+                if outputs.is_floating_point() and outputs.element_size() < 4
+                else outputs
+            )
             if values is None:
                 values = outputs.new_zeros(len(data), *outputs.shape[1:])
             values[row], labels[row] = outputs, truth.to(device)

@@ -47,15 +47,27 @@ class Record:
     @property
     def key(self) -> tuple:
         """Fields that identify a measurement."""
-        return (self.model, self.weights, self.data, self.place, self.protocol, self.metric, self.shots, self.seeds,
-                self.neighbors, self.recipe)
+        return (
+            self.model,
+            self.weights,
+            self.data,
+            self.place,
+            self.protocol,
+            self.metric,
+            self.shots,
+            self.seeds,
+            self.neighbors,
+            self.recipe,
+        )
 
     @property
     def manner(self) -> str:
         """The protocol and its settings, such as "fewshot, 5 shots"."""
         parts = [self.protocol]
         parts += [f"{self.shots} shot{'s' * (self.shots > 1)}"] if self.shots else []
-        parts += [f"{self.neighbors} neighbor{'s' * (self.neighbors > 1)}"] if self.neighbors else []
+        parts += (
+            [f"{self.neighbors} neighbor{'s' * (self.neighbors > 1)}"] if self.neighbors else []
+        )
         return ", ".join([*parts, *([self.recipe] if self.recipe else [])])
 
     @property
@@ -81,8 +93,15 @@ def write(path: str | Path, records: Iterable[Record]) -> None:
     """
     path, records = Path(path), list(records)
     new = {record.key for record in records}
-    kept = [entry for record, entry in _entries(path) if record.key not in new] if path.exists() else []
-    written = [{name: value for name, value in asdict(record).items() if value is not None} for record in records]
+    kept = (
+        [entry for record, entry in _entries(path) if record.key not in new]
+        if path.exists()
+        else []
+    )
+    written = [
+        {name: value for name, value in asdict(record).items() if value is not None}
+        for record in records
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, (json.dumps([*kept, *written], indent=1, ensure_ascii=False) + "\n").encode())
 
@@ -108,10 +127,14 @@ def _entries(path: str | Path) -> list[tuple[Record, dict]]:
     try:
         entries = json.loads(Path(path).read_text(encoding="utf-8"))
         entries = entries if isinstance(entries, list) else [entries]
-        records = [Record(**{name: entry[name] for name in known if name in entry or name in required})
-                   for entry in entries]
+        records = [
+            Record(**{name: entry[name] for name in known if name in entry or name in required})
+            for entry in entries
+        ]
         for record in records:
-            if not 0 <= record.low <= record.value <= record.high <= 100 or record.images < 1:  # NaN fails too
+            if (
+                not 0 <= record.low <= record.value <= record.high <= 100 or record.images < 1
+            ):  # NaN fails too
                 raise ValueError(f"{record} is not a percentage within its interval")
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(

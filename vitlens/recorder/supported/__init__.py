@@ -32,8 +32,16 @@ MLPS = r"mlp|mlp_drop|ffns\.\d+\.mlp"
 """Pattern of names: the MLPs of a block, whose outputs are added to the residual stream."""
 
 HARMLESS = {
-    "__init__", "init_weights", "_init_weights", "fix_init_weight", "no_weight_decay", "group_matcher",
-    "load_pretrained", "get_classifier", "reset_classifier", "set_grad_checkpointing",
+    "__init__",
+    "init_weights",
+    "_init_weights",
+    "fix_init_weight",
+    "no_weight_decay",
+    "group_matcher",
+    "load_pretrained",
+    "get_classifier",
+    "reset_classifier",
+    "set_grad_checkpointing",
 }
 """Methods of timm's models without an effect on the forward."""
 
@@ -90,7 +98,9 @@ class Family(ABC):
         for number, block in enumerate(self.blocks):
             names = [name for name, _ in block.named_modules()]
             if not all(any(re.fullmatch(parts, name) for name in names) for parts in (NORMS, MLPS)):
-                return f"layer {number} ({type(block).__name__}) has other parts than a pre-norm block"
+                return (
+                    f"layer {number} ({type(block).__name__}) has other parts than a pre-norm block"
+                )
         return None
 
     @property
@@ -170,7 +180,10 @@ class PlainPatches(Family):
         for number, block in enumerate(self.blocks):
             full, module = f"{path}.{number}.{name}", dict(block.named_modules()).get(name)
             if module is None or not qualified_name(module).startswith(self.attends):
-                raise refuse(self.model, f"{full} is {qualified_name(module)}, which vitlens does not support")
+                raise refuse(
+                    self.model,
+                    f"{full} is {qualified_name(module)}, which vitlens does not support",
+                )
             layers.append([(full, module)])
         return layers
 
@@ -194,8 +207,12 @@ class PlainPatches(Family):
     @property
     def preprocessing(self) -> dict:
         """From `pretrained_cfg`, else `usual`."""
-        config = {"input_size": (3, *self.built_size), "interpolation": "bicubic", "crop_pct": 1.0,
-                  "crop_mode": "center"} | self.usual
+        config = {
+            "input_size": (3, *self.built_size),
+            "interpolation": "bicubic",
+            "crop_pct": 1.0,
+            "crop_mode": "center",
+        } | self.usual
         own = getattr(self.model, "pretrained_cfg", None) or {}
         return config | {key: own[key] for key in config if key in own}
 
@@ -270,11 +287,17 @@ def register_model(
     """
     pair = lambda sides: (sides, sides) if isinstance(sides, int) else tuple(sides)  # noqa: E731
     settings = dict(
-        paths=(blocks, attention, embedding), patch=pair(patch), built_size=pair(size), prefix=list(prefix),
-        read=READOUTS[readout](len(prefix)) if readout else None, logits=head and staticmethod(head),
+        paths=(blocks, attention, embedding),
+        patch=pair(patch),
+        built_size=pair(size),
+        prefix=list(prefix),
+        read=READOUTS[readout](len(prefix)) if readout else None,
+        logits=head and staticmethod(head),
         usual={"input_size": (len(mean), *pair(size)), "mean": tuple(mean), "std": tuple(std)},
     )
-    FAMILIES[f"{kind.__module__}.{kind.__qualname__}"] = type(f"Registered{kind.__name__}", (Registered,), settings)
+    FAMILIES[f"{kind.__module__}.{kind.__qualname__}"] = type(
+        f"Registered{kind.__name__}", (Registered,), settings
+    )
 
 
 FAMILIES: dict[str, Callable[[nn.Module], Family]] = {}
@@ -306,7 +329,12 @@ def extended(model: nn.Module) -> tuple[type | None, list[str]]:
     kinds = type(model).__mro__
     for number, kind in enumerate(kinds):
         if _adapter(kind) and (number == 0 or _is_timm(kind)):
-            own = {name for subclass in kinds[:number] for name, value in vars(subclass).items() if callable(value)}
+            own = {
+                name
+                for subclass in kinds[:number]
+                for name, value in vars(subclass).items()
+                if callable(value)
+            }
             if not own:
                 return kind, []
             forward = {*dir(kind)} - {*dir(nn.Module)} | {"forward", "__call__"}
@@ -330,7 +358,9 @@ def unwrap(model: nn.Module) -> nn.Module:
     """The model inside a wrapper of torch.compile, DataParallel or DistributedDataParallel. Raises TypeError for
     anything but a model."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"Expected a torch.nn.Module, got {type(model).__name__}. `vitlens.load_model` opens one.")
+        raise TypeError(
+            f"Expected a torch.nn.Module, got {type(model).__name__}. `vitlens.load_model` opens one."
+        )
     if hasattr(model, "_orig_mod"):
         return unwrap(model._orig_mod)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -342,7 +372,9 @@ def transformers_in(model: nn.Module) -> dict[str, nn.Module]:
     """Known Vision Transformers inside a model, by name. The model itself has the name ""."""
     inner: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if known(module) and not any(outer == "" or name.startswith(f"{outer}.") for outer in inner):
+        if known(module) and not any(
+            outer == "" or name.startswith(f"{outer}.") for outer in inner
+        ):
             inner[name] = module
     return inner
 
@@ -368,7 +400,10 @@ def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     layers = family(_require_known(model, model)).attention()
     modules = [id(module) for layer in layers for _, module in layer]
     if len(set(modules)) < len(modules):
-        raise refuse(model, "its layers share one attention module, so its calls cannot be assigned to layers")
+        raise refuse(
+            model,
+            "its layers share one attention module, so its calls cannot be assigned to layers",
+        )
     return layers
 
 
@@ -380,10 +415,15 @@ def require_capturable(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if not (module.training and "drop" in type(module).__name__.lower()):
             continue
-        rate = next((getattr(module, a) for a in ("p", "drop_prob", "prob") if hasattr(module, a)), 0)
+        rate = next(
+            (getattr(module, a) for a in ("p", "drop_prob", "prob") if hasattr(module, a)), 0
+        )
         if rate and rate > 0:
             layer = f"{name} ({type(module).__name__}, {rate:g})"
-            raise refuse(model, f"in training mode {layer} drops parts of it at random; call model.eval() first")
+            raise refuse(
+                model,
+                f"in training mode {layer} drops parts of it at random; call model.eval() first",
+            )
 
 
 def _require_known(inner: nn.Module, model: nn.Module) -> nn.Module:
@@ -421,11 +461,17 @@ def _why_not(model: nn.Module) -> str:
 
 def refuse(model: nn.Module, reason: str) -> UnsupportedModelError:
     """Error for a model that is refused for a reason."""
-    return UnsupportedModelError(f"vitlens cannot show the attention of {model_name(model)}: {reason}.")
+    return UnsupportedModelError(
+        f"vitlens cannot show the attention of {model_name(model)}: {reason}."
+    )
 
 
 def require_size(
-    model: nn.Module, image: tuple[int, int], *, only: tuple[int, int] | None = None, patch: tuple[int, int] = (1, 1)
+    model: nn.Module,
+    image: tuple[int, int],
+    *,
+    only: tuple[int, int] | None = None,
+    patch: tuple[int, int] = (1, 1),
 ) -> None:
     """Raise ValueError unless the image has the `only` (height, width), and patches divide it."""
     got, built, sides = (" × ".join(map(str, size or ())) for size in (image, only, patch))
@@ -438,13 +484,17 @@ def require_size(
 
 def gated(modules: list[list[tuple[str, nn.Module]]]) -> bool:
     """True if attention outputs pass a learned gate, as in Eva and NaFlex, which the maps leave out."""
-    return any(getattr(module, "gate", None) is not None for layer in modules for _, module in layer)
+    return any(
+        getattr(module, "gate", None) is not None for layer in modules for _, module in layer
+    )
 
 
 def head_count(attention: nn.Module) -> int:
     """Number of heads of an attention module or pool."""
     for module in attention.modules():
-        if count := getattr(module, "num_heads", None) or getattr(module, "num_attention_heads", None):
+        if count := getattr(module, "num_heads", None) or getattr(
+            module, "num_attention_heads", None
+        ):
             return count
     raise ValueError(f"{type(attention).__name__} has no number of heads (num_heads).")
 
@@ -462,7 +512,9 @@ def pooled(model: nn.Module, images: Tensor) -> Tensor:
     if adapter.classes == 0:
         return adapter.run(images)
     tokens = []
-    with hooked([(adapter.blocks[-1].register_forward_hook, lambda _, args, output: tokens.append(output))]):
+    with hooked(
+        [(adapter.blocks[-1].register_forward_hook, lambda _, args, output: tokens.append(output))]
+    ):
         adapter.run(images)
     return adapter.head(tokens[-1], pre_logits=True)
 
@@ -479,7 +531,9 @@ def short_name(model: nn.Module) -> str:
         return name
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     origin = getattr(getattr(model, "config", None), "name_or_path", None)
-    return architecture or (Path(origin).name if isinstance(origin, str) and origin else type(model).__name__)
+    return architecture or (
+        Path(origin).name if isinstance(origin, str) and origin else type(model).__name__
+    )
 
 
 def model_name(model: nn.Module) -> str:

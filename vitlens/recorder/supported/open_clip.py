@@ -64,13 +64,18 @@ class _Tower(Family):
 
     def run(self, images: Tensor) -> Tensor:
         features = self.tower(images)
-        return features[0] if isinstance(features, tuple) else features  # CoCa also returns its tokens
+        return (
+            features[0] if isinstance(features, tuple) else features
+        )  # CoCa also returns its tokens
 
 
 class OpenClip(_Tower, PlainPatches):
     """Adapter of open_clip's own tower. It takes only the image size that it was built for."""
 
-    usual = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
+    usual = {
+        "mean": (0.48145466, 0.4578275, 0.40821073),
+        "std": (0.26862954, 0.26130258, 0.27577711),
+    }
 
     def __init__(self, whole: nn.Module, tower: nn.Module):
         super().__init__(whole, tower)
@@ -79,11 +84,20 @@ class OpenClip(_Tower, PlainPatches):
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         if qualified_name(self.tower) != TOWER:
-            raise refuse(self.model, f"its image tower is {qualified_name(self.tower)}, which vitlens does not support")
+            raise refuse(
+                self.model,
+                f"its image tower is {qualified_name(self.tower)}, which vitlens does not support",
+            )
         if getattr(self.tower, "attn_pool_contrastive", None) is not None:
-            raise refuse(self.model, "it has two attention pools, so a single map cannot show the tokens that it reads")
+            raise refuse(
+                self.model,
+                "it has two attention pools, so a single map cannot show the tokens that it reads",
+            )
         if not self.tower.transformer.batch_first:
-            raise refuse(self.model, "it runs with the tokens before the batch; build it with batch_first=True")
+            raise refuse(
+                self.model,
+                "it runs with the tokens before the batch; build it with batch_first=True",
+            )
         return super().attention()
 
     @property
@@ -123,7 +137,10 @@ class TimmTower(_Tower, timm.Timm):
         if qualified_name(self.model) not in timm.MODELS:
             reason = timm.REASONS.get(type(self.model).__name__, "its class is not supported")
             raise refuse(self.whole, f"its image tower is {qualified_name(self.model)}: {reason}")
-        return [[(f"visual.trunk.{name}", module) for name, module in layer] for layer in super().attention()]
+        return [
+            [(f"visual.trunk.{name}", module) for name, module in layer]
+            for layer in super().attention()
+        ]
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         return self.tower.head(super().head(tokens))

@@ -84,20 +84,30 @@ class Timm(Family):
             for path, module in block.named_modules():
                 name = qualified_name(module)
                 if type(module).__name__ in DIFFERENCES:
-                    raise refuse(model, "its attention is the difference of two softmaxes, which no single map shows")
+                    raise refuse(
+                        model,
+                        "its attention is the difference of two softmaxes, which no single map shows",
+                    )
                 if "attention" in name.rsplit(".", 1)[-1].lower() and name not in ATTENTION:
-                    raise refuse(model, f"layer {index} uses {name}, which vitlens does not support")
+                    raise refuse(
+                        model, f"layer {index} uses {name}, which vitlens does not support"
+                    )
                 if name in ATTENTION:
                     attention.append((f"blocks.{index}.{path}".rstrip("."), module))
             if not attention:
-                raise refuse(model, f"layer {index} ({qualified_name(block)}) has no supported attention module")
+                raise refuse(
+                    model,
+                    f"layer {index} ({qualified_name(block)}) has no supported attention module",
+                )
             layers.append(attention)
         return layers
 
     @property
     def capture_problem(self) -> str | None:
         """Layers that were built without timm's fused attention do not call the function that a capture intercepts."""
-        if all(getattr(module, "fused_attn", True) for layer in self.attention() for _, module in layer):
+        if all(
+            getattr(module, "fused_attn", True) for layer in self.attention() for _, module in layer
+        ):
             return None
         return "it was built without fused attention; call timm.layers.set_fused_attn(True) and create it again"
 
@@ -131,9 +141,15 @@ class Timm(Family):
     @property
     def prefix(self) -> list[str]:
         model = self.model
-        special = ["class token"] if getattr(getattr(model, "embeds", model), "cls_token", None) is not None else []
+        special = (
+            ["class token"]
+            if getattr(getattr(model, "embeds", model), "cls_token", None) is not None
+            else []
+        )
         special += ["distillation token"] if hasattr(model, "dist_token") else []
-        return special + [f"register {i + 1}" for i in range(model.num_prefix_tokens - len(special))]
+        return special + [
+            f"register {i + 1}" for i in range(model.num_prefix_tokens - len(special))
+        ]
 
     def grid(self, image: tuple[int, int]) -> TokenGrid:
         embed, image = self.embedding, tuple(image)
@@ -142,14 +158,20 @@ class Timm(Family):
             require_size(self.model, image, only=embed.img_size)
         elif getattr(embed, "is_linear", plain) and not embed.dynamic_img_pad:
             require_size(self.model, image, patch=embed.patch_size)
-        measured = not plain and not embed.dynamic_img_pad and image == tuple(embed.img_size)  # by timm's own forward
+        measured = (
+            not plain and not embed.dynamic_img_pad and image == tuple(embed.img_size)
+        )  # by timm's own forward
         rows, cols = embed.grid_size if measured else embed.dynamic_feat_size(image)
         grid = TokenGrid(rows, cols, _stride(embed), self.model.num_prefix_tokens, image)
         return replace(grid, readout=_readout(self.model, grid))
 
     @property
     def built_size(self) -> tuple[int, int] | None:
-        size = getattr(getattr(self.model, "embeds", getattr(self.model, "patch_embed", None)), "img_size", None)
+        size = getattr(
+            getattr(self.model, "embeds", getattr(self.model, "patch_embed", None)),
+            "img_size",
+            None,
+        )
         return size and tuple(size)
 
     @property
@@ -168,10 +190,19 @@ class Timm(Family):
         if not hasattr(self.model, "get_classifier"):
             return declared
         heads = self.model.get_classifier()
-        layers = [layer for head in (heads if isinstance(heads, tuple | list) else [heads]) for layer in head.modules()]
-        if all(isinstance(layer, nn.Identity | nn.Sequential | nn.Dropout | nn.ModuleList) for layer in layers):
+        layers = [
+            layer
+            for head in (heads if isinstance(heads, tuple | list) else [heads])
+            for layer in head.modules()
+        ]
+        if all(
+            isinstance(layer, nn.Identity | nn.Sequential | nn.Dropout | nn.ModuleList)
+            for layer in layers
+        ):
             return 0
-        widths = [getattr(layer, "out_features", getattr(layer, "out_channels", None)) for layer in layers]
+        widths = [
+            getattr(layer, "out_features", getattr(layer, "out_channels", None)) for layer in layers
+        ]
         return next((width for width in reversed(widths) if width), declared)
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
@@ -183,9 +214,17 @@ class Timm(Family):
         table = getattr(embed if hasattr(model, "embeds") else model, "pos_embed", None)
         width, grid = getattr(model, "embed_dim", None), getattr(embed, "grid_size", None)
         shape = tuple(table.shape) if isinstance(table, Tensor) else ()
-        if len(shape) == 4 and shape[0] == 1 and shape[-1] == width and hasattr(model, "embeds"):  # NaFlex
+        if (
+            len(shape) == 4 and shape[0] == 1 and shape[-1] == width and hasattr(model, "embeds")
+        ):  # NaFlex
             return table.detach()[0]
-        if len(shape) == 3 and shape[0] == 1 and shape[-1] == width and grid and shape[1] >= grid[0] * grid[1]:
+        if (
+            len(shape) == 3
+            and shape[0] == 1
+            and shape[-1] == width
+            and grid
+            and shape[1] >= grid[0] * grid[1]
+        ):
             return table.detach()[0, shape[1] - grid[0] * grid[1] :].unflatten(0, tuple(grid))
         return None
 
@@ -201,7 +240,10 @@ def _stride(embed: nn.Module) -> tuple[int, int]:
         return tuple(embed.feat_ratio(as_scalar=False))
     reduction = info.reduction()[-1] if hasattr(info, "reduction") else info[-1]["reduction"]
     sizes = zip(embed.img_size, embed.feature_size, embed.patch_size, strict=True)
-    return tuple(p * (reduction if abs(side / reduction - n) < 1 else round(side / n)) for side, n, p in sizes)
+    return tuple(
+        p * (reduction if abs(side / reduction - n) < 1 else round(side / n))
+        for side, n, p in sizes
+    )
 
 
 def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:
@@ -209,8 +251,12 @@ def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:
     if getattr(model, "attn_pool", None) is not None or model.global_pool not in ("token", "avg"):
         return None
     if model.global_pool == "avg":  # even with a class token, which the head then ignores
-        return mean_of(grid, slice(0 if getattr(model, "pool_include_prefix", False) else grid.prefix, None))
-    return mean_of(grid, slice(0, 2 if hasattr(model, "head_dist") else 1))  # distilled DeiT averages two heads
+        return mean_of(
+            grid, slice(0 if getattr(model, "pool_include_prefix", False) else grid.prefix, None)
+        )
+    return mean_of(
+        grid, slice(0, 2 if hasattr(model, "head_dist") else 1)
+    )  # distilled DeiT averages two heads
 
 
 adapter = Timm

@@ -12,8 +12,12 @@ MODELS = {"torchvision.models.vision_transformer.VisionTransformer"}
 class TorchVision(PlainPatches):
     """Adapter of torchvision's Vision Transformers. They take only the image size that they were built for."""
 
-    usual = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bilinear",
-             "crop_pct": 0.875}
+    usual = {
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "interpolation": "bilinear",
+        "crop_pct": 0.875,
+    }
 
     paths = "encoder.layers", "self_attention", "conv_proj"
 
@@ -24,7 +28,11 @@ class TorchVision(PlainPatches):
 
     @property
     def classes(self) -> int:
-        widths = [layer.out_features for layer in self.model.heads.modules() if isinstance(layer, nn.Linear)]
+        widths = [
+            layer.out_features
+            for layer in self.model.heads.modules()
+            if isinstance(layer, nn.Linear)
+        ]
         return widths[-1] if widths else 0
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import PlainPatches, Pool, model_name, qualified_name, refuse, require_size
+from vitlens.recorder.supported import (
+    PlainPatches,
+    Pool,
+    model_name,
+    qualified_name,
+    refuse,
+    require_size,
+)
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
@@ -37,8 +44,13 @@ class Tower:
     interpolates: bool = False
 
 
-_CLIP = dict(blocks="encoder.layers", attention="self_attn", norm="post_layernorm",
-             projection="embeddings.patch_embedding", positions="embeddings.position_embedding.weight")
+_CLIP = dict(
+    blocks="encoder.layers",
+    attention="self_attn",
+    norm="post_layernorm",
+    projection="embeddings.patch_embedding",
+    positions="embeddings.position_embedding.weight",
+)
 _DINO = Tower(IMAGENET, blocks="encoder.layer")
 TOWERS = {
     "vit": Tower(HALF, interpolates=True),
@@ -48,8 +60,13 @@ TOWERS = {
     "ijepa": Tower(IMAGENET, (), interpolates=True),
     "dinov2": _DINO,
     "dinov2_with_registers": _DINO,
-    "dinov3_vit": replace(_DINO, blocks="model.layer", norm="norm", projection="embeddings.patch_embeddings",
-                          positions=None),
+    "dinov3_vit": replace(
+        _DINO,
+        blocks="model.layer",
+        norm="norm",
+        projection="embeddings.patch_embeddings",
+        positions=None,
+    ),
     "clip": Tower(OPENAI, **_CLIP, interpolates=True),
     "siglip": Tower(HALF, (), **_CLIP, interpolates=True),
     "siglip2": Tower(HALF, (), **_CLIP),
@@ -70,7 +87,14 @@ class Whole:
         return ".".join(filter(None, (self.path, path)))
 
 
-READS = ("class token", "class and distillation token", "patches", "class token beside patches", "pool", "BEiT's")
+READS = (
+    "class token",
+    "class and distillation token",
+    "patches",
+    "class token beside patches",
+    "pool",
+    "BEiT's",
+)
 """Tokens that a class reads. "class and distillation token" averages the outputs of two heads. "class token beside
 patches" concatenates the token and the patches' mean, so no single row exists. BEiT's configuration selects the class
 token or the patches."""
@@ -80,7 +104,9 @@ _MODELS = {
     "vit.ViTForImageClassification": Whole("class token", "vit", "logits"),
     "deit.DeiTModel": Whole("class token"),
     "deit.DeiTForImageClassification": Whole("class token", "deit", "logits"),
-    "deit.DeiTForImageClassificationWithTeacher": Whole("class and distillation token", "deit", "logits"),
+    "deit.DeiTForImageClassificationWithTeacher": Whole(
+        "class and distillation token", "deit", "logits"
+    ),
     "vit_mae.ViTMAEModel": Whole("class token"),
     "beit.BeitModel": Whole("BEiT's"),
     "beit.BeitForImageClassification": Whole("BEiT's", "beit", "logits"),
@@ -122,7 +148,11 @@ class Transformers(PlainPatches):
         self.tower = model.get_submodule(self.whole.path)
         self.config = self.tower.config
         self.patch = _pair(self.config.patch_size)
-        self.paths = (self.whole.at(self.parts.blocks), self.parts.attention, self.whole.at(self.parts.projection))
+        self.paths = (
+            self.whole.at(self.parts.blocks),
+            self.parts.attention,
+            self.whole.at(self.parts.projection),
+        )
         self.attends = f"transformers.models.{self.whole.kind}."
 
     @property
@@ -134,7 +164,9 @@ class Transformers(PlainPatches):
             )
         if ratio := getattr(self.config, "mask_ratio", 0):
             return f"it leaves out {ratio:.0%} of the patches at random; set model.config.mask_ratio = 0 first"
-        moves = any(getattr(self.config, f"pos_embed_{way}", None) for way in ("shift", "jitter", "rescale"))
+        moves = any(
+            getattr(self.config, f"pos_embed_{way}", None) for way in ("shift", "jitter", "rescale")
+        )
         if self.tower.training and moves:
             return "in training mode it moves the positions of its patches at random; call model.eval() first"
         return None
@@ -146,18 +178,23 @@ class Transformers(PlainPatches):
 
         def require_order(_, args: tuple, output: tuple) -> None:
             order = output[2]
-            if not torch.equal(order, torch.arange(order.shape[1], device=order.device).expand_as(order)):
+            if not torch.equal(
+                order, torch.arange(order.shape[1], device=order.device).expand_as(order)
+            ):
                 raise refuse(
-                    self.model, "it shuffles the patches at random; pass increasing noise, as in "
+                    self.model,
+                    "it shuffles the patches at random; pass increasing noise, as in "
                     "model(images, noise=torch.arange(patches).expand(len(images), -1)), or call "
-                    "vitlens.models.run(model, images), which does so"
+                    "vitlens.models.run(model, images), which does so",
                 )
 
         return [self.tower.embeddings.register_forward_hook(require_order)]
 
     @property
     def stream_problem(self) -> str | None:
-        if self.whole.output == "pooler_output" and hasattr(getattr(self.tower, "pooler", None), "activation"):
+        if self.whole.output == "pooler_output" and hasattr(
+            getattr(self.tower, "pooler", None), "activation"
+        ):
             return "its pooler ends in a nonlinear function; set model.pooler = None to explain the input of the pooler"
         return super().stream_problem
 
@@ -199,7 +236,11 @@ class Transformers(PlainPatches):
     @property
     def usual(self) -> dict:
         mean, std = self.parts.normalized
-        return {"mean": mean, "std": std, "input_size": (self.config.num_channels, *self.built_size)}
+        return {
+            "mean": mean,
+            "std": std,
+            "input_size": (self.config.num_channels, *self.built_size),
+        }
 
     @property
     def classes(self) -> int | None:
@@ -227,7 +268,9 @@ class Transformers(PlainPatches):
     def _patches(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Input of SigLIP 2: patches (B, P, p·q·C), and the (B, 2) rows and columns of each image."""
         (p, q), grid = self.patch, self.grid(images.shape[-2:])
-        patches = images.unflatten(-1, (grid.cols, q)).unflatten(-3, (grid.rows, p))  # B, C, rows, p, cols, q
+        patches = images.unflatten(-1, (grid.cols, q)).unflatten(
+            -3, (grid.rows, p)
+        )  # B, C, rows, p, cols, q
         shapes = torch.tensor([[grid.rows, grid.cols]] * len(images), device=images.device)
         return patches.permute(0, 2, 4, 3, 5, 1).flatten(1, 2).flatten(2), shapes
 
@@ -236,10 +279,14 @@ class Transformers(PlainPatches):
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         model, tower = self.model, self.tower
-        if self.whole.kind != "clip" or self.whole.output != "logits":  # CLIP's classifier has no norm
+        if (
+            self.whole.kind != "clip" or self.whole.output != "logits"
+        ):  # CLIP's classifier has no norm
             tokens = tower.get_submodule(self.parts.norm)(tokens)
         if self.reads == "class and distillation token" and not pre_logits:
-            return (model.cls_classifier(tokens[:, 0]) + model.distillation_classifier(tokens[:, 1])) / 2
+            return (
+                model.cls_classifier(tokens[:, 0]) + model.distillation_classifier(tokens[:, 1])
+            ) / 2
         if self.reads == "class token beside patches":
             pooled = torch.cat([tokens[:, 0], tokens[:, len(self.prefix) :].mean(1)], 1)
         elif self.reads == "pool":
@@ -250,7 +297,9 @@ class Transformers(PlainPatches):
             pooled = self._pooled(tokens)
         if hasattr(model, "visual_projection"):
             return model.visual_projection(pooled)
-        return pooled if pre_logits or not hasattr(model, "classifier") else model.classifier(pooled)
+        return (
+            pooled if pre_logits or not hasattr(model, "classifier") else model.classifier(pooled)
+        )
 
     @property
     def table(self) -> Tensor | None:
@@ -268,7 +317,10 @@ def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None
     """(N, D) embeddings of prompts. SigLIP's are padded to its longest text, without a mask, as in its training."""
     padded = "siglip" in model.config.model_type
     tokens = (tokenizer or _tokenizer(model))(
-        prompts, padding="max_length" if padded else True, truncation=True, return_tensors="pt",
+        prompts,
+        padding="max_length" if padded else True,
+        truncation=True,
+        return_tensors="pt",
         max_length=model.config.text_config.max_position_embeddings,
     )
     tokens = tokens.to(next(model.parameters()).device)
