@@ -138,9 +138,10 @@ def inside(
     yield "another class, contributions", pressed(".bars:not(.layers) button", range(1, 5))
     yield "bar of a head, contributions", pressed(".parts .goes", rng.permutation(36)[:count])
     page.evaluate(CHOOSE, ["view", MENU["attention"]])
-    turned = lambda numbers: [
-        page.evaluate(TURN, [*divmod(int(number), 3)]) / 1000 for number in numbers
-    ]
+
+    def turned(numbers):
+        return [page.evaluate(TURN, [*divmod(int(number), 3)]) / 1000 for number in numbers]
+
     turned([0, 35])  # the means are taken with the first
     for way in WAYS:
         page.evaluate(CHOOSE, ["way", instead(way)])

@@ -1,4 +1,7 @@
-"""Calls that users type first, and the answer to each, a result or one sentence. `python -m tests.guesses` prints them."""
+"""Calls that users type first, and the answer to each, a result or one sentence.
+
+`python -m tests.guesses` prints them.
+"""
 
 import ast
 import contextlib

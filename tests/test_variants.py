@@ -65,10 +65,15 @@ def made(variant):
 def by_hand(model, variant: dict, x: torch.Tensor):
     """(logits, maps) of a model from its weights, in float64 and without timm's blocks."""
     weights, kind = model.state_dict(), variant.get("positions", "learned-1d")
-    linear = lambda name, z: F.linear(z, weights[name + ".weight"], weights[name + ".bias"])  # noqa: E731
-    norm = lambda name, z: F.layer_norm(
-        z, z.shape[-1:], weights[name + ".weight"], weights[name + ".bias"], 1e-6
-    )
+
+    def linear(name, z):
+        return F.linear(z, weights[name + ".weight"], weights[name + ".bias"])
+
+    def norm(name, z):
+        return F.layer_norm(
+            z, z.shape[-1:], weights[name + ".weight"], weights[name + ".bias"], 1e-6
+        )
+
     tokens = (
         F.conv2d(x, weights["patch_embed.proj.weight"], weights["patch_embed.proj.bias"], stride=8)
         .flatten(2)

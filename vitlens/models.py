@@ -222,8 +222,8 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
             + (
                 f"Its model is {folder / 'model'}."
                 if found
-                else f"It has no model yet: `vitlens train --resume --out {folder}` continues the run, and --export writes "
-                "the model of a stopped one."
+                else f"It has no model yet: `vitlens train --resume --out {folder}` continues the run, and "
+                "--export writes the model of a stopped one."
             )
         )
     if absent := [file.name for file in (config_file, weights_file) if not file.is_file()]:
@@ -269,9 +269,9 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
         from safetensors import safe_open
 
         with safe_open(weights_file, "pt") as file:
-            _require_patches(
-                {n: file.get_slice(n).get_shape() for n in file.keys()}, model, weights_file
-            )
+            names = file.keys()
+            shapes = {name: file.get_slice(name).get_shape() for name in names}
+            _require_patches(shapes, model, weights_file)
     if missing:
         if "input_size" in missing and (size := family(model).built_size):
             model.pretrained_cfg["input_size"] = (channels(model), *size)

@@ -285,9 +285,10 @@ class Socket(Guarded, websocket.WebSocketHandler):
             self.tell("step", f"{error}" or type(error).__name__)
             return
         page, answer = task.result()
-        send = lambda content, buffers: self.tell(
-            "custom", {"content": content, "buffers": buffers}
-        )
+
+        def send(content, buffers):
+            self.tell("custom", {"content": content, "buffers": buffers})
+
         self.connection = Connection(page, self._show, send, self.app.post)
         self.connection.start(answer)
 

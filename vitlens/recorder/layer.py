@@ -81,10 +81,12 @@ class Layer:
         if head is not None:
             if not -self.q.shape[1] <= head < self.q.shape[1]:
                 raise IndexError(f"{self.name} has heads 0 to {self.q.shape[1] - 1}, got {head}.")
-            one = lambda t: (
-                t if t is None or t.dim() < 3 or t.shape[-3] == 1 else t[..., [head], :, :]
-            )
-            only = replace(self, q=one(self.q), k=one(self.k), mask=one(self.mask))
+
+            def of_head(tensor: Tensor | None) -> Tensor | None:
+                shared = tensor is None or tensor.dim() < 3 or tensor.shape[-3] == 1
+                return tensor if shared else tensor[..., [head], :, :]
+
+            only = replace(self, q=of_head(self.q), k=of_head(self.k), mask=of_head(self.mask))
             return only.weights(queries, query=query, limit=limit).squeeze(1)
         if query is not None:
             if queries is not None:

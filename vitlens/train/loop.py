@@ -118,13 +118,13 @@ def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, wor
             (
                 tuple(train.size) != (recipe.resize or side,) * 2
                 or tuple(valid.size) != (side, side),
-                f"The recipe takes training images of {recipe.resize or side} pixels and validation images of {side}, got "
-                f"{train.size} and {valid.size}. Load them at these sizes.",
+                f"The recipe takes training images of {recipe.resize or side} pixels and validation images of {side}, "
+                f"got {train.size} and {valid.size}. Load them at these sizes.",
             ),
             (
                 classes != recipe.num_classes or train.class_names != valid.class_names,
-                f"The recipe has {recipe.num_classes} classes, training has {classes}, validation {len(valid.class_names)}. "
-                f"They must be the same: set num_classes={classes}, or check that both splits come from one source.",
+                f"The recipe has {recipe.num_classes} classes, training has {classes}, validation "
+                f"{len(valid.class_names)}. They must be the same: set num_classes={classes}, or check that both splits come from one source.",
             ),
             (
                 images < recipe.batch_size,
@@ -137,8 +137,8 @@ def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, wor
             ),
             (
                 recipe.warmup_steps >= steps,
-                f"A run of {steps} steps on {images} images would end within its {recipe.warmup_steps} steps of warm-up. "
-                "Train longer, or lower warmup_steps.",
+                f"A run of {steps} steps on {images} images would end within its {recipe.warmup_steps} steps of "
+                "warm-up. Train longer, or lower warmup_steps.",
             ),
             (
                 recipe.patch_drop and not hasattr(getattr(model, "patch_drop", None), "prob"),
