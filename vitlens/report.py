@@ -467,7 +467,8 @@ def explain(
     Raises the errors of `vitlens.attribution`, for unknown classes before the model runs, and ImageError if no image is
     left.
     """
-    from vitlens.attribution import SHARED, explained, methods
+    from vitlens.attribution import explained, methods
+from vitlens.attribution.registry import SHARED
     from vitlens.attribution.target import NothingToExplain, Similarity, resolved
 
     model, count, chosen = unwrap(model), 0, methods(names)

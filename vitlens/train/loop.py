@@ -124,7 +124,8 @@ def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, wor
             (
                 classes != recipe.num_classes or train.class_names != valid.class_names,
                 f"The recipe has {recipe.num_classes} classes, training has {classes}, validation "
-                f"{len(valid.class_names)}. They must be the same: set num_classes={classes}, or check that both splits come from one source.",
+                f"{len(valid.class_names)}. They must be the same: set num_classes={classes}, "
+                "or check that both splits come from one source.",
             ),
             (
                 images < recipe.batch_size,
