@@ -58,12 +58,12 @@ def test_explained_runs_one_forward_and_one_backward(vit):
     shared = [
         n
         for n, method in METHODS.items()
-        if method.depends_on_target and method.needs in attribution.SHARED
+        if method.depends_on_target and method.needs in attribution.registry.SHARED
     ]
     alone = {name: METHODS[name](model, x, TARGET, against=5) for name in shared}
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     with Attentions() as seen:
-        run = explained(model, x, TARGET, against=5, needs=attribution.SHARED)
+        run = explained(model, x, TARGET, against=5, needs=attribution.registry.SHARED)
         together = {name: METHODS[name](run) for name in alone}
     assert len(calls) == 1 and seen.forward == len(model.blocks)
     assert (

@@ -468,7 +468,7 @@ def explain(
     left.
     """
     from vitlens.attribution import explained, methods
-from vitlens.attribution.registry import SHARED
+    from vitlens.attribution.registry import SHARED
     from vitlens.attribution.target import NothingToExplain, Similarity, resolved
 
     model, count, chosen = unwrap(model), 0, methods(names)
