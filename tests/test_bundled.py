@@ -9,7 +9,8 @@ from book import spectral_centroid
 
 from vitlens import attention, capture, filters, load_model, positions
 from vitlens.images import samples
-from vitlens.models import SPECIMEN, preprocess
+from vitlens.models import preprocess
+from vitlens.models.opening import SPECIMEN
 
 SCRATCH = SPECIMEN.parent / "vit_tiny_patch8_64"
 
