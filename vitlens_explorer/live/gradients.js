@@ -171,8 +171,8 @@ function why(vit, of) {
   return Object.fromEntries(Object.entries(maps).map(([name, map]) => [name, Float32Array.from(map.subarray(R))]));
 }
 
-// What each part of the model adds to the logit of a class, as `vitlens.stream.apart`: {logit, embedding, heads (L, H),
-// mlps (L), biases, written (L·H·T): what heads take from each token}.
+// What each part of the model adds to the logit of a class, as `vitlens.stream.contributions_by_token`:
+// {logit, embedding, heads (L, H), mlps (L), biases, written (L·H·T): what heads take from each token}.
 function contributions(vit, of) {
   const { tokens: T, heads: H, layers: L, N, kept, held: { g } } = vit, logits = vit.read(kept.begins[L]);
   const logit = logits[of.target] - (of.against === null ? 0 : logits[of.against]);
