@@ -145,11 +145,11 @@ def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path)
     )
     assert summary["uniform_distance"] == pytest.approx(attn.grid.uniform_distance())
     np.testing.assert_allclose(
-        summary["explained_variance"], filters.components(model)[1], rtol=1e-5
+        summary["explained_variance"], filters.principal(model)[1], rtol=1e-5
     )
     rank = positions.rank_correlation(positions.similarity(model))
     assert summary["position_rank_correlation"] == pytest.approx(rank)
-    assert summary["filter_variance"] == pytest.approx(filters.components(model)[1].sum().item())
+    assert summary["filter_variance"] == pytest.approx(filters.principal(model)[1].sum().item())
     layer, head = summary["nearest_head_at"]
     assert distance[layer, head] == distance.min()
     assert summary["nearest_head"] == pytest.approx(
