@@ -32,9 +32,8 @@ from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, 
 from vitlens.names import reject, require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder import supported
-from vitlens.recorder.forward import channels
 from vitlens.recorder.forward import run as run
-from vitlens.recorder.supported import family, model_name, unwrap, within
+from vitlens.recorder.supported import channels, family, model_name, unwrap, within
 from vitlens.recorder.supported import title as title
 
 __all__ = [

@@ -22,16 +22,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-from vitlens.recorder.forward import channels, uncompiled
+from vitlens.recorder.forward import uncompiled
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.hooks import hooked
 from vitlens.recorder.layer import Layer, all_heads, joined, layer_number
 from vitlens.recorder.supported import (
     Registered,
     UnsupportedModelError,
     attention_modules,
+    channels,
     family,
     gated,
-    hooked,
     known,
     model_name,
     refuse,
