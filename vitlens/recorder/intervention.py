@@ -26,9 +26,9 @@ from vitlens.recorder.forward import (
 )
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.hooks import hooked
+from vitlens.recorder.interception import POOL, THREAD, Interception, alone, hides_all
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.precision import float64
-from vitlens.recorder.record import POOL, THREAD, Interception, alone, hides_all
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,

@@ -8,6 +8,7 @@ from vitlens.recorder.supported.lookup import (
     extended,
     family,
     known,
+    library_file,
     transformers_in,
     within,
 )
