@@ -145,11 +145,11 @@ def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path)
     )
     assert summary["uniform_distance"] == pytest.approx(attn.grid.uniform_distance())
     np.testing.assert_allclose(
-        summary["explained_variance"], filters.components(model)[1], rtol=1e-5
+        summary["explained_variance"], filters.principal(model)[1], rtol=1e-5
     )
     rank = positions.rank_correlation(positions.similarity(model))
     assert summary["position_rank_correlation"] == pytest.approx(rank)
-    assert summary["filter_variance"] == pytest.approx(filters.components(model)[1].sum().item())
+    assert summary["filter_variance"] == pytest.approx(filters.principal(model)[1].sum().item())
     layer, head = summary["nearest_head_at"]
     assert distance[layer, head] == distance.min()
     assert summary["nearest_head"] == pytest.approx(
@@ -271,7 +271,7 @@ def test_inspect_takes_a_folder_in_natural_order_and_names_other_files_once(
 def test_commands_without_a_model_use_the_bundled_one(
     model_folder, photographs, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("vitlens.models.SPECIMEN", model_folder)
+    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", model_folder)
     for arguments, images in (
         ([photographs / "rocket.png"], 1),
         ([photographs], 3),
@@ -300,7 +300,7 @@ def test_commands_without_a_model_use_the_bundled_one(
         (str(model_folder), photographs / "rocket.png"),
     ]
     assert served[1][1]["checkpoint"] == model_folder / "model.safetensors"
-    monkeypatch.setattr("vitlens.models.SPECIMEN", tmp_path / "absent")
+    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", tmp_path / "absent")
     for arguments in ([photographs / "rocket.png"], []):
         done = vitlens("inspect", *arguments, "--out", tmp_path, expect=2)
         assert "such as vit_tiny_patch16_224" in done.stderr.splitlines()[-1]

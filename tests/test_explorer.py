@@ -167,7 +167,7 @@ def test_explorer_contributions_and_lens_equal_stream(vit, kind):
     model = vit(**MODELS[kind])
     explorer, x, prefix = widgets.explore(model, PICTURE), given(model), model.num_prefix_tokens
     explorer.set(view="contributions", target=3, another="4")
-    found, direct = stream.contributions(model, x, 4), stream.direct(model, x, 4)[0]
+    found, direct = stream.contributions(model, x, 4), stream.direct_by_head(model, x, 4)[0]
     close(values(explorer), direct.sum((0, 1)))
     chart = explorer.frame["parts"]
     close(chart["heads"], found.heads[0])
@@ -180,7 +180,7 @@ def test_explorer_contributions_and_lens_equal_stream(vit, kind):
     close(values(explorer), direct[1, 2])
     assert (explorer.frame["parts"]["layer"], explorer.frame["parts"]["head"]) == (1, 2)
     explorer.set(head="sum", against=2)
-    close(values(explorer), stream.direct(model, x, 4, 2)[0, 1].sum(0))
+    close(values(explorer), stream.direct_by_head(model, x, 4, 2)[0, 1].sum(0))
     assert explorer.frame["panels"][0]["unit"] == "logits" and "minus that of" in words(explorer)
     lenses = [stream.lens(model, x, layer) for layer in range(3)]
     for layer, target in ((0, 3), (2, 5)):

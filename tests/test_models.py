@@ -280,9 +280,9 @@ def test_preprocess_refuses_wrong_images():
 
 
 def test_load_model_opens_the_bundled_model_by_default(folder, monkeypatch):
-    monkeypatch.setattr("vitlens.models.SPECIMEN", folder)
+    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", folder)
     assert load_model().label_names == ["cat", "dog", "owl"]
-    monkeypatch.setattr("vitlens.models.SPECIMEN", folder / "none")
+    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", folder / "none")
     refuses("data folder of a clone", load_model)
 
 

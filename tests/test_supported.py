@@ -191,7 +191,7 @@ def check_stream(name):
     model = small(name).double()
     images = sized(model, 32, 32, batch=3)
     target = [2, 5, 0] if family(model).classes else like(sized(model, 32, 32, batch=1, seed=5))
-    parts, written = stream.apart(model, images, target)
+    parts, written = stream.contributions_by_token(model, images, target)
     torch.testing.assert_close(parts.parts.sum(1), parts.logits, atol=1e-9, rtol=0)
     torch.testing.assert_close(written.sum(-1), parts.heads, atol=1e-9, rtol=0)
     with torch.no_grad():

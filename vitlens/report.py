@@ -273,7 +273,7 @@ def inspect(
     if grid.readout is None:
         lacks["rollout"] = "The head reads no weighted sum of the tokens, so it has no rollout."
     results = {}
-    for name, compute in (("filters", filters.components), ("positions", positions.similarity)):
+    for name, compute in (("filters", filters.principal), ("positions", positions.similarity)):
         try:
             results[name] = compute(model)
         except ValueError as error:

@@ -386,7 +386,7 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
         raise ValueError(say("not additive"))
     if (target, against) not in forward.written:
         with until(forward.model, check), forward.switched():
-            forward.written[target, against] = stream.apart(
+            forward.written[target, against] = stream.contributions_by_token(
                 forward.model, forward.batch, target, against
             )
     parts, written = forward.written[target, against]

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens import attention
 from vitlens.attribution.target import Target, bound, of_features, resolved
-from vitlens.models import require_classes
+from vitlens.models.classes import require_classes
 from vitlens.recorder.forward import evaluating, pooled, require_images, run, without_checkpointing
 from vitlens.recorder.graph import cut_graph, no_gradient, watching_graph
 from vitlens.recorder.hooks import hooked
