@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 from vitlens import UnsupportedModelError, capture
 from vitlens.attention import entropy, mean_distance, rollout
 from vitlens.attribution import METHODS
-from vitlens.recorder.forward import full_precision
-from vitlens.recorder.record import MULTIHEAD, multihead_attention
+from vitlens.recorder.multihead import MULTIHEAD, multihead_attention
+from vitlens.recorder.precision import full_precision
 
 
 def images(*shape, seed=0):

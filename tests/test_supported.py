@@ -27,14 +27,8 @@ from vitlens import attribution, capture, report, stream, tokens
 from vitlens.attribution import like
 from vitlens.attribution.target import bound
 from vitlens.images import samples
-from vitlens.recorder.forward import run
-from vitlens.recorder.supported import (
-    UnsupportedModelError,
-    family,
-    head_count,
-    pooled,
-    transformer,
-)
+from vitlens.recorder.forward import pooled, run
+from vitlens.recorder.supported import UnsupportedModelError, family, head_count, transformer
 from vitlens.recorder.supported.transformers import HALF, IMAGENET, OPENAI
 
 SOME = [
