@@ -36,7 +36,7 @@ from vitlens import (
 from vitlens.plot.mosaic import mosaic
 from vitlens.plot.on_images import checked_grid, covered
 from vitlens.plot.style import GRAY, WIDTH, bare, page, styled
-from vitlens.recorder.forward import float64
+from vitlens.recorder.precision import float64
 from vitlens_paper import evaluate, variants
 
 __all__ = [
