@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import Targets, augmented, draws, generator, seed_of
+from vitlens.data.augment import Targets, augment_batch, draws, generator, seed_of
 from vitlens.data.imageset import ended, workers_ended
 from vitlens.names import reject
 from vitlens.recorder.forward import out_of_memory
@@ -307,7 +307,7 @@ def batches(
             if hasattr(drops, "prob"):
                 drops.prob = recipe.patch_drop if progress < recipe.patch_drop_until else 0.0
             rng = draws(images.device, recipe.seed, epoch, number, part=k, parts=parts)
-            yield augmented(
+            yield augment_batch(
                 images,
                 labels,
                 remaining,
