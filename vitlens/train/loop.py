@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vitlens.data import ImageSet
 from vitlens.data.augment import Targets, augment_batch, draws, generator, seed_of
-from vitlens.data.imageset import ended, workers_ended
+from vitlens.data.imageset import lost_workers, lost_workers_error
 from vitlens.names import reject
 from vitlens.recorder.forward import out_of_memory
 from vitlens.train.criteria import compiled, settled, validate
@@ -256,10 +256,8 @@ def numerics(recipe: Recipe, world: World):
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     except RuntimeError as error:
-        if workers_ended(
-            error
-        ):  # PyTorch may raise it at any moment, not only while loading images
-            raise ended(error) from error
+        if lost_workers(error):  # PyTorch may raise it at any moment, not only while loading images
+            raise lost_workers_error(error) from error
         if not out_of_memory(error):
             raise
         raise MemoryError(

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens.data.files import writable
+from vitlens.data.files import check_writable
 from vitlens.models import scores
 from vitlens.plot.style import SIGNED
 from vitlens.recorder.forward import evaluating
@@ -134,7 +134,7 @@ def write_page(
 ) -> Path:
     """Write some photographs of an explorer's page in its current state, as `save_page` does. check: called before
     forwards."""
-    writable((path := Path(path)).parent, "The folder of the page")
+    check_writable((path := Path(path)).parent, "The folder of the page")
     before = page.state
     try:
         content = _content(page, names, scores, progress, check)
