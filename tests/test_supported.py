@@ -6,9 +6,8 @@ import json
 
 import pytest
 import torch
-from capture_support import check_all
-from maps_support import refuses
-from test_cli import vitlens as command
+from support import check_all, refuses
+from support import vitlens as command
 from timm.data import constants
 from torch import nn
 
