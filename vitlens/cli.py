@@ -77,9 +77,9 @@ def run() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except RuntimeError as error:
-        from vitlens.recorder.memory import out_of_memory
+        from vitlens.recorder.memory import is_out_of_memory
 
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         code = _fail("Memory ran out; take smaller batches or images, or --stream them.")
     if code == 130:

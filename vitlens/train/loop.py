@@ -22,7 +22,7 @@ from vitlens.data import ImageSet
 from vitlens.data.augment import Targets, augment_batch, draws, generator, seed_of
 from vitlens.data.imageset import lost_workers, lost_workers_error
 from vitlens.names import reject
-from vitlens.recorder.memory import out_of_memory
+from vitlens.recorder.memory import is_out_of_memory
 from vitlens.train.criteria import compiled, settled, validate
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.processes import World, distribute, exchange
@@ -258,7 +258,7 @@ def numerics(recipe: Recipe, world: World):
     except RuntimeError as error:
         if lost_workers(error):  # PyTorch may raise it at any moment, not only while loading images
             raise lost_workers_error(error) from error
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise MemoryError(
             f"The memory of {device} does not hold {recipe.batch_size // parts} images of {recipe.image_size} pixels. "

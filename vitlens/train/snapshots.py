@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalize
 from vitlens.data.files import write
-from vitlens.recorder.forward import evaluating
+from vitlens.recorder.forward import eval_mode
 from vitlens.train.settings import Recipe
 
 __all__ = ["load", "probe", "record", "save", "schedule"]
@@ -99,7 +99,7 @@ def record(
     arrays: dict[str, Tensor] = {}
     logits: list[Tensor] = []
     devices = [images.device] if images.is_cuda else []
-    with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=devices):
+    with eval_mode(model), torch.no_grad(), torch.random.fork_rng(devices=devices):
         for figure in (principal, lambda: {"positions": positions.similarity(model)}, attended):
             try:
                 arrays |= figure()

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from vitlens.data.files import check_writable
 from vitlens.models import scores
 from vitlens.plot.style import SIGNED
-from vitlens.recorder.forward import evaluating
+from vitlens.recorder.forward import eval_mode
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import UnsupportedModelError, family
 from vitlens.stream import read_each
@@ -423,7 +423,7 @@ def _lens(forward: Forward, tokens: Tensor, targets: Sequence[int]) -> dict:
     """The raw lens after a layer: class and share of the read-out and each token, and by target the share of each
     patch."""
     model, prefix = forward.model, forward.grid.prefix
-    with evaluating(model):
+    with eval_mode(model):
         each = scores(model, read_each(model, tokens)[0]).float().cpu()
         whole = scores(model, family(model).head(tokens)).float().cpu()
     shares, classes = torch.cat([whole, each]).max(-1)
