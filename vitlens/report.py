@@ -30,7 +30,7 @@ from vitlens.models import restore, run, top_classes
 from vitlens.recorder import supported
 from vitlens.recorder.forward import require_finite
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.precision import float64
+from vitlens.recorder.precision import to_float64
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import UnsupportedModelError, unwrap
 
@@ -254,7 +254,7 @@ def inspect(
     """
     model = unwrap(model)
     notes, lacks, pictures, total, count, grid = [], {}, [], 0, 0, None
-    if supported.gated(supported.attention_modules(model)):
+    if supported.has_gate(supported.attention_modules(model)):
         notes.append("Attention outputs pass a learned gate, which the rollout ignores.")
     for shown, source in ((True, images), (False, data)):
         inputs = prepared(model, source, on_error, notes.append if shown else None)
@@ -269,7 +269,7 @@ def inspect(
                 distance, rollouts = summary.mean_distance, list(summary.rollout.cpu())
             else:
                 distance, rollouts = attention.mean_distance(attn), [None] * len(names)
-            total, count = total + float64(distance).sum(0).cpu(), count + len(names)
+            total, count = total + to_float64(distance).sum(0).cpu(), count + len(names)
             if shown:
                 classed = models.class_count(model) != 0 and logits.dim() == 2
                 classes = top_classes(model, logits) if classed else [[]] * len(names)
