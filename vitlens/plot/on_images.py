@@ -125,10 +125,8 @@ def overlay(
             )
         ax.set(xlim=(0, picture.width), ylim=(picture.height, 0))
         ax.axis("off")
-        if is_colors:
-            words = f"colors of {values.shape[0]} × {values.shape[1]} patches"
-        else:
-            words = map_words(values)
+        rows, cols = values.shape[:2]
+        words = f"colors of {rows} × {cols} patches" if is_colors else map_words(values)
         ax.images[-1].set_label(f"{words}, over an image")
     return ax
 
