@@ -33,10 +33,10 @@ from vitlens import (
     top_classes,
     train,
 )
-from vitlens.plot.heatmaps import GRAY, checked_grid, covered
-from vitlens.plot.mosaics import mosaic
-from vitlens.plot.style import WIDTH, bare, page, styled
-from vitlens.recorder.forward import float64
+from vitlens.plot.mosaic import mosaic
+from vitlens.plot.on_images import checked_grid, covered
+from vitlens.plot.style import GRAY, WIDTH, bare, page, styled
+from vitlens.recorder.precision import float64
 from vitlens_paper import evaluate, variants
 
 __all__ = [

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import timm
 import torch
-from data_support import saved
-from maps_support import refuses
 from PIL import Image
 from safetensors.torch import save_file
-from test_images import NOISE, RAMP, RED, assert_close, flat
+from support import NOISE, RAMP, RED, assert_close, flat, refuses, saved
 from timm.data import create_transform, resolve_model_data_config
 from timm.models import save_for_hf
 from torch import nn

@@ -6,9 +6,8 @@ import json
 
 import pytest
 import torch
-from capture_support import check_all
-from maps_support import refuses
-from test_cli import vitlens as command
+from support import check_all, refuses
+from support import vitlens as command
 from timm.data import constants
 from torch import nn
 
@@ -28,14 +27,8 @@ from vitlens import attribution, capture, report, stream, tokens
 from vitlens.attribution import like
 from vitlens.attribution.target import bound
 from vitlens.images import samples
-from vitlens.recorder.forward import run
-from vitlens.recorder.supported import (
-    UnsupportedModelError,
-    family,
-    head_count,
-    pooled,
-    transformer,
-)
+from vitlens.recorder.forward import pooled, run
+from vitlens.recorder.supported import UnsupportedModelError, family, head_count, transformer
 from vitlens.recorder.supported.transformers import HALF, IMAGENET, OPENAI
 
 SOME = [

@@ -11,8 +11,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from capture_support import captured
-from maps_support import refuses
+from support import captured, refuses
 
 import vitlens_paper.variants
 from vitlens import capture, filters, load_model, positions

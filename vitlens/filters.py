@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.forward import float64
+from vitlens.recorder.precision import float64
 from vitlens.recorder.supported import family, within
 
 __all__ = ["kernels", "principal"]

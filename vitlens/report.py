@@ -28,8 +28,9 @@ from vitlens.images import ImageError
 from vitlens.models import restore, run, top_classes
 from vitlens.plot.alt_text import number
 from vitlens.recorder import supported
-from vitlens.recorder.forward import float64, require_finite
+from vitlens.recorder.forward import require_finite
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.precision import float64
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import UnsupportedModelError, unwrap
 

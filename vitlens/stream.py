@@ -39,9 +39,9 @@ from vitlens.attribution.maps import (
     require_own_head,
 )
 from vitlens.attribution.target import Target, of_features, resolved
-from vitlens.recorder.forward import shapes
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import Attention
+from vitlens.recorder.shapes import shapes
 from vitlens.recorder.supported import (
     MLPS,
     NORMS,

@@ -11,7 +11,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from test_images import WIDE
+from support import WIDE
 
 import vitlens
 from browser.fronts import MARKS, faults

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from vitlens.models.classes import class_count
-from vitlens.recorder.forward import channels
-from vitlens.recorder.supported import family, model_name, unwrap
+from vitlens.recorder.supported import channels, family, model_name, unwrap
 
 _KERNELS = (
     r"((patch_embed|embeds|patchifier|vision_embed)\.proj|visual\.conv1)\.weight$|embedding/kernel$"

@@ -20,9 +20,8 @@ from vitlens.models.classes import OUTPUTS
 from vitlens.models.preprocessing import TransformersProcessor, measured
 from vitlens.names import reject, require_known, suggestion
 from vitlens.plugins import load_plugins
-from vitlens.recorder.forward import channels
 from vitlens.recorder.forward import run as run
-from vitlens.recorder.supported import family
+from vitlens.recorder.supported import channels, family
 from vitlens.recorder.supported import title as title
 
 SPECIMEN = Path(__file__).parent.parent.parent / "data" / "checkpoints" / "vit_tiny_patch16_224"

@@ -28,6 +28,7 @@ MARGIN = 0.08
 """Inches around axes and at the edges of a page."""
 
 INK = "0.15"
+GRAY = "0.35"
 MISSING = "0.65"
 """The gray of NaN."""
 SIGNED = 1 / 3
@@ -130,6 +131,34 @@ def rule(ax: plt.Axes, axis: str = "y") -> None:
     """Draw faint grid lines behind everything else."""
     ax.grid(axis=axis, color="0.92", linewidth=0.8)
     ax.set_axisbelow(True)
+
+
+def name_above(ax: plt.Axes, text: str) -> None:
+    ax.set_title(text, loc="left", size=9.5, pad=5, linespacing=1.1, parse_math=False)
+
+
+def write_below(ax: plt.Axes, text: str, size: float = 8.5) -> None:
+    """Write lines of text below an image."""
+    if text:
+        look = {
+            "xycoords": "axes fraction",
+            "textcoords": "offset points",
+            "va": "top",
+            "size": size,
+            "color": GRAY,
+        }
+        ax.annotate(text, (0, 0), (0, -4), **look, annotation_clip=False, parse_math=False)
+
+
+def heading(figure: plt.Figure, text: str) -> None:
+    figure.suptitle(text, x=MARGIN / figure.get_figwidth(), ha="left", size=11, parse_math=False)
+
+
+def write_note(figure: plt.Figure, text: str) -> None:
+    """Write lines of text at the foot of a page."""
+    figure.supxlabel(
+        text, x=MARGIN / figure.get_figwidth(), ha="left", size=8.5, color=GRAY, parse_math=False
+    )
 
 
 def beside(ax: plt.Axes, width: float) -> plt.Axes:
