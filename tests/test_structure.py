@@ -171,7 +171,7 @@ def test_plugins_register_whatever_is_imported_first(first):
         f"import vitlens_paper.{first}, vitlens.train, vitlens.data\n"
         "assert 'finetune-vtab' in vitlens.train.RECIPES and 'vtab/' in vitlens.data.SOURCES\n"
         "model = vitlens.train.recipe('masked-patches').override('model.positions=learned-2d').build()\n"
-        "assert vitlens.recorder.supported.known(model) and hasattr(model, 'objective')"
+        "assert vitlens.recorder.supported.is_known(model) and hasattr(model, 'objective')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

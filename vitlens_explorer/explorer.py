@@ -23,7 +23,7 @@ from vitlens.attribution.target import classes
 from vitlens.models import preprocess, weights_digest
 from vitlens.recorder.interception import POOL
 from vitlens.recorder.intervention import head_places, mean_outputs
-from vitlens.recorder.supported import attention_modules, embeds_texts, unwrap
+from vitlens.recorder.supported import attention_modules, has_text_tower, unwrap
 from vitlens_explorer import details
 from vitlens_explorer.drawing import captioned
 from vitlens_explorer.lanes import LARGEST, Job
@@ -119,7 +119,7 @@ class Explorer(Pictured):
             **PAINT,
         )
         self.guided = guided
-        self._reads_text = embeds_texts(self.model)
+        self._reads_text = has_text_tower(self.model)
         self._pool = sum(
             layer == "pool" for layer, _ in _places(self.model)
         )  # heads of the attention pool

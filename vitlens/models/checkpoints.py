@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from vitlens.models.classes import class_count
-from vitlens.recorder.supported import channels, family, model_name, unwrap
+from vitlens.recorder.supported import family, input_channels, model_name, unwrap
 
 _KERNELS = (
     r"((patch_embed|embeds|patchifier|vision_embed)\.proj|visual\.conv1)\.weight$|embedding/kernel$"
@@ -168,7 +168,7 @@ def require_patches(shapes: dict, model: nn.Module, source: object) -> None:
             continue
         built = built or tuple(family(model).embedding.patch_size)
         if len(shape) == 2:  # NaFlex: (D, p·q·C)
-            patch = (round((shape[1] / channels(model)) ** 0.5),) * 2
+            patch = (round((shape[1] / input_channels(model)) ** 0.5),) * 2
         else:
             patch = tuple(shape[:2] if name.endswith("kernel") else shape[2:])
         if patch != built:

@@ -245,7 +245,8 @@ def fewshot(e: Evaluation) -> Iterator[Record]:
     images, seeds = e.images("train"), e.seeds or 3
     drawn = supports(images.labels, e.shots or (1, 5, 10, 25), range(seeds), images.class_names)
     rows = torch.cat([support for several in drawn.values() for support in several]).unique()
-    train, test = e.features(images.chosen(rows), "train"), e.features(e.images("test"), "test")
+    train = e.features(images.select_rows(rows), "train")
+    test = e.features(e.images("test"), "test")
     drawn = {
         n: [torch.searchsorted(rows, support) for support in several]
         for n, several in drawn.items()
