@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.supported.card import card_of
 from vitlens.recorder.supported.lookup import family, is_known, library_file
 from vitlens.recorder.supported.names import short_name
 
@@ -32,7 +33,10 @@ def title(model: nn.Module) -> str:
 
 def label_names(model: nn.Module) -> list[str] | None:
     """Names of the classes, or None. transformers numbers classes without names: LABEL_0, LABEL_1 …"""
+    card = card_of(model)
     names = getattr(model, "label_names", None)
+    if names is None and card is not None:
+        names = card.label_names
     numbered = getattr(getattr(model, "config", None), "id2label", None) or {}
     if names is not None or not is_known(model) or set(numbered) != set(range(len(numbered))):
         return names
@@ -41,8 +45,10 @@ def label_names(model: nn.Module) -> list[str] | None:
 
 
 def states_preprocessing(model: nn.Module) -> bool:
-    """False if the preprocessing is a guess: for timm's and unknown models without a `pretrained_cfg`."""
-    return hasattr(model, "pretrained_cfg") or type(family(model)) is not library_file("timm").Timm
+    """False if the preprocessing is a guess: for timm's and unknown models without a `pretrained_cfg` or a card."""
+    if hasattr(model, "pretrained_cfg") or card_of(model) is not None:
+        return True
+    return type(family(model)) is not library_file("timm").Timm
 
 
 def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from torch import nn
 
+from vitlens.recorder.supported.card import card_of
+
 
 def qualified_name(thing: object) -> str:
     """Module and class of an object, as in 'timm.models.beit.Beit'."""
@@ -15,13 +17,16 @@ def qualified_name(thing: object) -> str:
 def short_name(model: nn.Module) -> str:
     """Name by which `load_model` opened a model, or else its architecture by its configuration, the origin of its
     weights (transformers), or its class."""
-    if name := vars(model).get("opened_as"):
-        return name
+    card = card_of(model)
+    if card is not None and (card.name or card.architecture):
+        return card.name or card.architecture
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+    if architecture:
+        return architecture
     origin = getattr(getattr(model, "config", None), "name_or_path", None)
-    return architecture or (
-        Path(origin).name if isinstance(origin, str) and origin else type(model).__name__
-    )
+    if isinstance(origin, str) and origin:
+        return Path(origin).name
+    return type(model).__name__
 
 
 def model_name(model: nn.Module) -> str:
