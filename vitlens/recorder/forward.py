@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from vitlens.recorder.hooks import thread_hooks
-from vitlens.recorder.supported import family, is_known, model_name, timm
+from vitlens.recorder.supported import family, is_known, model_name
 
 
 def require_images(images: object, model: nn.Module | None = None) -> None:
@@ -65,17 +64,7 @@ def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 def pooled_features(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """(B, D) features: the input of the classifier, or the output of a model without one."""
-    adapter = family(model)
-    if type(adapter) is timm.Timm:
-        return model.forward_head(model.forward_features(images), pre_logits=True)
-    if adapter.classes == 0:
-        return adapter.run(images)
-    tokens = []
-    with thread_hooks(
-        [(adapter.blocks[-1].register_forward_hook, lambda _, args, output: tokens.append(output))]
-    ):
-        adapter.run(images)
-    return adapter.head(tokens[-1], pre_logits=True)
+    return family(model).pooled_features(images)
 
 
 _LOCK = threading.Lock()
