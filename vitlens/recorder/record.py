@@ -290,7 +290,7 @@ class _Recorder(Interception):
         return tensor.detach() if self.gradients else _compact_copy(tensor)
 
     def _pool_readout(self, pool: Layer) -> Tensor | None:
-        """(B, T) read-out of an attention pool, 0 at prefix tokens that are not pooled, or None without a single row."""
+        """(B, T) read-out of an attention pool, 0 at prefix tokens that are not pooled. None without a single row."""
         queries = self.family.pool.queries
         if queries is None:
             return None
