@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import Targets, normalized, seed_of
+from vitlens.data.augment import Targets, normalize, seed_of
 from vitlens.recorder.forward import eval_mode
 from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
@@ -209,7 +209,7 @@ def _mean(
     with eval_mode(model), torch.random.fork_rng(devices=seeded):
         for rows, (images, labels) in zip(mine, data.batches(mine), strict=True):
             torch.manual_seed(seed_of(0, int(rows[0])))
-            x = normalized(images, recipe.mean, recipe.std)
+            x = normalize(images, recipe.mean, recipe.std)
             with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
                 total += measure(x, labels)
     world.sum([total])

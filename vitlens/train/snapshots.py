@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import normalized
+from vitlens.data.augment import normalize
 from vitlens.data.files import write
 from vitlens.recorder.forward import eval_mode
 from vitlens.train.settings import Recipe
@@ -45,7 +45,7 @@ def probe(data: ImageSet, recipe: Recipe, n: int | None = None) -> Tensor:
     """
     some = data.subset(min(n or min(64, recipe.batch_size), len(data)))
     images, _ = next(some.batches([torch.arange(len(some))]))
-    return normalized(images, recipe.mean, recipe.std)
+    return normalize(images, recipe.mean, recipe.std)
 
 
 def record(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, ImageStream, load
-from vitlens.data.augment import normalized
+from vitlens.data.augment import normalize
 from vitlens.models import data_config, pixels
 from vitlens.recorder.forward import cast, eval_mode, pooled_features, run
 from vitlens.recorder.supported import model_name
@@ -70,7 +70,7 @@ def features(
 def normalized_for(model: nn.Module, images: Tensor) -> Tensor:
     """Images (b, 3, H, W), uint8 or in 0…1, normalized for a model in the precision of its weights."""
     config = data_config(model)
-    return cast(model, normalized(images, config["mean"], config["std"]))
+    return cast(model, normalize(images, config["mean"], config["std"]))
 
 
 def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
