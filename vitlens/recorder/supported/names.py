@@ -10,8 +10,9 @@ from vitlens.recorder.supported.card import card_of
 
 
 def qualified_name(thing: object) -> str:
-    """Module and class of an object, as in 'timm.models.beit.Beit'."""
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+    """Module and name of a class, or of the class of an object, as in 'timm.models.beit.Beit'."""
+    kind = thing if isinstance(thing, type) else type(thing)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def short_name(model: nn.Module) -> str:
@@ -20,9 +21,9 @@ def short_name(model: nn.Module) -> str:
     card = card_of(model)
     if card is not None and (card.name or card.architecture):
         return card.name or card.architecture
-    architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
-    if architecture:
-        return architecture
+    config = getattr(model, "pretrained_cfg", None) or {}
+    if config.get("architecture"):
+        return config["architecture"]
     origin = getattr(getattr(model, "config", None), "name_or_path", None)
     if isinstance(origin, str) and origin:
         return Path(origin).name
@@ -31,5 +32,6 @@ def short_name(model: nn.Module) -> str:
 
 def model_name(model: nn.Module) -> str:
     """Architecture and class of a model, for messages."""
-    name, kind = short_name(model), type(model).__name__
+    name = short_name(model)
+    kind = type(model).__name__
     return kind if name == kind else f"{name} ({kind})"
