@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 import numpy as np
 
-from vitlens.plot.attention import number_layers, strip
+from vitlens.plot.attention import draw_distances, number_layers
 from vitlens.plot.inspection import about_gray, shown_positions
 from vitlens.plot.mosaic import map_colors, mosaic
 from vitlens.plot.style import (
@@ -204,7 +204,7 @@ def _draw(
     _tiles(first, about_gray(run.filters[index, real][: filters[1]]), filters[0])
     _, across, tiles, cosines = shown_positions(run.positions[index])
     _tiles(second, tiles, len(across))
-    strip(third, run.distances[index], size)
+    draw_distances(third, run.distances[index], size)
     number_layers(third, run.distances.shape[1])
     third.axhline(run.uniform, **REFERENCE)
     third.set_ylim(
