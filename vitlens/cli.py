@@ -580,7 +580,7 @@ def train(
     from vitlens.train.runs import read_recipe, run
 
     if list_recipes and recipe:
-        for key, value, meaning in read_recipe(recipe).override(*(settings or ())).described():
+        for key, value, meaning in read_recipe(recipe).override(*(settings or ())).describe():
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
             print(f"{f'{key}={shown}':<36} {meaning}")
         return

@@ -154,7 +154,7 @@ class Evaluation:
         """A split of the data, preprocessed for the model. Never the training images of the run that the model is from:
         of a folder that is not divided, "test" is the tenth that the run held out."""
         if split == "whole" and not isinstance(self.model, nn.Module):
-            trained_on = runs.images_before(Path(self.model).parent).get("data")
+            trained_on = runs.read_data_file(Path(self.model).parent).get("data")
             split = "test" if trained_on == os.path.abspath(self.data) else split
         images = opened(
             self.network, self.data, split, root=self.root, workers=self.workers, world=self.world
