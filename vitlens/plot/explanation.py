@@ -10,6 +10,7 @@ from matplotlib.patches import Circle
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
+from vitlens.formatting import number, with_minus
 from vitlens.images import load_image
 from vitlens.plot import style
 from vitlens.plot.on_images import mark, overlay
@@ -61,9 +62,7 @@ def tiles(
             name_above(ax, name)
             for (row, col), value in np.ndenumerate(each) if labels else ():
                 ink = INK if np.mean(shown.to_rgba(value)[:3]) > 0.45 else "white"
-                ax.text(
-                    col, row, f"{value:.2g}".replace("-", "−"), ha="center", va="center", color=ink
-                )
+                ax.text(col, row, with_minus(f"{value:.2g}"), ha="center", va="center", color=ink)
             if labels:
                 ax.set_xticks(range(len(labels)), labels)
                 ax.set_yticks(range(len(labels)), labels if ax is axes[0] else [""] * len(labels))
@@ -158,7 +157,7 @@ def attributions(
         scale = colors(values)
         signed |= scale["vmin"] < 0
         largest = np.abs(values[np.isfinite(values)]).max(initial=0)
-        end = f"{'±' if scale['vmin'] < 0 else 'max '}{largest:.3g}".replace("-", "−")
+        end = f"{'±' if scale['vmin'] < 0 else 'max '}{number(largest)}"
         below[name] = f"{end}\n{(captions or {}).get(name, '')}".strip()
     signed = ", or from −max (blue) to max (red) where some values are negative" if signed else ""
     note = f"{note}\nColors: each map has its own scale, from 0 (clear) to its max (yellow){signed}.".strip()

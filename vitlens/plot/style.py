@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 import numpy as np
 
+from vitlens.formatting import with_minus
 from vitlens.plot import alt_text  # noqa: F401  (in IPython, figures get alt text)
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def scale_bar(shown, size: float = 8.5, **where):
     low, high = map(float, shown.get_clim())  # limits may be tensors
     ends = [low, 0, high] if low < 0 < high else [low, high]
     key = color_bar(shown, **where)
-    key.set_ticks(ends, labels=[f"{float(f'{end:.2g}'):g}".replace("-", "−") for end in ends])
+    key.set_ticks(ends, labels=[with_minus(f"{float(f'{end:.2g}'):g}") for end in ends])
     key.ax.tick_params(labelsize=size)
 
 

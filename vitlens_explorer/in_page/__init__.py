@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data.files import check_writable
-from vitlens.models import scores
+from vitlens.models import scores, weights_digest
 from vitlens.plot.style import SIGNED
 from vitlens.recorder.forward import eval_mode
 from vitlens.recorder.layer import Layer
@@ -32,7 +32,7 @@ from vitlens.stream import read_each
 from vitlens_explorer import front
 from vitlens_explorer.explorer import BARS, LOOKING, PREDICTED, Explorer
 from vitlens_explorer.page import MAPS, Check, Control, unchecked
-from vitlens_explorer.photographs import READOUT, Forward, Photograph, digest
+from vitlens_explorer.photographs import READOUT, Forward, Photograph
 from vitlens_explorer.views import (
     EVEN,
     EVERY,
@@ -249,7 +249,7 @@ def described(
             name: {field: getattr(view, field) for field in fields} for name, view in views.items()
         },
         "model": first.name,
-        "hash": digest(page.model),
+        "hash": weights_digest(page.model),
         "versions": versions(),
     }
 
