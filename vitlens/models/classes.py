@@ -112,5 +112,8 @@ def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple
         raise ValueError(f"Expected logits of shape (B, classes), got {tuple(logits.shape)}.")
     names = label_names(model, logits.shape[-1])
     values, classes = scores(model, logits).topk(min(k, logits.shape[-1]))
-    labels = [[names[c] if names else str(c) for c in row] for row in classes.tolist()]
-    return [[*zip(*pair, strict=True)] for pair in zip(labels, values.tolist(), strict=True)]
+    best = []
+    for numbers, row in zip(classes.tolist(), values.tolist(), strict=True):
+        labels = [names[number] if names else str(number) for number in numbers]
+        best.append(list(zip(labels, row, strict=True)))
+    return best
