@@ -17,7 +17,7 @@ from torch import nn
 
 from vitlens.models.checkpoints import fill, print_note, require_patches
 from vitlens.models.classes import OUTPUTS
-from vitlens.models.preprocessing import TransformersProcessor, measured
+from vitlens.models.preprocessing import TransformersProcessor, measure_preprocessing
 from vitlens.names import reject, require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
@@ -319,7 +319,7 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
     try:
         processor = _here_first(transformers.AutoImageProcessor.from_pretrained, name)
         transform = TransformersProcessor(processor)
-        measured(transform)
+        measure_preprocessing(transform)
         write_card(model, transform=transform)
     except Exception as error:
         if not isinstance(error, OSError) or (Path(name) / "preprocessor_config.json").is_file():
