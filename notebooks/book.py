@@ -33,10 +33,10 @@ from vitlens import (
     top_classes,
     train,
 )
-from vitlens.plot.heatmaps import GRAY, checked_grid, covered
-from vitlens.plot.mosaics import mosaic
-from vitlens.plot.style import WIDTH, bare, page, styled
-from vitlens.recorder.forward import float64
+from vitlens.plot.mosaic import mosaic
+from vitlens.plot.painting import covered_size, resolve_grid
+from vitlens.plot.style import GRAY, WIDTH, bare, page, use_style
+from vitlens.recorder.precision import to_float64
 from vitlens_paper import evaluate, variants
 
 __all__ = [
@@ -115,8 +115,8 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
     >>> figure = book.patches(vitlens.restore(model, images)[0], grid=attn.grid)
     """
     picture = load_image(image)
-    checked_grid((grid.rows, grid.cols), image, grid)
-    (p, q), (tall, wide) = grid.patch, covered(grid)
+    resolve_grid((grid.rows, grid.cols), image, grid)
+    (p, q), (tall, wide) = grid.patch, covered_size(grid)
     whole = Image.new("RGB", (wide, tall), (205, 205, 205))
     whole.paste(picture, (0, 0))
     cut = (
@@ -130,7 +130,7 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
     sequence = [np.full((p, q, 3), 255, np.uint8) if n is None else tokens[n] for n in numbers]
     height = min(330, 400 * tall / wide)
     strip = min(60, 860 / len(numbers)) * p / q
-    with styled():
+    with use_style():
         figure = page(WIDTH, height + strip + 100)
         axes = figure.subplot_mosaic(
             [["input", "patches"], ["tokens", "tokens"]], height_ratios=[height, strip]
@@ -184,7 +184,7 @@ def by_direction(similarities: Tensor) -> Tensor:
     rows, cols = similarities.shape[:2]
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(cols))
     offset = ((places[:, None] - places).abs() @ torch.tensor([cols, 1])).flatten()
-    mean = (offset.bincount(float64(similarities).cpu().flatten()) / offset.bincount()).view(
+    mean = (offset.bincount(to_float64(similarities).cpu().flatten()) / offset.bincount()).view(
         rows, cols
     )
     length, steps = places.double().norm(dim=1).view(rows, cols), range(1, min(rows, cols))

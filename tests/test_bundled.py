@@ -9,7 +9,8 @@ from book import spectral_centroid
 
 from vitlens import attention, capture, filters, load_model, positions
 from vitlens.images import samples
-from vitlens.models import SPECIMEN, preprocess
+from vitlens.models import label_names, preprocess, weights_digest
+from vitlens.models.opening import SPECIMEN
 
 SCRATCH = SPECIMEN.parent / "vit_tiny_patch8_64"
 
@@ -47,7 +48,15 @@ def test_bundled_models_open_in_timm(folder, model):
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     x = torch.randn(1, *model.pretrained_cfg["input_size"])
     assert torch.equal(model(x), theirs(x))
-    assert len(model.label_names) == 200 and model.label_names[0] != "0"
+    names = label_names(model)
+    assert len(names) == 200 and names[0] != "0"
+
+
+def test_bundled_models_have_the_weights_of_their_results(folder, model):
+    results = SPECIMEN.parent.parent / "results" / "evaluate.json"
+    records = json.loads(results.read_text(encoding="utf-8"))
+    digests = {record["weights"] for record in records if record["model"] == folder.name}
+    assert digests == {weights_digest(model)}
 
 
 def test_bundled_models_have_structure_that_random_weights_lack(model, control):
@@ -56,7 +65,7 @@ def test_bundled_models_have_structure_that_random_weights_lack(model, control):
         positions.rank_correlation(positions.similarity(m)) for m in (model, control)
     )
     assert trained < -0.3 and abs(random) < 0.1
-    (some, variance), (noise, even) = (filters.components(m, 8) for m in (model, control))
+    (some, variance), (noise, even) = (filters.principal(m, 8) for m in (model, control))
     assert variance.sum() > 1.15 * even.sum()
     trained, random = (spectral_centroid(each).median() for each in (some, noise))
     assert trained < 0.75 * random
@@ -75,7 +84,7 @@ def test_specimen_has_the_structure_of_the_paper():
     layers have local and global heads."""
     model = load_model()
     assert positions.rank_correlation(positions.similarity(model)) <= -0.55
-    assert 0.45 < filters.components(model, 28)[1].sum() < 0.5
+    assert 0.45 < filters.principal(model, 28)[1].sum() < 0.5
     with torch.no_grad(), capture(model) as attn:
         model(preprocess(model, list(samples().values())))
     share = attention.mean_distance(attn).mean(0) / attn.grid.uniform_distance()
@@ -103,4 +112,4 @@ def test_bundled_models_have_the_recorded_accuracy(folder, model, real_data):
     claimed = training(folder)["validation"]
     claimed = max(claimed["top1"], claimed.get("top1_average") or 0)
     assert top1 == pytest.approx(claimed, abs=300 * (0.25 / count) ** 0.5)  # three standard errors
-    assert list(valid.class_names) == model.label_names
+    assert list(valid.class_names) == label_names(model)

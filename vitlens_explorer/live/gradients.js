@@ -251,8 +251,8 @@ function explainClass(vit, of) {
   return maps;
 }
 
-// What each part of the model adds to the logit of a class, as `vitlens.stream.apart`: {logit, embedding, heads (L, H),
-// mlps (L), biases, written (L·H·T): what heads take from each token}.
+// What each part of the model adds to the logit of a class, as `vitlens.stream.contributions_by_token`:
+// {logit, embedding, heads (L, H), mlps (L), biases, written (L·H·T): what heads take from each token}.
 function decompose(vit, of) {
   const { tokens: T, heads: H, layers: L, N, kept } = vit;
   const { g } = vit.held;

@@ -1,0 +1,395 @@
+"""Prepare images for a model as its library does, and measure what that is."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from timm.data import create_transform
+from torch import Tensor, nn
+
+from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, load_image
+from vitlens.models.classes import module_with_facts
+from vitlens.recorder.supported import family, inner_transformer, model_name
+from vitlens.recorder.supported.card import card_of, write_card
+
+
+class TransformersProcessor:
+    """An image processor of transformers as a function from an RGB image to (C, H, W)."""
+
+    def __init__(self, processor):
+        self.processor = processor
+        self.interpolation = Image.Resampling(processor.resample).name.lower()
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        takes_any_shape = hasattr(self.processor, "max_num_patches")  # SigLIP 2
+        if takes_any_shape:  # one square, so that images make a batch
+            side = int(self.processor.max_num_patches**0.5) * self.processor.patch_size
+            image = image.resize((side, side), self.processor.resample)
+        inputs = self.processor(images=image, return_tensors="pt")
+        values = inputs["pixel_values"][0]
+        if "spatial_shapes" in inputs:  # SigLIP 2 returns patches (P, p·q·C)
+            rows, cols = inputs["spatial_shapes"][0].tolist()
+            side = self.processor.patch_size
+            patches = values[: rows * cols].reshape(rows, cols, side, side, -1)
+            values = patches.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)
+        return values
+
+
+_MAIN, _MINOR = 240, 15
+"""Levels of two ramps in an image of coordinates. The small perpendicular one averages out the rounding to 8 bits."""
+
+
+def _measure_crop(
+    transform: Callable[[Image.Image], Tensor], size: tuple[int, int], mode: str = "RGB"
+) -> tuple[float, float, float, float]:
+    """(left, top, right, bottom) of the part that a transform crops from an image of `size` = (width, height) pixels.
+
+    Measured on images whose levels are coordinates. With padding it extends beyond the image. Raises ImageError for
+    an aspect ratio over 100, and if the image fills too few rows or columns of the input.
+    """
+    width, height = size
+    _require_compact(width, height)
+
+    def transformed(levels) -> np.ndarray:
+        """First channel of the transformed image with these levels."""
+        pixels = np.round(levels).astype(np.uint8)
+        image = Image.fromarray(np.broadcast_to(pixels, (height, width)).copy())
+        return transform(image.convert(mode))[0].double().numpy()
+
+    black = transformed(0)
+    white = transformed(255)
+    contrast = white - black
+    inside = contrast > 0.99 * contrast.max()  # padding is the same in both
+
+    x = np.linspace(0, 1, width, dtype=np.float32)
+    y = np.linspace(0, 1, height, dtype=np.float32)[:, None]
+    across = transformed(_MAIN * x + _MINOR * y)
+    down = transformed(_MAIN * y + _MINOR * x)
+    across = 255 * (across - black)[inside] / contrast[inside]
+    down = 255 * (down - black)[inside] / contrast[inside]
+    seen_x = (_MAIN * across - _MINOR * down) * (width - 1)
+    seen_y = (_MAIN * down - _MINOR * across) * (height - 1)
+    seen = np.stack([seen_x, seen_y], 1) / (_MAIN**2 - _MINOR**2)
+
+    rows, cols = np.nonzero(inside)
+    middle = _in_middle_half(rows) & _in_middle_half(cols)  # filters have less support at the edges
+    places = np.column_stack([cols + 0.5, rows + 0.5, np.ones(len(rows))])
+    slopes, _, rank, _ = np.linalg.lstsq(places[middle], seen[middle] + 0.5, rcond=None)
+    if rank < 3:
+        raise ImageError(
+            f"The model's input shows too little of an image of {width} × {height} pixels. Crop it first."
+        )
+    input_height, input_width = inside.shape
+    corners = np.array([[0, 0, 1], [input_width, input_height, 1]])
+    return tuple((corners @ slopes).ravel().tolist())
+
+
+def _in_middle_half(places: np.ndarray) -> np.ndarray:
+    """True for places in the middle half of their range."""
+    center = (places.min() + places.max()) / 2
+    return np.abs(places - center) <= np.ptp(places) / 4
+
+
+def _require_compact(width: int, height: int) -> None:
+    """Raise ImageError for an image with an aspect ratio over `MAX_ELONGATION`."""
+    if max(width, height) > MAX_ELONGATION * min(width, height):
+        raise ImageError(
+            f"Expected an image, got a strip of {width} × {height} pixels. Crop it first."
+        )
+
+
+@functools.lru_cache(maxsize=32)
+def measure_preprocessing(transform: Callable[[Image.Image], Tensor]) -> dict:
+    """Preprocessing of a library in timm's settings, measured on images.
+
+    Uniform images give the mean and the standard deviation. Images of coordinates give `crop_pct` and `crop_mode`.
+    """
+
+    def transformed(level: int) -> Tensor:
+        """Values of the channels in the middle of a transformed uniform image."""
+        flat = transform(Image.new("RGB", (256, 256), (level,) * 3)).double()
+        return flat[:, flat.shape[1] // 2, flat.shape[2] // 2]
+
+    black = transformed(0)
+    gray = transformed(51)  # a fifth of 255
+    white = transformed(255)
+    contrast = white - black
+    if not torch.allclose(gray, black + contrast / 5, atol=1e-3 * float(contrast.abs().max())):
+        raise ValueError("Its outputs are not a linear function of the levels of an image.")
+    mean = -black / contrast
+    std = 1 / contrast
+
+    width, height = 320, 240
+    channels, rows, cols = transform(Image.new("RGB", (width, height))).shape
+    left, top, right, bottom = _measure_crop(transform, (width, height))
+    share = max((right - left) / width, (bottom - top) / height)
+    pixel_width = (right - left) / cols
+    pixel_height = (bottom - top) / rows
+    if abs(pixel_width - pixel_height) > 0.02 * pixel_height:
+        mode = "squash"
+    elif share > 1.02:
+        mode = "border"
+    else:
+        mode = "center"
+    crop_pct = 1.0 if mode == "border" else min(1.0, round(share * 200) / 200)
+    interpolation = getattr(transform, "interpolation", "bicubic")
+    return {
+        "input_size": (channels, rows, cols),
+        "mean": tuple(mean.tolist()),
+        "std": tuple(std.tolist()),
+        "interpolation": getattr(interpolation, "value", interpolation),
+        "crop_mode": mode,
+        "crop_pct": crop_pct,
+    }
+
+
+def library_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
+    """Preprocessing by the library of a model, from an RGB image to (C, H, W). None for timm models."""
+    model = module_with_facts(model, "pretrained_cfg")
+    card = card_of(model)
+    if card is not None:
+        return card.transform
+    if vars(model).get("pretrained_cfg"):
+        return None
+    transform = _open_clip_transform(model) or _transformers_transform(model)
+    if transform is not None:
+        write_card(model, transform=transform)
+    return transform
+
+
+def _open_clip_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
+    """Preprocessing of a model of open_clip, or None for other models."""
+    tower = getattr(model, "visual", model)
+    settings = getattr(tower, "preprocess_cfg", None)
+    if not isinstance(settings, dict):
+        return None
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+
+    return image_transform_v2(PreprocessCfg(**settings), is_train=False)
+
+
+def _transformers_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
+    """Image processor of a model of transformers, or None for other models and without one on this disk."""
+    config = getattr(model, "config", None)
+    origin = getattr(config, "name_or_path", None)
+    if not origin:
+        return None
+    with suppress(Exception):  # without a processor on this disk, use that of its class
+        from transformers import AutoImageProcessor
+
+        processor = AutoImageProcessor.from_pretrained(origin, local_files_only=True)
+        return TransformersProcessor(processor)
+    return None
+
+
+def guessed(model: nn.Module) -> str:
+    """Warning if the preprocessing of a model is a guess, else "".
+
+    >>> vitlens.models.guessed(model)
+    ''
+    """
+    model = module_with_facts(model, "pretrained_cfg")
+    card = card_of(model)
+    if card is not None:
+        return card.guess
+    if vars(model).get("pretrained_cfg") or library_transform(model) is not None:
+        return ""
+    return f"{model_name(model)} has no pretrained_cfg, so its preprocessing is a guess: {data_config(model)}."
+
+
+def built_size(model: nn.Module) -> tuple[int, int] | None:
+    """(height, width) in pixels of the images that a model was built for, or None if it takes any size.
+
+    >>> vitlens.models.built_size(model)
+    (224, 224)
+    """
+    transform = library_transform(model)
+    if transform is None:
+        return family(inner_transformer(model)).built_size
+    return measure_preprocessing(transform)["input_size"][1:]
+
+
+def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
+    """Preprocessing of `model` in timm's settings, with the model's channels.
+
+    size: (H, W) in pixels, in place of the configured size. Raises ImageError unless the model has one or three input
+    channels and as many means and deviations.
+
+    >>> vitlens.models.data_config(model)["interpolation"]
+    'bilinear'
+    """
+    transform = library_transform(model)
+    model = module_with_facts(model, "pretrained_cfg")
+    config = dict(measure_preprocessing(transform) if transform else family(model).preprocessing)
+    channels, height, width = config["input_size"]
+    if channels not in (1, 3):
+        raise ImageError(f"Expected a model with 1 or 3 input channels, got one with {channels}.")
+    for key in ("mean", "std"):
+        if channels == 1:
+            config[key] = (float(np.mean(config[key])),)
+        if np.size(config[key]) not in (1, channels):
+            raise ImageError(
+                f"Expected {channels} numbers as the {key} of {model_name(model)}, got {config[key]!r}."
+            )
+    config["input_size"] = (channels, *(size or (height, width)))
+    return config
+
+
+def _make_transform(
+    model: nn.Module, size: tuple[int, int] | None = None, whole: bool = False
+) -> Callable[[Image.Image], Tensor]:
+    """A function from a PIL image to the model's input (C, H, W)."""
+    config = data_config(model, size)
+    transform = library_transform(model)
+    if transform is not None:
+        own_size = measure_preprocessing(transform)["input_size"]
+        shows_whole = config["crop_mode"] == "squash" and config["crop_pct"] == 1
+        if config["input_size"] == own_size and (shows_whole or not whole):
+            return transform
+    if whole:
+        config.update(crop_mode="squash", crop_pct=1.0)
+    return create_transform(**config, is_training=False)
+
+
+def preprocess(
+    model: nn.Module,
+    images,
+    *,
+    size: tuple[int, int] | None = None,
+    whole: bool = False,
+    on_note: Callable[[str], None] | None = None,
+) -> Tensor:
+    """Model input from an image, a folder, or a list or dictionary of images: float32 (B, C, H, W) on the CPU.
+
+    Models of transformers, open_clip and torchvision use their library's preprocessing. All others, and all other
+    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. A module without one gets the images of
+    the only Vision Transformer that it contains, whatever it does to them. For models with one input channel images are
+    converted to gray.
+
+    images: sources of `load_image`. size: (H, W) in pixels, in place of the configured size. After
+    `timm.create_model(…, img_size=…)`, pass `built_size(model)`. whole: resize the whole image without a crop. on_note:
+    called with a sentence for each image that `load_image` changed or that is cropped to less than half of its area,
+    and if the preprocessing is a guess.
+
+    Raises ImageError for sources that `load_image` refuses, images with an aspect ratio over 100, and models of neither
+    one nor three channels.
+
+    >>> vitlens.models.preprocess(model, [cat, cat]).shape
+    torch.Size([2, 3, 224, 224])
+    """
+    transform = _make_transform(model, size, whole)
+    config = data_config(model, size)
+    mode = _image_mode(config)
+    sources = _listed(images, on_note)
+    if not sources:
+        raise ImageError("Expected an image or several, got none.")
+    loaded = [load_image(source, on_note=on_note) for source in sources]
+    for source, image in zip(sources, loaded, strict=True):
+        _require_compact(*image.size)
+        if on_note is not None and config["crop_mode"] == "center" and not whole:
+            _note_crop(source, image, config, on_note)
+    guess = guessed(model)
+    if on_note is not None and guess:
+        on_note(guess)
+    return torch.stack([transform(image.convert(mode)) for image in loaded])
+
+
+def _listed(images, on_note: Callable[[str], None] | None) -> list | tuple:
+    """The sources of images in an argument of `preprocess`: an image, a folder, a list or a dictionary."""
+    if isinstance(images, dict):
+        return list(images.values())
+    if isinstance(images, str | os.PathLike) and os.path.isdir(images):
+        return [file for _, file in image_files(Path(images), on_note)]
+    if isinstance(images, list | tuple):
+        return images
+    return [images]
+
+
+def _image_mode(config: dict) -> str:
+    """Mode of the PIL images that a model takes."""
+    return "L" if config["input_size"][0] == 1 else "RGB"
+
+
+def _note_crop(source, image: Image.Image, config: dict, on_note: Callable[[str], None]) -> None:
+    """Call `on_note` with a sentence if the model's input shows less than half of an image."""
+    width, height = image.size
+    _, input_height, input_width = config["input_size"]
+    down = height / input_height
+    across = width / input_width
+    seen = (min(down, across) * config["crop_pct"]) ** 2 / (down * across)
+    if seen < 0.5:
+        name = Path(source).name if isinstance(source, str | os.PathLike) else "An image"
+        on_note(
+            f"{name} of {width} × {height} pixels is cropped: the model sees the middle {seen:.0%} of it."
+        )
+
+
+def crop_box(
+    model: nn.Module, image, *, size: tuple[int, int] | None = None, whole: bool = False
+) -> tuple[float, float, float, float]:
+    """(left, top, right, bottom) of the part of an image that `preprocess` passes to the model, in pixels of the image.
+
+    With padding it extends beyond the image. image: a source of `load_image`. size, whole: as for `preprocess`. Raises
+    ImageError as `preprocess` does, and for an image that fills too few rows or columns of the input.
+
+    >>> [round(edge) for edge in vitlens.models.crop_box(model, cat)]
+    [75, 0, 376, 300]
+    """
+    mode = _image_mode(data_config(model, size))
+    transform = _make_transform(model, size, whole)
+    return _measure_crop(transform, load_image(image).size, mode)
+
+
+def pixels(model: nn.Module) -> Callable[[Image.Image], Tensor]:
+    """`preprocess` without normalization, as a function from an RGB image to uint8 (C, H, W).
+
+    For data sets, which store images as bytes and normalize them later.
+
+    >>> vitlens.models.pixels(model)(cat).shape
+    torch.Size([3, 224, 224])
+    """
+    config = data_config(model)
+    transform = library_transform(model)
+    if transform is None:
+        return create_transform(**config, is_training=False, use_prefetcher=True)
+    return functools.partial(_transform_to_levels, transform, config["mean"], config["std"])
+
+
+def _transform_to_levels(
+    transform: Callable, mean: tuple, std: tuple, image: Image.Image
+) -> Tensor:
+    """uint8 (C, H, W) levels of a transformed image."""
+    return _to_levels(transform(image)[None], mean, std)[0]
+
+
+def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
+    """The images in a preprocessed `batch` (B, C, H, W) without normalization, as uint8 (B, H, W, 3).
+
+    They stay resized and cropped. Gray is repeated over the three channels, and values outside 0 to 255, as in a
+    perturbed batch, are clamped. Raises ImageError if the shape does not fit the model.
+
+    >>> vitlens.models.restore(model, images).shape
+    (2, 224, 224, 3)
+    """
+    config = data_config(model)
+    channels = config["input_size"][0]
+    if batch.ndim != 4 or batch.shape[1] != channels:
+        raise ImageError(f"Expected a batch (B, {channels}, H, W), got {tuple(batch.shape)}.")
+    levels = _to_levels(batch.detach().cpu().float(), config["mean"], config["std"])
+    colors = levels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+    return ModelInput(colors.contiguous().numpy())
+
+
+def _to_levels(batch: Tensor, mean: tuple, std: tuple) -> Tensor:
+    """uint8 (B, C, H, W) levels of a normalized batch."""
+    means = torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)
+    deviations = torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1)
+    levels = (batch * deviations + means) * 255
+    return levels.round().clamp(0, 255).to(torch.uint8)
