@@ -26,7 +26,7 @@ from experiments.support import (
 )
 from vitlens import attribution, capture, report, stream, tokens
 from vitlens.attribution import like
-from vitlens.attribution.target import bound
+from vitlens.attribution.target import bind_target
 from vitlens.images import samples
 from vitlens.recorder.forward import run
 from vitlens.recorder.supported import (
@@ -203,7 +203,7 @@ def check_stream(name):
     with torch.no_grad():
         features = pooled(model, images)
         if not family(model).classes:
-            expected = bound(model, target)[0].score(features)
+            expected = bind_target(model, target)[0].score(features)
         else:
             expected = run(model, images)[range(3), target]
     torch.testing.assert_close(parts.logits, expected, atol=1e-9, rtol=0)
