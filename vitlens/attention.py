@@ -443,7 +443,8 @@ class _Rollout(Statistic):
     def add(self, queries, logits, weights):
         row = self.row[:, queries]
         if self.fuse is Tensor.mean and not self.discard:  # rows of A sum to 1, so Â = ½A + ½I
-            self.pulled += (row[:, None, None] @ weights).squeeze(-2).mean(1) / 2
+            by_head = row[:, None, None] @ weights
+            self.pulled += by_head.squeeze(-2).mean(1) / 2
             self.pulled[:, queries] += row / 2
             return
         fused = self.fuse(weights, 1)

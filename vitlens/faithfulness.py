@@ -439,7 +439,9 @@ def randomization(
     images = _on_model(model, images)
     subject = copy.deepcopy(unwrap(model)).eval()
     original = method(subject, images, target).cpu().double()
-    parts, correlations, similarities = [], [], []
+    parts = []
+    correlations = []
+    similarities = []
     for part in _randomize_parts(subject, seed, images[:1], of_features(target)):
         if after is not None and part not in after:
             continue
@@ -517,7 +519,7 @@ def _part_of_parameter(model: nn.Module, name: str, path_of_blocks: str) -> str:
 def _rank_correlation(a: Tensor, b: Tensor) -> float:
     from scipy.stats import spearmanr
 
-    constant = [bool((values == values.flatten()[0]).all()) for values in (a, b)]
+    constant = [bool((values == values[0, 0]).all()) for values in (a, b)]
     if any(constant):
         return float(all(constant))
     return float(spearmanr(a.flatten(), b.flatten()).statistic)

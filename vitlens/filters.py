@@ -68,4 +68,5 @@ def principal(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor,
     squares = singular.square()
     variance = squares / squares.sum().clamp_min(torch.finfo(torch.float64).tiny)
     k = min(k, len(filters) - 1)  # without its mean, each filter is given by the others
-    return vectors[:k].unflatten(1, filters.shape[1:]).float(), variance[:k].float()
+    components = vectors[:k].unflatten(1, filters.shape[1:])
+    return components.float(), variance[:k].float()

@@ -92,10 +92,14 @@ class Contributions:
 
     @property
     def parts(self) -> Tensor:
-        layers = torch.cat([self.heads, self.mlps[..., None]], -1).flatten(1)
-        return torch.cat(
-            [self.embedding[:, None], layers, self.pool[:, None], self.biases[:, None]], 1
-        )
+        layers = torch.cat([self.heads, self.mlps[..., None]], -1)
+        parts = [
+            self.embedding[:, None],
+            layers.flatten(1),
+            self.pool[:, None],
+            self.biases[:, None],
+        ]
+        return torch.cat(parts, 1)
 
     @property
     def names(self) -> list[str]:
@@ -256,13 +260,15 @@ def _sum_by_part(leaves: Leaves, gradients: list[Tensor]) -> dict[int | str, Ten
     gradients = iter(gradients)
     sums = {}
     for part, tensors in leaves.items():
-        sums[part] = sum(product(tensor, next(gradients)).sum(1) for tensor in tensors)
+        products = [product(tensor, next(gradients)) for tensor in tensors]
+        sums[part] = sum(by_token.sum(1) for by_token in products)
     return sums
 
 
 def require_pre_norm(model: nn.Module) -> None:
     """Raise UnsupportedModelError unless every block adds the outputs of attention and MLP to the tokens."""
-    if reason := family(model).stream_problem:
+    reason = family(model).stream_problem
+    if reason:
         raise UnsupportedModelError(
             f"vitlens cannot take the logits of {model_name(model)} apart: {reason}."
         )

@@ -178,7 +178,8 @@ def colored(
 
 def _match_components(scores: Tensor, like: Tensor) -> tuple[list[int], Tensor]:
     """The order of components and their signs, (3,), for which scores (P, 3) correlate best with `like`, (P, 3)."""
-    correlations = torch.corrcoef(torch.cat([scores, like], 1).mT)[:3, 3:].nan_to_num()
+    of_all = torch.corrcoef(torch.cat([scores, like], 1).mT)
+    correlations = of_all[:3, 3:].nan_to_num()  # (component, color)
 
     def total(order: tuple[int, ...]) -> Tensor:
         return correlations[order, range(3)].abs().sum()
@@ -215,7 +216,9 @@ def correspondences(a: Tensor, b: Tensor) -> Pairs:
     >>> vitlens.tokens.correspondences(torch.eye(3), torch.eye(3)[[2, 0, 1]]).nearest
     tensor([1, 2, 0])
     """
-    cosines = F.normalize(float64(a), dim=1) @ F.normalize(float64(b), dim=1).mT
+    units_of_a = F.normalize(float64(a), dim=1)
+    units_of_b = F.normalize(float64(b), dim=1)
+    cosines = units_of_a @ units_of_b.mT
     similarity, nearest = cosines.max(1)
     nearest_in_a = cosines.argmax(0)
     mutual = nearest_in_a[nearest] == torch.arange(len(a), device=a.device)

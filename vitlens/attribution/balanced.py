@@ -188,7 +188,8 @@ def _rms_norm(
     """A root-mean-square norm with a constant root mean square."""
     if eps is None:
         eps = torch.finfo(x.dtype).eps
-    square = detach(x).square().mean(tuple(range(-len(shape), 0)), keepdim=True)
+    axes = tuple(range(-len(shape), 0))
+    square = detach(x).square().mean(axes, keepdim=True)
     scale = (square + eps).rsqrt()
     if weight is not None:
         scale = scale * detach(weight)
@@ -307,7 +308,8 @@ class _StandIn(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple:
         (scale,) = ctx.saved_tensors
-        by_x, by_added = gradient, None
+        by_x = gradient
+        by_added = None
         with torch._C.DisableTorchFunction():
             if scale is not None:
                 by_x = by_x * scale

@@ -108,13 +108,15 @@ def explained(
     blocks = family(inner).blocks
     modules = attention_modules(inner)
     layer = layer_number(len(modules), layer)
-    tokens, layer_inputs = [], []
     hooks = []
+    tokens = []
+    layer_inputs = []
     if "readings" in needs:
         hooks += _hooks_on_outputs(blocks, tokens)
     if "inputs" in needs:
         hooks += _hooks_on_inputs(blocks[layer], modules[layer], layer_inputs)
-    readings, inputs = None, {}
+    readings = None
+    inputs = {}
     with explanation_mode(model, gradients=backward):
         with hooked(hooks):
             attn, output = run_with_capture(model, images, of_features(target), gradients=backward)
@@ -128,7 +130,8 @@ def explained(
             by_inputs = attn.differentiate(target.score(output).sum(), also=layer_inputs)
             require_layers(model, target, attn.reached())
             if layer_inputs:
-                inputs[layer] = torch.cat(layer_inputs, -1).detach(), torch.cat(by_inputs, -1)
+                activation = torch.cat(layer_inputs, -1).detach()
+                inputs[layer] = (activation, torch.cat(by_inputs, -1))
     return Explained(attn, output.detach(), target, readings, inputs)
 
 
@@ -430,7 +433,9 @@ def attention_gradient(
     read, pooled = _readout(attn, query)
     if layer is None and query is None and attn.pool is not None:
         return attn.grid.image_map(pooled)
-    return attn.grid.image_map(_pull_back(attn[-1 if layer is None else layer], read + pooled))
+    number = -1 if layer is None else layer
+    row = _pull_back(attn[number], read + pooled)
+    return attn.grid.image_map(row)
 
 
 def legrad(
@@ -513,7 +518,8 @@ def _blocks(layer: Layer, selected: Tensor) -> Iterator[Tensor]:
 def attention_times_gradient(layer: Layer, row: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (queries (Q,), A ⊙ ∂score/∂A (B, H, Q, T)) for all queries with a nonzero weight in row, (B, T)."""
     for queries in _blocks(layer, row.ne(0).any(0)):
-        yield queries, layer.logits(queries).softmax(-1).mul_(layer.weights_gradient(queries))
+        weights = layer.logits(queries).softmax(-1)
+        yield queries, weights.mul_(layer.weights_gradient(queries))
 
 
 def _positive_mean(product: Tensor) -> Tensor:

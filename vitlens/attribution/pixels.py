@@ -108,16 +108,20 @@ def occlusion(
     """
 
     def map_of(one: OneImage) -> Tensor:
-        rows, cols = one.grid.rows, one.grid.cols
-        height, width = min(window, rows), min(window, cols)
+        rows = one.grid.rows
+        cols = one.grid.cols
+        height = min(window, rows)
+        width = min(window, cols)
         covers = torch.zeros(rows - height + 1, cols - width + 1, rows, cols)
         for top, left in np.ndindex(*covers.shape[:2]):
             covers[top, left, top : top + height, left : left + width] = 1
         covers = covers.view(-1, rows * cols)
         nothing = torch.zeros(1, rows * cols)
         scores = one.scores_with_covers(torch.cat([nothing, covers]), internal_batch_size)
+        losses = scores[0] - scores[1:]
         covers = covers.to(scores)
-        return ((scores[0] - scores[1:]) @ covers / covers.sum(0))[None]
+        means = losses @ covers / covers.sum(0)
+        return means[None]
 
     return _map_each_image(map_of, model, images, target, against, names, baseline)
 
