@@ -287,7 +287,7 @@ def require_layers(model: nn.Module, target: Target, reached: Tensor) -> None:
     reached: (L, B), as `attn.reached()`.
     """
     for layer, image in (~reached).nonzero()[:1].tolist():
-        raise ValueError(no_gradient(model_name(model), target.called(image), layer))
+        raise ValueError(no_gradient(model_name(model), target.label(image), layer))
 
 
 class Constants(TorchFunctionMode):
