@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from capture_support import CHUNKS, check_all, chunk
-from maps_support import images, left_as_found, refuses
-from test_timm import QUICK
+from support import CHUNKS, QUICK, check_all, chunk, images, left_as_found, refuses
 
 import vitlens_paper.variants  # noqa: F401  registers vitlens_vit with timm
 from experiments.timm_support import read_table

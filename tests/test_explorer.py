@@ -13,15 +13,12 @@ import numpy as np
 import pytest
 import timm
 import torch
-from data_support import png, saved
 from IPython.core.formatters import DisplayFormatter
-from maps_support import refuses
 from matplotlib import colormaps
 from PIL import Image, ImageOps
 from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import cosine_similarity
-from test_capture import unfused_maps
-from test_plot import snapshots
+from support import PICTURE, given, png, refuses, saved, snapshots, unfused_maps, values
 
 import vitlens_explorer as widgets
 from vitlens import (
@@ -45,7 +42,6 @@ from vitlens_explorer.explorer import Explorer
 from vitlens_explorer.page import unchecked
 from vitlens_explorer.words import say
 
-PICTURE = samples()["chelsea"]
 MODELS = {
     "class token": {},
     "mean of patches": {"global_pool": "avg", "class_token": False, "fc_norm": False},
@@ -58,12 +54,6 @@ close = functools.partial(np.testing.assert_allclose, atol=1e-6)
 @pytest.fixture
 def explorer(vit):
     return widgets.explore(vit(), PICTURE)
-
-
-def values(widget, name="picture"):
-    panel = next(panel for panel in widget.frame["panels"] if panel["name"] == name)
-    found = np.frombuffer(panel["values"], "<f4").reshape(panel["rows"], panel["cols"], -1)
-    return found[..., 0] if found.shape[-1] == 1 else found
 
 
 def words(widget):
@@ -80,10 +70,6 @@ def visible(widget):
 
 def selected(widget):
     return [panel["selected"] for panel in widget.frame["panels"]]
-
-
-def given(model, picture=PICTURE):
-    return preprocess(model, picture, size=model.patch_embed.img_size)
 
 
 def browser(widget, content, *buffers):
@@ -672,7 +658,7 @@ def test_explorer_marks_and_hides_sinks(vit):
     (row, col), side = expected[0], shown.shape[0] // 4
     changed = np.abs(shown - plain).max(-1).reshape(4, side, 4, side).max((1, 3))
     assert changed[row, col] > 0 and np.count_nonzero(changed) == 1
-    with mock.patch("vitlens.plot.heatmaps.mark") as mark:
+    with mock.patch("vitlens.plot.on_images.mark") as mark:
         drawing.captioned(explorer.page.forward, explorer.page._panel(explorer.page.view()))
     assert [call.args[1] for call in mark.call_args_list if call.kwargs] == expected
     assert panel["legend"] == "attention weight, without sinks"
@@ -894,18 +880,6 @@ def test_short_names_are_first_synonyms_unless_shared():
     )
     wanted = ["tabby", "maillot", "maillot, tank suit", "crane", "crane", "otter", "sea otter"]
     assert photographs.short(names) == wanted
-
-
-def test_digest_depends_on_names_and_values(vit):
-    first, second = vit(), vit()
-    assert (
-        photographs.digest(first) == photographs.digest(second)
-        and len(photographs.digest(first)) == 16
-    )
-    with torch.no_grad():
-        second.head.bias[0] += 1e-6
-    assert photographs.digest(first) != photographs.digest(second)
-    assert photographs.digest(vit().bfloat16()) != photographs.digest(first)
 
 
 def test_compare_maps_query_between_grids(vit):

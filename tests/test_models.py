@@ -9,18 +9,24 @@ import numpy as np
 import pytest
 import timm
 import torch
-from data_support import saved
-from maps_support import refuses
 from PIL import Image
 from safetensors.torch import save_file
-from test_images import NOISE, RAMP, RED, assert_close, flat
+from support import NOISE, RAMP, RED, assert_close, flat, refuses, saved
 from timm.data import create_transform, resolve_model_data_config
 from timm.models import save_for_hf
 from torch import nn
 
 from vitlens import capture, load_model
 from vitlens.images import ImageError, samples
-from vitlens.models import class_count, label_names, preprocess, restore, title, top_classes
+from vitlens.models import (
+    class_count,
+    label_names,
+    preprocess,
+    restore,
+    title,
+    top_classes,
+    weights_digest,
+)
 from vitlens.names import suggestion
 
 
@@ -143,6 +149,18 @@ def test_label_names_fit_the_head(folder):
     model.reset_classifier(2)
     assert label_names(model) is None
     assert [name for name, _ in top_classes(model, torch.tensor([[0.0, 1.0]]))[0]] == ["1", "0"]
+
+
+def test_weights_digest_depends_on_names_and_values(folder):
+    first, second = load_model(folder), load_model(folder)
+    assert weights_digest(first) == weights_digest(nn.DataParallel(second))
+    assert re.fullmatch("[0-9a-f]{12}", weights_digest(first))
+    with torch.no_grad():
+        second.head.bias[0] += 1e-6
+    assert weights_digest(first) != weights_digest(second)
+    assert weights_digest(first) != weights_digest(load_model(folder).bfloat16())
+    second.head = nn.Sequential(load_model(folder).head)
+    assert weights_digest(first) != weights_digest(second)
 
 
 def test_class_count_of_a_custom_head(folder):
@@ -280,9 +298,9 @@ def test_preprocess_refuses_wrong_images():
 
 
 def test_load_model_opens_the_bundled_model_by_default(folder, monkeypatch):
-    monkeypatch.setattr("vitlens.models.SPECIMEN", folder)
+    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", folder)
     assert load_model().label_names == ["cat", "dog", "owl"]
-    monkeypatch.setattr("vitlens.models.SPECIMEN", folder / "none")
+    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", folder / "none")
     refuses("data folder of a clone", load_model)
 
 

@@ -17,16 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.names import require_known
-from vitlens.recorder.forward import (
-    evaluating,
-    float64,
-    full_precision,
-    require_images,
-    run,
-    shapes,
-)
+from vitlens.recorder.forward import eval_mode, require_images, run
 from vitlens.recorder.layer import Layer
+from vitlens.recorder.precision import full_precision, to_float64
 from vitlens.recorder.record import Attention, capture
+from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import unwrap
 
 if TYPE_CHECKING:
@@ -109,7 +104,7 @@ class Summary:
     images: int
     by_head: tuple[str, ...] = ()
 
-    __repr__ = shapes
+    __repr__ = repr_with_shapes
 
     def to_pandas(self) -> DataFrame:
         """A DataFrame of L·H rows: layer, head, and the mean over images of each statistic with one number per head.
@@ -125,7 +120,7 @@ class Summary:
             )
         means = {}
         for name in self.by_head:
-            values = float64(self.values[name])  # (B, L, H), or (L, H) of `mean_over`
+            values = to_float64(self.values[name])  # (B, L, H), or (L, H) of `mean_over`
             means[name] = values.reshape(-1, *values.shape[-2:]).mean(0).cpu()
         layer, head = torch.ones_like(means[self.by_head[0]]).nonzero().T.numpy()
         table = pd.DataFrame({"layer": layer, "head": head})
@@ -248,7 +243,7 @@ def mean_over(
     total: dict[str, Tensor | None] = {}
     grid = None
     count = 0
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         for batch in loader:
             images = batch[0] if isinstance(batch, list | tuple) else batch
             require_images(images, bare)
@@ -264,7 +259,7 @@ def mean_over(
                 if values is None:
                     total[name] = None
                 else:
-                    total[name] = total.get(name, 0) + float64(values).sum(0)
+                    total[name] = total.get(name, 0) + to_float64(values).sum(0)
             count += part.images
     if not count:
         raise ValueError("The loader yields no batch of images.")
@@ -301,7 +296,7 @@ def contrast(maps: Tensor) -> Tensor:
     >>> vitlens.attention.contrast(torch.eye(10))
     tensor(10., dtype=torch.float64)
     """
-    values = float64(maps).flatten(-2).sort(dim=-1, descending=True).values
+    values = to_float64(maps).flatten(-2).sort(dim=-1, descending=True).values
     if not (values >= 0).all():
         raise ValueError(
             "The values of a map must be 0 or more for its contrast. Clamp them first."

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from vitlens.attribution.maps import outputs_of
 from vitlens.attribution.target import Target, bind_target, of_features, resolve_target
 from vitlens.names import require_known
-from vitlens.recorder.forward import evaluating, require_images, run
+from vitlens.recorder.forward import eval_mode, pooled_features, require_images, run
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import family, known, model_name, pooled, token_grid, unwrap
+from vitlens.recorder.supported import family, is_known, model_name, token_grid, unwrap
 
 __all__ = [
     "BASELINES",
@@ -176,7 +176,7 @@ def partial_curves(
     scores = images.new_full((len(numbers),), math.nan, dtype=wide)
     for part in torch.arange(len(numbers), device=images.device).split(internal_batch_size):
         image = numbers[part]
-        with evaluating(model), torch.no_grad():
+        with eval_mode(model), torch.no_grad():
             shown = visible[part].to(images.dtype)[:, None, patch_of_pixel]
             covered = shown * images[image] + (1 - shown) * blanks[image]
             output = outputs_of(model, covered, target.of_features).to(scores.dtype)
@@ -360,7 +360,7 @@ def _grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> TokenGrid
     require_images(images, bare)
     if grid is not None:
         return grid
-    if not known(bare):
+    if not is_known(bare):
         raise ValueError(
             f"The patches of {model_name(bare)} are unknown. Pass `grid=TokenGrid(…)`."
         )
@@ -373,7 +373,7 @@ def _target(model: nn.Module, images: Tensor, target, against, internal_batch_si
     target, against = bind_target(bare, target, against)
     if isinstance(target, Target):
         return target
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         parts = _on_model(model, images).split(internal_batch_size)
         output = torch.cat([outputs_of(model, part, False) for part in parts])
         return resolve_target(bare, output, target, against)
@@ -484,7 +484,7 @@ def _parameters_with_effect(
         if parameter.is_floating_point()
     }
     with torch.enable_grad():
-        output = pooled(model, image) if features else run(model, image)
+        output = pooled_features(model, image) if features else run(model, image)
         if not output.requires_grad:  # autograd does not reach the output
             return list(named.items())
         gradients = torch.autograd.grad(output.sum(), [*named.values()], allow_unused=True)
@@ -497,7 +497,7 @@ def _parameters_with_effect(
 
 def _path_of_blocks(model: nn.Module) -> str:
     """The name of the module that holds the blocks, or "" if the model is not supported or does not hold them so."""
-    if not known(model):
+    if not is_known(model):
         return ""
     blocks = family(model).blocks
     for name, module in model.named_modules():

@@ -42,9 +42,9 @@ from vitlens.attribution.maps import (
     run_with_capture,
 )
 from vitlens.attribution.target import Target, of_features, resolve_target
-from vitlens.recorder.forward import shapes
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import Attention
+from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import (
     MLPS,
     NORMS,
@@ -88,7 +88,7 @@ class Contributions:
     pool: Tensor
     biases: Tensor
 
-    __repr__ = shapes
+    __repr__ = repr_with_shapes
 
     @property
     def parts(self) -> Tensor:

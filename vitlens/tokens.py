@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.recorder.forward import cast, evaluating, float64, require_images, run, shapes
+from vitlens.recorder.forward import cast, eval_mode, require_images, run
+from vitlens.recorder.hooks import thread_hooks
+from vitlens.recorder.precision import to_float64
+from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
     family,
-    hooked,
     transformer,
     unwrap,
 )
@@ -61,7 +63,7 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
         layers.append(output)
 
     hooks = [(block.register_forward_hook, append) for block in about.blocks]
-    with evaluating(model), hooked(hooks):
+    with eval_mode(model), thread_hooks(hooks):
         output = run(model, cast(model, images))
     counts = [tokens.shape[1] for tokens in layers]
     if counts != [expected] * len(about.blocks):
@@ -108,7 +110,7 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
     tokens: (P, D) of one image, or of several concatenated images for common colors. The mean is subtracted. Components
     are ordered by variance and signed so that the largest score is positive, because the sign is arbitrary.
     """
-    centered = float64(tokens) - float64(tokens).mean(0)
+    centered = to_float64(tokens) - to_float64(tokens).mean(0)
     variances, axes = torch.linalg.eigh(centered.mT @ centered)
     scores = centered @ axes.flip(-1)[:, :k]
     largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
@@ -142,7 +144,7 @@ class Colored(NamedTuple):
     colors: Tensor
     variance: Tensor
 
-    __repr__ = shapes
+    __repr__ = repr_with_shapes
 
 
 def colored(
@@ -157,7 +159,7 @@ def colored(
     >>> vitlens.tokens.colored(vitlens.tokens.features(model, images)[0][-1][:, attn.grid.prefix:])
     Colored(colors=(2, 196, 3), variance=(3))
     """
-    units = F.normalize(float64(tokens), dim=-1)
+    units = F.normalize(to_float64(tokens), dim=-1)
     if outliers is None:
         outliers = torch.zeros(units.shape[:2], dtype=torch.bool)
     kept = ~outliers.cpu()
@@ -203,7 +205,7 @@ class Pairs(NamedTuple):
     similarity: Tensor
     mutual: Tensor
 
-    __repr__ = shapes
+    __repr__ = repr_with_shapes
 
 
 def correspondences(a: Tensor, b: Tensor) -> Pairs:
@@ -216,8 +218,8 @@ def correspondences(a: Tensor, b: Tensor) -> Pairs:
     >>> vitlens.tokens.correspondences(torch.eye(3), torch.eye(3)[[2, 0, 1]]).nearest
     tensor([1, 2, 0])
     """
-    units_of_a = F.normalize(float64(a), dim=1)
-    units_of_b = F.normalize(float64(b), dim=1)
+    units_of_a = F.normalize(to_float64(a), dim=1)
+    units_of_b = F.normalize(to_float64(b), dim=1)
     cosines = units_of_a @ units_of_b.mT
     similarity, nearest = cosines.max(1)
     nearest_in_a = cosines.argmax(0)

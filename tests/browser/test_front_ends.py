@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_capture import unfused_maps
-from test_images import WIDE
+from support import WIDE, unfused_maps
 
 from browser.fronts import MARKS, START, Front, assert_covered, faults, move, see, tile
 from vitlens import intervene, load_image, load_model, stream

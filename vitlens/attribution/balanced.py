@@ -37,15 +37,10 @@ from vitlens.attribution.maps import (
     run_with_capture,
 )
 from vitlens.attribution.target import of_features, resolve_target
-from vitlens.recorder.forward import full_precision
-from vitlens.recorder.record import explicit_attention
-from vitlens.recorder.supported import (
-    UnsupportedModelError,
-    family,
-    hooked,
-    model_name,
-    transformer,
-)
+from vitlens.recorder.hooks import thread_hooks
+from vitlens.recorder.multihead import explicit_attention
+from vitlens.recorder.precision import full_precision
+from vitlens.recorder.supported import UnsupportedModelError, family, model_name, transformer
 
 
 def balanced_gradients(
@@ -115,12 +110,16 @@ def linear_forward(
 ) -> Iterator[Tensor]:
     """In this block, a forward is linear for autograd. Yields the (B,) zeros that stand for biases.
 
-    hooks: as in `hooked`. activations: make the gates of activations constant too.
+    hooks: as in `thread_hooks`. activations: make the gates of activations constant too.
     """
     with torch.inference_mode(False):  # zeros made in that mode have no gradient
         zeros = images.new_zeros(len(images), requires_grad=True)
     mode = _LinearMode(model, zeros, activations)
-    with explanation_mode(model, constants=mode), full_precision(images.device), hooked(hooks):
+    with (
+        explanation_mode(model, constants=mode),
+        full_precision(images.device),
+        thread_hooks(hooks),
+    ):
         yield zeros
 
 

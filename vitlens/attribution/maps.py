@@ -19,24 +19,25 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens import attention
 from vitlens.attribution.target import Target, bind_target, of_features, resolve_target
-from vitlens.models import require_classes
+from vitlens.models.classes import require_classes
 from vitlens.recorder.forward import (
-    evaluating,
-    full_precision,
+    eval_mode,
+    pooled_features,
     require_images,
     run,
-    shapes,
     without_checkpointing,
 )
+from vitlens.recorder.graph import cut_graph, no_gradient, report_cuts
+from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import Layer, layer_number
-from vitlens.recorder.record import Attention, capture, cut_graph, no_gradient, watching_graph
+from vitlens.recorder.precision import full_precision
+from vitlens.recorder.record import Attention, capture
+from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
     family,
-    hooked,
     model_name,
-    pooled,
     transformer,
     unwrap,
 )
@@ -60,7 +61,7 @@ class Explained:
     readings: Attention | None = None
     inputs: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    __repr__ = shapes
+    __repr__ = repr_with_shapes
 
 
 Explainable = nn.Module | Attention | Explained
@@ -118,7 +119,7 @@ def explained(
     readings = None
     inputs = {}
     with explanation_mode(model, gradients=backward):
-        with hooked(hooks):
+        with thread_hooks(hooks):
             attn, output = run_with_capture(model, images, of_features(target), gradients=backward)
         target = resolve_target(model, output, target, against, names)
         if backward:
@@ -217,7 +218,7 @@ def prepare_inputs(
 
 def outputs_of(model: nn.Module, images: Tensor, features: bool) -> Tensor:
     """(B, classes) logits, or (B, D) features: the input of the classifier, or the output of a model without one."""
-    return pooled(unwrap(model), images) if features else run(model, images)
+    return pooled_features(unwrap(model), images) if features else run(model, images)
 
 
 def run_with_capture(
@@ -239,7 +240,7 @@ def run_with_capture(
         inner_outputs.append(getattr(output, "logits", output))
 
     with (
-        hooked([(inner.register_forward_hook, append)]),
+        thread_hooks([(inner.register_forward_hook, append)]),
         capture(model, gradients=gradients) as attn,
     ):
         output = outputs_of(model, images, features)
@@ -267,7 +268,7 @@ def explanation_mode(
         raise UnsupportedModelError(cut_graph(model_name(model), where))
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(evaluating(model))
+        stack.enter_context(eval_mode(model))
         # Checkpointing would run the blocks again, in the threads of the backward pass.
         stack.enter_context(without_checkpointing(transformer(model)))
         stack.enter_context(torch.inference_mode(False))
@@ -277,7 +278,7 @@ def explanation_mode(
             stack.enter_context(torch.enable_grad())
             stack.enter_context(constants or Constants(model))
             if constants is None:
-                stack.enter_context(watching_graph(model, refuse))
+                stack.enter_context(report_cuts(model, refuse))
         yield
 
 

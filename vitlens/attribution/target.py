@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.models import built_size, label_names, output_kind, preprocess, require_classes, scores
+from vitlens.models import built_size, label_names, output_kind, preprocess, scores
+from vitlens.models.classes import require_classes
 from vitlens.names import suggestion
-from vitlens.recorder.forward import evaluating, require_finite
-from vitlens.recorder.supported import embed_texts, model_name, pooled
+from vitlens.recorder.forward import eval_mode, pooled_features, require_finite
+from vitlens.recorder.supported import embed_texts, model_name
 
 
 class NothingToExplain(ValueError):
@@ -132,7 +133,7 @@ class Similarity:
         """The same function with its vector in the features of this model."""
         if self.vector is not None:
             return self
-        with evaluating(model), torch.inference_mode(False), torch.no_grad():
+        with eval_mode(model), torch.inference_mode(False), torch.no_grad():
             vector = self.embed(model)
         if not vector.isfinite().all() or not vector.any():
             raise ValueError(
@@ -186,7 +187,7 @@ def like(images: object, *, name: str = "") -> Similarity:
         units = []
         for source in sources:
             batch = source if isinstance(source, Tensor) else preprocess(model, source, size=size)
-            units.append(_unit(pooled(model, batch.detach().to(parameter))))
+            units.append(_unit(pooled_features(model, batch.detach().to(parameter))))
         return _unit(torch.cat(units).mean(0))
 
     shown = []
