@@ -162,7 +162,7 @@ def contributions_by_token(
     model, images, target, against, names: as in `help(vitlens.attribution)`.
     """
     added, attn, target = _contributions_and_capture(model, images, target, against, names)
-    require_layers(model, target, attn.reached())
+    require_layers(model, target, attn.has_gradient())
     layers = []
     with torch.no_grad():
         for layer in attn:

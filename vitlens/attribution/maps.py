@@ -129,7 +129,7 @@ def explained(
             readings = _read_layers(model, attn, tokens, output, target, keep_graph=keep_graph)
         if needs & {"gradients", "inputs"}:
             by_inputs = attn.differentiate(target.score(output).sum(), also=layer_inputs)
-            require_layers(model, target, attn.reached())
+            require_layers(model, target, attn.has_gradient())
             if layer_inputs:
                 activation = torch.cat(layer_inputs, -1).detach()
                 inputs[layer] = (activation, torch.cat(by_inputs, -1))
@@ -187,7 +187,7 @@ def _read_layers(
     outputs = [head(leaving, pre_logits=target.of_features) for leaving in tokens]
     require_own_head(model, outputs[-1], output)
     readings.differentiate([target.score(read).sum() for read in outputs], keep_graph=keep_graph)
-    require_layers(model, target, readings.reached())
+    require_layers(model, target, readings.has_gradient())
     return readings
 
 
@@ -285,7 +285,7 @@ def explanation_mode(
 def require_layers(model: nn.Module, target: Target, reached: Tensor) -> None:
     """Raise ValueError if the gradient of an image is all zero in a layer, because its map would be wrong.
 
-    reached: (L, B), as `attn.reached()`.
+    reached: (L, B), as `attn.has_gradient()`.
     """
     for layer, image in (~reached).nonzero()[:1].tolist():
         raise ValueError(no_gradient(model_name(model), target.label(image), layer))
