@@ -21,9 +21,8 @@ from typing import Annotated, TextIO
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand
 
-from vitlens.attribution import METHODS
-from vitlens.data.sources import source_names
 from vitlens.plugins import load_plugins
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -56,6 +55,14 @@ def command_line() -> typer.Typer:
     return app
 
 
+def command_line_for(arguments: list[str]) -> typer.Typer:
+    """The application for these arguments, without plugins if the first one names a command of this file."""
+    own = [command.callback.__name__ for command in app.registered_commands]
+    if arguments and arguments[0] in own:
+        return app
+    return command_line()
+
+
 def run() -> None:
     """Run the `vitlens` command and raise SystemExit with its exit code."""
     for stream in (sys.stdout, sys.stderr):
@@ -65,13 +72,13 @@ def run() -> None:
         os.environ.setdefault(
             "TQDM_MININTERVAL", "60"
         )  # seconds between the updates of a progress bar in a file
+    arguments = sys.argv[1:] or ["--help"]
     try:
-        code = command_line()(
-            None if sys.argv[1:] else ["--help"], prog_name="vitlens", standalone_mode=False
-        )
+        command = command_line_for(arguments)
+        code = command(arguments, prog_name="vitlens", standalone_mode=False)
     except WrongCommandLine as error:
-        command = error.ctx.command_path if error.ctx else "vitlens"
-        code = _fail(f"{error.format_message().rstrip('.')}; see `{command} --help`.")
+        path = error.ctx.command_path if error.ctx else "vitlens"
+        code = _fail(f"{error.format_message().rstrip('.')}; see `{path} --help`.")
     except (ValueError, OSError, MemoryError, FloatingPointError, ModuleNotFoundError) as error:
         code = _fail(" ".join(str(error).split()))
     except (KeyboardInterrupt, typer.Abort):
@@ -136,11 +143,7 @@ Checkpoint = Annotated[
         help="File with the weights of the model (.pth, .safetensors, .npz).",
     ),
 ]
-LABELED = f"Labeled images: a folder with a subfolder for each class, or {source_names()}."
-_QUICK, _OTHERS = (
-    ", ".join(n for n, method in METHODS.items() if method.quick is quick)
-    for quick in (True, False)
-)
+LABELED = "Labeled images: a folder with a subfolder for each class, or {sources}."
 Data = Annotated[str, Option(help=LABELED)]
 Folder = Annotated[Path, Option(file_okay=False, help="Folder for the results.")]
 Device = Annotated[str, Option(help="Device to compute on: cpu, cuda, cuda:1 or mps.")]
@@ -168,6 +171,30 @@ Settings = Annotated[
         help="Change a setting of the recipe, such as lr=0.01. It can be repeated.",
     ),
 ]
+
+
+def registered_names() -> dict[str, str]:
+    """Names of sources of data and of methods, by the placeholder for them in help texts."""
+    from vitlens.attribution import METHODS
+    from vitlens.data.sources import source_names
+
+    quick = [name for name, method in METHODS.items() if method.quick]
+    others = [name for name, method in METHODS.items() if not method.quick]
+    return {
+        "{sources}": source_names(),
+        "{quick_methods}": ", ".join(quick),
+        "{other_methods}": ", ".join(others),
+    }
+
+
+class ListingCommand(TyperCommand):
+    """A command that fills the registered names into its help texts when help is printed."""
+
+    def format_help(self, ctx: typer.Context, formatter) -> None:
+        for placeholder, names in registered_names().items():
+            for parameter in self.params:
+                parameter.help = (parameter.help or "").replace(placeholder, names)
+        super().format_help(ctx, formatter)
 
 
 @contextlib.contextmanager
@@ -337,7 +364,7 @@ def inspect(
     with importing():
         from tqdm import tqdm
 
-        from vitlens import report
+        import vitlens.report as report
         from vitlens.data.files import writable
         from vitlens.images import image_files
         from vitlens.models import load_model
@@ -376,7 +403,7 @@ def inspect(
     return int(bool(failures))
 
 
-@app.command()
+@app.command(cls=ListingCommand)
 def explain(
     model: AnyModel = None,
     images: Images = None,
@@ -408,7 +435,7 @@ def explain(
         Option(
             parser=names_in,
             metavar="NAMES",
-            help=f"Methods. By default {_QUICK}. The others are {_OTHERS}.",
+            help="Methods. By default {quick_methods}. The others are {other_methods}.",
         ),
     ] = (),
     out: Folder = Path("explanations"),
@@ -438,7 +465,8 @@ def explain(
     with importing():
         from tqdm import tqdm
 
-        from vitlens import attribution, report
+        import vitlens.report as report
+        from vitlens import attribution
         from vitlens.data.files import writable
         from vitlens.models import load_model
 
@@ -514,7 +542,7 @@ def _targets(target: str, against: str, like: list[Path], text: list[str]) -> tu
     return target or None, against or None
 
 
-@app.command()
+@app.command(cls=ListingCommand)
 def train(
     recipe: Annotated[
         str, Option(help="Name of a recipe (see --list), or a JSON file. Required for a new run.")

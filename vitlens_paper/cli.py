@@ -15,6 +15,7 @@ from vitlens.cli import (
     AnyDevice,
     Checkpoint,
     Data,
+    ListingCommand,
     Model,
     Root,
     Settings,
@@ -28,8 +29,8 @@ from vitlens_paper.evaluate import PROTOCOLS
 
 def add_commands(app: typer.Typer) -> None:
     """Add `evaluate`, `ablate` and `paper` to the command line."""
-    app.command()(evaluate)
-    app.command()(ablate)
+    app.command(cls=ListingCommand)(evaluate)
+    app.command(cls=ListingCommand)(ablate)
     paper = typer.Typer(help="The paper's models and tables, and the cost of models.")
     for command in (models, table, compute):
         paper.command()(command)
