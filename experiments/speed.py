@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from experiments.results import about, command, parser, write
 from vitlens.plot.style import SERIES, charts, styled
-from vitlens.recorder.forward import evaluating, out_of_memory, run
+from vitlens.recorder.forward import evaluating, run
+from vitlens.recorder.memory import out_of_memory
 from vitlens_paper.evaluate import compute
 
 MODELS = "ViT-B/32", "ViT-B/16", "ViT-L/32", "ViT-L/16", "R50x1", "R50x2"

@@ -36,7 +36,7 @@ from vitlens import (
 from vitlens.plot.heatmaps import GRAY, checked_grid, covered
 from vitlens.plot.mosaics import mosaic
 from vitlens.plot.style import WIDTH, bare, page, styled
-from vitlens.recorder.forward import float64
+from vitlens.recorder.precision import float64
 from vitlens_paper import evaluate, variants
 
 __all__ = [

@@ -7,10 +7,8 @@ import pandas as pd
 import pytest
 import timm
 import torch
-from data_support import colors
-from maps_support import refuses
 from scipy.stats import t as student
-from test_cli import saved, vitlens
+from support import colors, refuses, saved_model, vitlens
 
 from experiments import pruning
 from vitlens import UnsupportedModelError, intervene, load_model, scores
@@ -136,7 +134,7 @@ def test_effects_written_until_interrupt(tmp_path, monkeypatch):
 
 
 def test_ablate_command_writes_csv(tmp_path):
-    model, data = saved(tmp_path / "model"), tmp_path / "data"
+    model, data = saved_model(tmp_path / "model"), tmp_path / "data"
     colors(data, 8, "012")
     out = tmp_path / "heads.csv"
     done = vitlens("ablate", model, "--data", data, "--batch", 6, "--workers", 0, "--out", out)

@@ -8,8 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from maps_support import refuses
-from test_explorer import PICTURE, given, values
+from support import PICTURE, given, refuses, values
 
 import vitlens_explorer as widgets
 from vitlens import capture, intervene

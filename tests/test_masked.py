@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from capture_support import captured
 from safetensors.torch import load_file
 from scipy.stats import binom, chisquare
+from support import captured
 
 from vitlens import load_model
 from vitlens.data import ImageSet

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from maps_support import GRID, maps
+from support import GRID, maps
 
 from experiments.planted import COLORS, PATCH, RECIPE, energy_in_box, planted
 from vitlens import TokenGrid, load_model

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import timm
 import torch
-from maps_support import refuses
 from PIL import Image
 from safetensors.torch import load_file
+from support import refuses
 from timm.models import VisionTransformer
 from torch import nn
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_support import saved, shown, write
-from maps_support import refuses
 from PIL import Image
+from support import refuses, saved, shown, write
 from torchvision.transforms import RandomResizedCrop
 
 from vitlens import load_model

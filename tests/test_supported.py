@@ -6,9 +6,8 @@ import json
 
 import pytest
 import torch
-from capture_support import check_all
-from maps_support import refuses
-from test_cli import vitlens as command
+from support import check_all, refuses
+from support import vitlens as command
 from timm.data import constants
 from torch import nn
 
@@ -28,14 +27,8 @@ from vitlens import attribution, capture, report, stream, tokens
 from vitlens.attribution import like
 from vitlens.attribution.target import bound
 from vitlens.images import samples
-from vitlens.recorder.forward import run
-from vitlens.recorder.supported import (
-    UnsupportedModelError,
-    family,
-    head_count,
-    pooled,
-    transformer,
-)
+from vitlens.recorder.forward import pooled, run
+from vitlens.recorder.supported import UnsupportedModelError, family, head_count, transformer
 from vitlens.recorder.supported.transformers import HALF, IMAGENET, OPENAI
 
 SOME = [
@@ -197,7 +190,7 @@ def check_stream(name):
     model = small(name).double()
     images = sized(model, 32, 32, batch=3)
     target = [2, 5, 0] if family(model).classes else like(sized(model, 32, 32, batch=1, seed=5))
-    parts, written = stream.apart(model, images, target)
+    parts, written = stream.contributions_by_token(model, images, target)
     torch.testing.assert_close(parts.parts.sum(1), parts.logits, atol=1e-9, rtol=0)
     torch.testing.assert_close(written.sum(-1), parts.heads, atol=1e-9, rtol=0)
     with torch.no_grad():

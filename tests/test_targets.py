@@ -8,8 +8,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from maps_support import images, refuses
-from test_cli import vitlens
+from support import images, refuses, vitlens
 
 from experiments.support import small
 from vitlens import UnsupportedModelError, capture, faithfulness, report

@@ -17,16 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.names import require_known
-from vitlens.recorder.forward import (
-    evaluating,
-    float64,
-    full_precision,
-    require_images,
-    run,
-    shapes,
-)
+from vitlens.recorder.forward import evaluating, require_images, run
 from vitlens.recorder.layer import Layer
+from vitlens.recorder.precision import float64, full_precision
 from vitlens.recorder.record import Attention, capture
+from vitlens.recorder.shapes import shapes
 from vitlens.recorder.supported import unwrap
 
 if TYPE_CHECKING:

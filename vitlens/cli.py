@@ -84,7 +84,7 @@ def run() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except RuntimeError as error:
-        from vitlens.recorder.forward import out_of_memory
+        from vitlens.recorder.memory import out_of_memory
 
         if not out_of_memory(error):
             raise

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from vitlens.attribution.maps import outputs_of
 from vitlens.attribution.target import Target, bound, of_features, resolved
 from vitlens.names import require_known
-from vitlens.recorder.forward import evaluating, require_images, run
+from vitlens.recorder.forward import evaluating, pooled, require_images, run
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import family, known, model_name, pooled, token_grid, unwrap
+from vitlens.recorder.supported import family, known, model_name, token_grid, unwrap
 
 __all__ = [
     "BASELINES",

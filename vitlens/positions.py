@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlens.names import require_known
-from vitlens.recorder.forward import float64
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.precision import float64
 from vitlens.recorder.supported import family, within
 
 __all__ = ["rank_correlation", "resize", "similarity", "table"]

@@ -28,8 +28,9 @@ from vitlens.images import ImageError
 from vitlens.models import restore, run, top_classes
 from vitlens.plot.alt_text import number
 from vitlens.recorder import supported
-from vitlens.recorder.forward import float64, require_finite
+from vitlens.recorder.forward import require_finite
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.precision import float64
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import UnsupportedModelError, unwrap
 
@@ -272,7 +273,7 @@ def inspect(
     if grid.readout is None:
         lacks["rollout"] = "The head reads no weighted sum of the tokens, so it has no rollout."
     results = {}
-    for name, compute in (("filters", filters.components), ("positions", positions.similarity)):
+    for name, compute in (("filters", filters.principal), ("positions", positions.similarity)):
         try:
             results[name] = compute(model)
         except ValueError as error:

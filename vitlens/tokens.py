@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.recorder.forward import cast, evaluating, float64, require_images, run, shapes
+from vitlens.recorder.forward import cast, evaluating, require_images, run
+from vitlens.recorder.hooks import hooked
+from vitlens.recorder.precision import float64
+from vitlens.recorder.shapes import shapes
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
     family,
-    hooked,
     transformer,
     unwrap,
 )

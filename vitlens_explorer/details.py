@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.forward import evaluating, run
-from vitlens.recorder.supported import family, hooked
+from vitlens.recorder.hooks import hooked
+from vitlens.recorder.supported import family
 from vitlens_explorer.page import unchecked
 from vitlens_explorer.photographs import READOUT, Forward
 from vitlens_explorer.views import MAX, MEAN, by_layer, query_row

@@ -21,8 +21,8 @@ from vitlens import __version__
 from vitlens.attribution import METHODS
 from vitlens.attribution.target import classes
 from vitlens.models import preprocess
+from vitlens.recorder.interception import POOL
 from vitlens.recorder.intervention import head_places, mean_outputs
-from vitlens.recorder.record import POOL
 from vitlens.recorder.supported import attention_modules, embeds_texts, unwrap
 from vitlens_explorer import details
 from vitlens_explorer.drawing import captioned

@@ -298,7 +298,7 @@ class Page:
 
 def sentence(error: Exception) -> str:
     """Message of an error for the page."""
-    from vitlens.recorder.forward import out_of_memory
+    from vitlens.recorder.memory import out_of_memory
 
     if isinstance(error, ValueError | IndexError | OSError | ImportError):
         return str(error)

@@ -21,8 +21,9 @@ from vitlens.attribution import METHODS, Method
 from vitlens.attribution.target import Target
 from vitlens.models import preprocess, restore, scores
 from vitlens.recorder.forward import evaluating, run
+from vitlens.recorder.hooks import hooked
 from vitlens.recorder.layer import Layer
-from vitlens.recorder.supported import family, hooked
+from vitlens.recorder.supported import family
 from vitlens_explorer.page import Check, Control, Panel, scale_of
 from vitlens_explorer.photographs import READOUT, Forward
 from vitlens_explorer.words import number, percent, say
@@ -385,7 +386,7 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
         raise ValueError(say("not additive"))
     if (target, against) not in forward.written:
         with until(forward.model, check), forward.switched():
-            forward.written[target, against] = stream.apart(
+            forward.written[target, against] = stream.contributions_by_token(
                 forward.model, forward.batch, target, against
             )
     parts, written = forward.written[target, against]

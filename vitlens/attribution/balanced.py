@@ -16,15 +16,10 @@ from torch import Tensor, nn
 
 from vitlens.attribution.maps import Constants, Hook, captured, checked, explaining, require_layers
 from vitlens.attribution.target import of_features, resolved
-from vitlens.recorder.forward import full_precision
-from vitlens.recorder.record import explicit_attention
-from vitlens.recorder.supported import (
-    UnsupportedModelError,
-    family,
-    hooked,
-    model_name,
-    transformer,
-)
+from vitlens.recorder.hooks import hooked
+from vitlens.recorder.multihead import explicit_attention
+from vitlens.recorder.precision import full_precision
+from vitlens.recorder.supported import UnsupportedModelError, family, model_name, transformer
 
 
 def balanced_gradients(

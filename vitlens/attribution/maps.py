@@ -19,24 +19,19 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens import attention
 from vitlens.attribution.target import Target, bound, of_features, resolved
-from vitlens.models import require_classes
-from vitlens.recorder.forward import (
-    evaluating,
-    full_precision,
-    require_images,
-    run,
-    shapes,
-    without_checkpointing,
-)
+from vitlens.models.classes import require_classes
+from vitlens.recorder.forward import evaluating, pooled, require_images, run, without_checkpointing
+from vitlens.recorder.graph import cut_graph, no_gradient, watching_graph
+from vitlens.recorder.hooks import hooked
 from vitlens.recorder.layer import Layer, layer_number
-from vitlens.recorder.record import Attention, capture, cut_graph, no_gradient, watching_graph
+from vitlens.recorder.precision import full_precision
+from vitlens.recorder.record import Attention, capture
+from vitlens.recorder.shapes import shapes
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
     family,
-    hooked,
     model_name,
-    pooled,
     transformer,
     unwrap,
 )

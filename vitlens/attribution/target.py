@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.models import built_size, label_names, output_kind, preprocess, require_classes, scores
+from vitlens.models import built_size, label_names, output_kind, preprocess, scores
+from vitlens.models.classes import require_classes
 from vitlens.names import suggestion
-from vitlens.recorder.forward import evaluating, require_finite
-from vitlens.recorder.supported import embed_texts, model_name, pooled
+from vitlens.recorder.forward import evaluating, pooled, require_finite
+from vitlens.recorder.supported import embed_texts, model_name
 
 
 class NothingToExplain(ValueError):

@@ -34,14 +34,14 @@ def filters(
 ) -> plt.Figure | plt.Axes:
     """Principal components of the patch-embedding filters as tiles (paper, Fig. 7 left).
 
-    components: (k, p, q, C), C = 3 (colors) or 1 (grays), or both results of `vitlens.filters.components`.
+    components: (k, p, q, C), C = 3 (colors) or 1 (grays), or both results of `vitlens.filters.principal`.
     explained_variance: (k,) shares of the variance, written under the tiles. cols: tiles in a line. untrained:
     components of the same shape with random weights, of which a pale line is drawn at the foot. names: words by number
     of a tile, below it before its share.
     Every tile is scaled separately, symmetrically about zero: v → ½ + ½·v / max|v|. So zero is middle gray in all
     tiles, and brightness cannot be compared between tiles.
 
-    >>> figure = vitlens.plot.filters(*vitlens.filters.components(model))
+    >>> figure = vitlens.plot.filters(*vitlens.filters.principal(model))
     """
     if isinstance(components, tuple):
         components, explained_variance = components

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from vitlens.recorder.supported import family, known, model_name
+from vitlens.recorder.hooks import hooked
+from vitlens.recorder.supported import family, known, model_name, timm
 
 
 def require_images(images: object, model: nn.Module | None = None) -> None:
@@ -62,10 +63,19 @@ def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return getattr(output, "logits", output)
 
 
-def channels(model: nn.Module) -> int:
-    """Input channels of the first convolution, or of the preprocessing where patches are embedded linearly."""
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    return family(model).preprocessing["input_size"][0] if first is None else first.in_channels
+def pooled(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """(B, D) features: the input of the classifier, or the output of a model without one."""
+    adapter = family(model)
+    if type(adapter) is timm.Timm:
+        return model.forward_head(model.forward_features(images), pre_logits=True)
+    if adapter.classes == 0:
+        return adapter.run(images)
+    tokens = []
+    with hooked(
+        [(adapter.blocks[-1].register_forward_hook, lambda _, args, output: tokens.append(output))]
+    ):
+        adapter.run(images)
+    return adapter.head(tokens[-1], pre_logits=True)
 
 
 _LOCK = threading.Lock()
@@ -133,49 +143,3 @@ def uncompiled() -> contextlib.AbstractContextManager[None]:
         return functools.partial(stance.__exit__, None, None, None)
 
     return _held({"stance": switch})
-
-
-@contextlib.contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Multiply matrices in the dtype of their factors in this block, without autocast and without TF32."""
-    autocast = torch.amp.is_autocast_available(device.type)
-    products = torch.backends.cuda.matmul
-    # PyTorch's older name raises in programs that also set the newer one.
-    name, exact = (
-        ("fp32_precision", "ieee") if hasattr(products, "fp32_precision") else ("allow_tf32", False)
-    )
-    before = getattr(products, name)
-    with torch.autocast(device.type, enabled=False) if autocast else contextlib.nullcontext():
-        if before not in ("tf32", True):
-            yield
-            return
-        setattr(products, name, exact)
-        try:
-            yield
-        finally:
-            setattr(products, name, before)
-
-
-def float64(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in float64, on the CPU if its device lacks float64 (Apple's MPS)."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
-
-
-def shapes(thing) -> str:
-    """`repr` of a dataclass or named tuple with the shapes of its tensors in place of their numbers."""
-
-    def short(value: object) -> str:
-        if isinstance(value, torch.Tensor):
-            return f"({', '.join(map(str, value.shape))})" if value.dim() else f"{value.item():.4g}"
-        if isinstance(value, dict):
-            return f"{{{', '.join(f'{name}: {short(part)}' for name, part in value.items())}}}"
-        return repr(value) if len(repr(value)) < 200 else f"{type(value).__name__} of {len(value)}"
-
-    fields = thing._asdict() if isinstance(thing, tuple) else vars(thing)
-    parts = [f"{name}={short(value)}" for name, value in fields.items() if value is not None]
-    return f"{type(thing).__name__}({', '.join(parts)})"
-
-
-def out_of_memory(error: Exception) -> bool:
-    """True if PyTorch ran out of memory. Its CPU allocator raises a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

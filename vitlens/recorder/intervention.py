@@ -19,21 +19,21 @@ from torch import Tensor, nn
 from vitlens.names import require_known
 from vitlens.recorder.forward import (
     evaluating,
-    float64,
     require_images,
     run,
     uncompiled,
     without_checkpointing,
 )
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.hooks import hooked
+from vitlens.recorder.interception import POOL, THREAD, Interception, alone, hides_all
 from vitlens.recorder.layer import layer_number
-from vitlens.recorder.record import POOL, THREAD, Interception, alone, hides_all
+from vitlens.recorder.precision import float64
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
     family,
     head_count,
-    hooked,
     model_name,
     refuse,
     require_capturable,

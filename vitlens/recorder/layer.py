@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitlens.recorder.forward import full_precision, shapes
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.precision import full_precision
+from vitlens.recorder.shapes import shapes
 from vitlens.recorder.supported import UnsupportedModelError
 
 

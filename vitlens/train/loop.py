@@ -22,7 +22,7 @@ from vitlens.data import ImageSet
 from vitlens.data.augment import Targets, augmented, draws, generator, seed_of
 from vitlens.data.imageset import ended, workers_ended
 from vitlens.names import reject
-from vitlens.recorder.forward import out_of_memory
+from vitlens.recorder.memory import out_of_memory
 from vitlens.train.criteria import compiled, settled, validate
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.processes import World, distribute, exchange

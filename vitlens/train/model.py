@@ -15,7 +15,7 @@ from torch import nn
 
 from vitlens import positions
 from vitlens.models import load_model
-from vitlens.recorder.forward import channels
+from vitlens.recorder.supported import channels
 
 SET_BY_RECIPES = ("num_classes", "drop_rate", "drop_path_rate")
 """Endings of timm's keywords that a recipe sets, such as `pos_drop_rate`."""

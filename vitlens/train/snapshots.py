@@ -76,7 +76,7 @@ def record(
     from vitlens.recorder.record import capture
 
     def principal() -> dict[str, Tensor]:
-        components, variance = filters.components(model, COMPONENTS)
+        components, variance = filters.principal(model, COMPONENTS)
         rest = COMPONENTS - len(variance)
         return {
             "filters": torch.cat([components, components.new_zeros(rest, *components.shape[1:])]),

@@ -19,9 +19,10 @@ from vitlens.classes import class_numbers, matched
 from vitlens.data import ImageSet, ImageStream, files
 from vitlens.names import require_known
 from vitlens.recorder import intervention
-from vitlens.recorder.forward import evaluating, float64, require_finite, run
+from vitlens.recorder.forward import evaluating, require_finite, run
+from vitlens.recorder.interception import POOL
 from vitlens.recorder.intervention import WORDS, Place, head_places, intervene
-from vitlens.recorder.record import POOL
+from vitlens.recorder.precision import float64
 from vitlens.recorder.supported import attention_modules, require_capturable
 from vitlens.scores import paired, proportion, student
 from vitlens_paper.evaluate.protocols import Evaluation

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from vitlens.classes import class_numbers, imagenet_numbers, matched
 from vitlens.data import ImageStream
-from vitlens.models import class_count, load_model, short
+from vitlens.models import class_count, load_model
+from vitlens.models.opening import short
 from vitlens.names import require_known
 from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
 from vitlens.scores import Score, mean_of, over_seeds, proportion, real, top_k, validation_numbers

@@ -15,8 +15,8 @@ from tqdm.auto import tqdm
 from vitlens.data import ImageSet, ImageStream, load
 from vitlens.data.augment import normalized
 from vitlens.models import data_config, pixels
-from vitlens.recorder.forward import cast, evaluating, run
-from vitlens.recorder.supported import model_name, pooled
+from vitlens.recorder.forward import cast, evaluating, pooled, run
+from vitlens.recorder.supported import model_name
 from vitlens.train import World
 
 

@@ -12,7 +12,9 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import Family, Pool, mean_of, qualified_name, refuse, require_size
+from vitlens.recorder.supported.adapter import Family, Pool, mean_of
+from vitlens.recorder.supported.names import qualified_name
+from vitlens.recorder.supported.refusal import refuse, require_size
 
 MODELS = {
     "timm.models.vision_transformer.VisionTransformer",
