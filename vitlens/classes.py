@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitlens.models import class_count, label_names
 from vitlens.recorder import supported
 
-__all__ = ["class_numbers", "imagenet_numbers", "matched"]
+__all__ = ["class_numbers", "describe_match", "imagenet_numbers"]
 __dir__ = __all__.copy
 
 ADVICE = (
@@ -26,7 +26,7 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
 
     Matches by name if both have names: the model's own, or WordNet ids (n01440764) and WordNet names (tench) for models
     of ImageNet. Otherwise matches by number (`by_number`), or by position if the numbers of classes are equal.
-    `matched` returns the kind of match. Accuracy is always over all of the model's classes.
+    `describe_match` returns the kind of match. Accuracy is always over all of the model's classes.
 
     Raises ValueError for a class without a match, for two classes with one match, and for fewer classes called 0, 1, 2
     … than the model's named classes.
@@ -63,10 +63,10 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
     return torch.tensor(matches)
 
 
-def matched(model: nn.Module, names: tuple[str, ...]) -> str:
+def describe_match(model: nn.Module, names: tuple[str, ...]) -> str:
     """Note on the kind of match in `class_numbers`, or "" for a match by name.
 
-    >>> matched(model, ("31", "32"))
+    >>> describe_match(model, ("31", "32"))
     "The data's classes have no names, so their numbers are taken as the model's class numbers."
     """
     if by_number(model, names):

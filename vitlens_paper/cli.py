@@ -24,7 +24,7 @@ from vitlens.cli import (
     note,
     working_device,
 )
-from vitlens_paper.evaluate import PROTOCOLS
+from vitlens_paper.evaluate.options import PROTOCOLS, Evaluation, check_options, given_options
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -45,6 +45,11 @@ def numbers_in(text: str | tuple) -> tuple[int, ...]:
             f"Expected whole numbers above 0, separated by commas, got {text!r}."
         )
     return tuple(sorted({int(part) for part in parts}))
+
+
+def flag(option: str) -> str:
+    """Name of an option of `Evaluation` on the command line."""
+    return "--set" if option == "settings" else f"--{option}"
 
 
 def list_tasks(listed: bool) -> None:
@@ -117,41 +122,43 @@ def evaluate(
     ] = False,
 ) -> int:
     """Measure a model: accuracy, few-shot, nearest neighbors, a linear probe, fine-tuning, VTAB-1k."""
-    from vitlens_paper import evaluate as evaluation
-    from vitlens_paper.evaluate.protocols import command_of
+    from vitlens_paper.evaluate.protocols import measure
+    from vitlens_paper.evaluate.records import read_results, write
+    from vitlens_paper.evaluate.records import table as text_table
+    from vitlens_paper.evaluate.session import command_of, open_session
 
     working_device(device)
     if out is not None and out.exists():
-        evaluation.read_results(out)  # refuse a file of another kind before the measurement
-    question = evaluation.Evaluation(
-        model,
-        data,
-        protocol,
-        shots,
-        seeds,
-        neighbors,
-        tasks,
-        recipe,
-        tuple(settings or ()),
-        runs,
-        root,
-        workers,
-        device,
-        command_of(sys.argv[1:]),
-        note,
-        checkpoint=checkpoint,
+        read_results(out)  # refuse a file of another kind before the measurement
+    options = {
+        "shots": shots,
+        "seeds": seeds,
+        "neighbors": neighbors,
+        "tasks": tasks,
+        "recipe": recipe,
+        "settings": settings,
+    }
+    options = {name: value for name, value in options.items() if value}
+    check_options(protocol, given_options(data, checkpoint, options), flag)
+    if "runs" in PROTOCOLS[protocol].options:
+        options["runs"] = runs
+    evaluation = Evaluation(
+        model=model, data=data, protocol=protocol, options=options, checkpoint=checkpoint
     )
+    command = command_of(sys.argv[1:])
+    session = open_session(
+        evaluation, root=root, workers=workers, device=device, command=command, say=note
+    )
+    writes = session.world.rank == 0  # only one of several processes
     records = []
     try:
-        for record in evaluation.evaluate(question):
+        for record in measure(session):
             records.append(record)
-            if (
-                out is not None and question.world.rank == 0
-            ):  # immediately, because a long evaluation may be stopped
-                evaluation.write(out, [record])
+            if out is not None and writes:  # immediately, because a long evaluation may be stopped
+                write(out, [record])
     finally:
-        if records and question.world.rank == 0:
-            print(evaluation.table(records))
+        if records and writes:
+            print(text_table(records))
 
 
 def ablate(
@@ -178,7 +185,7 @@ def ablate(
 ) -> None:
     """Replace the output of each head alone, and measure the change of accuracy, KL divergence and margin."""
     from vitlens_paper.evaluate import ablation
-    from vitlens_paper.evaluate.protocols import command_of
+    from vitlens_paper.evaluate.session import command_of
 
     working_device(device)
     effects = ablation.effects(

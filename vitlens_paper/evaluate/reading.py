@@ -20,7 +20,7 @@ from vitlens.recorder.supported import model_name
 from vitlens.train import World
 
 
-def opened(
+def open_images(
     model: nn.Module,
     source: str,
     split: str,
@@ -33,7 +33,7 @@ def opened(
 
     Raises ValueError for models whose input is not 3 × S × S, and the errors of `load`.
 
-    >>> len(opened(model, "digits", "valid"))
+    >>> len(open_images(model, "digits", "valid"))
     360
     """
     channels, height, width = data_config(model)["input_size"]
@@ -67,7 +67,7 @@ def features(
     return read(model, data, before_the_head(model), world=world)
 
 
-def normalized_for(model: nn.Module, images: Tensor) -> Tensor:
+def normalize_for(model: nn.Module, images: Tensor) -> Tensor:
     """Images (b, 3, H, W), uint8 or in 0…1, normalized for a model in the precision of its weights."""
     config = data_config(model)
     return cast(model, normalized(images, config["mean"], config["std"]))
@@ -88,12 +88,12 @@ def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return features
 
 
-def named_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
+def top_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
     """Function from a batch (b, 3, H, W) to the numbers of the `k` most probable classes, int64 (b, k), in order.
 
     Images with logits that are not finite get −1, because NaN would rank first.
 
-    >>> named_classes(model, k=1)(images[:1]).shape
+    >>> top_classes(model, k=1)(images[:1]).shape
     torch.Size([1, 1])
     """
 
@@ -121,7 +121,7 @@ def read(
     the data's `batches`.
 
     >>> digits = vitlens.data.load("digits", "valid", size=224).subset(4)
-    >>> read(model, digits, named_classes(model))[0].shape
+    >>> read(model, digits, top_classes(model))[0].shape
     torch.Size([4, 5])
     """
     device = next(model.parameters()).device
@@ -138,7 +138,7 @@ def read(
     )
     with evaluating(model), bar:
         for row, (images, truth) in zip(mine, data.batches(mine), strict=True):
-            outputs = output(normalized_for(model, images.to(device)))
+            outputs = output(normalize_for(model, images.to(device)))
             outputs = (
                 outputs.float()
                 if outputs.is_floating_point() and outputs.element_size() < 4
