@@ -42,13 +42,26 @@ def open_images(
             "Evaluation needs a model with square color input (3 × S × S), got "
             f"{channels} × {height} × {width}. Use another model."
         )
-    options = dict(size=height, fit=pixels(model), stream=True, root=root, workers=workers)
     world = world or World()
-    images = (
-        load(source, split, **options) if world.rank == 0 else None
-    )  # the first process downloads
-    world.total(0)  # the other processes wait
-    return images or load(source, split, **options)
+
+    def open_split() -> ImageStream:
+        return load(
+            source,
+            split,
+            size=height,
+            fit=pixels(model),
+            stream=True,
+            root=root,
+            workers=workers,
+        )
+
+    if world.rank == 0:  # the first process downloads
+        images = open_split()
+        world.total(0)
+    else:
+        world.total(0)  # the other processes wait
+        images = open_split()
+    return images
 
 
 def features(
@@ -97,12 +110,13 @@ def top_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
     torch.Size([1, 1])
     """
 
-    def named(x: Tensor) -> Tensor:
+    def classes(x: Tensor) -> Tensor:
         logits = run(model, x)
-        classes = logits.topk(min(k, logits.shape[1])).indices
-        return classes.where(logits.isfinite().all(1, keepdim=True), -1)
+        numbers = logits.topk(min(k, logits.shape[1])).indices
+        finite = logits.isfinite().all(1, keepdim=True)
+        return numbers.where(finite, -1)
 
-    return named
+    return classes
 
 
 @torch.no_grad()
@@ -128,7 +142,8 @@ def read(
     world = world or World(device=device)
     rows = torch.arange(len(data)).split(min(batch, len(data) // world.size))
     mine = rows[world.rank :: world.size]
-    values, labels = None, torch.zeros(len(data), dtype=torch.int64, device=device)
+    values = None
+    labels = torch.zeros(len(data), dtype=torch.int64, device=device)
     bar = tqdm(
         total=len(data),
         unit="image",
@@ -139,19 +154,18 @@ def read(
     with evaluating(model), bar:
         for row, (images, truth) in zip(mine, data.batches(mine), strict=True):
             outputs = output(normalize_for(model, images.to(device)))
-            outputs = (
-                outputs.float()
-                if outputs.is_floating_point() and outputs.element_size() < 4
-                else outputs
-            )
+            if outputs.dtype in (torch.float16, torch.bfloat16):
+                outputs = outputs.float()
             if values is None:
                 values = outputs.new_zeros(len(data), *outputs.shape[1:])
-            values[row], labels[row] = outputs, truth.to(device)
+            values[row] = outputs
+            labels[row] = truth.to(device)
             bar.update(min(len(row) * world.size, len(data) - bar.n))
     for shared in (values, labels):
         world.sum([shared])
-    sound = values.isfinite() if values.is_floating_point() else values >= 0
-    if len(wrong := (~sound.flatten(1).all(1)).nonzero()):
+    valid = values.isfinite() if values.is_floating_point() else values >= 0
+    wrong = (~valid.flatten(1).all(1)).nonzero()
+    if len(wrong):
         first = int(wrong[0])
         name = data.samples.name(first) if isinstance(data, ImageStream) else f"number {first}"
         raise ValueError(
