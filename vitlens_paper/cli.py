@@ -56,16 +56,17 @@ def list_tasks(listed: bool) -> None:
     """Print a line for every named data set, and end the command."""
     from vitlens_paper.tasks import TASKS
 
-    for task in TASKS.values() if listed else ():
-        forbidden = [
-            word for word, allowed in (("flip", task.flip), ("crop", task.crop)) if not allowed
-        ]
-        print(
-            f"{task.name}: {task.group + ', ' if task.group else ''}{task.classes:,} classes, {task.source}"
-            + (f", no {' and no '.join(forbidden)}" if forbidden else "")
-        )
-    if listed:
-        raise typer.Exit
+    if not listed:
+        return
+    for task in TASKS.values():
+        parts = [task.group] if task.group else []
+        parts += [f"{task.classes:,} classes", task.source]
+        augmentations = {"flip": task.flip, "crop": task.crop}
+        forbidden = [f"no {name}" for name, allowed in augmentations.items() if not allowed]
+        if forbidden:
+            parts.append(" and ".join(forbidden))
+        print(f"{task.name}: {', '.join(parts)}")
+    raise typer.Exit
 
 
 def evaluate(
@@ -203,7 +204,7 @@ def ablate(
         command=command_of(sys.argv[1:]),
         say=note,
     )
-    shown = [
+    columns = [
         "layer",
         "head",
         "way",
@@ -216,7 +217,7 @@ def ablate(
         "margin",
     ]
     print("The ten largest by KL:")
-    print(effects.nlargest(10, "kl")[shown].round(3).to_string(index=False))
+    print(effects.nlargest(10, "kl")[columns].round(3).to_string(index=False))
     print(out)
 
 
@@ -228,11 +229,11 @@ def models(
     """List the models of the paper: parameters, FLOPs, exaFLOPs of pre-training, timm's weights."""
     from vitlens_paper import COSTS, MODELS, TABLE_6
 
-    if not (
-        chosen := [
-            m for m in MODELS.values() if only.lower() in f"{m.name} {m.timm} {m.kind}".lower()
-        ]
-    ):
+    chosen = []
+    for model in MODELS.values():
+        if only.lower() in f"{model.name} {model.timm} {model.kind}".lower():
+            chosen.append(model)
+    if not chosen:
         raise typer.BadParameter(
             f"No model of the paper has {only!r} in its name. The models are {', '.join(MODELS)}."
         )
@@ -244,18 +245,19 @@ def models(
     )
     for model in chosen:
         cost = COSTS[model.name]
-        printed = [(row.epochs, row.exaflops) for row in TABLE_6 if row.model == model.name]
-        spent = ", ".join(
-            f"{epochs}: {cost.pretraining(epochs):.0f} ({exaflops})" for epochs, exaflops in printed
-        )
-        names = ", ".join(each.timm for each in model.weights) or "none"
+        spent = []
+        for row in TABLE_6:
+            if row.model == model.name:
+                counted = cost.pretraining(row.epochs)
+                spent.append(f"{row.epochs}: {counted:.0f} ({row.exaflops})")
+        weights = [each.timm for each in model.weights]
         print(
             line.format(
                 model.name,
                 f"{cost.parameters / 1e6:.1f} M",
                 f"{cost.flops / 1e9:.1f}",
-                spent or "–",
-                names,
+                ", ".join(spent) or "–",
+                ", ".join(weights) or "none",
             )
         )
     print(
@@ -278,7 +280,7 @@ def table(
     tables = [paper.table_2, paper.table_5]
     if any((paper.row_of(record) or "").startswith("VTAB") for record in measured):
         tables.append(paper.table_9)
-    print("\n\n".join(table(measured) for table in tables))
+    print("\n\n".join(text_of(measured) for text_of in tables))
 
 
 def compute(
@@ -299,14 +301,7 @@ def compute(
     rows = table(models, sizes)
     if out is not None:
         rows.to_csv(out, index=False, lineterminator="\n")
-    shown = rows.rename(
-        columns={"image_size": "px", "parameters": "parameters (M)", "flops": "GFLOPs"}
-    )
-    print(
-        shown.assign(
-            **{
-                "parameters (M)": (rows.parameters / 1e6).round(1),
-                "GFLOPs": (rows.flops / 1e9).round(1),
-            }
-        ).to_string(index=False)
-    )
+    printed = rows.rename(columns={"image_size": "px"})
+    printed["parameters (M)"] = (printed.pop("parameters") / 1e6).round(1)
+    printed["GFLOPs"] = (printed.pop("flops") / 1e9).round(1)
+    print(printed.to_string(index=False))
