@@ -99,7 +99,7 @@ def trained(
     variant, plan, (train, valid) = study.models[cell.model], study.plan(cell), splits
     folder, model = out / "runs" / cell.name, variant.build(plan)
     inside = out / "cells" / f"{cell.name}.npz"
-    data = train.chosen(support(train.labels, cell.images // study.classes, cell.seed)), valid
+    data = train.select_rows(support(train.labels, cell.images // study.classes, cell.seed)), valid
     trainings, extra = {folder: plan}, {}
     if before := variant.before(plan):
         learner = variant.build(before)

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from support import clouds, encoded, refuses, write
 
 from vitlens.data import ImageSet, load
-from vitlens.data.augment import normalized
+from vitlens.data.augment import normalize
 from vitlens.models import pixels, preprocess
 from vitlens.train import join
 from vitlens_paper.evaluate import features, linear_probe
@@ -153,7 +153,7 @@ def test_opened_preprocesses_for_the_model(tmp_path):
     )
     config = deit.pretrained_cfg
     torch.testing.assert_close(
-        normalized(images, config["mean"], config["std"]),
+        normalize(images, config["mean"], config["std"]),
         preprocess(deit, files),
         rtol=0,
         atol=1e-6,

@@ -18,7 +18,15 @@ from torch import nn
 
 from vitlens import capture, load_model
 from vitlens.images import ImageError, samples
-from vitlens.models import class_count, label_names, preprocess, restore, title, top_classes
+from vitlens.models import (
+    class_count,
+    label_names,
+    preprocess,
+    restore,
+    title,
+    top_classes,
+    weights_digest,
+)
 from vitlens.names import suggestion
 
 
@@ -141,6 +149,18 @@ def test_label_names_fit_the_head(folder):
     model.reset_classifier(2)
     assert label_names(model) is None
     assert [name for name, _ in top_classes(model, torch.tensor([[0.0, 1.0]]))[0]] == ["1", "0"]
+
+
+def test_weights_digest_depends_on_names_and_values(folder):
+    first, second = load_model(folder), load_model(folder)
+    assert weights_digest(first) == weights_digest(nn.DataParallel(second))
+    assert re.fullmatch("[0-9a-f]{12}", weights_digest(first))
+    with torch.no_grad():
+        second.head.bias[0] += 1e-6
+    assert weights_digest(first) != weights_digest(second)
+    assert weights_digest(first) != weights_digest(load_model(folder).bfloat16())
+    second.head = nn.Sequential(load_model(folder).head)
+    assert weights_digest(first) != weights_digest(second)
 
 
 def test_class_count_of_a_custom_head(folder):

@@ -31,7 +31,7 @@ import vitlens_paper as paper
 from vitlens import plot
 from vitlens.images import ImageError, ModelInput
 from vitlens.models import crop_box, preprocess, restore
-from vitlens.plot.heatmaps import is_input
+from vitlens.plot.on_images import is_input
 from vitlens.recorder.grid import TokenGrid
 from vitlens.report import Inspection, Picture
 

@@ -27,7 +27,7 @@ from vitlens import attribution, capture, report, stream, tokens
 from vitlens.attribution import like
 from vitlens.attribution.target import bound
 from vitlens.images import samples
-from vitlens.recorder.forward import pooled, run
+from vitlens.recorder.forward import pooled_features, run
 from vitlens.recorder.supported import UnsupportedModelError, family, head_count, transformer
 from vitlens.recorder.supported.transformers import HALF, IMAGENET, OPENAI
 
@@ -194,7 +194,7 @@ def check_stream(name):
     torch.testing.assert_close(parts.parts.sum(1), parts.logits, atol=1e-9, rtol=0)
     torch.testing.assert_close(written.sum(-1), parts.heads, atol=1e-9, rtol=0)
     with torch.no_grad():
-        features = pooled(model, images)
+        features = pooled_features(model, images)
         if not family(model).classes:
             expected = bound(model, target)[0].score(features)
         else:
@@ -442,5 +442,5 @@ def test_pooled_is_the_input_of_the_classifier():
     for name in ("Dinov2ForImageClassification", "Siglip2ForImageClassification", "torchvision"):
         model = small(name)
         with torch.no_grad():
-            features = pooled(model, sized(model))
+            features = pooled_features(model, sized(model))
             torch.testing.assert_close(last_linear(model)(features), run(model, sized(model)))

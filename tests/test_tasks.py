@@ -20,7 +20,7 @@ from support import (
 )
 
 from vitlens.data import load
-from vitlens.data.imageset import drawn
+from vitlens.data.imageset import draw_rows
 from vitlens.scores import validation_numbers
 from vitlens.train.recipes import RECIPES
 from vitlens_paper import TABLE_4
@@ -95,7 +95,7 @@ def test_load_vtab_copies_in_shards(tmp_path, name, monkeypatch):
     raw = task.raw_classes or task.classes
     train, valid, test = (load(name, split, root=tmp_path) for split in ("train", "valid", "test"))
     assert (len(train), len(valid), len(test)) == (1000, 200, 30)
-    rows = drawn(1020, 1000, seed=0)
+    rows = draw_rows(1020, 1000, seed=0)
     assert rows[:6].tolist() == [704, 591, 717, 603, 703, 504], "with every version the same images"
     expected = [
         int(np.floor(i % raw / (raw / task.classes))) for i in rows.tolist()
@@ -157,7 +157,7 @@ def test_load_sun397_from_parquet(tmp_path, monkeypatch):
         load("vtab/sun397", split, root=tmp_path / "cache") for split in ("train", "test")
     )
     assert train.labels.tolist() == (
-        drawn(1010, 1000, seed=0) % 397
+        draw_rows(1010, 1000, seed=0) % 397
     ).tolist() and test.labels.tolist() == [*range(9)]
     assert train.class_names == tuple(names)
 

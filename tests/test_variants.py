@@ -283,7 +283,7 @@ def test_variants_subclass_that_changes_the_forward_is_refused():
         pass
 
     sizes = dict(img_size=32, patch_size=8, embed_dim=24, depth=1, num_heads=2)
-    assert supported.known(Unchanged(**sizes)) and not supported.known(Changed(**sizes))
+    assert supported.is_known(Unchanged(**sizes)) and not supported.is_known(Changed(**sizes))
     refuses(
         "extends timm's PaperTransformer and overrides forward_features",
         supported.transformer,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.precision import float64
-from vitlens.recorder.supported import family, within
+from vitlens.recorder.precision import to_float64
+from vitlens.recorder.supported import family, inner_transformer
 
 __all__ = ["kernels", "principal"]
 __dir__ = __all__.copy
@@ -21,7 +21,7 @@ def kernels(model: nn.Module) -> Tensor:
     Raises ValueError for hybrids, whose patches come from a feature map, for shifted patches, which are normalized
     before the filters, and for models without a patch embedding.
     """
-    model = within(model)
+    model = inner_transformer(model)
     about = family(model)
     try:
         embed = about.embedding
@@ -60,7 +60,7 @@ def principal(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor,
     else:
         filters = kernels(model_or_weight)
     # Not scikit-learn's PCA: its signs differ between versions, and constant filters give NaN.
-    matrix = float64(filters).flatten(1)
+    matrix = to_float64(filters).flatten(1)
     matrix = matrix - matrix.mean(0)
     _, singular, vectors = torch.linalg.svd(matrix, full_matrices=False)
     largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))

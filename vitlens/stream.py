@@ -41,7 +41,7 @@ from vitlens.attribution.maps import (
 from vitlens.attribution.target import Target, of_features, resolved
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import Attention
-from vitlens.recorder.shapes import shapes
+from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import (
     MLPS,
     NORMS,
@@ -85,7 +85,7 @@ class Contributions:
     pool: Tensor
     biases: Tensor
 
-    __repr__ = shapes
+    __repr__ = repr_with_shapes
 
     @property
     def parts(self) -> Tensor:

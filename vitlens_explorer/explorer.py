@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from vitlens import __version__
 from vitlens.attribution import METHODS
 from vitlens.attribution.target import classes
-from vitlens.models import preprocess
+from vitlens.models import preprocess, weights_digest
 from vitlens.recorder.interception import POOL
 from vitlens.recorder.intervention import head_places, mean_outputs
-from vitlens.recorder.supported import attention_modules, embeds_texts, unwrap
+from vitlens.recorder.supported import attention_modules, has_text_tower, unwrap
 from vitlens_explorer import details
 from vitlens_explorer.drawing import captioned
 from vitlens_explorer.lanes import LARGEST, Job
@@ -35,7 +35,6 @@ from vitlens_explorer.photographs import (
     READOUT,
     Forward,
     Pictured,
-    digest,
     sample_photographs,
     size_for,
 )
@@ -120,7 +119,7 @@ class Explorer(Pictured):
             **PAINT,
         )
         self.guided = guided
-        self._reads_text = embeds_texts(self.model)
+        self._reads_text = has_text_tower(self.model)
         self._pool = sum(
             layer == "pool" for layer, _ in _places(self.model)
         )  # heads of the attention pool
@@ -658,7 +657,11 @@ class Explorer(Pictured):
             for c in self.controls()
             if not (c.hidden or c.disabled or c.kind == "text")
         }
-        about = {"model": self.forward.name, "weights": digest(self.model), "vitlens": __version__}
+        about = {
+            "model": self.forward.name,
+            "weights": weights_digest(self.model),
+            "vitlens": __version__,
+        }
         about |= {"words": panel.words, **visible}
         for name in ("hover", *(() if self.state["off"] else ("off", "way"))):
             about.pop(name, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import io
 import itertools
 import os
@@ -29,7 +28,7 @@ from vitlens.models import (
     scores,
     title,
 )
-from vitlens.recorder.forward import evaluating, require_finite
+from vitlens.recorder.forward import eval_mode, require_finite
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import family, read_tokens, unwrap
@@ -106,7 +105,7 @@ class Forward:
         batch = preprocess(model, image, size=size or built_size(model), whole=whole)
         self.pixels = restore(model, batch)[0]
         self.batch = batch.to(next(model.parameters()))
-        with evaluating(model), self.switched(), torch.inference_mode(), capture(model) as attn:
+        with eval_mode(model), self.switched(), torch.inference_mode(), capture(model) as attn:
             self.tokens, logits = tokens.features(model, self.batch)
         require_finite(model, logits)
         self.attn, self.grid, self.gated, self.heads = (
@@ -216,15 +215,6 @@ def name_of(image) -> str:
     """File name of an argument of `load_image`, or GIVEN."""
     path = image if isinstance(image, str | os.PathLike) else getattr(image, "filename", "")
     return os.path.basename(path) or GIVEN
-
-
-def digest(model: nn.Module) -> str:
-    """First 16 hex digits of the SHA-256 of all weights, with their names."""
-    hashed = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        hashed.update(name.encode())
-        hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return hashed.hexdigest()[:16]
 
 
 class Pictured(Page):

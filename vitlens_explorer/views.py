@@ -20,8 +20,8 @@ from vitlens import attention, attribution, faithfulness, stream, tokens
 from vitlens.attribution import METHODS, Method
 from vitlens.attribution.target import Target
 from vitlens.models import preprocess, restore, scores
-from vitlens.recorder.forward import evaluating, run
-from vitlens.recorder.hooks import hooked
+from vitlens.recorder.forward import eval_mode, run
+from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import family
 from vitlens_explorer.page import Check, Control, Panel, scale_of
@@ -162,7 +162,7 @@ class Layers(Sequence):
 def until(model: nn.Module, check: Check) -> contextlib.AbstractContextManager[None]:
     """Context that calls check(images) before each forward of the model in this thread. The hook is on the patch
     embedding, because `forward_features` skips the head."""
-    return hooked(
+    return thread_hooks(
         [(family(model).embedding.register_forward_pre_hook, lambda _, args: check(len(args[0])))]
     )
 
@@ -335,7 +335,7 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
     if any(layer == "pool" for layer, _ in forward.off):
         raise ValueError("The logit lens needs all heads of the attention pool. Turn them on.")
     target, layer, query = choice.target, choice.layer, choice.query
-    with evaluating(forward.model):
+    with eval_mode(forward.model):
         shares = scores(forward.model, stream.read_each(forward.model, forward.tokens[layer])[0])[
             :, target
         ].float()
@@ -669,7 +669,7 @@ def seconds(forward: Forward) -> float:
     """Seconds of the faster of two forwards, after a warm-up by the capture."""
     times = [time.perf_counter()]
     for _ in range(2):
-        with evaluating(forward.model), torch.inference_mode():
+        with eval_mode(forward.model), torch.inference_mode():
             run(forward.model, forward.batch).cpu()
         times.append(time.perf_counter())
     return min(np.diff(times))

@@ -12,8 +12,8 @@ from typing import Any
 
 from vitlens.data.files import announce
 from vitlens.data.imageset import Samples
-from vitlens.data.sources import EVERY_SPLIT, SPLITS, data_root, first_of
-from vitlens.data.tables import library, names_beside, reason, with_class_names
+from vitlens.data.sources import EVERY_SPLIT, SPLITS, data_root, find_split
+from vitlens.data.tables import library, read_class_names, reason, with_class_names
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Streamed:
     shards: Sequence[Path]
     keys: Sequence[tuple[str, str]]
 
-    def chosen(self, rows: Sequence[int]) -> Streamed:
+    def select_rows(self, rows: Sequence[int]) -> Streamed:
         return replace(self, keys=[self.keys[i] for i in rows])
 
     def in_memory(self, most: int) -> list[bytes]:
@@ -77,7 +77,7 @@ def shards(folder: Path, split: str) -> Samples:
             keys.append(key)
             labels.append(label)
     file_names = [": ".join(key) for key in keys]
-    class_names = names_beside(folder) or ()
+    class_names = read_class_names(folder) or ()
     samples = Samples(Streamed(files, keys), labels, class_names, file_names)
     if split == "train" or not _files(folder, "train"):
         return with_class_names(samples, None)
@@ -135,14 +135,14 @@ def _files(folder: Path, split: str) -> list[Path]:
         complete = not count.is_file() or count.read_text().strip() == str(len(inside))
         if inside and complete:
             by_split.setdefault(word, []).extend(inside)
-    chosen = first_of(split, by_split)
+    chosen = find_split(split, by_split)
     if not chosen:
         return []
     listed: dict[str, Any] = {}
     for file in (folder / "info.json", folder / "_info.json"):
         if file.is_file():
             listed = json.loads(file.read_text(encoding="utf-8")).get("splits", {})
-    described = listed.get(first_of(split, listed) or "", {})
+    described = listed.get(find_split(split, listed) or "", {})
     for name in described.get("filenames", ()):
         if not (folder / name).is_file():
             return []

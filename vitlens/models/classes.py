@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder import supported
-from vitlens.recorder.supported import family, model_name, unwrap, within
+from vitlens.recorder.supported import family, inner_transformer, model_name, unwrap
 
 OUTPUTS = ("classes", "independent", "value")
 """Meanings of a model's outputs: classes that compete (softmax), independent labels (sigmoid), or plain values."""
@@ -20,7 +20,7 @@ _PROBLEMS = {"multi_label_classification": "independent", "regression": "value"}
 def stating(model: nn.Module, *attributes: str) -> nn.Module:
     """The model if it has one of these attributes itself, else the only Vision Transformer inside it."""
     model = unwrap(model)
-    return model if any(name in vars(model) for name in attributes) else within(model)
+    return model if any(name in vars(model) for name in attributes) else inner_transformer(model)
 
 
 def class_count(model: nn.Module) -> int | None:

@@ -21,7 +21,7 @@ from vitlens.models.preprocessing import TransformersProcessor, measured
 from vitlens.names import reject, require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
-from vitlens.recorder.supported import channels, family
+from vitlens.recorder.supported import family, input_channels
 from vitlens.recorder.supported import title as title
 
 SPECIMEN = Path(__file__).parent.parent.parent / "data" / "checkpoints" / "vit_tiny_patch16_224"
@@ -230,7 +230,7 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
             require_patches(shapes, model, weights_file)
     if missing:
         if "input_size" in missing and (size := family(model).built_size):
-            model.pretrained_cfg["input_size"] = (channels(model), *size)
+            model.pretrained_cfg["input_size"] = (input_channels(model), *size)
         model.guessed_preprocessing = (
             f"{config_file} has no {', '.join(missing)}; those of timm's {architecture} are used."
         )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, load_image
 from vitlens.models.classes import stating
-from vitlens.recorder.supported import family, model_name, within
+from vitlens.recorder.supported import family, inner_transformer, model_name
 
 
 class TransformersProcessor:
@@ -179,7 +179,7 @@ def built_size(model: nn.Module) -> tuple[int, int] | None:
     """
     transform = _own_transform(model)
     return (
-        family(within(model)).built_size
+        family(inner_transformer(model)).built_size
         if transform is None
         else measured(transform)["input_size"][1:]
     )

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from vitlens.recorder.hooks import hooked
-from vitlens.recorder.supported import family, known, model_name, timm
+from vitlens.recorder.hooks import thread_hooks
+from vitlens.recorder.supported import family, is_known, model_name, timm
 
 
 def require_images(images: object, model: nn.Module | None = None) -> None:
@@ -32,7 +32,7 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
             f"Expected images as a floating-point tensor of shape (B, C, height, width), got {got}. "
             "`vitlens.models.preprocess(model, pictures)` makes one."
         )
-    if model is not None and known(model):
+    if model is not None and is_known(model):
         family(model).grid(shape[-2:])
 
 
@@ -47,7 +47,7 @@ def require_finite(model: nn.Module, outputs: torch.Tensor) -> None:
 
 def cast(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """Images on the device and in the dtype of the parameters that they enter."""
-    first = family(model).embedding if known(model) else model
+    first = family(model).embedding if is_known(model) else model
     return images.to(next((p for p in first.parameters() if p.is_floating_point()), images))
 
 
@@ -57,13 +57,13 @@ def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     >>> vitlens.models.run(model, images).shape
     torch.Size([2, 200])
     """
-    if known(model):
+    if is_known(model):
         return family(model).run(images)
     output = model(images)
     return getattr(output, "logits", output)
 
 
-def pooled(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+def pooled_features(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """(B, D) features: the input of the classifier, or the output of a model without one."""
     adapter = family(model)
     if type(adapter) is timm.Timm:
@@ -71,7 +71,7 @@ def pooled(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     if adapter.classes == 0:
         return adapter.run(images)
     tokens = []
-    with hooked(
+    with thread_hooks(
         [(adapter.blocks[-1].register_forward_hook, lambda _, args, output: tokens.append(output))]
     ):
         adapter.run(images)
@@ -84,7 +84,7 @@ _HELD: dict[object, list] = {}
 
 
 @contextlib.contextmanager
-def _held(switches: dict[object, Callable[[], Callable | None]]) -> Iterator[None]:
+def _hold(switches: dict[object, Callable[[], Callable | None]]) -> Iterator[None]:
     """Apply switches in this block. Where blocks of several threads overlap, the last one to end restores.
 
     switches: by key, a function that applies a switch and returns its restore function, or None if nothing changed.
@@ -107,7 +107,7 @@ def _held(switches: dict[object, Callable[[], Callable | None]]) -> Iterator[Non
                     restore()
 
 
-def switched_off(
+def switch_off(
     modules: Sequence[nn.Module], attribute: str
 ) -> contextlib.AbstractContextManager[None]:
     """Set a boolean attribute of modules to False in this block, and restore it afterwards."""
@@ -119,22 +119,22 @@ def switched_off(
         setattr(module, attribute, False)
         return functools.partial(setattr, module, attribute, before)
 
-    return _held({(module, attribute): functools.partial(switch, module) for module in modules})
+    return _hold({(module, attribute): functools.partial(switch, module) for module in modules})
 
 
 def without_checkpointing(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Switch off gradient checkpointing (timm's and open_clip's `grad_checkpointing`) in this block."""
-    return switched_off(
+    return switch_off(
         [m for m in model.modules() if hasattr(m, "grad_checkpointing")], "grad_checkpointing"
     )
 
 
-def evaluating(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+def eval_mode(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Put a model into eval mode in this block, and restore the mode of every module afterwards."""
-    return switched_off([*model.modules()], "training")
+    return switch_off([*model.modules()], "training")
 
 
-def uncompiled() -> contextlib.AbstractContextManager[None]:
+def eager_mode() -> contextlib.AbstractContextManager[None]:
     """Run compiled models eagerly in this block, because a compiled graph hides its calls from a capture."""
 
     def switch() -> Callable:
@@ -142,4 +142,4 @@ def uncompiled() -> contextlib.AbstractContextManager[None]:
         stance.__enter__()
         return functools.partial(stance.__exit__, None, None, None)
 
-    return _held({"stance": switch})
+    return _hold({"stance": switch})

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.interception import tensors_of
-from vitlens.recorder.supported import Registered, family, known, within
+from vitlens.recorder.supported import Registered, family, inner_transformer, is_known
 
 
 @contextlib.contextmanager
-def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterator[None]:
+def report_cuts(model: nn.Module, report: Callable[[str], object]) -> Iterator[None]:
     """Call `report` with the name of each module in which autograd's graph is cut, by no_grad, detach or quantized
     weights, so that autograd would return the gradients of another function.
 
@@ -23,8 +23,8 @@ def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterato
     attention and MLP.
     """
     names, thread = {module: name for name, module in model.named_modules()}, threading.get_ident()
-    inner = within(model)
-    adapter = family(inner) if known(inner) else None
+    inner = inner_transformer(model)
+    adapter = family(inner) if is_known(inner) else None
     pre_norm = (
         adapter is not None
         and not isinstance(adapter, Registered)
@@ -45,14 +45,16 @@ def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterato
                 and not any(t.requires_grad for t in outputs)
                 or ".quantized" in type(module).__module__
             )
-            if given and (lost or id(module) in residual and not _adds_to(given[0], outputs[0])):
+            if given and (
+                lost or id(module) in residual and not _is_sum_with(given[0], outputs[0])
+            ):
                 report(names[module] or type(module).__name__)
 
     with nn.modules.module.register_module_forward_hook(check):
         yield
 
 
-def _adds_to(tokens: Tensor, output: Tensor) -> bool:
+def _is_sum_with(tokens: Tensor, output: Tensor) -> bool:
     """True if the output is the tokens plus terms that are all in autograd's graph."""
     start, nodes, complete = (
         torch.autograd.graph.get_gradient_edge(tokens).node,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 
 @contextlib.contextmanager
-def hooked(hooks: Iterable[tuple[Callable, Callable]]) -> Iterator[None]:
+def thread_hooks(hooks: Iterable[tuple[Callable, Callable]]) -> Iterator[None]:
     """Register hooks, (method of a module that registers one, hook), for this block and this thread."""
     thread = threading.get_ident()
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.multihead import MULTIHEAD, explicit_attention, multihead_attention
-from vitlens.recorder.supported import channels, family, refuse
+from vitlens.recorder.supported import family, input_channels, refuse
 
 POOL = -1  # layer number of the attention pool
 
@@ -33,7 +33,7 @@ THREAD = _Thread()
 
 
 @contextlib.contextmanager
-def alone(interception: TorchFunctionMode) -> Iterator[None]:
+def deactivate_others(interception: TorchFunctionMode) -> Iterator[None]:
     """Deactivate all other interceptions of this thread in this block."""
     before, THREAD.alone = THREAD.alone, interception
     try:
@@ -86,7 +86,7 @@ class Interception(TorchFunctionMode):
         embedding = self.family.embedding
         self.embed = {id(p) for p in embedding.parameters()}
         self.pads = hasattr(embedding, "backbone") or getattr(embedding, "dynamic_img_pad", False)
-        self.channels = channels(model)
+        self.channels = input_channels(model)
         self.image: Tensor | None = None
         self.padded: dict[int, tuple[Tensor, Tensor]] = {}
         self.begun = False  # True from the first layer on, when the grid is fixed

@@ -5,6 +5,6 @@ from __future__ import annotations
 import torch
 
 
-def out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """True if PyTorch ran out of memory. Its CPU allocator raises a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

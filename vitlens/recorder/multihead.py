@@ -84,13 +84,13 @@ def multihead_attention(
             F.linear(*inputs) for inputs in zip((query, key, value), matrices, biases, strict=True)
         )
     elif query is key:
-        q, k, v = _unpacked(F.linear(query, in_weight, in_bias), 3, width)
+        q, k, v = _unpack(F.linear(query, in_weight, in_bias), 3, width)
     else:
         (w_q, w_kv), (b_q, b_kv) = in_weight.split([width, 2 * width]), (None, None)
         if in_bias is not None:
             b_q, b_kv = in_bias.split([width, 2 * width])
         q = F.linear(query, w_q, b_q)
-        k, v = _unpacked(F.linear(key, w_kv, b_kv), 2, width)
+        k, v = _unpack(F.linear(key, w_kv, b_kv), 2, width)
     q, k, v = (
         t.view(len(t), batch * heads, -1).transpose(0, 1).unflatten(0, (batch, heads))
         for t in (q, k, v)
@@ -107,7 +107,7 @@ def multihead_attention(
     return F.linear(output, out_weight, out_bias).view(length, batch, -1), weights
 
 
-def _unpacked(packed: Tensor, parts: int, width: int) -> Tensor:
+def _unpack(packed: Tensor, parts: int, width: int) -> Tensor:
     """(parts, T, B, D) projections from (T, B, parts·D)."""
     return (
         packed.unflatten(-1, (parts, width)).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()

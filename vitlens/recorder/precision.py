@@ -29,6 +29,6 @@ def full_precision(device: torch.device) -> Iterator[None]:
             setattr(products, name, before)
 
 
-def float64(tensor: torch.Tensor) -> torch.Tensor:
+def to_float64(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in float64, on the CPU if its device lacks float64 (Apple's MPS)."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

@@ -19,17 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.recorder.forward import uncompiled
-from vitlens.recorder.graph import cut_graph, no_gradient, watching_graph
+from vitlens.recorder.forward import eager_mode
+from vitlens.recorder.graph import cut_graph, no_gradient, report_cuts
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.hooks import hooked
+from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.interception import POOL, THREAD, Interception
-from vitlens.recorder.layer import Layer, all_heads, joined, layer_number
+from vitlens.recorder.layer import Layer, all_heads, join_heads, layer_number
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
     family,
-    gated,
+    has_gate,
     model_name,
     refuse,
     require_capturable,
@@ -47,7 +47,7 @@ class Attention(Sequence):
 
     def __init__(self, model: nn.Module, modules: list[list[tuple[str, nn.Module]]]):
         self.model_name = model_name(model)
-        self.gated = gated(modules)
+        self.gated = has_gate(modules)
         self.grid: TokenGrid | None = None
         self.pool: Layer | None = None
         self._calls: list[list[Layer | None]] = [[None] * len(layer) for layer in modules]
@@ -69,7 +69,7 @@ class Attention(Sequence):
             )
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return joined(self._calls[layer_number(len(self), index)])
+        return join_heads(self._calls[layer_number(len(self), index)])
 
     def __getattr__(self, name: str):
         inside = name in {*dir(Layer), *Layer.__dataclass_fields__}
@@ -166,20 +166,20 @@ def capture(
     attn = Attention(model, modules)
     require_capturable(model)
     with (
-        uncompiled(),
+        eager_mode(),
         _Recorder(model, modules, attn, values, gradients, wrapped=given is not model) as recorder,
         contextlib.ExitStack() as above,
     ):
         for hook in family(model).forward_checks():
             above.callback(hook.remove)
         if given is not model:
-            above.enter_context(hooked([(model.register_forward_hook, recorder.returned)]))
+            above.enter_context(thread_hooks([(model.register_forward_hook, recorder.returned)]))
         for (
             intervention
         ) in THREAD.interventions:  # inside, so the recorder gets their masks and not their outputs
             above.enter_context(intervention)
         if gradients:
-            above.enter_context(watching_graph(model, attn.cuts.append))
+            above.enter_context(report_cuts(model, attn.cuts.append))
         yield attn
     if not attn.complete:
         reason = "it was not run to its last block inside the `with` block, in its thread and with its own parameters"
@@ -245,7 +245,9 @@ class _Recorder(Interception):
             place[:2] == ("head", index) for mode in THREAD.interventions for place in mode.places
         ):
             self.attn._replaced.add(index)
-        own = torch.Tensor.detach if self.gradients else _own  # autograd keeps q, k and v anyway
+        own = (
+            torch.Tensor.detach if self.gradients else _compact_copy
+        )  # autograd keeps q, k and v anyway
         scale = query.shape[-1] ** -0.5 if kwargs.get("scale") is None else float(kwargs["scale"])
         with torch._C.DisableTorchFunction():
             layer = Layer(
@@ -269,7 +271,7 @@ class _Recorder(Interception):
         return output
 
 
-def _own(tensor: Tensor) -> Tensor:
+def _compact_copy(tensor: Tensor) -> Tensor:
     """The tensor, detached. A view is copied, because it would keep a larger tensor, such as a fused qkv, in memory."""
     tensor = tensor.detach()
     if (

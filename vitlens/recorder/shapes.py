@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def shapes(thing) -> str:
+def repr_with_shapes(thing) -> str:
     """`repr` of a dataclass or named tuple with the shapes of its tensors in place of their numbers."""
 
     def short(value: object) -> str:

@@ -22,17 +22,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens.data.files import writable
-from vitlens.models import scores
+from vitlens.data.files import check_writable
+from vitlens.models import scores, weights_digest
 from vitlens.plot.style import SIGNED
-from vitlens.recorder.forward import evaluating
+from vitlens.recorder.forward import eval_mode
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import UnsupportedModelError, family
 from vitlens.stream import read_each
 from vitlens_explorer import front
 from vitlens_explorer.explorer import BARS, LOOKING, PREDICTED, Explorer
 from vitlens_explorer.page import MAPS, Check, Control, unchecked
-from vitlens_explorer.photographs import READOUT, Forward, Photograph, digest
+from vitlens_explorer.photographs import READOUT, Forward, Photograph
 from vitlens_explorer.views import (
     EVEN,
     EVERY,
@@ -134,7 +134,7 @@ def write_page(
 ) -> Path:
     """Write some photographs of an explorer's page in its current state, as `save_page` does. check: called before
     forwards."""
-    writable((path := Path(path)).parent, "The folder of the page")
+    check_writable((path := Path(path)).parent, "The folder of the page")
     before = page.state
     try:
         content = _content(page, names, scores, progress, check)
@@ -249,7 +249,7 @@ def described(
             name: {field: getattr(view, field) for field in fields} for name, view in views.items()
         },
         "model": first.name,
-        "hash": digest(page.model),
+        "hash": weights_digest(page.model),
         "versions": versions(),
     }
 
@@ -423,7 +423,7 @@ def _lens(forward: Forward, tokens: Tensor, targets: Sequence[int]) -> dict:
     """The raw lens after a layer: class and share of the read-out and each token, and by target the share of each
     patch."""
     model, prefix = forward.model, forward.grid.prefix
-    with evaluating(model):
+    with eval_mode(model):
         each = scores(model, read_each(model, tokens)[0]).float().cpu()
         whole = scores(model, family(model).head(tokens)).float().cpu()
     shares, classes = torch.cat([whole, each]).max(-1)

@@ -19,10 +19,10 @@ from vitlens.classes import class_numbers, describe_match
 from vitlens.data import ImageSet, ImageStream, files
 from vitlens.names import require_known
 from vitlens.recorder import intervention
-from vitlens.recorder.forward import evaluating, require_finite, run
+from vitlens.recorder.forward import eval_mode, require_finite, run
 from vitlens.recorder.interception import POOL
 from vitlens.recorder.intervention import WORDS, Place, head_places, intervene
-from vitlens.recorder.precision import float64
+from vitlens.recorder.precision import to_float64
 from vitlens.recorder.supported import attention_modules, require_capturable
 from vitlens.scores import Score, paired, proportion, student
 from vitlens_paper.evaluate.options import Evaluation
@@ -111,7 +111,7 @@ def effects(
     if "mean" in ways:
         passes += 1
     bar = tqdm(total=len(batches) * passes, unit="forward", desc="heads", disable=not progress)
-    with evaluating(network), bar:
+    with eval_mode(network), bar:
         means = {}
         if "mean" in ways:
             means = mean_outputs(network, (images for images, _ in labeled_batches()), bar)
@@ -137,7 +137,7 @@ def effects(
 
 def _logits(model: nn.Module, images: Tensor) -> Tensor:
     with torch.no_grad():
-        logits = float64(run(model, images)).cpu()
+        logits = to_float64(run(model, images)).cpu()
     require_finite(model, logits)
     return logits
 

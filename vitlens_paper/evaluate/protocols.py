@@ -109,7 +109,7 @@ def fewshot(
     by_shots = supports(images.labels, shots, range(seeds), classes)
     every_support = [support for several in by_shots.values() for support in several]
     rows = torch.cat(every_support).unique()
-    train = session.features(images.chosen(rows), "train")
+    train = session.features(images.select_rows(rows), "train")
     test = session.features(session.images("test"), "test")
     for number, several in by_shots.items():  # from rows of the images to rows of `train`
         by_shots[number] = [torch.searchsorted(rows, support) for support in several]

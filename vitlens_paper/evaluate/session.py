@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data import ImageStream
-from vitlens.models import load_model
+from vitlens.models import load_model, weights_digest
 from vitlens.models.opening import short
 from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
 from vitlens.scores import Score
@@ -50,11 +50,7 @@ class Session:
     @cached_property
     def weights(self) -> str:
         """First digits of the SHA-256 of all weights and buffers, for `Record.weights`."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.network.state_dict().items()):
-            values = tensor.cpu().contiguous().flatten().view(torch.uint8).numpy()
-            digest.update(name.encode() + values.tobytes())
-        return digest.hexdigest()[:12]
+        return weights_digest(self.network)
 
     def note(self, text: str) -> None:
         """Pass a note to `say` in the first process, unless it is empty."""

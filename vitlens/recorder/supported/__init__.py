@@ -9,17 +9,17 @@ from vitlens.recorder.supported.acceptance import attention_modules, require_cap
 from vitlens.recorder.supported.adapter import MLPS, NORMS, Family, PlainPatches, Pool
 from vitlens.recorder.supported.lookup import (
     LIBRARIES,
-    extended,
     family,
-    known,
+    inner_transformer,
+    is_known,
+    known_base,
     transformers_in,
     unwrap,
-    within,
 )
 from vitlens.recorder.supported.metadata import (
-    channels,
-    gated,
+    has_gate,
     head_count,
+    input_channels,
     label_names,
     read_tokens,
     states_preprocessing,
@@ -29,7 +29,7 @@ from vitlens.recorder.supported.metadata import (
 from vitlens.recorder.supported.names import model_name, qualified_name, short_name
 from vitlens.recorder.supported.refusal import UnsupportedModelError, refuse, require_size
 from vitlens.recorder.supported.registration import FAMILIES, Registered, register_model
-from vitlens.recorder.supported.texts import embed_texts, embeds_texts
+from vitlens.recorder.supported.texts import embed_texts, has_text_tower
 
 __all__ = [
     "FAMILIES",
@@ -42,14 +42,14 @@ __all__ = [
     "Registered",
     "UnsupportedModelError",
     "attention_modules",
-    "channels",
+    "input_channels",
     "embed_texts",
-    "embeds_texts",
-    "extended",
+    "has_text_tower",
+    "known_base",
     "family",
-    "gated",
+    "has_gate",
     "head_count",
-    "known",
+    "is_known",
     "label_names",
     "model_name",
     "qualified_name",
@@ -65,5 +65,5 @@ __all__ = [
     "transformer",
     "transformers_in",
     "unwrap",
-    "within",
+    "inner_transformer",
 ]

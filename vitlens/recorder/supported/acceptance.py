@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import nn
 
 from vitlens.recorder.supported.lookup import (
-    extended,
     family,
-    known,
+    inner_transformer,
+    is_known,
+    known_base,
     library_file,
     transformers_in,
-    within,
 )
 from vitlens.recorder.supported.refusal import refuse
 
@@ -20,7 +20,7 @@ def transformer(model: nn.Module) -> nn.Module:
 
     Raises UnsupportedModelError if it contains zero or several.
     """
-    return _require_known(within(model), model)
+    return _require_known(inner_transformer(model), model)
 
 
 def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
@@ -56,7 +56,7 @@ def require_capturable(model: nn.Module) -> None:
 
 def _require_known(inner: nn.Module, model: nn.Module) -> nn.Module:
     """The inner module. Raises UnsupportedModelError about the whole model if its class is not supported."""
-    if not known(inner):
+    if not is_known(inner):
         raise refuse(model, _why_not(model))
     return inner
 
@@ -74,7 +74,7 @@ def _why_not(model: nn.Module) -> str:
     if inner:
         named = ", ".join(map(repr, inner))
         return f"it contains {len(inner)} Vision Transformers ({named}); pass the one that the forward runs"
-    kind, overridden = extended(model)
+    kind, overridden = known_base(model)
     register = f"register it by `vitlens.register_model({type(model).__name__}, …)`"
     if kind is not None:
         return (

@@ -171,7 +171,7 @@ class PlainPatches(Family):
         if self.only:
             require_size(self.model, image, only=self.built_size)
         grid = TokenGrid(*self._counts(image), self.patch, len(self.prefix), tuple(image))
-        return grid if self.read is None else replace(grid, readout=mean_of(grid, self.read))
+        return grid if self.read is None else replace(grid, readout=mean_readout(grid, self.read))
 
     def _counts(self, image: tuple[int, int]) -> list[int]:
         return [side // length for side, length in zip(image, self.patch, strict=True)]
@@ -195,7 +195,7 @@ class PlainPatches(Family):
         return self.table.detach().flatten(0, -2)[-rows * cols :].unflatten(0, (rows, cols))
 
 
-def mean_of(grid: TokenGrid, tokens: slice) -> Tensor:
+def mean_readout(grid: TokenGrid, tokens: slice) -> Tensor:
     """(T,) read-out of a head that reads the mean of some tokens."""
     row = torch.zeros(grid.tokens, dtype=torch.float32, device="cpu")
     row[tokens] = 1.0 / len(row[tokens])

@@ -52,7 +52,7 @@ def _is_timm(kind: type) -> bool:
     return kind.__module__.startswith("timm.") or _adapter(kind) is library_file("timm").Timm
 
 
-def extended(model: nn.Module) -> tuple[type | None, list[str]]:
+def known_base(model: nn.Module) -> tuple[type | None, list[str]]:
     """The known class that a model has or extends, or None, and the methods that it overrides."""
     kinds = type(model).__mro__
     for number, kind in enumerate(kinds):
@@ -70,15 +70,15 @@ def extended(model: nn.Module) -> tuple[type | None, list[str]]:
     return None, []
 
 
-def known(model: nn.Module) -> bool:
+def is_known(model: nn.Module) -> bool:
     """True if the model's class is known, or extends a class of timm without changing its forward."""
-    kind, overridden = extended(model)
+    kind, overridden = known_base(model)
     return kind is not None and not overridden
 
 
 def family(model: nn.Module) -> Family:
     """Adapter for a model's class. Unknown classes get the timm adapter."""
-    kind, overridden = extended(model)
+    kind, overridden = known_base(model)
     return library_file("timm").Timm(model) if kind is None or overridden else _adapter(kind)(model)
 
 
@@ -100,16 +100,16 @@ def transformers_in(model: nn.Module) -> dict[str, nn.Module]:
     """Known Vision Transformers inside a model, by name. The model itself has the name ""."""
     inner: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if known(module) and not any(
+        if is_known(module) and not any(
             outer == "" or name.startswith(f"{outer}.") for outer in inner
         ):
             inner[name] = module
     return inner
 
 
-def within(model: nn.Module) -> nn.Module:
+def inner_transformer(model: nn.Module) -> nn.Module:
     """The only Vision Transformer inside a model. With zero or several, the model itself."""
-    if known(model := unwrap(model)):
+    if is_known(model := unwrap(model)):
         return model
     inner = list(transformers_in(model).values())
     return inner[0] if len(inner) == 1 else model

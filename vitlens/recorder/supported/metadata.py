@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported.lookup import family, known, library_file
+from vitlens.recorder.supported.lookup import family, is_known, library_file
 from vitlens.recorder.supported.names import short_name
 
 
@@ -34,7 +34,7 @@ def label_names(model: nn.Module) -> list[str] | None:
     """Names of the classes, or None. transformers numbers classes without names: LABEL_0, LABEL_1 …"""
     names = getattr(model, "label_names", None)
     numbered = getattr(getattr(model, "config", None), "id2label", None) or {}
-    if names is not None or not known(model) or set(numbered) != set(range(len(numbered))):
+    if names is not None or not is_known(model) or set(numbered) != set(range(len(numbered))):
         return names
     names = [numbered[number] for number in range(len(numbered))]
     return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
@@ -68,14 +68,14 @@ def head_count(attention: nn.Module) -> int:
     raise ValueError(f"{type(attention).__name__} has no number of heads (num_heads).")
 
 
-def gated(modules: list[list[tuple[str, nn.Module]]]) -> bool:
+def has_gate(modules: list[list[tuple[str, nn.Module]]]) -> bool:
     """True if attention outputs pass a learned gate, as in Eva and NaFlex, which the maps leave out."""
     return any(
         getattr(module, "gate", None) is not None for layer in modules for _, module in layer
     )
 
 
-def channels(model: nn.Module) -> int:
+def input_channels(model: nn.Module) -> int:
     """Input channels of the first convolution, or of the preprocessing where patches are embedded linearly."""
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     return family(model).preprocessing["input_size"][0] if first is None else first.in_channels
