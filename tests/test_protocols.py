@@ -351,3 +351,17 @@ def test_evaluation_measures_the_weights_of_a_checkpoint(tmp_path):
         torch.equal(value, session.network.state_dict()[name])
         for name, value in model.state_dict().items()
     )
+
+
+def test_evaluate_names_arguments_in_errors():
+    for message, arguments in (
+        ("knn does not read the argument seeds, which is for fewshot", {"seeds": 2}),
+        (
+            "An option must be one of data, checkpoint, neighbors, got 'neighbours'",
+            {"neighbours": 2},
+        ),
+    ):
+        refuses(message, evaluate, "test_vit", "digits", "knn", **arguments)
+    refuses("Name a data set or a folder with the argument data", evaluate, "test_vit")
+    tuned = {"protocol": "finetune", "checkpoint": "mine.pth"}
+    refuses("got the argument checkpoint. Name one", evaluate, "test_vit", "digits", **tuned)
