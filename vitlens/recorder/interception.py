@@ -141,15 +141,18 @@ class Interception(TorchFunctionMode):
             return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         index, call, _ = where
         with torch._C.DisableTorchFunction():  # outer modes must not see these calls
-            self.check(index, call, query, key, attn_mask, dropout_p, is_causal)
+            self.require_first(index, call)
+            self._check(index, query, key, attn_mask, dropout_p, is_causal)
         self.image = None
         self.before_padding.clear()
         return self.attend(where, func, query, key, value, attn_mask, **kwargs)
 
-    def check(
+    def require_first(self, index: int, call: int) -> None:
+        """Raise UnsupportedModelError if this call has run before and a subclass takes only one forward."""
+
+    def _check(
         self,
         index: int,
-        call: int,
         query,
         key,
         mask: Tensor | None,

@@ -98,7 +98,7 @@ def intervene(
             return values[place]
 
         mode = Intervention(model, modules, values, replacement, blocks)
-        with mode.working():
+        with mode.active():
             THREAD.interventions.append(mode)
             try:
                 yield
@@ -171,7 +171,7 @@ class Intervention(Interception):
                 first += head_count(module)
 
     @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Call `act` in this block, by hooks for MLPs and the residual stream."""
         outputs: dict[tuple[str, int, int], list[Place]] = defaultdict(list)
         for place in self.places:
@@ -266,7 +266,7 @@ def outputs(
         kept[place] = part
 
     reader = Intervention(model, modules, places, keep)
-    with torch.no_grad(), eval_mode(whole), deactivate_others(reader), reader.working():
+    with torch.no_grad(), eval_mode(whole), deactivate_others(reader), reader.active():
         run(whole, images)
     return kept
 
