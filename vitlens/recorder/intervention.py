@@ -78,9 +78,9 @@ def intervene(
     once before the block, in eval mode and without any intervention. A module that runs its Vision Transformer several
     times, or with other images, has no mean.
 
-    Interventions nest, and the inner one takes precedence. A capture, inside or outside, records the attention with
-    its blocked keys, and the head's own output rather than its replacement. Only forwards of this thread are changed.
-    In this block compiled models run eagerly, in all threads.
+    Interventions nest, and the inner one takes precedence. A capture records the attention with its blocked keys, and
+    the head's own output rather than its replacement, no matter which of both blocks is the inner one. Only forwards of
+    this thread are changed. In this block compiled models run eagerly, in all threads.
 
     Raises UnsupportedModelError for a model or call that `capture` refuses, IndexError for parts that do not exist, and
     RuntimeError for a part that did not run.
