@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitlens.recorder import supported
 from vitlens.recorder.supported import family, inner_transformer, model_name, unwrap
+from vitlens.recorder.supported.card import card_of
 
 OUTPUTS = ("classes", "independent", "value")
 """Meanings of a model's outputs: classes that compete (softmax), independent labels (sigmoid), or plain values."""
@@ -17,10 +18,12 @@ OUTPUTS = ("classes", "independent", "value")
 _PROBLEMS = {"multi_label_classification": "independent", "regression": "value"}
 
 
-def stating(model: nn.Module, *attributes: str) -> nn.Module:
-    """The model if it has one of these attributes itself, else the only Vision Transformer inside it."""
+def module_with_facts(model: nn.Module, *attributes: str) -> nn.Module:
+    """The model if it has a card or one of these attributes itself, else the only Vision Transformer inside it."""
     model = unwrap(model)
-    return model if any(name in vars(model) for name in attributes) else inner_transformer(model)
+    if card_of(model) is not None or any(name in vars(model) for name in attributes):
+        return model
+    return inner_transformer(model)
 
 
 def class_count(model: nn.Module) -> int | None:
@@ -49,12 +52,16 @@ def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
     >>> vitlens.models.label_names(model)[6]
     'trilobite'
     """
-    model = stating(model, "label_names")
-    names, classes = supported.label_names(model), class_count(model)
-    count = classes if count is None else count
+    model = module_with_facts(model, "label_names")
+    names = supported.label_names(model)
+    classes = class_count(model)
+    if count is None:
+        count = classes
     if names is None and count == classes == 1000:
-        names = [*_imagenet_names()]
-    return names if names is not None and count in (None, len(names)) else None
+        names = list(_imagenet_names())
+    if names is None or count not in (None, len(names)):
+        return None
+    return names
 
 
 @functools.cache
@@ -72,11 +79,18 @@ def output_kind(model: nn.Module) -> str:
     >>> vitlens.models.output_kind(model)
     'classes'
     """
-    model = stating(model, "outputs", "config")
-    if (kind := getattr(model, "outputs", None)) in OUTPUTS:
-        return kind
-    problem = getattr(getattr(model, "config", None), "problem_type", None)
-    return _PROBLEMS.get(problem, "value" if class_count(model) == 1 else "classes")
+    model = module_with_facts(model, "outputs", "config")
+    own = getattr(model, "outputs", None)
+    if own in OUTPUTS:
+        return own
+    card = card_of(model)
+    if card is not None and card.outputs in OUTPUTS:
+        return card.outputs
+    config = getattr(model, "config", None)
+    problem = getattr(config, "problem_type", None)
+    if problem in _PROBLEMS:
+        return _PROBLEMS[problem]
+    return "value" if class_count(model) == 1 else "classes"
 
 
 def scores(model: nn.Module | str, logits: Tensor) -> Tensor:
@@ -91,7 +105,9 @@ def scores(model: nn.Module | str, logits: Tensor) -> Tensor:
     kind = model if isinstance(model, str) else output_kind(model)
     if kind == "classes" and logits.shape[-1] > 1:
         return logits.softmax(-1)
-    return logits.sigmoid() if kind == "independent" else logits
+    if kind == "independent":
+        return logits.sigmoid()
+    return logits
 
 
 def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple[str, float]]]:
@@ -107,5 +123,8 @@ def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple
         raise ValueError(f"Expected logits of shape (B, classes), got {tuple(logits.shape)}.")
     names = label_names(model, logits.shape[-1])
     values, classes = scores(model, logits).topk(min(k, logits.shape[-1]))
-    labels = [[names[c] if names else str(c) for c in row] for row in classes.tolist()]
-    return [[*zip(*pair, strict=True)] for pair in zip(labels, values.tolist(), strict=True)]
+    best = []
+    for numbers, row in zip(classes.tolist(), values.tolist(), strict=True):
+        labels = [names[number] if names else str(number) for number in numbers]
+        best.append(list(zip(labels, row, strict=True)))
+    return best

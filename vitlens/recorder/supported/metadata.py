@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.supported.card import card_of
 from vitlens.recorder.supported.lookup import family, is_known
 from vitlens.recorder.supported.names import short_name
 
@@ -46,7 +47,10 @@ def _other_size(name: str, pattern: str, size: Sequence[int] | None) -> str | No
 
 def label_names(model: nn.Module) -> list[str] | None:
     """Names of the classes, or None. transformers numbers classes without names: LABEL_0, LABEL_1 …"""
+    card = card_of(model)
     names = getattr(model, "label_names", None)
+    if names is None and card is not None:
+        names = card.label_names
     if names is not None or not is_known(model):
         return names
     config = getattr(model, "config", None)
@@ -59,8 +63,10 @@ def label_names(model: nn.Module) -> list[str] | None:
 
 
 def states_preprocessing(model: nn.Module) -> bool:
-    """False if the preprocessing is a guess: for timm's and unknown models without a `pretrained_cfg`."""
-    return hasattr(model, "pretrained_cfg") or not family(model).guesses_preprocessing
+    """False if the preprocessing is a guess: for timm's and unknown models without a `pretrained_cfg` or a card."""
+    if hasattr(model, "pretrained_cfg") or card_of(model) is not None:
+        return True
+    return not family(model).guesses_preprocessing
 
 
 def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:

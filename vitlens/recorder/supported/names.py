@@ -6,6 +6,8 @@ from pathlib import Path
 
 from torch import nn
 
+from vitlens.recorder.supported.card import card_of
+
 
 def qualified_name(thing: object) -> str:
     """Module and name of a class, or of the class of an object, as in 'timm.models.beit.Beit'."""
@@ -16,9 +18,9 @@ def qualified_name(thing: object) -> str:
 def short_name(model: nn.Module) -> str:
     """Name by which `load_model` opened a model, or else its architecture by its configuration, the origin of its
     weights (transformers), or its class."""
-    opened_as = vars(model).get("opened_as")
-    if opened_as:
-        return opened_as
+    card = card_of(model)
+    if card is not None and (card.name or card.architecture):
+        return card.name or card.architecture
     config = getattr(model, "pretrained_cfg", None) or {}
     if config.get("architecture"):
         return config["architecture"]

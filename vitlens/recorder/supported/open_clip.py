@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitlens.recorder.supported import timm
 from vitlens.recorder.supported.adapter import Family, PlainPatches, Pool
+from vitlens.recorder.supported.card import card_of
 from vitlens.recorder.supported.names import model_name, qualified_name
 from vitlens.recorder.supported.refusal import refuse
 
@@ -34,8 +35,8 @@ def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None
     if tokenizer is None:
         import open_clip
 
-        config = getattr(model, "pretrained_cfg", None) or {}
-        name = config.get("architecture")
+        card = card_of(model)
+        name = None if card is None else card.architecture
         tower = getattr(model, "text", model)
         if name in open_clip.list_models():
             tokenizer = open_clip.get_tokenizer(name)
