@@ -25,7 +25,7 @@ from vitlens.recorder.interception import POOL
 from vitlens.recorder.intervention import head_places, mean_outputs
 from vitlens.recorder.supported import attention_modules, has_text_tower, unwrap
 from vitlens_explorer import details
-from vitlens_explorer.drawing import captioned
+from vitlens_explorer.drawing import figure_png
 from vitlens_explorer.lanes import LARGEST, Job
 from vitlens_explorer.page import CANCELED, Check, Control, Panel, Scale, unchecked
 from vitlens_explorer.photographs import (
@@ -669,7 +669,7 @@ class Explorer(Pictured):
             f"-layer{about['layer']}" if "layer" in about else ""
         )
         with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(f"{name}.png", captioned(self.forward, panel, score))
+            archive.writestr(f"{name}.png", figure_png(self.forward, panel, score))
             archive.writestr(f"{name}.json", json.dumps(about, indent=2, ensure_ascii=False))
             with archive.open(f"{name}.npz", "w") as numbers:
                 np.savez_compressed(numbers, **arrays)

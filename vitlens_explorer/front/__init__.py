@@ -28,7 +28,7 @@ def joined(folder: Path = HERE, names: Sequence[str] = SCRIPTS) -> str:
 
 def script() -> str:
     """The scripts as one JavaScript module, whose default export has anywidget's `render`."""
-    return joined() + "\nexport default { render, Source, unpacked };\n"
+    return joined() + "\nexport default { render, Source, unpack };\n"
 
 
 def style() -> str:
