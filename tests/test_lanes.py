@@ -86,7 +86,7 @@ def test_connection_stops_after_close(connected):
     connection.close()
     page.may.set()
     until(lambda: connection._drawing is None)
-    assert not shown and not page.taken and connection.settled
+    assert not shown and not page.taken and connection.idle
 
 
 def test_connection_keeps_job_while_key_is_equal(connected):
@@ -109,7 +109,7 @@ def test_connection_keeps_job_while_key_is_equal(connected):
         page.may.set()
         connection.receive({"set": number})
         until(lambda number=number: len(shown) == number + 1)
-    assert begun.wait(PATIENCE) and not ended.is_set() and not connection.settled
+    assert begun.wait(PATIENCE) and not ended.is_set() and not connection.idle
     page.job = Job(("other",), lambda check: "value")
     page.may.set()
     connection.receive({"set": 2})
@@ -232,7 +232,10 @@ def test_explorer_cancel_of_score_lasts_until_next_choice(vit):
     while not slow.inside.is_set():
         slow.explorer.wait(0.01, settled=True)
     refuses(
-        "score of this map is still being computed", slow.explorer.page.take, {"press": "save"}, []
+        "score of this map is still being computed",
+        slow.explorer.page.requested,
+        {"press": "save"},
+        [],
     )
     slow.explorer.connection.receive({"cancel": True, "number": 7})
     assert (

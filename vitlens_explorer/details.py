@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from vitlens.recorder.forward import evaluating, run
 from vitlens.recorder.supported import family, hooked
-from vitlens_explorer.page import unchecked
-from vitlens_explorer.photographs import READOUT, Forward
+from vitlens_explorer.controls import READOUT
+from vitlens_explorer.lanes import never_cancel
+from vitlens_explorer.photographs import Forward
 from vitlens_explorer.views import MAX, MEAN, by_layer, query_row
 from vitlens_explorer.words import number, say
 
@@ -96,7 +97,7 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
     pixels = forward.pixels[row * height : (row + 1) * height, col * width : (col + 1) * width]
     readable = forward.classes and not any(layer == "pool" for layer, _ in forward.off)
     with evaluating(forward.model):
-        lens = by_layer(forward, READOUT, unchecked) if readable else []
+        lens = by_layer(forward, READOUT, never_cancel) if readable else []
     about = {
         **_tokens(forward),
         "layer": layer,

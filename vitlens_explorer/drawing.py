@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vitlens.plot.alt_text import bundle
 from vitlens.plot.style import WIDTH, wrapped
-from vitlens_explorer.page import Scale
+from vitlens_explorer.panels import Scale
 
 SIDE = 448
 """Largest side in pixels of images that are enlarged by an integer factor."""

@@ -15,13 +15,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-LARGEST = 64 * 2**20
+LARGEST_UPLOAD = 64 * 2**20
 """Largest upload, in bytes."""
 PATIENCE, PACE = 1.0, 0.5
 """Seconds until the first report of a job's progress, and between two reports."""
@@ -29,6 +29,14 @@ PATIENCE, PACE = 1.0, 0.5
 
 class Cancelled(Exception):
     """Raised in a cancelled task."""
+
+
+Check = Callable[..., None]
+"""Callback before forwards, with their number. It raises Cancelled after the request was cancelled."""
+
+
+def never_cancel(*_) -> None:
+    """The check of work that is not cancelled."""
 
 
 class Task(Future):
@@ -93,7 +101,7 @@ class Job(NamedTuple):
     """A function for the long lane, and the key of its result. what, forwards: name and number of forwards for the
     progress report, 0 if unknown."""
 
-    key: tuple
+    key: Hashable
     function: Callable[[Callable[..., None]], object]
     what: str = ""
     forwards: int = 0
@@ -156,17 +164,17 @@ class Connection:
         self._drawing: Task | None = None
         self._job: tuple[tuple, Task] | None = None
         self._asked: dict[str, Task] = {}  # the latest question of each kind
-        self._pending = False  # True while the map waits for the job
+        self._waiting_for_job = False  # True while the map waits for the job
         self._reported = False  # True while the browser shows the job's progress
         self._file, self._data = 0, bytearray()  # number and bytes of the current upload
 
     @property
     def busy(self) -> bool:
         """True until all messages are processed."""
-        return not self.closed and bool(self._messages or self._drawing or self._pending)
+        return not self.closed and bool(self._messages or self._drawing or self._waiting_for_job)
 
     @property
-    def settled(self) -> bool:
+    def idle(self) -> bool:
         """True if both lanes are idle for this page."""
         return self.closed or not (self.busy or self._job)
 
@@ -185,7 +193,7 @@ class Connection:
                 [data],
             )
         elif "cancel" in content:
-            job = self._job if self._pending or not self._drawing else None
+            job = self._job if self._waiting_for_job or not self._drawing else None
             content = content | {"cancel": job and job[0]}
             self._messages.clear()
         self.error = ""
@@ -232,9 +240,9 @@ class Connection:
         if number > self._file:
             self._file, self._data = number, bytearray()
         self._data += data
-        if max(size, len(self._data)) > LARGEST:
+        if max(size, len(self._data)) > LARGEST_UPLOAD:
             self._data.clear()
-            problem = f"{part['upload']} is larger than {LARGEST >> 20} MB, the upload limit. Make it smaller."
+            problem = f"{part['upload']} is larger than {LARGEST_UPLOAD >> 20} MB, the upload limit. Make it smaller."
             self._send({"file": number, "problem": problem}, [])
             return None
         self._send({"file": number, "received": len(self._data)}, [])
@@ -261,7 +269,7 @@ class Connection:
             self.error = " ".join(filter(None, [self.error, *answer.errors]))
             for asked, files in answer.files:
                 self._send({"download": list(files), "asked": asked}, list(files.values()))
-            self._pending = answer.frame is None
+            self._waiting_for_job = answer.frame is None
             if answer.frame is not None and not self._messages:
                 self._show(answer.frame, answer.pictures)
             self._continue(answer.job)

@@ -61,7 +61,7 @@ class Widget(anywidget.AnyWidget):
     def wait(self, timeout: float = float("inf"), *, settled: bool = False) -> bool:
         """Wait until all messages are processed, and if `settled` also slow parts. False after `timeout` seconds."""
         last = time.monotonic() + timeout
-        while not self.connection.settled if settled else self.connection.busy:
+        while not self.connection.idle if settled else self.connection.busy:
             if time.monotonic() > last:
                 return False
             if self._thread == threading.get_ident():

@@ -30,9 +30,12 @@ from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import UnsupportedModelError, family
 from vitlens.stream import read_each
 from vitlens_explorer import front
-from vitlens_explorer.explorer import BARS, LOOKING, PREDICTED, Explorer
-from vitlens_explorer.page import MAPS, Check, Control, unchecked
-from vitlens_explorer.photographs import READOUT, Forward, Photograph, digest
+from vitlens_explorer.controls import READOUT, Control
+from vitlens_explorer.explorer import BARS, LOOKING, Explorer
+from vitlens_explorer.lanes import Check, never_cancel
+from vitlens_explorer.panels import MAPS
+from vitlens_explorer.photographs import Forward, Photograph, digest
+from vitlens_explorer.targets import PREDICTED
 from vitlens_explorer.views import (
     EVEN,
     EVERY,
@@ -41,11 +44,12 @@ from vitlens_explorer.views import (
     SINK,
     Choice,
     View,
-    covering,
+    contributions_of,
     curves,
-    possible,
+    order_of_covering,
     query_row,
     score,
+    supported_views,
     view_control,
 )
 from vitlens_explorer.words import WORDS, say
@@ -130,7 +134,7 @@ def write_page(
     path: str | os.PathLike,
     scores: bool = False,
     progress: Callable[[str], None] = lambda step: None,
-    check: Check = unchecked,
+    check: Check = never_cancel,
 ) -> Path:
     """Write some photographs of an explorer's page in its current state, as `save_page` does. check: called before
     forwards."""
@@ -188,11 +192,11 @@ def _content(
     for name in names:
         page.state = page.state | {"photograph": name}
         records.append(_record(name, page.forward, page.photograph.note, scores, progress, check))
-        records[-1]["tour"] = page.look_up({"ask": "tour"}, unchecked)[0]
+        records[-1]["tour"] = page.look_up({"ask": "tour"}, never_cancel)[0]
     left, first = _fit(records), records[0]
     views = {
         name: view
-        for name, view in possible(page.forward).items()
+        for name, view in supported_views(page.forward).items()
         if not (
             view.attributes
             and name not in first["maps"]
@@ -232,7 +236,9 @@ def described(
     for name in views:
         page.state = state | {"view": name}
         controls[name] = [
-            vars(_fitted(c, names, views, left)) for c in page.controls() if c.name not in absent
+            vars(_fitted(c, names, views, left))
+            for c in page.make_controls()
+            if c.name not in absent
         ]
     start = {c["name"]: state[c["name"]] for listed in controls.values() for c in listed}
     start["view"] = start["view"] if start["view"] in views else next(iter(views))
@@ -338,7 +344,7 @@ def _record(
     check: Check,
 ) -> dict:
     """The forward of a photograph for the scripts."""
-    views, targets = possible(forward), forward.likeliest[:BARS]
+    views, targets = supported_views(forward), forward.likeliest[:BARS]
     progress(f"{name}: attention")
     record = {
         "name": name,
@@ -364,9 +370,11 @@ def _record(
             made = views["contributions"].make(forward, Choice(target=target, head=EVERY), check)
         except (UnsupportedModelError, ValueError):  # the view is left out
             break
-        parts, logit = made.beside["parts"], float(made.arrays["logits"])
-        written = array(forward.written[target, None][1][0], exact=True)
-        record["contributions"][target] = parts | {"written": written, "logit": logit}
+        parts, written = contributions_of(forward, target, None, check)
+        record["contributions"][target] = made.beside["parts"] | {
+            "written": array(written, exact=True),
+            "logit": parts.logits[0].item(),
+        }
     explaining = {name: view for name, view in views.items() if view.attributes and not view.slow}
     for target in targets:
         longest = math.inf if scores else LONGEST if target == targets[0] else 0
@@ -458,7 +466,7 @@ def _explain(
     for k, (name, each) in enumerate(made.items()):
         scored = {"words": random}
         if own is not None:
-            scored = covering(forward, choice, each.values) | score(
+            scored = order_of_covering(forward, choice, each.values) | score(
                 forward, choice, own[:, k : k + 1], random
             )
         maps.setdefault(name, {})[target] = {

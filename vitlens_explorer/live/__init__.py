@@ -59,7 +59,7 @@ METHODS = {
     "balanced_gradients",
 }
 """Attribution methods of `gradients.js`."""
-LARGEST = 32_000_000
+MOST_PARAMETERS = 32_000_000
 """Largest number of parameters. ViT-S/16 has 22 million with 1,000 classes and 30 million with 21,843."""
 
 
@@ -80,17 +80,18 @@ def save_live_page(
     photographs. progress: called with the name of each step. Raises UnsupportedModelError for models that the scripts
     cannot run, and ImageError for images that cannot be read.
     """
-    from vitlens_explorer import explorer, in_page
+    from vitlens_explorer import in_page
     from vitlens_explorer.drawing import png
-    from vitlens_explorer.page import unchecked
-    from vitlens_explorer.views import possible
+    from vitlens_explorer.heads_off import mean_head_outputs
+    from vitlens_explorer.lanes import never_cancel
+    from vitlens_explorer.views import supported_views
 
     model = unwrap(model)
     _config(model)  # raises before the work
     page = in_page.explorer_of(model, images, samples=6)
     photographs = page.photographs
     progress("mean outputs of heads")
-    network, weights = written(model, explorer.means(model, page.forward.batch, unchecked))
+    network, weights = written(model, mean_head_outputs(model, page.forward.batch, never_cancel))
     photos = []
     for name, photograph in photographs.items():
         page.state = page.state | {"photograph": name}
@@ -98,7 +99,7 @@ def save_live_page(
         photos.append({"name": name, "png": seen, "about": photograph.note})
     views = {
         name: view
-        for name, view in possible(page.forward).items()
+        for name, view in supported_views(page.forward).items()
         if not view.attributes or name in METHODS
     }
     grid, forward = in_page.grid_of(page.forward), page.forward
@@ -116,7 +117,7 @@ def save_live_page(
         "photos": photos,
         "labels": forward.labels,
         "names": forward.names,
-        "uploads": lanes.LARGEST,
+        "uploads": lanes.LARGEST_UPLOAD,
         "worker": script(),
         "wasm": (HERE / "kernels.wasm").read_bytes(),
     }
@@ -218,7 +219,10 @@ def _config(model: nn.Module) -> dict:
             "its read-out is neither a class token nor a mean",
         ),
         (not model.num_classes, "it has no classifier head"),
-        (count > LARGEST, f"it has {count:,} parameters, over the limit of {LARGEST:,}"),
+        (
+            count > MOST_PARAMETERS,
+            f"it has {count:,} parameters, over the limit of {MOST_PARAMETERS:,}",
+        ),
         (
             any(size % 8 for size in sizes)
             or block.attn.num_heads * block.attn.head_dim != model.embed_dim,
