@@ -29,7 +29,7 @@ from experiments.results import about, command, in_own_process, kept, memory, pa
 from vitlens import faithfulness, load_model
 from vitlens.attribution import METHODS
 from vitlens.models import preprocess
-from vitlens_paper.evaluate import student
+from vitlens.scores import student
 
 STEP, ORDERS, BASELINE = 14, 4, "mean"
 NAMES = tuple(METHODS)

@@ -27,8 +27,8 @@ from experiments.results import about, command, labeled, opened_models, parser, 
 from vitlens import tokens
 from vitlens.attribution.maps import checked, explaining
 from vitlens.recorder.supported import family, transformer
+from vitlens.scores import proportion, student
 from vitlens.stream import read_out
-from vitlens_paper.evaluate import proportion, student
 from vitlens_paper.evaluate.ablation import divergence
 
 LENS = "lens/tuned.safetensors"  # in a subdirectory, because timm 1.0.28 rejects directories with two .safetensors

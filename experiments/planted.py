@@ -24,7 +24,7 @@ from experiments.results import about, command, kept, parser, write
 from vitlens import TokenGrid
 from vitlens.attribution import METHODS
 from vitlens.data import ImageSet
-from vitlens.data.augment import normalized
+from vitlens.data.augment import normalize
 from vitlens.train import export, fit
 from vitlens.train.recipes import recipe
 
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for case, questions in cases.items():
                 shares = []
                 for marked, mark, other in questions:
-                    x = normalized(
+                    x = normalize(
                         marked.data.images,
                         model.pretrained_cfg["mean"],
                         model.pretrained_cfg["std"],

@@ -32,8 +32,7 @@ from tqdm import tqdm
 from experiments.results import SPECIMEN, about, command, labeled, parser, write
 from experiments.sinks import TIMES, outliers, ratios
 from vitlens import capture, load_model, tokens
-from vitlens.scores import paired
-from vitlens_paper.evaluate import proportion, student
+from vitlens.scores import paired, proportion, student
 
 
 @torch.no_grad()

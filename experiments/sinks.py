@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from experiments.results import write_by_model
 from vitlens import TokenGrid, attention, capture, tokens
-from vitlens_paper.evaluate import student
+from vitlens.scores import student
 
 TIMES = 3.0
 """Norm of an outlier, as a multiple of the median norm of its image's patches."""

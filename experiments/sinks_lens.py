@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from experiments.results import write_by_model
 from vitlens import attention, capture, tokens
+from vitlens.scores import proportion, student
 from vitlens.stream import read_out
-from vitlens_paper.evaluate import proportion, student
 
 MOST = 6
 """Patches of an image with the most attention, of 196."""

@@ -37,7 +37,7 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 from vitlens.recorder import supported
-from vitlens.recorder.forward import evaluating
+from vitlens.recorder.forward import eval_mode
 from vitlens.recorder.supported import timm as timm_adapter
 from vitlens.train import Recipe
 from vitlens_paper.variants import PlacedAttention
@@ -253,7 +253,7 @@ def change_under(group: str, model: nn.Module, images: Tensor) -> dict[str, Chan
     """The `Change` of a model under "flips" or "rotations": "before", one copy of an image at a time, and "after", its
     logits and rollouts averaged over the group. images: (B, C, H, W), normalized; square for rotations."""
     copies = [turned(images, group, number) for number in range(GROUPS[group])]
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         with one_copy(model):
             before = [_output(model, copy) for copy in copies]
             after = [_averaged(model, copy, group) for copy in copies]

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from experiments.results import about, command, parser, write
 from vitlens import attention, capture, data, load_model, report
 from vitlens.report import prepared
-from vitlens_paper.evaluate import student
+from vitlens.scores import student
 
 BATCH = 10
 

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from experiments.results import about, command, parser, write
 from vitlens.plot.style import SERIES, charts, styled
-from vitlens.recorder.forward import evaluating, out_of_memory, run
+from vitlens.recorder.forward import eval_mode, run
+from vitlens.recorder.memory import is_out_of_memory
 from vitlens_paper.evaluate import compute
 
 MODELS = "ViT-B/32", "ViT-B/16", "ViT-L/32", "ViT-L/16", "R50x1", "R50x2"
@@ -44,7 +45,7 @@ def throughput(model: nn.Module, image: Tensor, seconds: float = 0.5) -> tuple[f
             with torch.inference_mode():
                 speed = batch / timer.blocked_autorange(min_run_time=seconds).median
         except RuntimeError as error:
-            if not (fastest and out_of_memory(error)):
+            if not (fastest and is_out_of_memory(error)):
                 raise
             break
         slower = 0 if speed > 1.02 * best else slower + 1
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             compute.opened(name, size).to(device),
             torch.randn(1, 3, size, size, device=device),
         )
-        with evaluating(model), torch.autocast(device, torch.bfloat16, enabled=gpu):
+        with eval_mode(model), torch.autocast(device, torch.bfloat16, enabled=gpu):
             speed, batch = throughput(model, image, 0.01 if options.tiny else 0.5)
             per_image, fixed = training_memory(model, image)
         table.append(

@@ -1,4 +1,4 @@
-"""Time and memory of `contributions` and `direct` compared with a plain forward, on one image.
+"""Time and memory of `contributions` and `direct_by_head` compared with a plain forward, on one image.
 
     python -m experiments.stream --out data/results/stream-cpu.csv
 
@@ -15,7 +15,7 @@ import timm
 import torch
 
 from experiments.results import about, command, in_own_process, memory, parser, write
-from vitlens.stream import contributions, direct
+from vitlens.stream import contributions, direct_by_head
 
 MODELS = {
     "ViT-Ti/16": "vit_tiny_patch16_224",
@@ -27,7 +27,7 @@ RUNS = 7
 WAYS = {
     "forward": lambda model, image: model(image),
     "contributions": lambda model, image: contributions(model, image, 3),
-    "direct": lambda model, image: direct(model, image, 3),
+    "direct": lambda model, image: direct_by_head(model, image, 3),
 }
 
 

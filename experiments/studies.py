@@ -30,20 +30,12 @@ from experiments.small_data import change_under
 from vitlens import plot
 from vitlens.data import ImageSet, load
 from vitlens.images import ModelInput
+from vitlens.scores import of_seeds, proportion, student
 from vitlens.train import export, fit, snapshots
 from vitlens.train.criteria import ObjectiveLoss
 from vitlens.train.recipes import Recipe
 from vitlens.train.run_folder import aside_of
-from vitlens_paper.evaluate import (
-    compute,
-    features,
-    few_shot,
-    linear_probe,
-    of_seeds,
-    proportion,
-    student,
-    support,
-)
+from vitlens_paper.evaluate import compute, features, few_shot, linear_probe, support
 
 SHOTS, DRAWS = 5, 3
 PROBED = 100
@@ -107,7 +99,7 @@ def trained(
     variant, plan, (train, valid) = study.models[cell.model], study.plan(cell), splits
     folder, model = out / "runs" / cell.name, variant.build(plan)
     inside = out / "cells" / f"{cell.name}.npz"
-    data = train.chosen(support(train.labels, cell.images // study.classes, cell.seed)), valid
+    data = train.select_rows(support(train.labels, cell.images // study.classes, cell.seed)), valid
     trainings, extra = {folder: plan}, {}
     if before := variant.before(plan):
         learner = variant.build(before)

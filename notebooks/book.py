@@ -33,10 +33,10 @@ from vitlens import (
     top_classes,
     train,
 )
-from vitlens.plot.heatmaps import GRAY, checked_grid, covered
-from vitlens.plot.mosaics import mosaic
-from vitlens.plot.style import WIDTH, bare, page, styled
-from vitlens.recorder.forward import float64
+from vitlens.plot.mosaic import mosaic
+from vitlens.plot.on_images import checked_grid, covered
+from vitlens.plot.style import GRAY, WIDTH, bare, page, styled
+from vitlens.recorder.precision import to_float64
 from vitlens_paper import evaluate, variants
 
 __all__ = [
@@ -184,7 +184,7 @@ def by_direction(similarities: Tensor) -> Tensor:
     rows, cols = similarities.shape[:2]
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(cols))
     offset = ((places[:, None] - places).abs() @ torch.tensor([cols, 1])).flatten()
-    mean = (offset.bincount(float64(similarities).cpu().flatten()) / offset.bincount()).view(
+    mean = (offset.bincount(to_float64(similarities).cpu().flatten()) / offset.bincount()).view(
         rows, cols
     )
     length, steps = places.double().norm(dim=1).view(rows, cols), range(1, min(rows, cols))

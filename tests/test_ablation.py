@@ -7,15 +7,13 @@ import pandas as pd
 import pytest
 import timm
 import torch
-from data_support import colors
-from maps_support import refuses
 from scipy.stats import t as student
-from test_cli import saved, vitlens
+from support import colors, refuses, saved_model, vitlens
 
 from experiments import pruning
 from vitlens import UnsupportedModelError, intervene, load_model, scores
 from vitlens.data import ImageSet
-from vitlens.data.augment import normalized
+from vitlens.data.augment import normalize
 from vitlens_paper.evaluate import ablation
 
 
@@ -45,7 +43,7 @@ def test_effects_equal_interventions_by_hand(name):
     model, data = small(name), labeled()
     found = ablation.effects(model, data, batch=5, seed=3, **QUIET)
     rows = torch.randperm(11, generator=torch.Generator().manual_seed(3))
-    x = normalized(data.images[rows], model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+    x = normalize(data.images[rows], model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
     labels = data.labels[rows]
     before = torch.cat([model(part) for part in x.tensor_split(2)]).detach().double()
     heads = [(layer, head) for layer in range(3) for head in range(2)]
@@ -136,7 +134,7 @@ def test_effects_written_until_interrupt(tmp_path, monkeypatch):
 
 
 def test_ablate_command_writes_csv(tmp_path):
-    model, data = saved(tmp_path / "model"), tmp_path / "data"
+    model, data = saved_model(tmp_path / "model"), tmp_path / "data"
     colors(data, 8, "012")
     out = tmp_path / "heads.csv"
     done = vitlens("ablate", model, "--data", data, "--batch", 6, "--workers", 0, "--out", out)
@@ -174,7 +172,7 @@ def test_effects_reject_unknown_ways_and_architectures():
 
 def test_pruning_removes_least_effective_head():
     model, data = small(), labeled(14)
-    x = normalized(data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+    x = normalize(data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
     table = pd.DataFrame(
         pruning.pruned(model, [x[:6]], [(x[6:], data.labels[6:])], orders=2, way="zero")
     )

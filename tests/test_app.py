@@ -5,7 +5,6 @@ import contextlib
 import http.client
 import io
 import json
-import queue
 import signal
 import struct
 import subprocess
@@ -20,52 +19,12 @@ import pytest
 import timm
 import torch
 from PIL import Image, ImageChops, ImageStat
+from support import PATIENCE, Served
 from timm.models import save_for_hf
-from tornado.httpclient import HTTPClientError, HTTPRequest
-from tornado.websocket import websocket_connect
+from tornado.httpclient import HTTPClientError
 
-from vitlens_explorer.app import App, listening
 from vitlens_explorer.lanes import QUICK
 from vitlens_explorer.photographs import sample_photographs
-
-PATIENCE = 60
-
-
-class Served:
-    """An app in a thread. opening: its address with the token. error: of the model."""
-
-    def __init__(self, model):
-        addresses = queue.SimpleQueue()
-        self.app, self.error = App(str(model)), None
-        self.thread = threading.Thread(target=self._run, args=(addresses.put,))
-        self.thread.start()
-        self.opening = addresses.get(timeout=PATIENCE)
-        self.address = self.opening.split("?")[0]
-
-    def _run(self, began):
-        try:
-            asyncio.run(self.app.run(listening(0), began))
-        except Exception as error:
-            self.error = error
-
-    def end(self):
-        self.app.end()
-        self.thread.join(PATIENCE)
-
-    def cookie(self):
-        header = urllib.request.urlopen(self.opening).headers["Set-Cookie"]
-        assert (
-            "HttpOnly" in header
-            and "SameSite=Strict" in header
-            and self.opening.split("=")[1] not in header
-        )
-        return header.split(";")[0]
-
-    async def socket(self, cookie, origin=None):
-        headers = {"Cookie": cookie, "Origin": origin or self.address.rstrip("/")}
-        return await websocket_connect(
-            HTTPRequest(self.address.replace("http", "ws") + "socket", headers=headers)
-        )
 
 
 def run(coroutine):

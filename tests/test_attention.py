@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from capture_support import captured
-from maps_support import Largest, refuses
+from support import Largest, captured, refuses
 
 from vitlens import TokenGrid, attention
 from vitlens.recorder.record import Layer

@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from maps_support import images
-from test_timm import QUICK
+from support import QUICK, images
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -7,8 +7,7 @@ import threading
 import numpy as np
 import timm
 import torch
-from capture_support import Headed
-from maps_support import left_as_found, refuses
+from support import Headed, left_as_found, refuses
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms import Normalize
 

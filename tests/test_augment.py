@@ -9,7 +9,15 @@ from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torchvision.transforms.v2 import functional as tv
 
 from vitlens.data import augment as transforms
-from vitlens.data.augment import Augment, Targets, augmented, draws, generator, normalized, seed_of
+from vitlens.data.augment import (
+    Augment,
+    Targets,
+    augment_batch,
+    draws,
+    generator,
+    normalize,
+    seed_of,
+)
 from vitlens.train.criteria import sigmoid_cross_entropy, soft_cross_entropy
 
 EVERYTHING = Augment(
@@ -34,9 +42,11 @@ def batch():
     return images, torch.randint(0, 10, (32,), generator=rng)
 
 
-def test_augmented_is_a_function_of_the_key(batch):
+def test_augment_batch_is_a_function_of_the_key(batch):
     def run(*key):
-        return augmented(*batch, EVERYTHING, draws("cpu", *key), mean=(0.5,) * 3, std=(0.2,) * 3)
+        return augment_batch(
+            *batch, EVERYTHING, draws("cpu", *key), mean=(0.5,) * 3, std=(0.2,) * 3
+        )
 
     before = torch.get_rng_state()
     a, b = run(0, 1, 2), run(0, 1, 2)
@@ -52,13 +62,13 @@ def test_augmented_is_a_function_of_the_key(batch):
     )
 
 
-def test_augmented_by_default_only_normalizes(batch):
-    x, y = augmented(*batch, Augment(), draws("cpu", 0), **PLAIN)
+def test_augment_batch_by_default_only_normalizes(batch):
+    x, y = augment_batch(*batch, Augment(), draws("cpu", 0), **PLAIN)
     assert torch.equal(x, batch[0].float() / 255)
     assert torch.equal(y.a, batch[1]) and torch.equal(y.b, batch[1]) and (y.lam == 1).all()
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     torch.testing.assert_close(
-        normalized(batch[0], mean, std), tv.normalize(x, mean, std), rtol=0, atol=1e-6
+        normalize(batch[0], mean, std), tv.normalize(x, mean, std), rtol=0, atol=1e-6
     )
 
 
@@ -86,12 +96,12 @@ def places(window, image, size):
     ]
 
 
-def test_resized_crop_has_the_requested_area_and_ratio():
+def test_random_resized_crop_has_the_requested_area_and_ratio():
     # The first two channels are the coordinates, which show the corners of the crop.
     n = 64
     coordinate = (torch.arange(n) + 0.5) / n
     x = torch.stack([coordinate.expand(n, n), coordinate[:, None].expand(n, n), torch.zeros(n, n)])
-    out = transforms.resized_crop(
+    out = transforms.random_resized_crop(
         x.expand(500, -1, -1, -1), (n, n), (0.3, 0.8), (0.75, 4 / 3), 0.0, draws("cpu", 0)
     )
     width = (out[:, 0, 0, -1] - out[:, 0, 0, 0]) * n / (n - 1)
@@ -103,7 +113,7 @@ def test_resized_crop_has_the_requested_area_and_ratio():
     assert out.min() >= 0 and out[:, :2].max() <= 1
 
 
-def test_resized_crop_equals_affine_grid():
+def test_random_resized_crop_equals_affine_grid():
     x = torch.rand(6, 3, 40, 56, generator=torch.Generator().manual_seed(0))
     area, log_ratio, angle, cx, cy = draws("cpu", 2).uniform(5, 6)
     area, log_ratio, angle = (
@@ -116,10 +126,10 @@ def test_resized_crop_equals_affine_grid():
     down = torch.stack([w * angle.sin(), h * angle.cos(), (2 * cy - 1) * (1 - h)], dim=1)
     grid = F.affine_grid(torch.stack([across, down], dim=1), [6, 3, 24, 33], align_corners=False)
     expected = F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
-    out = transforms.resized_crop(x, (24, 33), (0.1, 0.6), (0.5, 2.0), 30.0, draws("cpu", 2))
+    out = transforms.random_resized_crop(x, (24, 33), (0.1, 0.6), (0.5, 2.0), 30.0, draws("cpu", 2))
     assert max(w.max(), h.max()) < 1
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
-    same = transforms.resized_crop(x, (40, 56), (1.0, 1.0), (1.0, 1.0), 0.0, draws("cpu", 0))
+    same = transforms.random_resized_crop(x, (40, 56), (1.0, 1.0), (1.0, 1.0), 0.0, draws("cpu", 0))
     torch.testing.assert_close(same, x, atol=1e-5, rtol=0)
 
 
@@ -145,9 +155,9 @@ def test_color_jitter_equals_torchvision_per_image(batch):
         torch.testing.assert_close(out[i], expected, atol=2e-3, rtol=0)
 
 
-def test_mixed_equals_a_loop_over_samples(batch):
+def test_mix_neighbors_equals_a_loop_over_samples(batch):
     x, labels = batch[0].float() / 255, batch[1]
-    out, y = transforms.mixed(x, labels, 0.4, 0.4, draws("cpu", 7))
+    out, y = transforms.mix_neighbors(x, labels, 0.4, 0.4, draws("cpu", 7))
     kind, lam, cy, cx = torch.rand(4, 32, generator=generator("cpu", 7))
     counts = {"cutmix": 0, "mixup": 0, "none": 0}
     for i in range(32):
@@ -172,27 +182,27 @@ def test_mixed_equals_a_loop_over_samples(batch):
     assert torch.equal(y.a, labels) and torch.equal(y.b, labels.view(16, 2).flip(1).flatten())
 
 
-def test_augmented_crops_a_larger_image(batch):
-    out, _ = augmented(*batch, Augment(flip=0.5), draws("cpu", 4), size=11, **PLAIN)
+def test_augment_batch_crops_a_larger_image(batch):
+    out, _ = augment_batch(*batch, Augment(flip=0.5), draws("cpu", 4), size=11, **PLAIN)
     positions = [
         places(window, image, 11) for window, image in zip(out, batch[0].float() / 255, strict=True)
     ]
     assert all(len(matches) == 1 for matches in positions)
     assert {y for ((y, _, _),) in positions} == set(range(6)) == {x for ((_, x, _),) in positions}
-    resized, _ = augmented(*batch, Augment(scale=(0.5, 1.0)), draws("cpu", 4), size=11, **PLAIN)
+    resized, _ = augment_batch(*batch, Augment(scale=(0.5, 1.0)), draws("cpu", 4), size=11, **PLAIN)
     assert resized.shape == (32, 3, 11, 11)
     with pytest.raises(
         ValueError, match="window of 17×17 pixels cannot be cut from an image of 16×16"
     ):
-        augmented(*batch, Augment(), draws("cpu", 4), size=17, **PLAIN)
+        augment_batch(*batch, Augment(), draws("cpu", 4), size=17, **PLAIN)
 
 
-def test_augmented_in_parts_equals_the_whole_batch(batch):
-    whole, y = augmented(*batch, EVERYTHING, draws("cpu", 0, 3), size=12, **PLAIN)
+def test_augment_batch_in_parts_equals_the_whole_batch(batch):
+    whole, y = augment_batch(*batch, EVERYTHING, draws("cpu", 0, 3), size=12, **PLAIN)
     for parts in (2, 16):
         images, labels = (t.chunk(parts) for t in batch)
         pieces = [
-            augmented(
+            augment_batch(
                 images[k],
                 labels[k],
                 EVERYTHING,
@@ -207,21 +217,21 @@ def test_augmented_in_parts_equals_the_whole_batch(batch):
             assert torch.equal(y[field], torch.cat([target[field] for _, target in pieces]))
 
 
-def test_mixed_keeps_the_last_sample_and_other_random_choices(batch):
+def test_mix_neighbors_keeps_the_last_sample_and_other_random_choices(batch):
     x, labels = batch[0][:5].float(), batch[1][:5]
-    out, y = transforms.mixed(x, labels, 1.0, 0.0, draws("cpu", 7))
+    out, y = transforms.mix_neighbors(x, labels, 1.0, 0.0, draws("cpu", 7))
     assert torch.equal(out[4], x[4]) and y.b.tolist() == labels[[1, 0, 3, 2, 4]].tolist()
     quiet = Augment(flip=0.5, pad=2, erase=0.5)
-    a, _ = augmented(
+    a, _ = augment_batch(
         *batch, Augment(flip=0.5, pad=2, erase=0.5, cutmix=1.0), draws("cpu", 1), **PLAIN, mix=False
     )
-    b, _ = augmented(*batch, quiet, draws("cpu", 1), **PLAIN)
+    b, _ = augment_batch(*batch, quiet, draws("cpu", 1), **PLAIN)
     assert torch.equal(a, b)
 
 
-def test_erased_zeroes_one_rectangle(batch):
+def test_erase_rectangles_zeroes_one_rectangle(batch):
     x = batch[0].float() / 255 + 1
-    out = transforms.erased(x, 0.5, draws("cpu", 0))
+    out = transforms.erase_rectangles(x, 0.5, draws("cpu", 0))
     erased = out[:, 0] == 0
     assert 5 < erased.any(dim=(1, 2)).sum() < 27
     for mask in erased[erased.any(dim=(1, 2))]:
@@ -233,7 +243,7 @@ def test_erased_zeroes_one_rectangle(batch):
 
 def test_soft_losses_equal_timm_on_one_hot_rows(batch):
     logits = torch.randn(32, 10, generator=torch.Generator().manual_seed(1))
-    _, y = transforms.mixed(batch[0].float(), batch[1], 0.5, 0.5, draws("cpu", 2))
+    _, y = transforms.mix_neighbors(batch[0].float(), batch[1], 0.5, 0.5, draws("cpu", 2))
     rows = y.lam[:, None] * F.one_hot(y.a, 10) + (1 - y.lam[:, None]) * F.one_hot(y.b, 10)
     for smoothing in (0.0, 0.1):
         soft = (1 - smoothing) * rows + smoothing / 10

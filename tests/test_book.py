@@ -293,7 +293,7 @@ def test_figures_have_alt_text_in_notebooks(tmp_path):
         "import matplotlib.pyplot as plt\nfrom vitlens import overlay, plot\nimport numpy as np",
         "plot.tiles({'ramp': np.arange(6).reshape(2, 3)})",  # the value of the cell
         "plt.plot([3, 1, 2], label='loss')\nplt.title('By hand');",  # shown at its end
-        "overlay(np.zeros((4, 4, 3), np.uint8), np.eye(2), grid=plot.heatmaps.TokenGrid(2, 2, (2, 2)));",
+        "overlay(np.zeros((4, 4, 3), np.uint8), np.eye(2), grid=plot.on_images.TokenGrid(2, 2, (2, 2)));",
         "%config InlineBackend.figure_format = 'png'",
         "fig = plot.tiles({'ramp': np.arange(6).reshape(2, 3)})\nfig.set_label('A \"ramp\".')\nfig",
     ]

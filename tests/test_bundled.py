@@ -9,7 +9,8 @@ from book import spectral_centroid
 
 from vitlens import attention, capture, filters, load_model, positions
 from vitlens.images import samples
-from vitlens.models import SPECIMEN, preprocess
+from vitlens.models import preprocess
+from vitlens.models.opening import SPECIMEN
 
 SCRATCH = SPECIMEN.parent / "vit_tiny_patch8_64"
 
@@ -56,7 +57,7 @@ def test_bundled_models_have_structure_that_random_weights_lack(model, control):
         positions.rank_correlation(positions.similarity(m)) for m in (model, control)
     )
     assert trained < -0.3 and abs(random) < 0.1
-    (some, variance), (noise, even) = (filters.components(m, 8) for m in (model, control))
+    (some, variance), (noise, even) = (filters.principal(m, 8) for m in (model, control))
     assert variance.sum() > 1.15 * even.sum()
     trained, random = (spectral_centroid(each).median() for each in (some, noise))
     assert trained < 0.75 * random
@@ -75,7 +76,7 @@ def test_specimen_has_the_structure_of_the_paper():
     layers have local and global heads."""
     model = load_model()
     assert positions.rank_correlation(positions.similarity(model)) <= -0.55
-    assert 0.45 < filters.components(model, 28)[1].sum() < 0.5
+    assert 0.45 < filters.principal(model, 28)[1].sum() < 0.5
     with torch.no_grad(), capture(model) as attn:
         model(preprocess(model, list(samples().values())))
     share = attention.mean_distance(attn).mean(0) / attn.grid.uniform_distance()

@@ -8,35 +8,18 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from capture_support import Headed, captured
-from maps_support import refuses
+from support import Headed, Materialized, captured, refuses, unfused_maps
 from torch.overrides import TorchFunctionMode
 
 from vitlens import UnsupportedModelError, capture
 from vitlens.attention import entropy, mean_distance, rollout
 from vitlens.attribution import METHODS
-from vitlens.recorder.forward import full_precision
-from vitlens.recorder.record import MULTIHEAD, multihead_attention
+from vitlens.recorder.multihead import MULTIHEAD, multihead_attention
+from vitlens.recorder.precision import full_precision
 
 
 def images(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def unfused_maps(model, x):
-    """Attention maps of timm's own unfused path: the input of attn_drop."""
-    maps, handles = [], []
-    for block in model.blocks:
-        block.attn.fused_attn = False
-        handles.append(
-            block.attn.attn_drop.register_forward_hook(lambda m, args, out: maps.append(args[0]))
-        )
-    with torch.no_grad():
-        model(x)
-    for block, handle in zip(model.blocks, handles, strict=True):
-        block.attn.fused_attn = True
-        handle.remove()
-    return maps
 
 
 @pytest.mark.parametrize(
@@ -140,22 +123,6 @@ def test_capture_ignores_other_models_in_the_block(vit):
     expected = captured(mine, F.interpolate(images(1, 3, 32, 48), (64, 64)))
     assert all(torch.equal(a.q, b.q) for a, b in zip(attn, expected, strict=True))
     assert attn.grid.image == (64, 64)
-
-
-class Materialized(TorchFunctionMode):
-    """Explicit attention that stores the maps."""
-
-    def __init__(self):
-        super().__init__()
-        self.maps = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        (q, k, v), mask = args, (kwargs or {}).get("attn_mask")
-        logits = q @ k.mT * q.shape[-1] ** -0.5
-        self.maps.append((logits if mask is None else logits + mask).softmax(-1))
-        return self.maps[-1] @ v
 
 
 @pytest.mark.parametrize(

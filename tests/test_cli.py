@@ -1,16 +1,13 @@
 """The command line: files written, sentences on standard error, exit codes."""
 
-import contextlib
 import dataclasses
 import gc
 import importlib.metadata
-import io
 import json
 import shutil
 import socket
 import subprocess
 import sys
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -21,7 +18,7 @@ import torch
 import typer
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from timm.models import save_for_hf
+from support import saved_model, vitlens
 
 from vitlens import (
     attention,
@@ -44,35 +41,9 @@ from vitlens.train.recipes import FROM_MODEL, RECIPES, Recipe
 from vitlens_paper.evaluate import PROTOCOLS
 
 
-def vitlens(*arguments, expect=0):
-    """Run the command in this process, because starting Python takes most of the time."""
-    out, err = io.StringIO(), io.StringIO()
-    argv = mock.patch.object(sys, "argv", ["vitlens", *map(str, arguments)])
-    with (
-        argv,
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as stop,
-    ):
-        cli.run()
-    assert (stop.value.code or 0) == expect, err.getvalue()
-    assert "Traceback" not in err.getvalue()
-    return SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
-
-
-def saved(folder, name="vit_tiny_patch16_224", **kwargs):
-    torch.manual_seed(0)
-    usual = {} if name.startswith("naflex") else {"img_size": 32, "patch_size": 8}
-    arguments = usual | dict(embed_dim=48, depth=2, num_heads=3, num_classes=10) | kwargs
-    model = timm.create_model(name, **arguments)
-    model.pretrained_cfg = model.pretrained_cfg | {"input_size": (3, 32, 32), "crop_pct": 1.0}
-    save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    return saved(tmp_path_factory.mktemp("model"))
+    return saved_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -145,11 +116,11 @@ def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path)
     )
     assert summary["uniform_distance"] == pytest.approx(attn.grid.uniform_distance())
     np.testing.assert_allclose(
-        summary["explained_variance"], filters.components(model)[1], rtol=1e-5
+        summary["explained_variance"], filters.principal(model)[1], rtol=1e-5
     )
     rank = positions.rank_correlation(positions.similarity(model))
     assert summary["position_rank_correlation"] == pytest.approx(rank)
-    assert summary["filter_variance"] == pytest.approx(filters.components(model)[1].sum().item())
+    assert summary["filter_variance"] == pytest.approx(filters.principal(model)[1].sum().item())
     layer, head = summary["nearest_head_at"]
     assert distance[layer, head] == distance.min()
     assert summary["nearest_head"] == pytest.approx(
@@ -193,7 +164,7 @@ def test_inspect_beside_another_model_with_a_data_set_and_damaged_images(
     (tmp_path / "broken.jpg").write_text("nonsense")
     Image.new("RGB", (4000, 20)).save(tmp_path / "strip.png")
     paths = [photographs / "coffee.png", tmp_path / "broken.jpg", tmp_path / "strip.png"]
-    other, out = saved(tmp_path / "other", "vit_relpos_small_patch16_224"), tmp_path / "out"
+    other, out = saved_model(tmp_path / "other", "vit_relpos_small_patch16_224"), tmp_path / "out"
     done = vitlens(
         "inspect",
         model_folder,
@@ -221,7 +192,7 @@ def test_inspect_beside_another_model_with_a_data_set_and_damaged_images(
 def test_inspect_calls_models_of_one_architecture_by_their_folders(
     model_folder, photographs, tmp_path, monkeypatch
 ):
-    headings, again = [], saved(tmp_path / "again")
+    headings, again = [], saved_model(tmp_path / "again")
     monkeypatch.setattr(report, "write_inspection", lambda *_: [])
     monkeypatch.setattr(
         report, "write_beside", lambda inspections, _: headings.extend(inspections) or []
@@ -237,7 +208,7 @@ def test_inspect_calls_models_of_one_architecture_by_their_folders(
     )
     assert headings == [model_folder.name, "again"]
     headings.clear()
-    other = saved(tmp_path / "b" / "again")
+    other = saved_model(tmp_path / "b" / "again")
     vitlens(
         "inspect", again, photographs / "coffee.png", "--beside", other, "--out", tmp_path / "out"
     )
@@ -271,7 +242,7 @@ def test_inspect_takes_a_folder_in_natural_order_and_names_other_files_once(
 def test_commands_without_a_model_use_the_bundled_one(
     model_folder, photographs, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("vitlens.models.SPECIMEN", model_folder)
+    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", model_folder)
     for arguments, images in (
         ([photographs / "rocket.png"], 1),
         ([photographs], 3),
@@ -300,7 +271,7 @@ def test_commands_without_a_model_use_the_bundled_one(
         (str(model_folder), photographs / "rocket.png"),
     ]
     assert served[1][1]["checkpoint"] == model_folder / "model.safetensors"
-    monkeypatch.setattr("vitlens.models.SPECIMEN", tmp_path / "absent")
+    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", tmp_path / "absent")
     for arguments in ([photographs / "rocket.png"], []):
         done = vitlens("inspect", *arguments, "--out", tmp_path, expect=2)
         assert "such as vit_tiny_patch16_224" in done.stderr.splitlines()[-1]
@@ -384,7 +355,7 @@ def test_inspect_notes_missing_figures(tmp_path):
             set(),
         ),
     ):
-        model = load_model(saved(tmp_path / "model", name, **options))
+        model = load_model(saved_model(tmp_path / "model", name, **options))
         inspection = report.inspect(model, list(samples().items())[:1])
         numbers = inspection.to_dict()
         assert any(note in words for words in numbers["notes"])
@@ -396,7 +367,7 @@ def test_inspect_notes_missing_figures(tmp_path):
             assert (tmp_path / "rollout.png").exists() == ("rollout" not in lacks)
             assert (tmp_path / "positions.png").exists() == (options.get("pos_embed") != "none")
     single = report.inspect(
-        load_model(saved(tmp_path / "one", patch_size=32)), list(samples().items())[:1]
+        load_model(saved_model(tmp_path / "one", patch_size=32)), list(samples().items())[:1]
     )
     assert (
         "too few positions" in single.sentences["positions"]
@@ -649,7 +620,7 @@ REFUSED = [
 @pytest.mark.parametrize("command", ["inspect", "explain", "train", "other"])
 def test_commands_refuse_wrong_options_in_one_line(model_folder, photographs, tmp_path, command):
     (tmp_path / "file").write_text("mine")
-    weights = load_file(saved(nan := tmp_path / "nan") / "model.safetensors")
+    weights = load_file(saved_model(nan := tmp_path / "nan") / "model.safetensors")
     save_file({k: v * float("nan") for k, v in weights.items()}, nan / "model.safetensors")
     rows = [
         row

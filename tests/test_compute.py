@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from maps_support import refuses
+from support import refuses
 from torch import nn
 
 import vitlens_paper as paper

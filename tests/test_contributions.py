@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from capture_support import CHUNKS, check_all, chunk
-from maps_support import images, left_as_found, refuses
-from test_timm import QUICK
+from support import CHUNKS, QUICK, check_all, chunk, images, left_as_found, refuses
 
 import vitlens_paper.variants  # noqa: F401  registers vitlens_vit with timm
 from experiments.timm_support import read_table
@@ -76,9 +74,9 @@ def test_contributions_sum_to_the_logit(part):
 
 def test_contributions_are_equal_in_inference_mode():
     model, x = small("vit_tiny_patch16_224")
-    added, maps = stream.contributions(model, x, 1), stream.direct(model, x, 1)
+    added, maps = stream.contributions(model, x, 1), stream.direct_by_head(model, x, 1)
     with torch.inference_mode():
-        again, same = stream.contributions(model, x.clone(), 1), stream.direct(model, x, 1)
+        again, same = stream.contributions(model, x.clone(), 1), stream.direct_by_head(model, x, 1)
     assert added.biases.abs().min() > 1e-3
     torch.testing.assert_close(again.parts, added.parts)
     torch.testing.assert_close(same, maps)
@@ -121,7 +119,9 @@ def check_parts(model, x):
     expected = logits[[0, 1], [1, 3]] - logits[:, 0]
     assert torch.equal(added.logits, expected) and len(added.names) == added.parts.shape[1]
     torch.testing.assert_close(added.parts.sum(1), expected, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(stream.apart(model, x, [1, 3], 0)[1].sum(-1), added.heads)
+    torch.testing.assert_close(
+        stream.contributions_by_token(model, x, [1, 3], 0)[1].sum(-1), added.heads
+    )
     assert (
         added.heads.any(0).all()
         and added.mlps.any(0).all()
@@ -172,7 +172,7 @@ def test_contributions_equal_products_of_weights(vit):
     deviation = (tokens["last"].var(-1, unbiased=False, keepdim=True) + model.norm.eps).sqrt()
     vector = model.norm.weight * model.head.weight[4] / deviation
     vector = (vector - vector.mean(-1, keepdim=True)).detach()  # minus the mean, as in the norm
-    added, maps = stream.contributions(model, x, 4), stream.direct(model, x, 4)
+    added, maps = stream.contributions(model, x, 4), stream.direct_by_head(model, x, 4)
     torch.testing.assert_close(added.embedding, (tokens["embedding"] * vector).sum(-1))
     biases = model.head.bias[4] + model.norm.bias @ model.head.weight[4]
     for i, block in enumerate(model.blocks):
@@ -306,7 +306,7 @@ def test_contributions_refuse_other_models(vit):
     refuses("layer 0 .ResPostBlock. is post-norm", stream.contributions, post, x, 3, **cannot)
     block = type("Own", (type(model.blocks[1]),), {})
     model.blocks[1].__class__ = block
-    refuses("layer 1 .Own. is unknown", stream.direct, model, x, 3, **cannot)
+    refuses("layer 1 .Own. is unknown", stream.direct_by_head, model, x, 3, **cannot)
     model.blocks[1].__class__ = block.__mro__[1]
     with left_as_found(model):
         refuses("classes 0 to 9, got 10", stream.contributions, model, x, 10)

@@ -13,20 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torchvision
-from data_support import (
+from PIL import ExifTags, Image
+from sklearn.datasets import load_digits
+from support import (
     assert_streams,
     encoded,
     files,
     parquet,
+    refuses,
     saved,
     shown,
     tar,
     unreachable,
     write,
 )
-from maps_support import refuses
-from PIL import ExifTags, Image
-from sklearn.datasets import load_digits
 from timm.data import create_dataset
 
 from vitlens import load_image

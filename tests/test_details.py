@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_capture import unfused_maps
+from support import unfused_maps
 
 from vitlens import TokenGrid, capture, tokens
 from vitlens.images import samples

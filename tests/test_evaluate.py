@@ -9,28 +9,16 @@ import numpy as np
 import pytest
 import timm
 import torch
-from data_support import encoded, write
-from maps_support import refuses
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
+from support import clouds, encoded, refuses, write
 
 from vitlens.data import ImageSet, load
-from vitlens.data.augment import normalized
+from vitlens.data.augment import normalize
 from vitlens.models import pixels, preprocess
 from vitlens.train import join
 from vitlens_paper.evaluate import features, linear_probe
 from vitlens_paper.evaluate.reading import before_the_head, named_classes, opened, read
-
-
-def clouds(n, seed, classes=3, width=20, noise=2.0):
-    """Features of classes around separate centers, one feature on another scale, and their labels."""
-    centers = torch.randn(classes, width, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(n) % classes
-    x = centers[labels] + noise * torch.randn(
-        n, width, generator=torch.Generator().manual_seed(seed)
-    )
-    x[:, 0] = 1000 * x[:, 0] + 5000
-    return x, labels
 
 
 def by_hand(train, valid, folds=5):
@@ -165,7 +153,7 @@ def test_opened_preprocesses_for_the_model(tmp_path):
     )
     config = deit.pretrained_cfg
     torch.testing.assert_close(
-        normalized(images, config["mean"], config["std"]),
+        normalize(images, config["mean"], config["std"]),
         preprocess(deit, files),
         rtol=0,
         atol=1e-6,

@@ -5,23 +5,21 @@ import shutil
 import sys
 from pathlib import Path
 
-import data_support
 import numpy as np
 import pytest
+import support
 import timm
 import torch
-from data_support import encoded, tar, write
 from safetensors.torch import load_file, save_file
 from scipy.stats import t
-from test_cli import saved, vitlens
-from test_tasks import clip_benchmark, imagenet
+from support import clip_benchmark, encoded, imagenet, saved_model, tar, vitlens, write
 from timm.data import ImageNetInfo
 
 from vitlens import load_image, load_model
 from vitlens.data import load
 from vitlens.models import preprocess
-from vitlens.scores import over_seeds, real_labels
-from vitlens_paper.evaluate import features, few_shot, nearest, proportion, supports
+from vitlens.scores import over_seeds, proportion, real_labels
+from vitlens_paper.evaluate import features, few_shot, nearest, supports
 from vitlens_paper.evaluate.reading import opened
 from vitlens_paper.tasks import TASKS
 
@@ -30,8 +28,8 @@ BUNDLED = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patc
 
 def colors(folder: Path, per_class=12) -> Path:
     """Pictures whose color is their class, for training and test."""
-    data_support.colors(folder / "train", per_class)
-    data_support.colors(folder / "test", 5)
+    support.colors(folder / "train", per_class)
+    support.colors(folder / "test", 5)
     return folder
 
 
@@ -66,13 +64,13 @@ def biased(folder: Path, source: Path, **bias: float) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    return saved(tmp_path_factory.mktemp("models") / "small")
+    return saved_model(tmp_path_factory.mktemp("models") / "small")
 
 
 @pytest.fixture(scope="module")
 def thousand(tmp_path_factory):
     """A model with the classes of ImageNet."""
-    return saved(tmp_path_factory.mktemp("models") / "thousand", num_classes=1000)
+    return saved_model(tmp_path_factory.mktemp("models") / "thousand", num_classes=1000)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +132,7 @@ def test_top1_of_wordnet_folders(tmp_path, thousand):
 
 def knows_colors(folder: Path, data: Path, order: list[int]) -> Path:
     """A model without class names that classifies the colors, with its classes in another order than the folder's."""
-    folder = saved(folder, num_classes=3)
+    folder = saved_model(folder, num_classes=3)
     network = load_model(folder)
     x, y = features(network, opened(network, data, "train", workers=0))
     with torch.no_grad():

@@ -14,15 +14,12 @@ import numpy as np
 import pytest
 import timm
 import torch
-from data_support import png, saved
 from IPython.core.formatters import DisplayFormatter
-from maps_support import refuses
 from matplotlib import colormaps
 from PIL import Image, ImageOps
 from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import cosine_similarity
-from test_capture import unfused_maps
-from test_plot import snapshots
+from support import PICTURE, given, png, refuses, saved, snapshots, unfused_maps, values
 
 import vitlens_explorer as widgets
 from vitlens import (
@@ -47,7 +44,6 @@ from vitlens_explorer.lanes import never_cancel
 from vitlens_explorer.results import Key
 from vitlens_explorer.words import say
 
-PICTURE = samples()["chelsea"]
 MODELS = {
     "class token": {},
     "mean of patches": {"global_pool": "avg", "class_token": False, "fc_norm": False},
@@ -60,12 +56,6 @@ close = functools.partial(np.testing.assert_allclose, atol=1e-6)
 @pytest.fixture
 def explorer(vit):
     return widgets.explore(vit(), PICTURE)
-
-
-def values(widget, name="picture"):
-    panel = next(panel for panel in widget.frame["panels"] if panel["name"] == name)
-    found = np.frombuffer(panel["values"], "<f4").reshape(panel["rows"], panel["cols"], -1)
-    return found[..., 0] if found.shape[-1] == 1 else found
 
 
 def words(widget):
@@ -82,10 +72,6 @@ def visible(widget):
 
 def selected(widget):
     return [panel["selected"] for panel in widget.frame["panels"]]
-
-
-def given(model, picture=PICTURE):
-    return preprocess(model, picture, size=model.patch_embed.img_size)
 
 
 def browser(widget, content, *buffers):
@@ -169,7 +155,7 @@ def test_explorer_contributions_and_lens_equal_stream(vit, kind):
     model = vit(**MODELS[kind])
     explorer, x, prefix = widgets.explore(model, PICTURE), given(model), model.num_prefix_tokens
     explorer.set(view="contributions", target=3, another="4")
-    found, direct = stream.contributions(model, x, 4), stream.direct(model, x, 4)[0]
+    found, direct = stream.contributions(model, x, 4), stream.direct_by_head(model, x, 4)[0]
     close(values(explorer), direct.sum((0, 1)))
     chart = explorer.frame["parts"]
     close(chart["heads"], found.heads[0])
@@ -182,7 +168,7 @@ def test_explorer_contributions_and_lens_equal_stream(vit, kind):
     close(values(explorer), direct[1, 2])
     assert (explorer.frame["parts"]["layer"], explorer.frame["parts"]["head"]) == (1, 2)
     explorer.set(head="sum", against=2)
-    close(values(explorer), stream.direct(model, x, 4, 2)[0, 1].sum(0))
+    close(values(explorer), stream.direct_by_head(model, x, 4, 2)[0, 1].sum(0))
     assert explorer.frame["panels"][0]["unit"] == "logits" and "minus that of" in words(explorer)
     lenses = [stream.lens(model, x, layer) for layer in range(3)]
     for layer, target in ((0, 3), (2, 5)):
@@ -690,7 +676,7 @@ def test_explorer_marks_and_hides_sinks(vit):
     (row, col), side = expected[0], shown.shape[0] // 4
     changed = np.abs(shown - plain).max(-1).reshape(4, side, 4, side).max((1, 3))
     assert changed[row, col] > 0 and np.count_nonzero(changed) == 1
-    with mock.patch("vitlens.plot.heatmaps.mark") as mark:
+    with mock.patch("vitlens.plot.on_images.mark") as mark:
         drawing.captioned(explorer.page.forward, explorer.page._panel(explorer.page.view()))
     assert [call.args[1] for call in mark.call_args_list if call.kwargs] == expected
     assert panel["legend"] == "attention weight, without sinks"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from maps_support import GRID, SMALL, Largest, gains, images, left_as_found, linear, maps, refuses
+from support import GRID, SMALL, Largest, gains, images, left_as_found, linear, maps, refuses
 from torch import nn
 from torchvision.transforms.functional import gaussian_blur
 

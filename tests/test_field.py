@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import timm
 import torch
-from data_support import encoded, write
-from maps_support import refuses
 from safetensors.torch import save_file
+from support import encoded, refuses, write
 from torch import nn
 
 from vitlens import UnsupportedModelError, attention, capture, load_model, report

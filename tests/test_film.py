@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import colormaps
-from test_plot import heads_of, history, snapshots, tile
+from support import heads_of, history, snapshots, tile
 
 from vitlens import plot
 from vitlens.recorder.grid import TokenGrid

@@ -14,7 +14,7 @@ def test_components_equal_scikit_learn():
     weight = torch.randn(
         96, 3, 8, 4, generator=torch.Generator().manual_seed(0)
     )  # patches that are not square
-    components, variance = filters.components(weight, k=10)
+    components, variance = filters.principal(weight, k=10)
     assert components.shape == (10, 8, 4, 3) and variance.shape == (10,)
     matrix = weight.permute(0, 2, 3, 1).flatten(1).double().numpy()
     pca = PCA(10, svd_solver="full").fit(matrix)
@@ -26,20 +26,20 @@ def test_components_equal_scikit_learn():
 
 
 def test_components_are_at_most_the_rank():
-    assert len(filters.components(torch.randn(16, 3, 2, 2), k=13)[0]) == 12, (
+    assert len(filters.principal(torch.randn(16, 3, 2, 2), k=13)[0]) == 12, (
         "a patch has twelve values"
     )
-    assert len(filters.components(torch.randn(5, 3, 2, 2))[1]) == 4, "five filters about their mean"
+    assert len(filters.principal(torch.randn(5, 3, 2, 2))[1]) == 4, "five filters about their mean"
 
 
 def test_kernels_of_models():
     model = timm.create_model("vit_tiny_patch16_224", depth=1)
-    components, _ = filters.components(model)
+    components, _ = filters.principal(model)
     assert components.shape == (28, 16, 16, 3)
     torch.testing.assert_close(
         filters.kernels(model)[5, 2, 3], model.patch_embed.proj.weight[5, :, 2, 3]
     )
-    assert filters.components(timm.create_model("test_vit", in_chans=1), k=4)[0].shape[-1] == 1
+    assert filters.principal(timm.create_model("test_vit", in_chans=1), k=4)[0].shape[-1] == 1
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
@@ -68,7 +68,7 @@ def test_components_refuse_models_without_filters():
         (torch.nn.Linear(3, 3), "no linear patch embedding"),
     ):
         with pytest.raises(ValueError, match=words):
-            filters.components(given)
+            filters.principal(given)
 
 
 def test_spectral_centroid_of_waves_is_their_frequency():

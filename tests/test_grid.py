@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import timm
 import torch
-from maps_support import refuses
+from support import refuses
 
 from vitlens import TokenGrid
 from vitlens.recorder.supported import family, token_grid

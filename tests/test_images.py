@@ -8,19 +8,12 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from data_support import png, saved
 from PIL import ExifTags, Image, ImageCms, ImageFile
+from support import BLUE, GREEN, NOISE, P3, RAMP, RED, WIDE, YELLOW, assert_close, flat, png, saved
 
 from vitlens.images import ImageError, load_image, rgb, samples
 
-RED, GREEN, BLUE, YELLOW = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)
 CORNERS = {"A": RED, "B": GREEN, "C": BLUE, "D": YELLOW}
-NOISE = np.random.default_rng(0)
-RAMP = NOISE.integers(0, 256, (24, 32, 3), np.uint8)
-
-
-def flat(color, size=(8, 6)):
-    return Image.new("RGB", size, color)
 
 
 def corners(letters="ABCD", width=64, height=32):
@@ -42,11 +35,6 @@ def noted_pixels(source):
 
 def gray(levels):
     return np.repeat(np.asarray(levels)[..., None], 3, -1)
-
-
-def assert_close(actual, expected, tolerance):
-    assert actual.shape == np.shape(expected)
-    assert np.abs(actual - np.asarray(expected, float)).max() <= tolerance
 
 
 def refused(source, *words, **options):
@@ -395,41 +383,7 @@ def test_load_image_refuses_half_a_file():
         refused(whole[: len(whole) // 2], "damaged")
 
 
-def s15(value):
-    return struct.pack(">i", round(value * 65536))
-
-
-def profile(primaries, gamma, name="Wide"):
-    """ICC profile (version 2) made by hand, with three primaries in XYZ under D50 and one gamma."""
-    xyz = lambda x, y, z: b"XYZ \0\0\0\0" + s15(x) + s15(y) + s15(z)  # noqa: E731
-    curve = b"curv\0\0\0\0" + struct.pack(">IH", 1, round(gamma * 256)) + b"\0\0"
-    text = name.encode() + b"\0"
-    description = b"desc\0\0\0\0" + struct.pack(">I", len(text)) + text + bytes(4 + 4 + 2 + 1 + 67)
-    description += bytes(-len(description) % 4)
-    parts = {b"desc": description, b"wtpt": xyz(0.9642, 1.0, 0.8249)}
-    parts |= {b"cprt": b"text\0\0\0\0none\0\0\0\0"}
-    parts |= dict(
-        zip((b"rXYZ", b"gXYZ", b"bXYZ"), (xyz(*primary) for primary in primaries), strict=True)
-    )
-    parts |= dict.fromkeys((b"rTRC", b"gTRC", b"bTRC"), curve)
-    table, data, at = struct.pack(">I", len(parts)), b"", 128 + 4 + 12 * len(parts)
-    for tag, content in parts.items():
-        table += tag + struct.pack(">II", at + len(data), len(content))
-        data += content
-    size = 128 + len(table) + len(data)
-    head = (
-        struct.pack(">I4sI4s4s4s", size, bytes(4), 0x02100000, b"mntr", b"RGB ", b"XYZ ")
-        + bytes(12)
-        + b"acsp"
-    )
-    head += bytes(28) + s15(0.9642) + s15(1.0) + s15(0.8249)
-    return head + bytes(128 - len(head)) + table + data
-
-
-# Primaries of Display P3 and of sRGB under D50, as their published matrices have them.
-P3 = ((0.51512, 0.24120, -0.00105), (0.29198, 0.69225, 0.04189), (0.15710, 0.06657, 0.78407))
 SRGB = ((0.43607, 0.22249, 0.01392), (0.38515, 0.71687, 0.09708), (0.14307, 0.06061, 0.71410))
-WIDE = profile(P3, 1.8)
 
 
 def by_hand(values, primaries, gamma):

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import timm
 import torch
-from maps_support import refuses
+from support import refuses
 from timm.models.vision_transformer import ParallelScalingBlock
 
 import vitlens

@@ -8,12 +8,11 @@ import threading
 import numpy as np
 import pytest
 import torch
-from maps_support import refuses
-from test_explorer import PICTURE, given, values
+from support import PICTURE, given, refuses, values
 
 import vitlens_explorer as widgets
 from vitlens import capture, intervene
-from vitlens.recorder.forward import evaluating, uncompiled
+from vitlens.recorder.forward import eager_mode, eval_mode
 from vitlens_explorer import lanes as lanes_module
 from vitlens_explorer.lanes import LONG, QUICK, Answer, Cancelled, Connection, Job, Lane
 
@@ -306,8 +305,8 @@ def test_heads_off_captures_and_modes_are_thread_local(vit):
 
     def other(check):
         with (
-            evaluating(model),
-            uncompiled(),
+            eval_mode(model),
+            eager_mode(),
             intervene(model, heads={(0, 1): "zero"}),
             torch.no_grad(),
         ):
@@ -318,7 +317,7 @@ def test_heads_off_captures_and_modes_are_thread_local(vit):
     model.train()
     task = QUICK.submit(other)
     assert inside.wait(PATIENCE)
-    with evaluating(model), uncompiled():
+    with eval_mode(model), eager_mode():
         with torch.no_grad(), capture(model) as attn:
             assert torch.equal(model(x), logits)
         assert all(torch.equal(a.weights(), b.weights()) for a, b in zip(attn, before, strict=True))

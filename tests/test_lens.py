@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from maps_support import images
+from support import images
 
 from experiments.lens import TunedLens, tune
 from vitlens import tokens

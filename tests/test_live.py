@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import wasmtime
-from test_cli import saved, vitlens
+from support import saved_model, vitlens
 
 from vitlens_explorer import live
 
@@ -99,11 +99,13 @@ def test_gelu_equals_torch_with_its_slope():
 
 
 def test_page_command_writes_a_live_page(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitlens.models.SPECIMEN", saved(tmp_path / "model"))
+    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", saved_model(tmp_path / "model"))
     out = vitlens("page", "--live", "--out", tmp_path / "page.html").stdout
     assert re.fullmatch(r".*page\.html: \d\.\d MB\. Its photos are samples\.\n", out)
     assert "'wasm-unsafe-eval'" in (tmp_path / "page.html").read_text()
-    large = saved(tmp_path / "large", "vit_base_patch16_224", embed_dim=768, depth=6, num_heads=12)
+    large = saved_model(
+        tmp_path / "large", "vit_base_patch16_224", embed_dim=768, depth=6, num_heads=12
+    )
     error = vitlens("page", large, "--live", "--out", tmp_path / "large.html", expect=2).stderr
     assert "parameters" in error and "`vitlens page MODEL IMAGE`" in error
     assert "--scores" in vitlens("page", "--live", "--scores", expect=2).stderr

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from capture_support import captured
 from safetensors.torch import load_file
 from scipy.stats import binom, chisquare
+from support import captured
 
 from vitlens import load_model
 from vitlens.data import ImageSet
-from vitlens.data.augment import normalized
+from vitlens.data.augment import normalize
 from vitlens.train import fit, recipe, runs, snapshots, starting_from
 from vitlens.train.criteria import objective_loss
 from vitlens.train.optim import optimizers
@@ -59,7 +59,7 @@ def data():
 
 
 def batch(data, count=6):
-    return normalized(data[0].images[:count], MEAN, STD)
+    return normalize(data[0].images[:count], MEAN, STD)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.15])
@@ -112,7 +112,7 @@ def test_colors_equal_floor_of_mean():
 @pytest.mark.parametrize("side", [1, 4])
 def test_colors_equal_independent_computation(data, side):
     images = data[0].images
-    x = normalized(images, MEAN, STD)
+    x = normalize(images, MEAN, STD)
     pixels = masked.restored(x, torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1))
     assert torch.equal(pixels, images.long())  # normalization is undone to the bit
     part, found = 8 // side, masked.colors(pixels, 8, side).numpy()

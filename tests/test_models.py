@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import timm
 import torch
-from data_support import saved
-from maps_support import refuses
 from PIL import Image
 from safetensors.torch import save_file
-from test_images import NOISE, RAMP, RED, assert_close, flat
+from support import NOISE, RAMP, RED, assert_close, flat, refuses, saved
 from timm.data import create_transform, resolve_model_data_config
 from timm.models import save_for_hf
 from torch import nn
@@ -280,9 +278,9 @@ def test_preprocess_refuses_wrong_images():
 
 
 def test_load_model_opens_the_bundled_model_by_default(folder, monkeypatch):
-    monkeypatch.setattr("vitlens.models.SPECIMEN", folder)
+    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", folder)
     assert load_model().label_names == ["cat", "dog", "owl"]
-    monkeypatch.setattr("vitlens.models.SPECIMEN", folder / "none")
+    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", folder / "none")
     refuses("data folder of a clone", load_model)
 
 

@@ -4,8 +4,8 @@ import json
 
 import timm
 import torch
-from maps_support import refuses
 from safetensors.torch import save_file
+from support import refuses
 
 from experiments.support import small
 from vitlens import capture

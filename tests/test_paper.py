@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import timm
 import torch
-from maps_support import refuses
+from support import refuses
 
 import vitlens_paper as paper
 from vitlens import UnsupportedModelError, attention, capture

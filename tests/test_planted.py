@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from maps_support import GRID, maps
+from support import GRID, maps
 
 from experiments.planted import COLORS, PATCH, RECIPE, energy_in_box, planted
 from vitlens import TokenGrid, load_model
 from vitlens.attribution import METHODS
-from vitlens.data.augment import normalized
+from vitlens.data.augment import normalize
 from vitlens.train import accuracy
 
 GOOD = ("integrated_gradients", "direct", "balanced_gradients")
@@ -25,7 +25,7 @@ def model():
 
 
 def hit_rate(images, model, name, mark=0, **kwargs):
-    x = normalized(images.data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+    x = normalize(images.data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
     return (
         images.hits(METHODS[name](model, x, images.classes[:, mark], **kwargs), mark)
         .float()

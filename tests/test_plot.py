@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import timm
 import torch
-from maps_support import refuses
+from support import refuses
 
 mpl.use("Agg")
 
@@ -21,8 +21,8 @@ import matplotlib.pyplot as plt
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
-from matplotlib.text import Text
 from PIL import Image, ImageFilter, ImageFont
+from support import RNG, assert_tidy, cosines, heads_of, history, snapshots, tile
 from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 from torchvision.transforms import v2
@@ -31,12 +31,10 @@ import vitlens_paper as paper
 from vitlens import plot
 from vitlens.images import ImageError, ModelInput
 from vitlens.models import crop_box, preprocess, restore
-from vitlens.plot.heatmaps import is_input
+from vitlens.plot.on_images import is_input
 from vitlens.recorder.grid import TokenGrid
 from vitlens.report import Inspection, Picture
-from vitlens.train import Step
 
-RNG = np.random.default_rng(0)
 CUT = TokenGrid(14, 20, (16, 16), image=(230, 330))
 PADDED = TokenGrid(15, 21, (16, 16), image=(230, 330))
 
@@ -47,40 +45,6 @@ def photo(height=230, width=330):
 
 def attention(heads, rows, cols):
     return RNG.dirichlet(np.full(rows * cols, 0.1), heads).reshape(heads, rows, cols)
-
-
-def cosines(rows, cols, rng=RNG):
-    unit = rng.normal(size=(rows, cols, 8))
-    unit /= np.linalg.norm(unit, axis=-1, keepdims=True)
-    return np.einsum("rcd,ijd->rcij", unit, unit)
-
-
-def history(steps, every=10):
-    """A run with a reading at every `every`-th step and a validation at every third reading."""
-    for step in range(1, steps + 1):
-        metrics = {"top1": 98.0 * step / steps, "top1_average": 99.0 * step / steps}
-        rate, loss = 1 - step / steps, 2.3 / step if step % every == 0 else None
-        yield Step(
-            step,
-            steps,
-            0,
-            0.001 * rate,
-            rate,
-            loss,
-            None,
-            metrics if step % (3 * every) == 0 else {},
-        )
-
-
-def snapshots(count, grid=8, patch=8, layers=6, heads=6, images=8):
-    rng = np.random.default_rng(2)
-    return {
-        "steps": 10 * np.arange(count) ** 2,
-        "filters": rng.normal(size=(count, 28, patch, patch, 3)),
-        "positions": np.stack([cosines(grid, grid, rng) for _ in range(count)]),
-        "distances": rng.uniform(0, grid * patch / 2, (count, layers, heads)),
-        "rollout": rng.uniform(0, 2 / grid**2, (count, images, grid, grid)),
-    }
 
 
 def inspection(grid=CUT, layers=12, heads=3, pictures=6, **lacks):
@@ -116,33 +80,6 @@ def nothing_stays_open():
     ).bit_generator.state  # the same images in any order of tests
     yield
     plt.close("all")
-
-
-def assert_tidy(figure):
-    """Assert that all artists are inside the page and no texts overlap."""
-    figure.draw_without_rendering()
-    hidden = {t for ax in figure.axes if not ax.axison for t in ax.findobj(Text)}
-    for axis in [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]:
-        low, high = sorted(axis.get_view_interval())
-        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-            if not low <= tick.get_loc() <= high:
-                hidden |= {tick.label1, tick.label2}
-    texts = [
-        t
-        for t in figure.findobj(Text)
-        if t not in hidden and t.get_visible() and t.get_text().strip()
-    ]
-    boxes = np.array([t.get_window_extent().extents for t in texts])
-    whole = figure.get_tightbbox().transformed(figure.dpi_scale_trans).extents
-    for low, high in (
-        (each[:2].min(), (each[2:] - figure.bbox.max).max()) for each in (whole, *boxes)
-    ):
-        assert low >= -0.5 and high <= 0.5
-    low, high = boxes[:, :2] + 0.5, boxes[:, 2:] - 0.5
-    touch = np.triu((low[:, None] < high).all(-1) & (low < high[:, None]).all(-1), 1)
-    assert not touch.any(), [
-        (texts[i].get_text(), texts[j].get_text()) for i, j in np.argwhere(touch)
-    ]
 
 
 WHY = "VisionTransformerRelPos has no table of learned position embeddings. Use a model that adds one vector per patch."
@@ -258,16 +195,6 @@ def test_plots_draw_into_axes_or_return_unheld_figures():
         assert draw(ax=axes[1]) is axes[1] and axes[1].has_data() and not axes[0].has_data()
         plt.close(figure)
     assert isinstance(ALONE["lines"](), plt.Figure) and plt.get_fignums() == []
-
-
-def tile(ax, x, y, height, width):
-    """Colors of the cells of the tile of a mosaic with its center at (x, y)."""
-    pixels, (_, _, bottom, _) = np.asarray(ax.images[0].get_array()), ax.images[0].get_extent()
-    rows, cols = (
-        ((middle + np.arange(count) + 0.5 - count / 2) * len(pixels) / bottom).astype(int)
-        for middle, count in ((y, height), (x, width))
-    )
-    return pixels[rows][:, cols]
 
 
 def test_filters_scales_each_tile_about_zero_in_reading_order():
@@ -400,12 +327,6 @@ def test_patches_cuts_and_numbers_in_reading_order():
     assert np.array_equal(tile(right, 4, right.get_yticks()[1], 8, 8), image[8:16, :8])
     *_, below = book.patches(photo(), grid=CUT).axes
     assert [t.get_text() for t in below.get_xticklabels()][-4:] == ["14", "…", "279", "280"]
-
-
-def heads_of(ax):
-    """Dots (L, H, 2) of the heads."""
-    dots = ax.lines[0].get_xydata()
-    return dots.reshape(len(np.unique(dots[:, 0].round())), -1, 2)
 
 
 def test_attention_distance_draws_every_head_of_every_layer():

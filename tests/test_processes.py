@@ -18,8 +18,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from maps_support import refuses
-from test_train import digits, tiny
+from support import digits, refuses, tiny
 from timm.layers import HybridEmbed
 from timm.models import VisionTransformer, save_for_hf
 from torch import nn

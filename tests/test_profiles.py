@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-from data_support import saved
 from PIL import Image
-from test_explorer import PICTURE
-from test_images import RAMP, WIDE
+from support import PICTURE, RAMP, WIDE, saved
 
 import vitlens_explorer as widgets
 from vitlens import load_image, report

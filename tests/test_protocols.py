@@ -7,16 +7,23 @@ import numpy as np
 import pytest
 import timm
 import torch
-from data_support import encoded, write
-from maps_support import refuses
 from sklearn.metrics import top_k_accuracy_score
-from test_evaluate import clouds
+from support import clouds, encoded, refuses, write
 from timm.data import ImageNetInfo, RealLabelsImagenet
 from timm.models import save_for_hf
 
 from vitlens.classes import class_numbers, matched
-from vitlens.scores import mean_of, over_seeds, real, real_labels, top_k, validation_numbers
-from vitlens_paper.evaluate import Score, evaluate, few_shot, nearest, proportion, support, supports
+from vitlens.scores import (
+    Score,
+    mean_of,
+    over_seeds,
+    proportion,
+    real,
+    real_labels,
+    top_k,
+    validation_numbers,
+)
+from vitlens_paper.evaluate import evaluate, few_shot, nearest, support, supports
 from vitlens_paper.evaluate.classifiers import least_squares
 from vitlens_paper.evaluate.protocols import Evaluation, Tuned, group_means, vtab_tasks
 from vitlens_paper.tasks import VTAB

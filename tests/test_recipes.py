@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import timm
 import torch
-from maps_support import refuses
 from scipy.ndimage import zoom
+from support import refuses
 from timm.models import save_for_hf
 
 from vitlens import load_model

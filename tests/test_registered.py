@@ -3,8 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from maps_support import refuses
-from test_capture import Materialized
+from support import Materialized, refuses
 from torch import nn
 
 import vitlens

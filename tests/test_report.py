@@ -7,10 +7,8 @@ import pandas as pd
 import pytest
 import timm
 import torch
-from maps_support import refuses
 from matplotlib.text import Text
-from test_cli import saved
-from test_plot import assert_tidy
+from support import assert_tidy, refuses, saved_model
 
 import vitlens_explorer as widgets
 from vitlens import faithfulness, load_model, plot, report
@@ -24,7 +22,7 @@ BOTH = [("chelsea", CAT), ("coffee", CUP)]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return load_model(saved(tmp_path_factory.mktemp("model")))
+    return load_model(saved_model(tmp_path_factory.mktemp("model")))
 
 
 def explained(model, image=CAT, target=None, *, against=None, names=("relevance",), **scoring):

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import timm
 import torch
-from maps_support import refuses
 from PIL import Image
 from safetensors.torch import load_file
+from support import refuses
 from timm.models import VisionTransformer
 from torch import nn
 
 from vitlens.data import load
-from vitlens.data.files import locked
+from vitlens.data.files import lock_folder
 from vitlens.models import load_model
 from vitlens.train import Recipe, Step, fit, recipe, runs
 from vitlens.train.run_folder import finish
@@ -260,7 +260,7 @@ def test_run_survives_rejected_start_and_damaged_snapshots(tmp_path, capsys):
     refuses("already holds a run", train, stopped, overrides=["lr=1e-3"], watch=3)
     refuses("got 0.001", train, stopped, resume=True, overrides=["lr=1e-3"], watch=3)
     with (
-        locked(stopped),
+        lock_folder(stopped),
         pytest.raises(ValueError, match=f"Another process is writing to {stopped}"),
     ):
         train(stopped, resume=True, watch=3)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from test_plot import assert_tidy
+from support import assert_tidy
 
 import vitlens_paper as paper
 from vitlens_paper import TABLE_5, TABLE_6

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from capture_support import captured
+from support import captured
 
 from experiments import small_data
 from experiments.small_data import build, change_under

@@ -56,7 +56,7 @@ def test_record_equals_analysis_functions(data):
     }
     for name, value in expected.items():
         np.testing.assert_allclose(arrays[name], value.detach().numpy(), rtol=1e-3, atol=1e-3)
-    components, variance = filters.components(model, 12)  # a patch of 2×2×3 has twelve values
+    components, variance = filters.principal(model, 12)  # a patch of 2×2×3 has twelve values
     assert arrays["filters"].shape == (28, 2, 2, 3) and not arrays["filters"][12:].any()
     np.testing.assert_allclose(arrays["filters"][:12], components, atol=1e-3)
     np.testing.assert_allclose(arrays["filters_variance"][:12], variance, atol=1e-3)

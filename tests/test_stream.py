@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_support import saved, shown, write
-from maps_support import refuses
 from PIL import Image
+from support import refuses, saved, shown, write
 from torchvision.transforms import RandomResizedCrop
 
 from vitlens import load_model
 from vitlens.data import ImageSet, ImageStream, Samples, imageset, load
 from vitlens.data.augment import Augment, seed_of
-from vitlens.data.imageset import pixels
+from vitlens.data.imageset import uint8_tensor
 from vitlens_paper.evaluate.reading import opened
 
 SIZE = 24
@@ -169,7 +168,7 @@ class Fatal:
 
 def test_stream_explains_a_killed_worker():
     labels = torch.zeros(40, dtype=torch.int64)
-    stream = ImageStream(Samples(Fatal(40), labels, ("a",), range(40)), 8, pixels, workers=1)
+    stream = ImageStream(Samples(Fatal(40), labels, ("a",), range(40)), 8, uint8_tensor, workers=1)
     with pytest.raises(
         ChildProcessError, match="processes that read images ended .* fewer workers"
     ):

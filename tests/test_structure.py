@@ -1,6 +1,7 @@
 """The layers of the package: allowed imports between rooms and at start-up."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -94,11 +95,11 @@ def reached(module: str) -> set[str]:
 
 
 def test_vitlens_knows_neither_of_the_packages_built_on_it():
-    """Not even by a string, except in the list of modules that have moved."""
+    """Not even by a string, except in the list of modules that have moved there."""
     for path in (path for path in FILES if package(module_of(path)) == "vitlens"):
         text = path.read_text(encoding="utf-8")
-        if path == ROOT / "vitlens" / "__init__.py":
-            text = re.sub(r"(?s)^MOVED = \{.*?\}", "", text, flags=re.M)
+        if path == ROOT / "vitlens" / "moved.py":
+            continue
         assert not re.search(
             "vitlens_(explorer|paper|vit)|PaperTransformer|masked-patches|mean-color", text
         ), path
@@ -113,6 +114,52 @@ def test_packages_built_on_vitlens_do_not_know_each_other(here, other):
             assert other not in path.read_text(encoding="utf-8"), path
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "vitlens.widgets.explore",
+        "from vitlens import widgets",
+        "import vitlens.widgets",
+        "from vitlens.widgets import explore",
+        "from vitlens.widgets.explorer import Explorer",
+        "from vitlens import load_model, evaluate",
+        "import vitlens.evaluate.protocols as protocols",
+        "importlib.import_module('vitlens.paper')",
+        "from vitlens.variants import SETTINGS",
+        "vitlens.ablation",
+    ],
+)
+def test_moved_modules_name_their_new_place(statement):
+    name = re.search("widgets|evaluate|paper|variants|ablation", statement)[0]
+    with pytest.raises((AttributeError, ImportError)) as error:
+        exec(statement, {"vitlens": vitlens, "importlib": importlib})
+    assert str(error.value).startswith(f"vitlens.{name} has moved. Use `")
+    exec(str(error.value).split("`")[1], {})
+    assert not hasattr(vitlens, name)
+
+
+@pytest.mark.parametrize(
+    "stub", [path for package in PACKAGES for path in (ROOT / package).rglob("*.pyi")], ids=str
+)
+def test_stubs_list_the_public_names(stub):
+    """Editors complete the names that a stub imports, and Python imports those when they are used."""
+    tree = ast.parse(stub.read_text(encoding="utf-8"))
+    imported = {
+        alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    listed = next(
+        ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)
+    )
+    module = importlib.import_module(module_of(stub))
+    declared = {node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)} - {
+        "__version__"
+    }
+    assert {*listed} == imported | declared
+    assert {*listed} <= {*module.__all__}
+    for name in listed:
+        assert getattr(module, name) is not None
+
+
 def test_only_commands_import_the_command_line():
     above = {module_of(path) for path in FILES if "vitlens.cli" in IMPORTED[path]}
     assert above == {"vitlens.__main__", "vitlens_explorer.cli", "vitlens_paper.cli"}
@@ -124,7 +171,7 @@ def test_plugins_register_whatever_is_imported_first(first):
         f"import vitlens_paper.{first}, vitlens.train, vitlens.data\n"
         "assert 'finetune-vtab' in vitlens.train.RECIPES and 'vtab/' in vitlens.data.SOURCES\n"
         "model = vitlens.train.recipe('masked-patches').override('model.positions=learned-2d').build()\n"
-        "assert vitlens.recorder.supported.known(model) and hasattr(model, 'objective')"
+        "assert vitlens.recorder.supported.is_known(model) and hasattr(model, 'objective')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -26,7 +26,8 @@ from experiments.studies import (
 from vitlens import load_model
 from vitlens.data import load
 from vitlens.recorder.supported import token_grid
-from vitlens_paper.evaluate import compute, proportion
+from vitlens.scores import proportion
+from vitlens_paper.evaluate import compute
 
 RESULTS = Path(__file__).parent.parent / "data" / "results"
 DIGITS = replace(study("data-size-digits").tiny(), seeds=(0,), sizes=(40,))

@@ -6,9 +6,8 @@ import json
 
 import pytest
 import torch
-from capture_support import check_all
-from maps_support import refuses
-from test_cli import vitlens as command
+from support import check_all, refuses
+from support import vitlens as command
 from timm.data import constants
 from torch import nn
 
@@ -28,14 +27,8 @@ from vitlens import attribution, capture, report, stream, tokens
 from vitlens.attribution import like
 from vitlens.attribution.target import bound
 from vitlens.images import samples
-from vitlens.recorder.forward import run
-from vitlens.recorder.supported import (
-    UnsupportedModelError,
-    family,
-    head_count,
-    pooled,
-    transformer,
-)
+from vitlens.recorder.forward import pooled_features, run
+from vitlens.recorder.supported import UnsupportedModelError, family, head_count, transformer
 from vitlens.recorder.supported.transformers import HALF, IMAGENET, OPENAI
 
 SOME = [
@@ -197,11 +190,11 @@ def check_stream(name):
     model = small(name).double()
     images = sized(model, 32, 32, batch=3)
     target = [2, 5, 0] if family(model).classes else like(sized(model, 32, 32, batch=1, seed=5))
-    parts, written = stream.apart(model, images, target)
+    parts, written = stream.contributions_by_token(model, images, target)
     torch.testing.assert_close(parts.parts.sum(1), parts.logits, atol=1e-9, rtol=0)
     torch.testing.assert_close(written.sum(-1), parts.heads, atol=1e-9, rtol=0)
     with torch.no_grad():
-        features = pooled(model, images)
+        features = pooled_features(model, images)
         if not family(model).classes:
             expected = bound(model, target)[0].score(features)
         else:
@@ -449,5 +442,5 @@ def test_pooled_is_the_input_of_the_classifier():
     for name in ("Dinov2ForImageClassification", "Siglip2ForImageClassification", "torchvision"):
         model = small(name)
         with torch.no_grad():
-            features = pooled(model, sized(model))
+            features = pooled_features(model, sized(model))
             torch.testing.assert_close(last_linear(model)(features), run(model, sized(model)))

@@ -8,8 +8,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from maps_support import images, refuses
-from test_cli import vitlens
+from support import images, refuses, vitlens
 
 from experiments.support import small
 from vitlens import UnsupportedModelError, capture, faithfulness, report
@@ -17,7 +16,7 @@ from vitlens.attribution import METHODS, explained, like, relevance, text
 from vitlens.attribution.target import NothingToExplain, bound
 from vitlens.images import ImageError, samples
 from vitlens.models import load_model, preprocess
-from vitlens.recorder import supported
+from vitlens.recorder.forward import pooled_features
 from vitlens.recorder.supported import family
 from vitlens.stream import contributions
 
@@ -54,7 +53,7 @@ def score(model, x, target, against=None):
     """(B,) scores of a target of features."""
     target, _ = bound(model, target, against)
     with torch.no_grad():
-        return target.score(supported.pooled(model, x))
+        return target.score(pooled_features(model, x))
 
 
 def test_similarity_by_hand(model):
@@ -214,7 +213,7 @@ def test_text_of_siglip_is_padded_without_a_mask(tmp_path):
             there = model.get_text_features(input_ids=ids).pooler_output
             shorter = model.get_text_features(input_ids=ids[:, :4]).pooler_output
             expected, other = (
-                F.cosine_similarity(supported.pooled(model, x), each) for each in (there, shorter)
+                F.cosine_similarity(pooled_features(model, x), each) for each in (there, shorter)
             )
         # The tokenizer of SigLIP 2 is Gemma's, with more words than these.
         cat = text("a cat", tokenizer=fast if name == "Siglip2Model" else None)

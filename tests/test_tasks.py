@@ -5,36 +5,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import torchvision
-from data_support import encoded, parquet, saved, shown, tar, write
-from maps_support import refuses
-from test_cli import vitlens
+from support import (
+    PIXELS,
+    clip_benchmark,
+    encoded,
+    imagenet,
+    parquet,
+    refuses,
+    shown,
+    tar,
+    vitlens,
+    write,
+)
 
 from vitlens.data import load
-from vitlens.data.imageset import drawn
+from vitlens.data.imageset import draw_rows
 from vitlens.scores import validation_numbers
 from vitlens.train.recipes import RECIPES
 from vitlens_paper import TABLE_4
 from vitlens_paper.evaluate.protocols import recipe_of
 from vitlens_paper.tasks import TASKS, VTAB
-
-PIXELS = [encoded(i, size=(8, 8)) for i in range(7)]
-WEBP = [saved(shown(image).permute(1, 2, 0).numpy(), "WEBP", lossless=True) for image in PIXELS]
-
-
-def clip_benchmark(root: Path, task, train=1020, test=30) -> Path:
-    """Write a copy like CLIP benchmark's: numbered shards in train/ and test/, `nshards.txt`, `classnames.txt`."""
-    folder, raw = root / task.source.removeprefix("wds/"), task.raw_classes or task.classes
-    for split, n in (("train", train), ("test", test)):
-        for shard in range(2):
-            content = {}
-            for i in range(shard * n // 2, (shard + 1) * n // 2):
-                content |= {f"s{i:07d}.webp": WEBP[i % 7], f"s{i:07d}.cls": str(i % raw).encode()}
-            tar(folder / split / f"{shard}.tar", content)
-        (folder / split / "nshards.txt").write_text("2\n")
-    (folder / "classnames.txt").write_text("".join(f"class {i}\n" for i in range(raw)))
-    return folder
 
 
 def test_tasks_equal_those_of_vtab_and_the_paper():
@@ -104,7 +95,7 @@ def test_load_vtab_copies_in_shards(tmp_path, name, monkeypatch):
     raw = task.raw_classes or task.classes
     train, valid, test = (load(name, split, root=tmp_path) for split in ("train", "valid", "test"))
     assert (len(train), len(valid), len(test)) == (1000, 200, 30)
-    rows = drawn(1020, 1000, seed=0)
+    rows = draw_rows(1020, 1000, seed=0)
     assert rows[:6].tolist() == [704, 591, 717, 603, 703, 504], "with every version the same images"
     expected = [
         int(np.floor(i % raw / (raw / task.classes))) for i in rows.tolist()
@@ -166,7 +157,7 @@ def test_load_sun397_from_parquet(tmp_path, monkeypatch):
         load("vtab/sun397", split, root=tmp_path / "cache") for split in ("train", "test")
     )
     assert train.labels.tolist() == (
-        drawn(1010, 1000, seed=0) % 397
+        draw_rows(1010, 1000, seed=0) % 397
     ).tolist() and test.labels.tolist() == [*range(9)]
     assert train.class_names == tuple(names)
 
@@ -193,19 +184,6 @@ def test_load_vtab_task_has_torchvisions_test_images(tmp_path):
     assert test.labels.tolist() == [
         label for _, label in torchvision.datasets.DTD(tmp_path, split="test")
     ]
-
-
-def imagenet(root: Path, per_class=1, first=1) -> None:
-    """Write torchvision's layout of unpacked ImageNet: `meta.bin`, and train/ and val/ by WordNet id."""
-    wnids = {"n01440764": ("tench", "Tinca tinca"), "n01443537": ("goldfish", "Carassius auratus")}
-    torch.save((wnids, []), root / "meta.bin")
-    numbers = iter(range(first, 10**6))
-    for wnid in wnids:
-        names = [f"ILSVRC2012_val_{next(numbers):08d}.JPEG" for _ in range(per_class)]
-        write(
-            root / "val" / wnid, {name: encoded(i, "JPEG", (8, 8)) for i, name in enumerate(names)}
-        )
-        write(root / "train" / wnid, {f"{wnid}_1.JPEG": encoded(5, "JPEG", (8, 8))})
 
 
 def test_load_imagenet_by_name_and_folder(tmp_path, monkeypatch):

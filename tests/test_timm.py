@@ -6,7 +6,7 @@ The quick part takes one model of each kind; `pytest -m slow` (make test-all) ta
 import pytest
 import timm
 import torch
-from capture_support import CHUNKS, check_all, chunk
+from support import CHUNKS, QUICK, check_all, chunk
 
 from experiments.timm_support import read_table, shrunk, survey
 from vitlens import attention
@@ -14,22 +14,6 @@ from vitlens.recorder.record import capture
 
 VERSION, TABLE = read_table()
 
-QUICK = [
-    "vit_tiny_patch16_224",
-    "vit_base_patch16_clip_224",
-    "deit_tiny_distilled_patch16_224",
-    "vit_small_patch16_18x2_224",
-    "vit_base_patch16_xp_224",
-    "vit_small_patch14_reg4_dinov2",
-    "eva02_tiny_patch14_224",
-    "vit_medium_patch16_rope_reg1_gap_256",
-    "beit_base_patch16_224",
-    "vit_base_patch16_siglip_224",
-    "naflexvit_base_patch16_gap",
-    "vit_relpos_base_patch16_clsgap_224",
-    "vit_tiny_r_s16_p8_224",
-    "aimv2_large_patch14_224",
-]
 
 REFUSED = {
     "swin_tiny_patch4_window7_224": "windows",

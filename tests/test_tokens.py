@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import timm
 import torch
-from maps_support import refuses
 from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.preprocessing import normalize
+from support import refuses
 
 from vitlens import UnsupportedModelError, capture, tokens
 

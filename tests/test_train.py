@@ -15,12 +15,11 @@ import safetensors.torch
 import timm
 import torch
 import torch.nn.functional as F
-from maps_support import refuses
+from support import digits, refuses, tiny
 from timm.models import save_for_hf
 from torch import nn
 
-from vitlens.data import load
-from vitlens.data.augment import augmented, draws, generator, seed_of
+from vitlens.data.augment import augment_batch, draws, generator, seed_of
 from vitlens.models import load_model
 from vitlens.train import World, accuracy, compiled, export, fit, run_folder
 from vitlens.train.loop import numerics
@@ -30,22 +29,9 @@ from vitlens.train.recipes import Recipe, recipe, starting_from
 torch.set_num_threads(1)
 
 
-def digits(**options):
-    return load("digits", "train", **options).subset(256), load(
-        "digits", "valid", **options
-    ).subset(100)
-
-
 @pytest.fixture(scope="module")
 def data():
     return digits()
-
-
-def tiny(**changes) -> Recipe:
-    """8 steps an epoch, 16 in all, everything random switched on."""
-    return replace(
-        recipe("digits").tiny(), drop_path=0.2, patch_drop=0.5, patch_drop_until=0.5, **changes
-    )
 
 
 def train(last: int, r: Recipe, data, model=None, **options) -> None:
@@ -97,7 +83,7 @@ def test_fit_equals_plain_loop(data, optimizer):
     order = torch.randperm(256, generator=generator("cpu", 0, 0))
     for i in range(5):
         rows = order[32 * i : 32 * i + 32]
-        x, y = augmented(
+        x, y = augment_batch(
             data[0].images[rows],
             data[0].labels[rows],
             r.augment,
@@ -589,7 +575,7 @@ def test_export_opens_in_timm(data, tmp_path):
 
 
 def one_batch(data, r):
-    return augmented(
+    return augment_batch(
         data[0].images[:32], data[0].labels[:32], r.augment, draws("cpu", 0), mean=r.mean, std=r.std
     )
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_plot import assert_tidy
+from support import assert_tidy
 
 from vitlens import plot
 from vitlens.faithfulness import Randomization

@@ -11,8 +11,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from capture_support import captured
-from maps_support import refuses
+from support import captured, refuses
 
 import vitlens_paper.variants
 from vitlens import capture, filters, load_model, positions
@@ -241,7 +240,7 @@ def test_variants_positions_and_tokens_without_decay(optimizer):
 def test_variants_filters_and_positions():
     for variant in (v for v in VARIANTS if not v.get("readout")):
         model = made(variant)
-        assert filters.components(model, 3)[0].shape == (3, 8, 8, 3)
+        assert filters.principal(model, 3)[0].shape == (3, 8, 8, 3)
         kind = variant.get("positions", "learned-1d")
         if kind in ("none", "relative-1d"):
             refuses("no learned", positions.similarity, model)
@@ -284,7 +283,7 @@ def test_variants_subclass_that_changes_the_forward_is_refused():
         pass
 
     sizes = dict(img_size=32, patch_size=8, embed_dim=24, depth=1, num_heads=2)
-    assert supported.known(Unchanged(**sizes)) and not supported.known(Changed(**sizes))
+    assert supported.is_known(Unchanged(**sizes)) and not supported.is_known(Changed(**sizes))
     refuses(
         "extends timm's PaperTransformer and overrides forward_features",
         supported.transformer,

@@ -17,16 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.names import require_known
-from vitlens.recorder.forward import (
-    evaluating,
-    float64,
-    full_precision,
-    require_images,
-    run,
-    shapes,
-)
+from vitlens.recorder.forward import eval_mode, require_images, run
 from vitlens.recorder.layer import Layer
+from vitlens.recorder.precision import full_precision, to_float64
 from vitlens.recorder.record import Attention, capture
+from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import unwrap
 
 if TYPE_CHECKING:
@@ -106,7 +101,7 @@ class Summary:
     images: int
     by_head: tuple[str, ...] = ()
 
-    __repr__ = shapes
+    __repr__ = repr_with_shapes
 
     def to_pandas(self) -> DataFrame:
         """A DataFrame of L·H rows: layer, head, and the mean over images of each statistic with one number per head.
@@ -120,7 +115,7 @@ class Summary:
             raise ValueError(
                 f"No statistic of {', '.join(self.values)} has one number per head. Add mean_distance."
             )
-        means = {name: float64(self.values[name]) for name in self.by_head}
+        means = {name: to_float64(self.values[name]) for name in self.by_head}
         means = {
             name: mean.reshape(-1, *mean.shape[-2:]).mean(0).cpu() for name, mean in means.items()
         }
@@ -239,7 +234,7 @@ def mean_over(
     bare, like = unwrap(model), next(model.parameters())
     total: dict[str, Tensor] = {}
     grid, count = None, 0
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         for batch in loader:
             images = batch[0] if isinstance(batch, list | tuple) else batch
             require_images(images, bare)
@@ -253,7 +248,7 @@ def mean_over(
             part = summary(attn, *statistics, renormalize=renormalize)
             for name, values in part.values.items():
                 total[name] = (
-                    None if values is None else total.get(name, 0) + float64(values).sum(0)
+                    None if values is None else total.get(name, 0) + to_float64(values).sum(0)
                 )
             count += part.images
     if not count:
@@ -290,7 +285,7 @@ def contrast(maps: Tensor) -> Tensor:
     >>> vitlens.attention.contrast(torch.eye(10))
     tensor(10., dtype=torch.float64)
     """
-    values = float64(maps).flatten(-2).sort(dim=-1, descending=True).values
+    values = to_float64(maps).flatten(-2).sort(dim=-1, descending=True).values
     if not (values >= 0).all():
         raise ValueError(
             "The values of a map must be 0 or more for its contrast. Clamp them first."

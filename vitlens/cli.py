@@ -77,9 +77,9 @@ def run() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except RuntimeError as error:
-        from vitlens.recorder.forward import out_of_memory
+        from vitlens.recorder.memory import is_out_of_memory
 
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         code = _fail("Memory ran out; take smaller batches or images, or --stream them.")
     if code == 130:
@@ -104,9 +104,9 @@ def names_in(text: str | tuple) -> tuple[str, ...]:
 def result_file(path: Path | None) -> Path | None:
     """The file of results, after its folder is made. Raises ValueError for a folder that cannot be written to."""
     if path is not None:
-        from vitlens.data.files import writable
+        from vitlens.data.files import check_writable
 
-        writable(path.parent, "--out")
+        check_writable(path.parent, "--out")
         path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -258,13 +258,13 @@ def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str,
 def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
     """(name, image) of some validation images of the run of a model folder, or an empty list without them."""
     from vitlens.data import load
-    from vitlens.data.imageset import decoded
+    from vitlens.data.imageset import decode
 
     try:
         about = json.loads((model.parent / "data.json").read_text("utf-8"))
         split = load(about["data"], "valid", size=8, stream=True, workers=0, root=about["root"])
         split = split.subset(min(count, len(split)))
-        images = [(split.samples.name(i), decoded(split.samples, i)) for i in range(len(split))]
+        images = [(split.samples.name(i), decode(split.samples, i)) for i in range(len(split))]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     note(f"No image is named, so {len(images)} validation images of {about['data']} are used.")
@@ -338,7 +338,7 @@ def inspect(
         from tqdm import tqdm
 
         from vitlens import report
-        from vitlens.data.files import writable
+        from vitlens.data.files import check_writable
         from vitlens.images import image_files
         from vitlens.models import load_model
 
@@ -348,7 +348,7 @@ def inspect(
     failures, complain = complaints()
     more = image_files(data, note) if data else []
     shown = named_images(images, model)
-    writable(out, "--out")
+    check_writable(out, "--out")
     vits = [load_model(model, checkpoint=checkpoint), *([load_model(beside)] if beside else [])]
     vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
@@ -439,7 +439,7 @@ def explain(
         from tqdm import tqdm
 
         from vitlens import attribution, report
-        from vitlens.data.files import writable
+        from vitlens.data.files import check_writable
         from vitlens.models import load_model
 
     options = {"orders": orders, "baseline": baseline and baseline.value}
@@ -449,7 +449,7 @@ def explain(
     failures, complain = complaints()
     model, images = model_and_images(model, images)
     shown = named_images(images, model)
-    writable(out, "--out")
+    check_writable(out, "--out")
     parts = len(attribution.methods(methods or None))
     goal, contrast = _targets(target, against, like or [], text or [])
     where, stale = working_device(device), (out / "scores.csv").exists()

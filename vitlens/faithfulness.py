@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from vitlens.attribution.maps import outputs_of
 from vitlens.attribution.target import Target, bound, of_features, resolved
 from vitlens.names import require_known
-from vitlens.recorder.forward import evaluating, require_images, run
+from vitlens.recorder.forward import eval_mode, pooled_features, require_images, run
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import family, known, model_name, pooled, token_grid, unwrap
+from vitlens.recorder.supported import family, is_known, model_name, token_grid, unwrap
 
 __all__ = [
     "BASELINES",
@@ -195,7 +195,7 @@ def partial_curves(
         (len(image),), math.nan, dtype=torch.promote_types(images.dtype, torch.float32)
     )
     for part in torch.arange(len(image), device=device).split(internal_batch_size):
-        with evaluating(model), torch.no_grad():
+        with eval_mode(model), torch.no_grad():
             seen, chosen = visible[part].to(images.dtype)[:, None, pixels], image[part]
             covered = seen * images[chosen] + (1 - seen) * blanks[chosen]
             output = outputs_of(model, covered, target.of_features).to(scores.dtype)
@@ -351,7 +351,7 @@ def _grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> TokenGrid
     bare = unwrap(model)
     require_images(images, bare)
     if grid is None:
-        if not known(bare):
+        if not is_known(bare):
             raise ValueError(
                 f"The patches of {model_name(bare)} are unknown. Pass `grid=TokenGrid(…)`."
             )
@@ -365,7 +365,7 @@ def _target(model: nn.Module, images: Tensor, target, against, internal_batch_si
     target, against = bound(bare, target, against)
     if isinstance(target, Target):
         return target
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         parts = _on_model(model, images).split(internal_batch_size)
         return resolved(
             bare, torch.cat([outputs_of(model, part, False) for part in parts]), target, against
@@ -453,7 +453,7 @@ def _cascade(model: nn.Module, seed: int, image: Tensor, features: bool) -> Iter
     """
     generator = torch.Generator().manual_seed(seed)
     parts: dict[str, list[Tensor]] = {}
-    about = family(model) if known(model) else None
+    about = family(model) if is_known(model) else None
     blocks = next(
         (name for name, module in model.named_modules() if about and module is about.blocks), ""
     )
@@ -461,7 +461,7 @@ def _cascade(model: nn.Module, seed: int, image: Tensor, features: bool) -> Iter
         name: p.requires_grad_() for name, p in model.named_parameters() if p.is_floating_point()
     }
     with torch.enable_grad():
-        output = pooled(model, image) if features else run(model, image)
+        output = pooled_features(model, image) if features else run(model, image)
         gradients = [output] * len(named)  # all of them, where autograd does not reach the output
         if output.requires_grad:
             gradients = torch.autograd.grad(output.sum(), [*named.values()], allow_unused=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.forward import float64
-from vitlens.recorder.supported import family, within
+from vitlens.recorder.precision import to_float64
+from vitlens.recorder.supported import family, inner_transformer
 
-__all__ = ["components", "kernels"]
+__all__ = ["kernels", "principal"]
 __dir__ = __all__.copy
 
 
@@ -21,7 +21,7 @@ def kernels(model: nn.Module) -> Tensor:
     Raises ValueError for hybrids, whose patches come from a feature map, for shifted patches, which are normalized
     before the filters, and for models without a patch embedding.
     """
-    model = within(model)
+    model = inner_transformer(model)
     about = family(model)
     try:
         embed = about.embedding
@@ -45,10 +45,10 @@ def kernels(model: nn.Module) -> Tensor:
     return weight.unflatten(1, (-1, p, q)).permute(0, 2, 3, 1)
 
 
-def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor, Tensor]:
+def principal(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor, Tensor]:
     """The first k principal components of the filters: ((k, p, q, C) components, (k,) explained variance ratio).
 
-    >>> figure = vitlens.plot.filters(vitlens.filters.components(model))
+    >>> figure = vitlens.plot.filters(vitlens.filters.principal(model))
 
     The D filters are the samples, and the p·q·C pixels of a patch the variables. The mean filter is subtracted.
     Components are orthonormal over pixels, ordered by variance, and signed so that their largest entry is positive,
@@ -60,7 +60,7 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
     else:
         filters = kernels(model_or_weight)
     # Not scikit-learn's PCA: its signs differ between versions, and constant filters give NaN.
-    matrix = float64(filters).flatten(1)
+    matrix = to_float64(filters).flatten(1)
     matrix = matrix - matrix.mean(0)
     _, singular, vectors = torch.linalg.svd(matrix, full_matrices=False)
     largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlens.names import require_known
-from vitlens.recorder.forward import float64
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import family, within
+from vitlens.recorder.precision import to_float64
+from vitlens.recorder.supported import family, inner_transformer
 
 __all__ = ["rank_correlation", "resize", "similarity", "table"]
 __dir__ = __all__.copy
@@ -26,7 +26,7 @@ def table(model: nn.Module) -> Tensor:
 
     Raises ValueError for models without a learned table of positions (rotary, relative or no embeddings).
     """
-    model = within(model)
+    model = inner_transformer(model)
     if (positions := family(model).positions()) is not None:
         return positions
     rotary = any(getattr(module, "rope", None) is not None for module in model.modules())
@@ -46,7 +46,7 @@ def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
     centered.
     """
     positions = model_or_table if isinstance(model_or_table, Tensor) else table(model_or_table)
-    unit = F.normalize(float64(positions), dim=-1)
+    unit = F.normalize(to_float64(positions), dim=-1)
     return torch.einsum("rcd,ijd->rcij", unit, unit).clamp(-1, 1).float()
 
 
@@ -74,7 +74,7 @@ def resize(
 
         return resample_abs_pos_embed(pos_embed, size, [rows, cols], num_prefix_tokens=prefix)
     image = pos_embed[:, prefix:].unflatten(1, (rows, cols)).permute(0, 3, 1, 2)
-    image = F.interpolate(float64(image), size=size, mode="bilinear", align_corners=True).to(
+    image = F.interpolate(to_float64(image), size=size, mode="bilinear", align_corners=True).to(
         pos_embed
     )
     return torch.cat([pos_embed[:, :prefix], image.flatten(2).mT], 1)

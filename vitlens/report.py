@@ -14,7 +14,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,12 +24,13 @@ from torch import Tensor, nn
 
 from vitlens import attention, filters, models, positions
 from vitlens.data import files
+from vitlens.formatting import number, with_minus
 from vitlens.images import ImageError
 from vitlens.models import restore, run, top_classes
-from vitlens.plot.alt_text import number
 from vitlens.recorder import supported
-from vitlens.recorder.forward import float64, require_finite
+from vitlens.recorder.forward import require_finite
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.precision import to_float64
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import UnsupportedModelError, unwrap
 
@@ -101,7 +102,8 @@ class Picture:
     """An image of an inspection.
 
     pixels: the model's input, (H, W, 3) uint8. top5: the highest outputs as (class, score). rollout: (rows, cols), or
-    None. kind: meaning of the outputs (`models.output_kind`).
+    None. kind: meaning of the outputs (`models.output_kind`). caption: the highest class and its score, the value of a
+    single output, or the image's name without classes.
 
     >>> vitlens.report.inspect(model, [("chelsea", cat)]).pictures[0].caption
     'Egyptian cat 56%'
@@ -112,19 +114,21 @@ class Picture:
     top5: list[tuple[str, float]]
     rollout: Tensor | None
     kind: str = "classes"
+    caption: str = field(init=False)
 
-    @property
-    def caption(self) -> str:
-        """The highest class and its score, the value of a single output, or the image's name without classes."""
-        if not self.top5:
-            return self.name
-        label, score = self.top5[0]
-        words = number(score) if self.kind == "value" else f"{score:.0%}"
-        return (
-            words
-            if self.kind == "value" and len(self.top5) == 1
-            else f"{label.split(',')[0]} {words}"
-        )
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "caption", _caption(self))
+
+
+def _caption(picture: Picture) -> str:
+    if not picture.top5:
+        return picture.name
+    label, score = picture.top5[0]
+    if picture.kind != "value":
+        return f"{label.split(',')[0]} {score:.0%}"
+    if len(picture.top5) == 1:
+        return number(score)
+    return f"{label.split(',')[0]} {number(score)}"
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,8 @@ class Inspection:
 
     mean_distance: (L, H) in input pixels, the mean over `images` images. filters: (k, p, q, C) or None.
     explained_variance: (k,) or None. similarity: (rows, cols, rows, cols) or None. lacks: reason for each missing one
-    of "filters", "positions" and "rollout".
+    of "filters", "positions" and "rollout". sentences: by figure, a sentence with its number, or the reason why it is
+    missing.
 
     >>> vitlens.report.inspect(model, [("chelsea", cat)]).sentences["filters"]
     '28 components: 47.3% of variance'
@@ -149,6 +154,10 @@ class Inspection:
     similarity: Tensor | None
     notes: list[str]
     lacks: dict[str, str]
+    sentences: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sentences", self._sentences())
 
     @functools.cached_property
     def measures(self) -> dict[str, float | list[int] | None]:
@@ -158,40 +167,45 @@ class Inspection:
         `positions.rank_correlation`. nearest_head: the smallest mean distance of a head, over that of uniform
         attention. nearest_head_at: its [layer, head]. rollout_contrast: mean of `attention.contrast` over the images.
         """
-        rank = math.nan if self.similarity is None else positions.rank_correlation(self.similarity)
-        uniform, heads = self.grid.uniform_distance(), self.mean_distance.shape[1]
+        variance = rank = nearest = contrast = None
+        if self.filters is not None:
+            variance = self.explained_variance.sum().item()
+        if self.similarity is not None:
+            correlation = positions.rank_correlation(self.similarity)
+            rank = None if math.isnan(correlation) else correlation
+        uniform = self.grid.uniform_distance()
+        if uniform:
+            nearest = self.mean_distance.min().item() / uniform
         rollouts = [p.rollout for p in self.pictures if p.rollout is not None]
+        if rollouts:
+            contrast = attention.contrast(torch.stack(rollouts)).mean().item()
+        heads = self.mean_distance.shape[1]
         return {
-            "filter_variance": None
-            if self.filters is None
-            else self.explained_variance.sum().item(),
-            "position_rank_correlation": None if math.isnan(rank) else rank,
-            "nearest_head": self.mean_distance.min().item() / uniform if uniform else None,
+            "filter_variance": variance,
+            "position_rank_correlation": rank,
+            "nearest_head": nearest,
             "nearest_head_at": list(divmod(self.mean_distance.argmin().item(), heads)),
-            "rollout_contrast": attention.contrast(torch.stack(rollouts)).mean().item()
-            if rollouts
-            else None,
+            "rollout_contrast": contrast,
         }
 
-    @property
-    def sentences(self) -> dict[str, str]:
-        """A sentence with the number of each figure, or the reason why it is missing."""
-        variance, rank, near, value = (self.measures[name] for name in MEASURES)
-        where = "layer {}, head {}".format(*self.measures["nearest_head_at"])
+    def _sentences(self) -> dict[str, str]:
+        variance, rank, near, contrast = (self.measures[name] for name in MEASURES)
+        layer, head = self.measures["nearest_head_at"]
         words = dict(self.lacks)
         if variance is not None:
             words["filters"] = f"{len(self.filters)} components: {variance:.1%} of variance"
         if self.similarity is not None:
-            rank = "too few positions" if rank is None else f"{rank:.2f}".replace("-", "−")
-            words["positions"] = f"rank correlation with distance: {rank}"
-        words["distance"] = (
-            "a single patch" if near is None else f"nearest head: {near:.2f} of uniform ({where})"
-        )
-        if value is not None:
-            words["rollout"] = (
-                f"contrast {value:.2f}: the brightest tenth of an image holds {value / 10:.1%}"
-            )
-        return {name: words[name] for name in ("filters", "positions", "distance", "rollout")}
+            correlation = "too few positions" if rank is None else with_minus(f"{rank:.2f}")
+            words["positions"] = f"rank correlation with distance: {correlation}"
+        words["distance"] = "a single patch"
+        if near is not None:
+            place = f"layer {layer}, head {head}"
+            words["distance"] = f"nearest head: {near:.2f} of uniform ({place})"
+        if contrast is not None:
+            share = f"the brightest tenth of an image holds {contrast / 10:.1%}"
+            words["rollout"] = f"contrast {contrast:.2f}: {share}"
+        order = "filters", "positions", "distance", "rollout"
+        return {name: words[name] for name in order if name in words}
 
     def to_dict(self) -> dict:
         """All numbers as plain Python objects, ready for JSON."""
@@ -240,7 +254,7 @@ def inspect(
     """
     model = unwrap(model)
     notes, lacks, pictures, total, count, grid = [], {}, [], 0, 0, None
-    if supported.gated(supported.attention_modules(model)):
+    if supported.has_gate(supported.attention_modules(model)):
         notes.append("Attention outputs pass a learned gate, which the rollout ignores.")
     for shown, source in ((True, images), (False, data)):
         inputs = prepared(model, source, on_error, notes.append if shown else None)
@@ -255,7 +269,7 @@ def inspect(
                 distance, rollouts = summary.mean_distance, list(summary.rollout.cpu())
             else:
                 distance, rollouts = attention.mean_distance(attn), [None] * len(names)
-            total, count = total + float64(distance).sum(0).cpu(), count + len(names)
+            total, count = total + to_float64(distance).sum(0).cpu(), count + len(names)
             if shown:
                 classed = models.class_count(model) != 0 and logits.dim() == 2
                 classes = top_classes(model, logits) if classed else [[]] * len(names)
@@ -272,7 +286,7 @@ def inspect(
     if grid.readout is None:
         lacks["rollout"] = "The head reads no weighted sum of the tokens, so it has no rollout."
     results = {}
-    for name, compute in (("filters", filters.components), ("positions", positions.similarity)):
+    for name, compute in (("filters", filters.principal), ("positions", positions.similarity)):
         try:
             results[name] = compute(model)
         except ValueError as error:
@@ -409,7 +423,7 @@ def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[
             f"\nlogit {part.logits.item():.1f}: heads {heads:+.1f}, MLPs {mlps:+.1f},"
             f"\nembedding {part.embedding.item():+.1f}, biases {part.biases.item():+.1f}"
         )
-        maps[title + sums.replace("-", "−")] = torch.cat([part.heads[0], part.mlps[0, :, None]], 1)
+        maps[title + with_minus(sums)] = torch.cat([part.heads[0], part.mlps[0, :, None]], 1)
     return _write(out, {"heads.csv": table, "heads.png": plot.contributions(maps)})
 
 
@@ -664,9 +678,7 @@ def _scores_in_words(scores: DataFrame) -> tuple[dict[str, str], str]:
             z = row["difference_z_score"]
             rank.append(f"{z:+.1f} σ from random" if math.isfinite(z) else "as all random orders")
         areas = f"deletion {row['deletion']:.3f}, insertion {row['insertion']:.3f}"
-        captions[row["method"]] = "\n".join(filter(None, [", ".join(rank), areas])).replace(
-            "-", "−"
-        )
+        captions[row["method"]] = with_minus("\n".join(filter(None, [", ".join(rank), areas])))
     first = scores.iloc[0]
     note = (
         f"Areas under the {first.quantity} in {first.steps} steps,\nwhile patches are covered (deletion, low is "
@@ -683,4 +695,4 @@ def _scores_in_words(scores: DataFrame) -> tuple[dict[str, str], str]:
         note += f"\nRandom orders ({first.random_orders}): {', '.join(areas)}."
     if sigmas:
         note += " σ: standard deviations of insertion − deletion above their mean."
-    return captions, note.replace("-", "−")
+    return captions, with_minus(note)

@@ -39,9 +39,9 @@ from vitlens.attribution.maps import (
     require_own_head,
 )
 from vitlens.attribution.target import Target, of_features, resolved
-from vitlens.recorder.forward import shapes
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import Attention
+from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import (
     MLPS,
     NORMS,
@@ -53,7 +53,15 @@ from vitlens.recorder.supported import (
 )
 from vitlens.tokens import features
 
-__all__ = ["Contributions", "apart", "contributions", "direct", "lens", "read_each", "read_out"]
+__all__ = [
+    "Contributions",
+    "contributions",
+    "contributions_by_token",
+    "direct_by_head",
+    "lens",
+    "read_each",
+    "read_out",
+]
 __dir__ = __all__.copy
 
 
@@ -77,7 +85,7 @@ class Contributions:
     pool: Tensor
     biases: Tensor
 
-    __repr__ = shapes
+    __repr__ = repr_with_shapes
 
     @property
     def parts(self) -> Tensor:
@@ -101,10 +109,10 @@ def contributions(
 ) -> Contributions:
     """The `Contributions` of every part to the logit of the target, which is their sum.
 
-    Only the direct path of a head to the logit counts as its contribution. Effects through later layers count as
-    theirs. With `against`, the contributions are to the difference of the two logits. The weights of an attention pool
-    are held fixed, and its MLP is one more part. Source: Elhage et al. 2021, "A Mathematical Framework for Transformer
-    Circuits", and for ViTs Gandelsman, Efros and Steinhardt 2024.
+    Only the direct path of a head to the logit counts as its contribution. Effects through later layers are attributed
+    to those layers. With `against`, the contributions are to the difference of the two logits. The weights of an
+    attention pool are held fixed, and its MLP is one more part. Source: Elhage et al. 2021, "A Mathematical Framework
+    for Transformer Circuits", and for ViTs Gandelsman, Efros and Steinhardt 2024.
 
     >>> vitlens.stream.contributions(model, images, "Egyptian cat", "tabby").heads.shape
     torch.Size([2, 12, 3])
@@ -114,28 +122,31 @@ def contributions(
     return _read_directly(model, images, target, against, names)[0]
 
 
-def direct(model: nn.Module, images: Tensor, target=None, against=None, *, names=None) -> Tensor:
+def direct_by_head(
+    model: nn.Module, images: Tensor, target=None, against=None, *, names=None
+) -> Tensor:
     """(B, L, H, rows, cols) contribution of each patch, through each head of each layer, to the logit.
 
     For patch j it is Σ_i A_ij·(g_i·v_j) over the tokens i of the read-out, with g the gradient of the logit by the
     head's output along the residual stream. For a class token this is one row of attention per layer. The sum over
     patches and prefix tokens is the contribution of the head.
 
-    >>> vitlens.stream.direct(model, images, "Egyptian cat").shape
+    >>> vitlens.stream.direct_by_head(model, images, "Egyptian cat").shape
     torch.Size([2, 12, 3, 14, 14])
 
-    model, images, target, against, names: as in `help(vitlens.attribution)`. `apart` returns prefix tokens, too.
+    model, images, target, against, names: as in `help(vitlens.attribution)`. `contributions_by_token`
+    returns prefix tokens, too.
     """
-    _, written = apart(model, images, target, against, names=names)
+    _, written = contributions_by_token(model, images, target, against, names=names)
     return family(transformer(unwrap(model))).grid(images.shape[-2:]).image_map(written)
 
 
-def apart(
+def contributions_by_token(
     model: nn.Module, images: Tensor, target=None, against=None, *, names=None
 ) -> tuple[Contributions, Tensor]:
-    """The results of `contributions` and of `direct` with all tokens, (B, L, H, T), from one forward.
+    """The results of `contributions` and of `direct_by_head` with all tokens, (B, L, H, T), from one forward.
 
-    >>> added, written = vitlens.stream.apart(model, images, "Egyptian cat")
+    >>> added, written = vitlens.stream.contributions_by_token(model, images, "Egyptian cat")
     >>> torch.allclose(written.sum(-1), added.heads, atol=1e-4)
     True
 
@@ -158,14 +169,14 @@ def direct_map(
 ) -> Tensor:
     """(B, rows, cols) direct contribution of each patch to the logit, through all heads of all layers.
 
-    The sum of `vitlens.stream.direct` over layers and heads. Effects through later layers are left out.
+    The sum of `vitlens.stream.direct_by_head` over layers and heads. Effects through later layers are left out.
 
     >>> vitlens.attribution.direct(model, images, "Egyptian cat").shape
     torch.Size([2, 14, 14])
 
     model, images, target, against, names: as in `help(vitlens.attribution)`.
     """
-    return direct(model, images, target, against, names=names).sum((1, 2))
+    return direct_by_head(model, images, target, against, names=names).sum((1, 2))
 
 
 def _read_directly(

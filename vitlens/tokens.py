@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.recorder.forward import cast, evaluating, float64, require_images, run, shapes
+from vitlens.recorder.forward import cast, eval_mode, require_images, run
+from vitlens.recorder.hooks import thread_hooks
+from vitlens.recorder.precision import to_float64
+from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
     family,
-    hooked,
     transformer,
     unwrap,
 )
@@ -58,7 +60,7 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
         (block.register_forward_hook, lambda _, args, output: layers.append(output))
         for block in blocks
     ]
-    with evaluating(model), hooked(hooks):
+    with eval_mode(model), thread_hooks(hooks):
         output = run(model, cast(model, images))
     if (counts := [tokens.shape[1] for tokens in layers]) != [expected] * len(blocks):
         got = f"{', '.join(map(str, sorted({*counts})))} after {len(counts)}"
@@ -103,7 +105,7 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
     tokens: (P, D) of one image, or of several concatenated images for common colors. The mean is subtracted. Components
     are ordered by variance and signed so that the largest score is positive, because the sign is arbitrary.
     """
-    centered = float64(tokens) - float64(tokens).mean(0)
+    centered = to_float64(tokens) - to_float64(tokens).mean(0)
     variances, axes = torch.linalg.eigh(centered.mT @ centered)
     scores = centered @ axes.flip(-1)[:, :k]
     largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
@@ -137,7 +139,7 @@ class Colored(NamedTuple):
     colors: Tensor
     variance: Tensor
 
-    __repr__ = shapes
+    __repr__ = repr_with_shapes
 
 
 def colored(
@@ -152,7 +154,7 @@ def colored(
     >>> vitlens.tokens.colored(vitlens.tokens.features(model, images)[0][-1][:, attn.grid.prefix:])
     Colored(colors=(2, 196, 3), variance=(3))
     """
-    units = F.normalize(float64(tokens), dim=-1)
+    units = F.normalize(to_float64(tokens), dim=-1)
     kept = torch.ones(units.shape[:2], dtype=torch.bool) if outliers is None else ~outliers.cpu()
     scores = units.new_zeros(*kept.shape, 3)
     scores[kept], variance = (part.double() for part in components(units[kept]))
@@ -185,7 +187,7 @@ class Pairs(NamedTuple):
     similarity: Tensor
     mutual: Tensor
 
-    __repr__ = shapes
+    __repr__ = repr_with_shapes
 
 
 def correspondences(a: Tensor, b: Tensor) -> Pairs:
@@ -198,7 +200,7 @@ def correspondences(a: Tensor, b: Tensor) -> Pairs:
     >>> vitlens.tokens.correspondences(torch.eye(3), torch.eye(3)[[2, 0, 1]]).nearest
     tensor([1, 2, 0])
     """
-    cosines = F.normalize(float64(a), dim=1) @ F.normalize(float64(b), dim=1).mT
+    cosines = F.normalize(to_float64(a), dim=1) @ F.normalize(to_float64(b), dim=1).mT
     similarity, nearest = cosines.max(1)
     mutual = cosines.argmax(0)[nearest] == torch.arange(len(a), device=a.device)
     return Pairs(nearest, similarity.float(), mutual)

@@ -6,7 +6,8 @@ const page = document.querySelector("#page");
 const step = page.querySelector("[role=status]");
 const socket = new WebSocket(`ws://${location.host}/socket`);
 socket.binaryType = "arraybuffer";
-const LOST = "The server of this page has ended. Start it again, and open the address that it prints.";
+const LOST =
+  "The server of this page has ended. Start it again, and open the address that it prints.";
 
 const model = new front.Source();
 model.send = (content, _, buffers = []) => {

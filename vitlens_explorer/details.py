@@ -11,8 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.forward import evaluating, run
-from vitlens.recorder.supported import family, hooked
+from vitlens.recorder.forward import eval_mode, run
+from vitlens.recorder.hooks import thread_hooks
+from vitlens.recorder.supported import family
 from vitlens_explorer.controls import READOUT
 from vitlens_explorer.lanes import never_cancel
 from vitlens_explorer.photographs import Forward
@@ -96,7 +97,7 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
     table, (height, width) = family(forward.model).positions(), grid.patch
     pixels = forward.pixels[row * height : (row + 1) * height, col * width : (col + 1) * width]
     readable = forward.classes and not any(layer == "pool" for layer, _ in forward.off)
-    with evaluating(forward.model):
+    with eval_mode(forward.model):
         lens = by_layer(forward, READOUT, never_cancel) if readable else []
     about = {
         **_tokens(forward),
@@ -215,7 +216,7 @@ def _stream(forward: Forward, position: int) -> tuple[list[Tensor], list[Tensor]
             module for name, module in block.named_modules() if re.fullmatch(AFTER_ATTENTION, name)
         ]
         hooks += [keep(norm, between) for norm in norms]
-    with evaluating(forward.model), forward.switched(), hooked(hooks):
+    with eval_mode(forward.model), forward.switched(), thread_hooks(hooks):
         run(forward.model, forward.batch)
     return before, between
 

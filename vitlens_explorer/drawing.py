@@ -66,7 +66,7 @@ def captioned(forward, panel, score: dict | None = None) -> bytes:
     for thread safety."""
     from matplotlib.figure import Figure
 
-    from vitlens.plot.heatmaps import mark, overlay
+    from vitlens.plot.on_images import mark, overlay
 
     height, width = forward.grid.image
     tall = 6.5 * min(1, height / width)

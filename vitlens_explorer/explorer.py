@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from vitlens.attribution import METHODS
-from vitlens.recorder.supported import attention_modules, embeds_texts, unwrap
+from vitlens.recorder.supported import attention_modules, has_text_tower, unwrap
 from vitlens_explorer import details
 from vitlens_explorer.controls import (
     MORE,
@@ -125,7 +125,7 @@ class Explorer(Page):
         )
         self.guided = guided
         self.model = self.gallery.models[0]
-        self.reads_text = embeds_texts(self.model)
+        self.reads_text = has_text_tower(self.model)
         self._pool_heads = pool_heads(self.model)
         self._page_job: Job | None = None  # the page that is being saved
 

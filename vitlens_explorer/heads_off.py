@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from vitlens.models import preprocess
+from vitlens.recorder.interception import POOL
 from vitlens.recorder.intervention import head_places, mean_outputs
-from vitlens.recorder.record import POOL
 from vitlens.recorder.supported import attention_modules
 from vitlens_explorer.controls import Control
 from vitlens_explorer.lanes import Check

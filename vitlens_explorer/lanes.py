@@ -5,7 +5,7 @@ and return plain values. Only the thread of the event loop (in a notebook, the k
 sockets. Lanes pass results to it with `call_soon_threadsafe`.
 
 Both lanes may run the same model at the same time. Captures, autograd modes and switched-off heads are local to their
-thread, and `evaluating` counts its contexts over all threads.
+thread, and `eval_mode` counts its contexts over all threads.
 """
 
 from __future__ import annotations

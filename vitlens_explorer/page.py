@@ -212,10 +212,10 @@ class Page:
 
 def sentence(error: Exception) -> str:
     """Message of an error for the page."""
-    from vitlens.recorder.forward import out_of_memory
+    from vitlens.recorder.memory import is_out_of_memory
 
     if isinstance(error, ValueError | IndexError | OSError | ImportError):
         return str(error)
-    if isinstance(error, MemoryError) or out_of_memory(error):
+    if isinstance(error, MemoryError) or is_out_of_memory(error):
         return "There is not enough memory. Use a smaller image, size or model. The last image is kept."
     return f"Drawing failed ({type(error).__name__}: {error}). The last image is kept."

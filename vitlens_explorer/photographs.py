@@ -30,7 +30,7 @@ from vitlens.models import (
     scores,
     title,
 )
-from vitlens.recorder.forward import evaluating, require_finite
+from vitlens.recorder.forward import eval_mode, require_finite
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import family, read_tokens, unwrap
@@ -98,7 +98,7 @@ class Forward:
         batch = preprocess(model, image, size=size or built_size(model), whole=whole)
         self.pixels = restore(model, batch)[0]
         self.batch = batch.to(next(model.parameters()))
-        with evaluating(model), self.switched(), torch.inference_mode(), capture(model) as attn:
+        with eval_mode(model), self.switched(), torch.inference_mode(), capture(model) as attn:
             self.tokens, logits = tokens.features(model, self.batch)
         require_finite(model, logits)
         self.attn = [*attn]

@@ -20,9 +20,10 @@ from vitlens import attention, attribution, faithfulness, stream, tokens
 from vitlens.attribution import METHODS, Method
 from vitlens.attribution.target import Target
 from vitlens.models import preprocess, restore, scores
-from vitlens.recorder.forward import evaluating, run
+from vitlens.recorder.forward import eval_mode, run
+from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import Layer
-from vitlens.recorder.supported import family, hooked
+from vitlens.recorder.supported import family
 from vitlens_explorer.controls import READOUT, Control
 from vitlens_explorer.lanes import Check
 from vitlens_explorer.panels import Panel, scale_of
@@ -169,7 +170,7 @@ def checked_forwards(model: nn.Module, check: Check) -> contextlib.AbstractConte
     def before_embedding(_, args: tuple) -> None:
         check(len(args[0]))
 
-    return hooked([(family(model).embedding.register_forward_pre_hook, before_embedding)])
+    return thread_hooks([(family(model).embedding.register_forward_pre_hook, before_embedding)])
 
 
 def query_row(forward: Forward, query: str | int | tuple[int, int]) -> Tensor:
@@ -346,7 +347,7 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
     if any(layer == "pool" for layer, _ in forward.off):
         raise ValueError("The logit lens needs all heads of the attention pool. Turn them on.")
     target, layer, query = choice.target, choice.layer, choice.query
-    with evaluating(forward.model):
+    with eval_mode(forward.model):
         logits = stream.read_each(forward.model, forward.tokens[layer])[0]
         shares = scores(forward.model, logits)[:, target].float()
         top, classes = zip(*by_layer(forward, query, check), strict=True)
@@ -441,11 +442,11 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
 def contributions_of(
     forward: Forward, target: int, against: int | None, check: Check
 ) -> tuple[stream.Contributions, Tensor]:
-    """The parts of a logit by `stream.apart`, and what each head writes from each token (L, H, T). Cached."""
+    """The parts of a logit by `stream.contributions_by_token`, and what each head writes from each token (L, H, T). Cached."""
     key = (target, against)
     if key not in forward.contributions:
         with checked_forwards(forward.model, check), forward.switched():
-            parts = stream.apart(forward.model, forward.batch, target, against)
+            parts = stream.contributions_by_token(forward.model, forward.batch, target, against)
         forward.contributions[key] = parts
     parts, written = forward.contributions[key]
     return parts, written[0].float().cpu()
@@ -714,7 +715,7 @@ def seconds(forward: Forward) -> float:
     """Seconds of the faster of two forwards, after a warm-up by the capture."""
     times = [time.perf_counter()]
     for _ in range(2):
-        with evaluating(forward.model), torch.inference_mode():
+        with eval_mode(forward.model), torch.inference_mode():
             run(forward.model, forward.batch).cpu()
         times.append(time.perf_counter())
     return min(np.diff(times))

@@ -5,7 +5,7 @@ A sentence has named fields: `say("head", head=3)`. `number` and `percent` also 
 
 from __future__ import annotations
 
-from vitlens.plot.alt_text import number as number
+from vitlens.formatting import number as number
 
 WORDS = {
     # parts of captions

@@ -12,8 +12,8 @@ from typing import Any
 
 from vitlens.data.files import announce
 from vitlens.data.imageset import Samples
-from vitlens.data.sources import EVERY_SPLIT, SPLITS, data_root, first_of
-from vitlens.data.tables import library, names_beside, reason, with_class_names
+from vitlens.data.sources import EVERY_SPLIT, SPLITS, data_root, find_split
+from vitlens.data.tables import library, read_class_names, reason, with_class_names
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Streamed:
     shards: Sequence[Path]
     keys: Sequence[tuple[str, str]]
 
-    def chosen(self, rows: Sequence[int]) -> Streamed:
+    def select_rows(self, rows: Sequence[int]) -> Streamed:
         return replace(self, keys=[self.keys[i] for i in rows])
 
     def in_memory(self, most: int) -> list[bytes]:
@@ -72,7 +72,10 @@ def shards(folder: Path, split: str) -> Samples:
             keys.append(key)
             labels.append(label)
     samples = Samples(
-        Streamed(files, keys), labels, names_beside(folder) or (), [": ".join(key) for key in keys]
+        Streamed(files, keys),
+        labels,
+        read_class_names(folder) or (),
+        [": ".join(key) for key in keys],
     )
     alone = split == "train" or not _files(folder, "train")
     return with_class_names(samples, None if alone else lambda: shards(folder, "train"))
@@ -116,7 +119,7 @@ def _files(folder: Path, split: str) -> list[Path]:
         count = folder / word / "nshards.txt"
         if inside and not (count.is_file() and count.read_text().strip() != str(len(inside))):
             by_split.setdefault(word, []).extend(inside)
-    chosen = first_of(split, by_split)
+    chosen = find_split(split, by_split)
     listed: dict[str, Any] = {}
     for file in (folder / "info.json", folder / "_info.json"):
         listed = (
@@ -124,7 +127,7 @@ def _files(folder: Path, split: str) -> list[Path]:
             if file.is_file()
             else listed
         )
-    names = listed.get(first_of(split, listed) or "", {}).get("filenames", ())
+    names = listed.get(find_split(split, listed) or "", {}).get("filenames", ())
     return by_split[chosen] if chosen and all((folder / name).is_file() for name in names) else []
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from vitlens.data.imageset import Samples, drawn
-from vitlens.data.sources import opened
+from vitlens.data.imageset import Samples, draw_rows
+from vitlens.data.sources import open_samples
 from vitlens.names import require_known
 from vitlens_paper.tasks import TASKS, VTAB
 
@@ -22,7 +22,7 @@ def vtab(name: str, split: str, root: Path | None, _=0, train: int = 1000) -> Sa
     require_known(f"vtab/{name}", [task.name for task in VTAB], "A task of VTAB-1k")
     task = TASKS[f"vtab/{name}"]
     testing = split in ("test", "whole")
-    whole = opened(task.source, "test" if testing else "train", root)
+    whole = open_samples(task.source, "test" if testing else "train", root)
     labels, raw = torch.as_tensor(whole.labels, dtype=torch.int64), task.raw_classes or task.classes
     same = len(whole.class_names) == task.classes
     names = whole.class_names if same else tuple(str(i) for i in range(task.classes))
@@ -33,8 +33,8 @@ def vtab(name: str, split: str, root: Path | None, _=0, train: int = 1000) -> Sa
         raise ValueError(
             f"{task.name} needs 1,000 training images, but {task.source} has {len(labels):,}. Download it again."
         )
-    rows = drawn(len(labels), 1000, seed=0)
-    return whole.chosen(rows[800:] if split == "valid" else rows[:train])
+    rows = draw_rows(len(labels), 1000, seed=0)
+    return whole.select_rows(rows[800:] if split == "valid" else rows[:train])
 
 
 def vtab800(name: str, split: str, root: Path | None, _=0) -> Samples:

@@ -5,8 +5,10 @@ for (const place of document.querySelectorAll(".live[data-page]")) {
     const frame = document.createElement("iframe");
     frame.src = place.dataset.page;
     frame.title = "The explorer with the model in the page";
-    const paint = () => { // not in a site opened from disk, where frames have origins of their own
-      if (frame.contentDocument) frame.contentDocument.documentElement.style.colorScheme = root.dataset.theme;
+    const paint = () => {
+      // not in a site opened from disk, where frames have origins of their own
+      if (frame.contentDocument)
+        frame.contentDocument.documentElement.style.colorScheme = root.dataset.theme;
     };
     frame.onload = paint;
     new MutationObserver(paint).observe(root, { attributeFilter: ["data-theme"] });
@@ -19,7 +21,9 @@ for (const figure of document.querySelectorAll(".cell_output img, .bd-article se
   figure.onclick = () => figure.classList.toggle("full");
 // What scrolls sideways can be reached with the keyboard, also formulas, which are drawn late.
 const reach = new ResizeObserver(() => {
-  for (const region of document.querySelectorAll(".bd-article :is(.cell_output, .output, div.math, mjx-container)"))
+  for (const region of document.querySelectorAll(
+    ".bd-article :is(.cell_output, .output, div.math, mjx-container)",
+  ))
     if (region.scrollWidth > region.clientWidth) region.tabIndex = 0;
 });
 for (const article of document.querySelectorAll(".bd-article")) reach.observe(article);

@@ -35,7 +35,7 @@ def write_model(folder, side):
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
     """The folder of a model with 8 × 8 patches, with a notebook of all widgets beside it."""
-    from test_plot import snapshots
+    from support import snapshots
 
     folder = write_model(tmp_path_factory.mktemp("pages") / "vit", 128)
     np.savez(folder.parent / "run.npz", **snapshots(3))

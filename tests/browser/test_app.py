@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
-from test_app import Served
+from support import Served
 
 from browser.fronts import MARKS, START, App, assert_covered, faults, move, see
 from vitlens import load_model

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_capture import unfused_maps
-from test_images import WIDE
+from support import WIDE, unfused_maps
 
 from browser.fronts import MARKS, START, Front, assert_covered, faults, move, see, tile
 from vitlens import intervene, load_image, load_model, stream
@@ -238,7 +237,7 @@ def test_explorer_bars_and_switches(page, model):
     first, target = explorer.text(".bars .share"), int(vit(x).argmax())
     explorer.act(lambda: see(explorer.root, "contributions"))
     explorer.act(explorer.root.locator(".bars button").nth(0).click)
-    written = stream.direct(vit, x, target)[0]
+    written = stream.direct_by_head(vit, x, target)[0]
 
     def written_by(layer, head):
         canvas = explorer.root.locator("[data-panel=picture] .picture canvas")

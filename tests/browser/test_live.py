@@ -11,7 +11,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from test_images import WIDE
+from support import WIDE
 
 import vitlens
 from browser.fronts import MARKS, faults
@@ -193,7 +193,7 @@ def test_forward_and_backward_equal_torch(page, name):
                 attribution.METHODS[method](model, batch, target, against=against)[0],
                 method,
             )
-        added, written = stream.apart(model, batch, target, against)
+        added, written = stream.contributions_by_token(model, batch, target, against)
         parts = page.ask("contributions", key="a", target=target, against=against)
         near(parts["written"], written[0], "contributions of tokens")
         for name, value in (

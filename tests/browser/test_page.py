@@ -12,7 +12,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from test_cli import saved, vitlens
+from support import saved_model, vitlens
 
 import vitlens_explorer as widgets
 from browser import test_front_ends
@@ -464,7 +464,7 @@ def test_page_command_writes_photos_without_metadata(tmp_path):
     photo, exif = samples()[NAME], Image.Exif()
     exif[0x010E], exif[0x8825] = "a secret place", {1: "N", 2: (48.0, 51.0, 30.0)}
     photo.save(tmp_path / "cat.jpg", exif=exif)
-    folder = saved(tmp_path / "vit")
+    folder = saved_model(tmp_path / "vit")
     done = vitlens("page", folder, tmp_path / "cat.jpg", "--out", tmp_path / "out" / "cat.html")
     path = tmp_path / "out" / "cat.html"
     assert re.fullmatch(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_capture import unfused_maps
+from support import unfused_maps
 
 from browser.fronts import MARKS, START, App, move
 from vitlens import load_model

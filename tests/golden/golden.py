@@ -130,7 +130,7 @@ def of_model(name: str) -> Iterator[tuple[str, object]]:
     yield "token_similarity", tokens.similarity(features[-1], query)
     if name != "pooled":
         yield "lens", stream.lens(model, images, 1)[0][:, :20]
-    components, variance = filters.components(model, k=6)
+    components, variance = filters.principal(model, k=6)
     yield "filters", components
     yield "filters_variance", variance
     if name not in ("rotary", "biased"):

@@ -1,5 +1,4 @@
 from .balanced import balanced_gradients
-from .captum_maps import integrated_gradients, occlusion
 from .maps import (
     attention_gradient,
     explained,
@@ -9,6 +8,7 @@ from .maps import (
     relevance,
     rollout,
 )
+from .pixels import integrated_gradients, occlusion
 from .registry import METHODS, Method, methods, register
 from .target import like, text
 

@@ -16,15 +16,10 @@ from torch import Tensor, nn
 
 from vitlens.attribution.maps import Constants, Hook, captured, checked, explaining, require_layers
 from vitlens.attribution.target import of_features, resolved
-from vitlens.recorder.forward import full_precision
-from vitlens.recorder.record import explicit_attention
-from vitlens.recorder.supported import (
-    UnsupportedModelError,
-    family,
-    hooked,
-    model_name,
-    transformer,
-)
+from vitlens.recorder.hooks import thread_hooks
+from vitlens.recorder.multihead import explicit_attention
+from vitlens.recorder.precision import full_precision
+from vitlens.recorder.supported import UnsupportedModelError, family, model_name, transformer
 
 
 def balanced_gradients(
@@ -77,12 +72,12 @@ def held_fixed(
 ) -> Iterator[Tensor]:
     """In this block, a forward is linear for autograd. Yields the (B,) zeros that stand for biases.
 
-    hooks: as in `hooked`. activations: hold the gates of activations fixed too.
+    hooks: as in `thread_hooks`. activations: hold the gates of activations fixed too.
     """
     with torch.inference_mode(False):  # zeros made in that mode have no gradient
         zeros = images.new_zeros(len(images), requires_grad=True)
     fixed = _Fixed(model, zeros, activations)
-    with explaining(model, constants=fixed), full_precision(images.device), hooked(hooks):
+    with explaining(model, constants=fixed), full_precision(images.device), thread_hooks(hooks):
         yield zeros
 
 

@@ -19,24 +19,25 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens import attention
 from vitlens.attribution.target import Target, bound, of_features, resolved
-from vitlens.models import require_classes
+from vitlens.models.classes import require_classes
 from vitlens.recorder.forward import (
-    evaluating,
-    full_precision,
+    eval_mode,
+    pooled_features,
     require_images,
     run,
-    shapes,
     without_checkpointing,
 )
+from vitlens.recorder.graph import cut_graph, no_gradient, report_cuts
+from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import Layer, layer_number
-from vitlens.recorder.record import Attention, capture, cut_graph, no_gradient, watching_graph
+from vitlens.recorder.precision import full_precision
+from vitlens.recorder.record import Attention, capture
+from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
     family,
-    hooked,
     model_name,
-    pooled,
     transformer,
     unwrap,
 )
@@ -60,7 +61,7 @@ class Explained:
     readings: Attention | None = None
     inputs: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    __repr__ = shapes
+    __repr__ = repr_with_shapes
 
 
 def explained(
@@ -107,7 +108,7 @@ def explained(
         hooks += _keep_inputs(blocks[layer], modules[layer], given)
     readings, inputs = None, {}
     with explaining(model, gradients=backward):
-        with hooked(hooks):
+        with thread_hooks(hooks):
             attn, output = captured(model, images, of_features(target), gradients=backward)
         target = resolved(model, output, target, against, names)
         if backward:
@@ -190,7 +191,7 @@ def checked(
 
 def outputs_of(model: nn.Module, images: Tensor, features: bool) -> Tensor:
     """(B, classes) logits, or (B, D) features: the input of the classifier, or the output of a model without one."""
-    return pooled(unwrap(model), images) if features else run(model, images)
+    return pooled_features(unwrap(model), images) if features else run(model, images)
 
 
 def captured(
@@ -205,7 +206,7 @@ def captured(
         inner.register_forward_hook,
         lambda _, args, output: returned.append(getattr(output, "logits", output)),
     )
-    with hooked([keep]), capture(model, **options) as attn:
+    with thread_hooks([keep]), capture(model, **options) as attn:
         output = outputs_of(model, images, features)
     if inner is model:
         return attn, output
@@ -234,13 +235,13 @@ def explaining(
 
     # Checkpointing would run the blocks again, in the threads of the backward pass.
     modes = [
-        evaluating(model),
+        eval_mode(model),
         without_checkpointing(transformer(model)),
         torch.inference_mode(False),
     ]
     modes.append(torch.enable_grad() if gradients else torch.no_grad())
     if gradients:
-        modes += [constants] if constants else [Constants(model), watching_graph(model, refuse)]
+        modes += [constants] if constants else [Constants(model), report_cuts(model, refuse)]
     with contextlib.ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)

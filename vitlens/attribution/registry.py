@@ -88,7 +88,7 @@ def methods(names: Iterable[str] | None = None) -> dict[str, Method]:
 
 
 _ONCE = "one forward and one backward, shared by all that need no more"
-_MAPS, _CAPTUM = "vitlens.attribution.maps", "vitlens.attribution.captum_maps"
+_MAPS, _CAPTUM = "vitlens.attribution.maps", "vitlens.attribution.pixels"
 for _row in (
     Method("relevance", "relevance (Chefer et al. 2021)", "gradients", _ONCE, _MAPS, quick=True),
     Method("gradient_rollout", "gradient rollout", "gradients", _ONCE, _MAPS, quick=True),

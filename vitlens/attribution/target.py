@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.models import built_size, label_names, output_kind, preprocess, require_classes, scores
+from vitlens.models import built_size, label_names, output_kind, preprocess, scores
+from vitlens.models.classes import require_classes
 from vitlens.names import suggestion
-from vitlens.recorder.forward import evaluating, require_finite
-from vitlens.recorder.supported import embed_texts, model_name, pooled
+from vitlens.recorder.forward import eval_mode, pooled_features, require_finite
+from vitlens.recorder.supported import embed_texts, model_name
 
 
 class NothingToExplain(ValueError):
@@ -128,7 +129,7 @@ class Similarity:
         """The same function with its vector in the features of this model."""
         if self.vector is not None:
             return self
-        with evaluating(model), torch.inference_mode(False), torch.no_grad():
+        with eval_mode(model), torch.inference_mode(False), torch.no_grad():
             vector = self.embed(model)
         if not (vector.isfinite().all() and vector.any()):
             raise ValueError(
@@ -185,7 +186,9 @@ def like(images: object, *, name: str = "") -> Similarity:
             for image in sources
         ]
         return _unit(
-            torch.cat([_unit(pooled(model, batch.detach().to(to))) for batch in batches]).mean(0)
+            torch.cat(
+                [_unit(pooled_features(model, batch.detach().to(to))) for batch in batches]
+            ).mean(0)
         )
 
     shown = [(Path(each).name if isinstance(each, str | Path) else name, each) for each in sources]

@@ -90,7 +90,7 @@ class Augment:
             )
 
 
-def augmented(
+def augment_batch(
     images: Tensor,
     labels: Tensor,
     augment: Augment,
@@ -106,32 +106,38 @@ def augmented(
     Larger images are cropped at random. Without `size` the output has the size of the input. `mix=False` switches off
     mixup and cutmix, and leaves all other random choices unchanged.
     """
-    shape = (size, size) if size else images.shape[2:]
-    resampled = augment.scale != (1.0, 1.0) or augment.ratio != (1.0, 1.0) or augment.rotate
-    window = images.shape[2:] if resampled else shape
-    x = shift_and_flip(images, window, augment.pad, augment.flip, rng).float().div_(255)
-    if resampled:
-        x = resized_crop(x, shape, augment.scale, augment.ratio, augment.rotate, rng)
+    stored_shape = images.shape[2:]
+    shape = (size, size) if size else stored_shape
+    crops = augment.scale != (1.0, 1.0) or augment.ratio != (1.0, 1.0)
+    resamples = crops or augment.rotate
+    window = stored_shape if resamples else shape
+    x = shift_and_flip(images, window, augment.pad, augment.flip, rng)
+    x = x.float().div_(255)
+    if resamples:
+        x = random_resized_crop(x, shape, augment.scale, augment.ratio, augment.rotate, rng)
     if augment.jitter:
         x = color_jitter(x, augment.jitter, rng)
     if augment.policy:
         x = gray_solarize_posterize(x, augment.policy, rng)
-    x = normalized(x, mean, std)
+    x = normalize(x, mean, std)
     if augment.erase:
-        x = erased(x, augment.erase, rng)
+        x = erase_rectangles(x, augment.erase, rng)
     if mix and (augment.cutmix or augment.mixup):
-        return mixed(x, labels, augment.cutmix, augment.mixup, rng)
+        return mix_neighbors(x, labels, augment.cutmix, augment.mixup, rng)
     # A copy, because the same tensor twice would cause a second compilation.
-    return x, Targets(labels, labels.clone(), torch.ones(len(x), device=x.device))
+    other_labels = labels.clone()
+    return x, Targets(labels, other_labels, torch.ones(len(x), device=x.device))
 
 
-def normalized(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(x − mean) / std by channel; uint8 is first scaled to [0, 1]."""
-    x = x.float() / 255 if x.dtype == torch.uint8 else x
-    # From Python numbers, because making a tensor of them would synchronize the device at every batch.
-    return torch.stack(
-        [(x[:, c] - m).div_(s) for c, (m, s) in enumerate(zip(mean, std, strict=True))], dim=1
-    )
+def normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(x − mean) / std by channel. uint8 is first scaled to [0, 1]."""
+    if x.dtype == torch.uint8:
+        x = x.float() / 255
+    channels = []
+    # With Python numbers, because making a tensor of them would synchronize the device at every batch.
+    for channel, m, s in zip(x.unbind(1), mean, std, strict=True):
+        channels.append((channel - m).div_(s))
+    return torch.stack(channels, dim=1)
 
 
 # Random numbers
@@ -139,9 +145,8 @@ def normalized(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor
 
 def seed_of(*key: int) -> int:
     """Seed from several non-negative numbers, usually (seed, epoch, step)."""
-    return (
-        int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1
-    )  # torch's seeds are signed
+    state = np.random.SeedSequence(key).generate_state(1, np.uint64)
+    return int(state[0]) >> 1  # torch's seeds are signed
 
 
 def generator(device: torch.device | str, *key: int) -> torch.Generator:
@@ -163,10 +168,10 @@ class Draws:
 
     def uniform(self, n: int, samples: int) -> Tensor:
         """(n, samples) numbers in [0, 1): n for each sample of this part."""
-        whole = torch.rand(
-            n, samples * self.parts, generator=self.generator, device=self.generator.device
-        )
-        return whole[:, self.part * samples : (self.part + 1) * samples]
+        device = self.generator.device
+        whole = torch.rand(n, samples * self.parts, generator=self.generator, device=device)
+        first = self.part * samples
+        return whole[:, first : first + samples]
 
 
 def draws(device: torch.device | str, *key: int, part: int = 0, parts: int = 1) -> Draws:
@@ -196,17 +201,8 @@ def shift_and_flip(
     dy, dx, mirror = rng.uniform(3, b)[:, :, None]
     if unchanged:
         return torch.where(mirror[..., None, None] < flip, images.flip(3), images)
-    rows = (
-        torch.arange(size[0], device=images.device)
-        - pad
-        + (dy * (h - size[0] + 2 * pad + 1)).long()
-    )
-    columns = (
-        torch.arange(size[1], device=images.device)
-        - pad
-        + (dx * (w - size[1] + 2 * pad + 1)).long()
-    )
-    rows, columns = _reflect(rows, h), _reflect(columns, w)
+    rows = _window(dy, size[0], h, pad)
+    columns = _window(dx, size[1], w, pad)
     columns = torch.where(mirror < flip, columns.flip(1), columns)
     sample = torch.arange(b, device=images.device)[:, None, None]
     # The channel slice between advanced indices moves C last: (B, H, W, C).
@@ -222,12 +218,18 @@ def check_pad(pad: int, h: int, w: int) -> None:
         )
 
 
-def _reflect(index: Tensor, n: int) -> Tensor:
-    index = index.abs()
+def _window(position: Tensor, size: int, n: int, pad: int) -> Tensor:
+    """Indices (B, size) of consecutive pixels of n, reflected beyond both ends by up to `pad` pixels.
+
+    position: (B, 1) random numbers, 0 for the first possible window and almost 1 for the last.
+    """
+    positions = n + 2 * pad - size + 1
+    first = (position * positions).long() - pad
+    index = (first + torch.arange(size, device=position.device)).abs()
     return torch.where(index >= n, 2 * (n - 1) - index, index)
 
 
-def resized_crop(
+def random_resized_crop(
     x: Tensor,
     size: Sequence[int],
     scale: tuple[float, float],
@@ -237,26 +239,35 @@ def resized_crop(
 ) -> Tensor:
     """Random resized crop and rotation in one bilinear resampling to `size` (rows, columns).
 
-    In the coordinates of `affine_grid` an image spans [−1, 1]: a crop of width w and height h (shares of the image)
+    In the coordinates of `affine_grid` an image spans [−1, 1]. A crop of width w and height h (shares of the image)
     at center (cx, cy) reads position (cx + w·u, cy + h·v) for the output position (u, v).
     """
     area, log_ratio, angle, cx, cy = rng.uniform(5, len(x))
     area = scale[0] + (scale[1] - scale[0]) * area
-    log_ratio = math.log(ratio[0]) + (math.log(ratio[1]) - math.log(ratio[0])) * log_ratio
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    log_ratio = low + (high - low) * log_ratio
     # A crop wider than the image is cut to it, so a scale of 1 shows the whole image.
     limit = max(1.0, math.sqrt(scale[1]))
     w = (area.sqrt() * (log_ratio / 2).exp()).clamp(max=limit)
     h = (area.sqrt() * (-log_ratio / 2).exp()).clamp(max=limit)
-    cx, cy = (2 * cx - 1) * (1 - w).abs(), (2 * cy - 1) * (1 - h).abs()
+    cx = (2 * cx - 1) * (1 - w).abs()
+    cy = (2 * cy - 1) * (1 - h).abs()
     angle = (2 * angle - 1) * math.radians(rotate)
-    theta = torch.stack(
-        [w * angle.cos(), -h * angle.sin(), cx, w * angle.sin(), h * angle.cos(), cy], dim=1
-    )
+    cosine, sine = angle.cos(), angle.sin()
+
     # The grid of F.affine_grid by rows and columns, because its matrix product per pixel takes longer than sampling.
-    v, u = (torch.arange(1 - n, n, 2, device=x.device)[:, None] / n for n in size)
-    across, down, center = theta.view(-1, 1, 2, 3).unbind(-1)
-    grid = (down * v)[:, :, None] + (across * u + center)[:, None]  # (B, rows, columns, 2)
+    center = torch.stack([cx, cy], dim=1)[:, None, None]  # (B, 1, 1, 2), x before y
+    across = torch.stack([w * cosine, w * sine], dim=1)[:, None, None]
+    down = torch.stack([-h * sine, h * cosine], dim=1)[:, None, None]
+    u = _pixel_centers(size[1], x.device)[None, None, :, None]
+    v = _pixel_centers(size[0], x.device)[None, :, None, None]
+    grid = down * v + (across * u + center)  # (B, rows, columns, 2)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+
+def _pixel_centers(n: int, device: torch.device) -> Tensor:
+    """Centers (n,) of the pixels along a side that spans [−1, 1]."""
+    return torch.arange(1 - n, n, 2, device=device) / n
 
 
 # Color
@@ -264,12 +275,13 @@ def resized_crop(
 
 def color_jitter(x: Tensor, strength: float, rng: Draws) -> Tensor:
     """Images with changed brightness, contrast and saturation, clipped to [0, 1] after each, as in torchvision."""
-    factors = 1 + strength * (2 * rng.uniform(3, len(x))[..., None, None, None] - 1)
-    x = (x * factors[0]).clamp_(0, 1)
+    factors = 1 + strength * (2 * rng.uniform(3, len(x)) - 1)
+    brightness, contrast, saturation = factors[..., None, None, None]
+    x = (x * brightness).clamp_(0, 1)
     mean = gray(x).mean(dim=(1, 2, 3), keepdim=True)
-    x = x.mul_(factors[1]).add_(mean * (1 - factors[1])).clamp_(0, 1)
+    x = x.mul_(contrast).add_(mean * (1 - contrast)).clamp_(0, 1)
     colorless = gray(x)
-    return x.mul_(factors[2]).add_(colorless * (1 - factors[2])).clamp_(0, 1)
+    return x.mul_(saturation).add_(colorless * (1 - saturation)).clamp_(0, 1)
 
 
 def gray(x: Tensor) -> Tensor:
@@ -279,13 +291,17 @@ def gray(x: Tensor) -> Tensor:
 
 def gray_solarize_posterize(x: Tensor, probability: float, rng: Draws) -> Tensor:
     """Images after one of grayscale, inversion of values above ½, and 3 bits per channel, with `probability`."""
-    drawn = rng.uniform(1, len(x))[0, :, None, None, None]
+    choice = rng.uniform(1, len(x))[0, :, None, None, None]
     third = probability / 3
-    x = torch.where((drawn >= probability * 2 / 3) & (drawn < probability), posterize(x), x)
-    x = torch.where(
-        (drawn >= third) & (drawn < probability * 2 / 3), torch.where(x < 0.5, x, 1 - x), x
-    )
-    return torch.where(drawn < third, gray(x), x)
+    two_thirds = probability * 2 / 3
+    x = torch.where((choice >= two_thirds) & (choice < probability), posterize(x), x)
+    x = torch.where((choice >= third) & (choice < two_thirds), solarize(x), x)
+    return torch.where(choice < third, gray(x), x)
+
+
+def solarize(x: Tensor) -> Tensor:
+    """Images with values above ½ inverted."""
+    return torch.where(x < 0.5, x, 1 - x)
 
 
 def posterize(x: Tensor) -> Tensor:
@@ -304,30 +320,36 @@ class Targets(NamedTuple):
     lam: Tensor
 
 
-def erased(x: Tensor, probability: float, rng: Draws) -> Tensor:
+def erase_rectangles(x: Tensor, probability: float, rng: Draws) -> Tensor:
     """Normalized `x` with a rectangle set to 0, the mean color.
 
     It has 2 to 33 % of the area and an aspect ratio from 0.3 to 3.3, as in the paper, and the border cuts it.
     """
     b, _, h, w = x.shape
-    drawn, area, log_ratio, cy, cx = rng.uniform(5, b)
-    area, root = 0.02 + 0.31 * area, ((2 * log_ratio - 1) * math.log(3.3) / 2).exp()
+    choice, area, log_ratio, cy, cx = rng.uniform(5, b)
+    erases = (choice < probability)[:, None, None, None]
+    area = 0.02 + 0.31 * area
+    root = ((2 * log_ratio - 1) * math.log(3.3) / 2).exp()  # of the aspect ratio
     inside = rectangle(cy, cx, area.sqrt() / root, area.sqrt() * root, h, w)
-    return x * ~(inside & (drawn < probability)[:, None, None, None])
+    return x * ~(inside & erases)
 
 
 def rectangle(cy: Tensor, cx: Tensor, height: Tensor, width: Tensor, h: int, w: int) -> Tensor:
     """(B, 1, h, w) booleans: rectangles with center and sides as shares of the image (B,), cut at its border."""
-
-    def inside(center: Tensor, side: Tensor, n: int) -> Tensor:
-        pixel = torch.arange(n, device=center.device)
-        first, last = (((center + sign * side / 2) * n).round()[:, None] for sign in (-1, 1))
-        return (pixel >= first) & (pixel < last)
-
-    return (inside(cy, height, h)[:, :, None] & inside(cx, width, w)[:, None, :])[:, None]
+    rows = interval(cy, height, h)[:, None, :, None]
+    columns = interval(cx, width, w)[:, None, None, :]
+    return rows & columns
 
 
-def mixed(
+def interval(center: Tensor, side: Tensor, n: int) -> Tensor:
+    """(B, n) booleans: pixels of n within `side`, a share of n, around `center`."""
+    pixel = torch.arange(n, device=center.device)
+    first = ((center - side / 2) * n).round()[:, None]
+    end = ((center + side / 2) * n).round()[:, None]
+    return (pixel >= first) & (pixel < end)
+
+
+def mix_neighbors(
     x: Tensor, labels: Tensor, cutmix: float, mixup: float, rng: Draws
 ) -> tuple[Tensor, Targets]:
     """Samples mixed with their neighbors in the batch by cutmix or mixup, with these probabilities.
@@ -338,14 +360,11 @@ def mixed(
     b, _, h, w = x.shape
     kind, lam, cy, cx = rng.uniform(4, b)
     side = (1 - lam).sqrt()
-    box = rectangle(cy, cx, side, side, h, w)
-    weight = torch.where(
-        (kind < cutmix)[:, None, None, None],
-        (~box).float(),
-        torch.where(kind < cutmix + mixup, lam, torch.ones_like(lam))[:, None, None, None],
-    )
-    other = (torch.arange(b, device=x.device) ^ 1).clamp(max=b - 1)
+    outside_box = (~rectangle(cy, cx, side, side, h, w)).float()
+    blend = torch.where(kind < cutmix + mixup, lam, torch.ones_like(lam))
+    pastes = (kind < cutmix)[:, None, None, None]
+    weight = torch.where(pastes, outside_box, blend[:, None, None, None])
+    neighbor = (torch.arange(b, device=x.device) ^ 1).clamp(max=b - 1)
     # x·1 + other·0 equals x bit for bit, which lerp does not guarantee.
-    return (x * weight).addcmul_(x[other], 1 - weight), Targets(
-        labels, labels[other], weight.mean(dim=(1, 2, 3))
-    )
+    images = (x * weight).addcmul_(x[neighbor], 1 - weight)
+    return images, Targets(labels, labels[neighbor], weight.mean(dim=(1, 2, 3)))

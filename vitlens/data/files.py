@@ -32,8 +32,8 @@ def write(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process in this block. Raises ValueError if another process has locked it."""
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process in a block. Raises ValueError if another process has locked it."""
     lock = FileLock(folder / ".lock", timeout=0)
     try:
         lock.acquire()
@@ -47,11 +47,11 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def writable(folder: Path, option: str) -> None:
+def check_writable(folder: Path, option: str) -> None:
     """Raise ValueError that names the option if a folder cannot be created or written to."""
-    existing = next(
-        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
-    )
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
     try:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as problem:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import resized_crop
 
 from vitlens.data.augment import Augment, seed_of
-from vitlens.data.sources import SPLITS, opened
+from vitlens.data.sources import SPLITS, open_samples
 from vitlens.images import MAX_ELONGATION, rgb
 from vitlens.names import require_known
 
@@ -66,7 +67,8 @@ class Samples:
 
     def name(self, i: int) -> str:
         name = self.names[i]
-        return self.title + (os.fsdecode(name) if isinstance(name, bytes) else str(name))
+        text = os.fsdecode(name) if isinstance(name, bytes) else str(name)
+        return self.title + text
 
     def content(self, i: int) -> bytes | Image.Image | Tensor:
         """Stored image `i`: encoded bytes, a Pillow image or uint8 (3, H, W)."""
@@ -75,22 +77,23 @@ class Samples:
             content = content[0]
         if self.root is not None:
             content = self.root / os.fsdecode(content)
-        return Path(content).read_bytes() if isinstance(content, str | Path) else content
+        if isinstance(content, str | Path):
+            return Path(content).read_bytes()
+        return content
 
-    def chosen(self, rows: Tensor) -> Samples:
+    def select_rows(self, rows: Tensor) -> Samples:
         """The samples at the positions `rows`, int64 (n,)."""
         rows = rows.tolist()
-        contents = (
-            self.contents.chosen(rows)
-            if hasattr(self.contents, "chosen")
-            else Subset(self.contents, rows)
-        )
-        return replace(
-            self,
-            contents=contents,
-            labels=torch.as_tensor(self.labels)[rows],
-            names=np.asarray(self.names)[rows],
-        )
+        contents = Subset(self.contents, rows)
+        if hasattr(self.contents, "select_rows"):
+            contents = self.contents.select_rows(rows)
+        labels = torch.as_tensor(self.labels)[rows]
+        names = np.asarray(self.names)[rows]
+        return replace(self, contents=contents, labels=labels, names=names)
+
+    def add_note(self, note: str) -> Samples:
+        """The samples with one more sentence for the user."""
+        return replace(self, note=f"{self.note} {note}".strip())
 
     def fingerprint(self) -> str:
         """Checksum of 16 of the images, to detect other images with the same names and labels.
@@ -98,18 +101,21 @@ class Samples:
         Files are not decoded, because decoders differ by a level. Unreadable files are skipped.
         """
         digest = hashlib.sha256()
-        for i in np.unique(np.linspace(0, len(self) - 1, 16).astype(int)).tolist():
+        positions = np.linspace(0, len(self) - 1, 16).astype(int)
+        for i in np.unique(positions).tolist():
             try:
                 content = self.content(i)
             except Exception:  # reported later, during decoding
                 continue
             if isinstance(content, Image.Image):
                 content = f"{content.mode} {content.size}".encode()
-            digest.update(content if isinstance(content, bytes) else content.numpy().tobytes())
+            elif isinstance(content, Tensor):
+                content = content.numpy().tobytes()
+            digest.update(content)
         return digest.hexdigest()[:12]
 
 
-def of_files(
+def samples_of_files(
     root: Path, names: Sequence[str], labels: Sequence[int], class_names, note: str = ""
 ) -> Samples:
     """Samples of the files `names` below `root`.
@@ -120,7 +126,7 @@ def of_files(
     return Samples(packed, labels, tuple(class_names), packed, note, root=root)
 
 
-def decoded(samples: Samples, i: int) -> Image.Image | str:
+def decode(samples: Samples, i: int) -> Image.Image | str:
     """Sample `i` as an upright, opaque RGB image, or its name and the reason why it cannot be decoded."""
     try:
         content = samples.content(i)
@@ -136,11 +142,12 @@ def decoded(samples: Samples, i: int) -> Image.Image | str:
     except Exception as problem:  # decoders raise many types on damaged files
         return f"{samples.name(i)} ({type(problem).__name__}: {problem})"
     w, h = image.size
-    strip = max(h, w) > MAX_ELONGATION * min(h, w)
-    return f"{samples.name(i)} (a strip of {w} × {h} pixels)" if strip else image
+    if max(h, w) > MAX_ELONGATION * min(h, w):
+        return f"{samples.name(i)} (a strip of {w} × {h} pixels)"
+    return image
 
 
-def pixels(image: Image.Image) -> Tensor:
+def uint8_tensor(image: Image.Image) -> Tensor:
     """An RGB image as uint8 (3, H, W)."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
@@ -160,10 +167,13 @@ class Fitting:
     squash: bool = False
 
     def __call__(self, image: Image.Image) -> Tensor:
-        return pixels(image) if image.size == (self.side, self.side) else self.resized(image)
+        if image.size == (self.side, self.side):
+            return uint8_tensor(image)
+        return self.transform(image)
 
     @cached_property
-    def resized(self) -> Callable[[Image.Image], Tensor]:
+    def transform(self) -> Callable[[Image.Image], Tensor]:
+        """timm's transform of an image to its pixels."""
         from timm.data import create_transform
 
         return create_transform(
@@ -180,18 +190,19 @@ def random_crop(
     image: Image.Image, side: int, scale: Sequence[float], ratio: Sequence[float], seed: int
 ) -> Tensor:
     """torchvision's `RandomResizedCrop` to uint8 (3, side, side), as a function of `seed` without global state."""
-    image = pixels(image)
+    image = uint8_tensor(image)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         box = RandomResizedCrop.get_params(image, list(scale), list(ratio))
     return resized_crop(image, *box, [side, side], antialias=True)
 
 
-def drawn(size: int, n: int, seed: int) -> Tensor:
+def draw_rows(size: int, n: int, seed: int) -> Tensor:
     """(n,) different int64 numbers below `size`, which depend on `seed` alone."""
     if not 0 < n <= size:
         raise ValueError(f"A subset of {size} images must have 1 to {size} of them, got {n}.")
-    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:n]
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(size, generator=generator)[:n]
 
 
 # In memory
@@ -205,14 +216,16 @@ class _Split:
 
     def subset(self, n: int, seed: int = 0):
         """`n` of the images, drawn without replacement as a function of `seed`."""
-        return self.chosen(drawn(len(self), n, seed))
+        return self.select_rows(draw_rows(len(self), n, seed))
 
-    def _check(self) -> None:
+    def _check_labels(self) -> None:
+        if len(self) == 0:
+            return
         n = len(self.class_names)
-        if len(self) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < n:
+        lowest, highest = int(self.labels.min()), int(self.labels.max())
+        if lowest < 0 or highest >= n:
             raise ValueError(
-                f"Labels must lie in 0…{n - 1} for {n} classes, got labels from {int(self.labels.min())} to "
-                f"{int(self.labels.max())}."
+                f"Labels must lie in 0…{n - 1} for {n} classes, got labels from {lowest} to {highest}."
             )
 
 
@@ -220,7 +233,7 @@ class _Split:
 class ImageSet(_Split):
     """Images and labels of one split.
 
-    images: uint8 (N, 3, H, W). labels: int64 (N,). class_names: one name per label, in label order. note: remarks for
+    images: uint8 (N, 3, H, W). labels: int64 (N,). class_names: one name per label, in label order. note: sentences for
     the user about the split. fingerprint: `Samples.fingerprint`.
 
     >>> digits = vitlens.data.load("digits")
@@ -235,12 +248,13 @@ class ImageSet(_Split):
     fingerprint: str = ""
 
     def __post_init__(self):
-        shape, kind = tuple(self.images.shape), self.images.dtype
+        kind = self.images.dtype
+        shape = tuple(self.images.shape)
         if kind != torch.uint8 or shape[1:2] != (3,) or shape[:1] != self.labels.shape:
             raise ValueError(
                 f"Expected uint8 images (N, 3, H, W), one for each label, got {kind} of shape {shape}."
             )
-        self._check()
+        self._check_labels()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -251,7 +265,7 @@ class ImageSet(_Split):
         """The same set with its tensors on `device`."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
-    def chosen(self, rows: Tensor) -> ImageSet:
+    def select_rows(self, rows: Tensor) -> ImageSet:
         """The images at the positions `rows`, int64 (n,)."""
         rows = rows.to(self.labels.device)
         return replace(self, images=self.images[rows], labels=self.labels[rows])
@@ -263,38 +277,44 @@ class ImageSet(_Split):
 
         Only an index, so the host never waits. `augment` is left to the caller, see `remaining`.
         """
-        for row in rows:
-            row = row.to(self.labels.device, non_blocking=True)
-            yield self.images[row], self.labels[row]
+        for batch in rows:
+            batch = batch.to(self.labels.device, non_blocking=True)
+            yield self.images[batch], self.labels[batch]
 
     def remaining(self, augment: Augment) -> Augment:
-        """The part of an augmentation that `batches` leaves to the caller: all of it."""
+        """Augmentation still to apply to the images of `batches`: all of it."""
         return augment
 
 
-def held(samples: Samples, title: str, fit: Callable, size: int | None, workers: int) -> ImageSet:
+def decode_all(
+    samples: Samples, title: str, fit: Callable, size: int | None, workers: int
+) -> ImageSet:
     """Decode all samples into memory. title: their description in messages."""
-    n, labels = len(samples), torch.as_tensor(samples.labels, dtype=torch.int64)
-    # Filled in place if the size is known, because stacking a list takes twice the memory.
-    images = [None] * n if size is None else torch.empty(n, 3, size, size, dtype=torch.uint8)
+    n = len(samples)
+    labels = torch.as_tensor(samples.labels, dtype=torch.int64)
+    images: list | Tensor = [None] * n
+    if size is not None:  # filled in place, because stacking a list takes twice the memory
+        images = torch.empty(n, 3, size, size, dtype=torch.uint8)
     damaged: dict[int, str] = {}
 
-    def decode(chunk: Iterable[int]) -> None:
+    def decode_chunk(chunk: Iterable[int]) -> None:
         for i in chunk:
-            image = decoded(samples, i)
+            image = decode(samples, i)
             if isinstance(image, str):
                 damaged[i] = image
             else:
                 images[i] = fit(image)
 
+    chunks = [range(i, min(i + 256, n)) for i in range(0, n, 256)]
     with ThreadPoolExecutor(max(1, workers)) as pool:  # decoders release the GIL
-        list(pool.map(decode, [range(i, min(i + 256, n)) for i in range(0, n, 256)]))
+        list(pool.map(decode_chunk, chunks))  # raises the errors of the threads
     if damaged:
         first = "; ".join(damaged[i] for i in sorted(damaged)[:10])
         raise ValueError(
             f"{len(damaged)} of {n} samples of {title} cannot be decoded: {first}. Repair or remove them."
         )
-    images = torch.stack(images) if size is None else images
+    if size is None:
+        images = torch.stack(images)
     return ImageSet(images, labels, samples.class_names, samples.note, samples.fingerprint())
 
 
@@ -303,27 +323,28 @@ def held(samples: Samples, title: str, fit: Callable, size: int | None, workers:
 
 def loader(dataset: Dataset, batches: Iterable, workers: int, device: torch.device) -> DataLoader:
     """The `DataLoader` of all worker processes, with batches collated by PyTorch."""
-    several = {"timeout": TIMEOUT, "persistent_workers": True, "worker_init_fn": _leave_group}
     return DataLoader(
         dataset,
         batch_sampler=batches,
         num_workers=workers,
         pin_memory=device.type == "cuda",
-        generator=torch.Generator(),
-        **(several if workers else {}),  # not the global one
+        generator=torch.Generator(),  # not the global one
+        timeout=TIMEOUT if workers else 0,
+        persistent_workers=workers > 0,
+        worker_init_fn=_leave_group,
     )
 
 
-def workers_ended(problem: BaseException) -> bool:
+def lost_workers(problem: BaseException) -> bool:
     """True for PyTorch's errors about a worker that was killed, timed out or could not send."""
-    return any(word in str(problem) for word in ("DataLoader", "in pin memory thread"))
+    text = str(problem)
+    return "DataLoader" in text or "in pin memory thread" in text
 
 
-def ended(problem: BaseException) -> ChildProcessError:
+def lost_workers_error(problem: BaseException) -> ChildProcessError:
     """Error with one sentence for PyTorch's error about its workers."""
-    return ChildProcessError(
-        WORKERS_ENDED.format(str(problem).strip().splitlines()[-1].rstrip("."))
-    )
+    last_line = str(problem).strip().splitlines()[-1]
+    return ChildProcessError(WORKERS_ENDED.format(last_line.rstrip(".")))
 
 
 def _leave_group(_: int) -> None:
@@ -334,7 +355,7 @@ def _leave_group(_: int) -> None:
 
 @dataclass(frozen=True)
 class Reader(Dataset):
-    """The part of a stream in a worker, which reads the samples of chunks (rows, crop, key).
+    """Data set in the workers of a stream, which read the samples of chunks (rows, crop, key).
 
     A sample is an image, its label, and "", or the name and the reason of a sample that cannot be decoded.
     """
@@ -350,11 +371,16 @@ class Reader(Dataset):
         return [self.sample(int(row), crop, key) for row in rows]
 
     def sample(self, row: int, crop: tuple | None, key: tuple[int, ...]) -> tuple[Tensor, int, str]:
-        image = decoded(self.samples, row)
+        image = decode(self.samples, row)
         if isinstance(image, str):
-            return torch.zeros(3, self.side, self.side, dtype=torch.uint8), -1, image
-        cut = random_crop(image, self.side, *crop, seed_of(*key, row)) if crop else self.fit(image)
-        return cut, int(self.samples.labels[row]), ""
+            blank = torch.zeros(3, self.side, self.side, dtype=torch.uint8)
+            return blank, -1, image
+        if crop is None:
+            pixels = self.fit(image)
+        else:
+            scale, ratio = crop
+            pixels = random_crop(image, self.side, scale, ratio, seed_of(*key, row))
+        return pixels, int(self.samples.labels[row]), ""
 
 
 @dataclass(eq=False)
@@ -380,12 +406,12 @@ class ImageStream(_Split):
     def __post_init__(self):
         self.labels = torch.as_tensor(self.samples.labels, dtype=torch.int64)
         self.samples = replace(self.samples, labels=self.labels)
-        self.class_names, self.note = self.samples.class_names, self.samples.note
-        self._check()
-        self._current, self._chunks = (
-            None,
-            [],
-        )  # of the last call of `batches`, which the workers outlive
+        self.class_names = self.samples.class_names
+        self.note = self.samples.note
+        self._check_labels()
+        # Of the last call of `batches`, which the workers outlive.
+        self._current: list | None = None
+        self._chunks: list = []
         self._loader: DataLoader | None = None
 
     @property
@@ -396,14 +422,16 @@ class ImageStream(_Split):
     def to(self, device: torch.device | str) -> ImageStream:
         """The same stream with its batches on `device`. Returns itself, with its workers, if they are there already."""
         device = torch.device(device)
-        return self if device == self.device else replace(self, device=device)
+        if device == self.device:
+            return self
+        return replace(self, device=device)
 
-    def chosen(self, rows: Tensor) -> ImageStream:
+    def select_rows(self, rows: Tensor) -> ImageStream:
         """The images at the positions `rows`, int64 (n,)."""
-        return replace(self, samples=self.samples.chosen(rows))
+        return replace(self, samples=self.samples.select_rows(rows))
 
     def remaining(self, augment: Augment) -> Augment:
-        """The part of an augmentation that `batches` leaves to the caller: all of it except the random crop.
+        """Augmentation still to apply to the images of `batches`: all of it except the random crop.
 
         Raises `ValueError` for crops that extend beyond the image.
         """
@@ -425,25 +453,25 @@ class ImageStream(_Split):
         Raises `ValueError` for damaged samples, `ChildProcessError` if workers end and `RuntimeError` if a later call
         has begun.
         """
-        crop = (
-            None
-            if augment is None or self.remaining(augment) == augment
-            else (augment.scale, augment.ratio)
-        )
-        rows = list(rows)
-        parts = self._read(
-            [(chunk.numpy(), crop, tuple(key)) for row in rows for chunk in row.split(CHUNK)]
-        )
-        for row in rows:
-            images, labels = zip(*(next(parts) for _ in row.split(CHUNK)), strict=True)
+        crop = None
+        if augment is not None and self.remaining(augment) != augment:
+            crop = (augment.scale, augment.ratio)
+        chunks_of_batches = [batch.split(CHUNK) for batch in rows]
+        chunks = [
+            (chunk.numpy(), crop, tuple(key)) for batch in chunks_of_batches for chunk in batch
+        ]
+        parts = self._read_chunks(chunks)
+        for batch in chunks_of_batches:
+            images, labels = zip(*islice(parts, len(batch)), strict=True)
             yield torch.cat(images), torch.cat(labels)
 
-    def _read(self, chunks: list) -> Iterator[tuple[Tensor, Tensor]]:
+    def _read_chunks(self, chunks: list) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels of each chunk, on the device."""
         if self._loader is None:
             reader = Reader(self.samples, self.fit, self.side)
             self._loader = loader(reader, self._chunks, self.workers, self.device)
-        self._current, self._chunks[:] = chunks, chunks
+        self._current = chunks
+        self._chunks[:] = chunks  # the loader's own list
         try:
             parts = iter(self._loader)
             for _ in chunks:
@@ -452,19 +480,17 @@ class ImageStream(_Split):
                         "A stream yields one sequence of batches at a time, and another was started. Finish one first."
                     )
                 images, labels, damaged = next(parts)
-                if any(damaged):
-                    raise ValueError(
-                        f"{next(filter(None, damaged))} cannot be decoded. Repair or replace it."
-                    )
-                yield (
-                    images.to(self.device, non_blocking=True),
-                    labels.to(self.device, non_blocking=True),
-                )
+                for description in damaged:
+                    if description:
+                        raise ValueError(f"{description} cannot be decoded. Repair or replace it.")
+                images = images.to(self.device, non_blocking=True)
+                labels = labels.to(self.device, non_blocking=True)
+                yield images, labels
         except (RuntimeError, OSError) as problem:
-            if not workers_ended(problem):
+            if not lost_workers(problem):
                 raise
             self._loader = None
-            raise ended(problem) from problem
+            raise lost_workers_error(problem) from problem
 
 
 # Opening
@@ -515,38 +541,54 @@ def load(
     require_known(split, SPLITS, "split")
     if size is None and (squash or stream):
         raise ValueError("squash and stream need a common size of the images. Pass size=….")
-    device, source = torch.device(device or "cpu"), str(source)
-    samples = opened(source, split, root, fold)
-    if split in ("test", "whole") and not _labeled(samples):
-        samples = opened(source, "valid", root, fold)
-        note = f"The test images of {source} have no labels, so its validation images are used."
-        samples = replace(samples, note=" ".join(filter(None, (note, samples.note))))
-    if not _labeled(samples):
-        raise ValueError(f"The {split} split of {source} holds no image with a label.")
-    if missing := sorted(
-        {*range(len(samples.class_names))} - {*np.unique(samples.labels).tolist()}
-    ):
-        note = f"{source} has no {split} image of {len(missing)} of {len(samples.class_names)} classes, such as "
-        note += f"{samples.class_names[missing[0]]!r}."
-        samples = replace(samples, note=" ".join(filter(None, (samples.note, note))))
+    device = torch.device(device or "cpu")
+    source = str(source)
+    samples = open_labeled(source, split, root, fold)
+    note = missing_classes(samples, f"{source} has no {split} image of")
+    if note:
+        samples = samples.add_note(note)
     if hasattr(samples.contents, "in_memory"):
-        samples = replace(
-            samples, contents=samples.contents.in_memory(free_memory(torch.device("cpu")) // 2)
-        )
+        most = free_memory(torch.device("cpu")) // 2
+        samples = replace(samples, contents=samples.contents.in_memory(most))
+
     if stream is None:
         stream = size is not None and len(samples) * 3 * size**2 > free_memory(device) / 2
-    workers = (
-        workers if workers is not None else max(1, min(16, (os.cpu_count() or 1) // _processes()))
-    )
-    fit = fit or (pixels if size is None else Fitting(size, squash))
-    if not stream:
-        return held(samples, f"the {split} split of {source}", fit, size, workers).to(device)
-    return ImageStream(samples, size, fit, workers, device, samples.fingerprint())
+    if workers is None:
+        cores = (os.cpu_count() or 1) // _local_processes()
+        workers = max(1, min(16, cores))
+    if fit is None:
+        fit = uint8_tensor if size is None else Fitting(size, squash)
+    if stream:
+        return ImageStream(samples, size, fit, workers, device, samples.fingerprint())
+    images = decode_all(samples, f"the {split} split of {source}", fit, size, workers)
+    return images.to(device)
 
 
-def _labeled(samples: Samples) -> bool:
+def open_labeled(source: str, split: str, root: str | os.PathLike | None, fold: int) -> Samples:
+    """Samples of a split, or of the validation split if test images have no labels."""
+    samples = open_samples(source, split, root, fold)
+    if split in ("test", "whole") and not _has_labels(samples):
+        validation = open_samples(source, "valid", root, fold)
+        note = f"The test images of {source} have no labels, so its validation images are used."
+        samples = replace(validation, note=f"{note} {validation.note}".strip())
+    if not _has_labels(samples):
+        raise ValueError(f"The {split} split of {source} holds no image with a label.")
+    return samples
+
+
+def _has_labels(samples: Samples) -> bool:
     """True if an image has a label. Published copies without labels have −1 everywhere, or no class folders."""
     return any(label >= 0 for label in samples.labels)
+
+
+def missing_classes(samples: Samples, beginning: str) -> str:
+    """Note with the number of classes without images and the name of one, or "" if every class has one."""
+    present = set(np.unique(samples.labels).tolist())
+    missing = [name for i, name in enumerate(samples.class_names) if i not in present]
+    if not missing:
+        return ""
+    total = len(samples.class_names)
+    return f"{beginning} {len(missing)} of {total} classes, such as {missing[0]!r}."
 
 
 def free_memory(device: torch.device) -> int:
@@ -554,24 +596,32 @@ def free_memory(device: torch.device) -> int:
 
     From /proc and cgroups, because psutil ignores a container's limit.
     """
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        machine = next(
-            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
-        )
-    except (OSError, StopIteration):  # not Linux: the total
-        machine = (
-            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            if hasattr(os, "sysconf")
-            else 8 * 2**30
-        )
+    free = _machine_memory()
     limit = Path("/sys/fs/cgroup/memory.max")  # a container's limit
-    if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
-        machine = min(machine, int(text))
-    machine //= _processes()
-    return min(machine, torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else machine
+    if limit.is_file():
+        text = limit.read_text().strip()
+        if text.isdecimal():
+            free = min(free, int(text))
+    free //= _local_processes()
+    if device.type == "cuda":
+        on_device, _ = torch.cuda.mem_get_info(device)
+        free = min(free, on_device)
+    return free
 
 
-def _processes() -> int:
+def _machine_memory() -> int:
+    """Bytes available on Linux, else the total."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 8 * 2**30
+
+
+def _local_processes() -> int:
     """Number of processes that train together on this machine, as torchrun and accelerate set it."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))

@@ -10,10 +10,10 @@ import torch
 import torchvision.datasets
 
 from vitlens.data.files import announce
-from vitlens.data.folders import folder
+from vitlens.data.folders import open_folder
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import SPLITS, data_root
-from vitlens.data.tables import numbered, reason
+from vitlens.data.tables import default_class_names, reason
 from vitlens.names import require_known
 
 # By timm's name, if it has one: torchvision's class, its argument for the split, and the values for training and
@@ -49,48 +49,47 @@ def digits(_, split: str, root: Path | None, fold: int) -> Samples:
 
     data = load_digits()
     folds = StratifiedKFold(5, shuffle=True, random_state=0).split(data.images, data.target)
-    rows = list(folds)[fold][0 if split == "train" else 1]
-    gray = torch.from_numpy(np.rint(data.images[rows] * (255 / 16)).astype(np.uint8))
-    images = gray[:, None].repeat(1, 3, 1, 1)
-    return Samples(
-        images, data.target[rows], tuple("0123456789"), range(len(rows)), title="digits image "
-    )
+    train, valid = list(folds)[fold]
+    rows = train if split == "train" else valid
+    levels = np.rint(data.images[rows] * (255 / 16)).astype(np.uint8)
+    images = torch.from_numpy(levels)[:, None].repeat(1, 3, 1, 1)
+    names = tuple("0123456789")
+    return Samples(images, data.target[rows], names, range(len(rows)), title="digits image ")
 
 
 def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
     """`torch/NAME`: read from `root` in torchvision's layout, and downloaded if missing."""
     root = data_root(root)
     require_known(name.lower(), TORCH, "NAME of torch/NAME")
-    kind, word, train, valid, *test = TORCH[name.lower()]
-    options = {word: {"train": train, "valid": valid}.get(split, test[0] if test else valid)}
+    kind, keyword, train, valid, *test = TORCH[name.lower()]
+    values = {"train": train, "valid": valid}
+    options = {keyword: values.get(split, test[0] if test else valid)}
     try:
-        data = _opened(getattr(torchvision.datasets, kind), root, options)
+        data = _read_or_download(getattr(torchvision.datasets, kind), root, options)
     except Exception as problem:  # the network, the disk and many readers raise many types
-        call = (
-            f"torchvision.datasets.{kind}({str(root)!r}, {word}={options[word]!r}, download=True)"
-        )
+        # torchvision's ImageNet also needs the archive of the development kit.
+        if kind == "ImageNet" and _has_folders(root, split):
+            return open_folder(root, split)
+        call = f"torchvision.datasets.{kind}({str(root)!r}, {keyword}={options[keyword]!r}, download=True)"
         remedy = f"Run {call} on a machine with network access, and copy the result."
         if kind == "ImageNet":
-            if any((root / name).is_dir() for name in (*SPLITS["train"], *SPLITS[split])):
-                return folder(
-                    root, split
-                )  # torchvision also needs the archive of the development kit
             remedy = "Download its archives by hand, with the archive of its development kit, and put them there."
         raise ValueError(
             f"torch/{name} is not in {root} and cannot be downloaded ({reason(problem)}). {remedy}"
         ) from problem
     labels = _labels(data)
-    classes = (
-        getattr(data, "classes", None) or getattr(data, "all_categories", None) or numbered(labels)
-    )
-    # ImageNet's classes have several names each.
-    classes = tuple(", ".join(name) if isinstance(name, tuple) else str(name) for name in classes)
     files = getattr(data, "samples", None)
     names = [Path(file).name for file, _ in files] if files else range(len(labels))
-    return Samples(data, labels, classes, names, title=f"torch/{name} {split} image ")
+    title = f"torch/{name} {split} image "
+    return Samples(data, labels, _class_names(data, labels), names, title=title)
 
 
-def _opened(kind: type, root: Path, options: dict):
+def _has_folders(root: Path, split: str) -> bool:
+    """True if a folder holds a folder named like the split or like training."""
+    return any((root / name).is_dir() for name in (*SPLITS["train"], *SPLITS[split]))
+
+
+def _read_or_download(kind: type, root: Path, options: dict):
     # torchvision's errors for missing files. ImageNet cannot be downloaded by a program.
     missing = () if kind is torchvision.datasets.ImageNet else (RuntimeError, FileNotFoundError)
     try:
@@ -102,14 +101,24 @@ def _opened(kind: type, root: Path, options: dict):
         return data
 
 
+def _class_names(data, labels: Sequence[int]) -> tuple[str, ...]:
+    """The class names of a torchvision data set, by default numbers. ImageNet's classes have several names each."""
+    for attribute in ("classes", "all_categories"):
+        names = getattr(data, attribute, None)
+        if names:
+            return tuple(", ".join(n) if isinstance(n, tuple) else str(n) for n in names)
+    return default_class_names(labels)
+
+
 def _labels(data) -> Sequence[int]:
     """The labels of a torchvision data set, read without opening its images."""
-    for name in ("targets", "labels", "_labels"):
-        if (labels := getattr(data, name, None)) is not None:
+    for attribute in ("targets", "labels", "_labels"):
+        labels = getattr(data, attribute, None)
+        if labels is not None:
             labels = torch.as_tensor(labels)
-            return (
-                labels[:, 0] if labels.ndim == 2 else labels
-            ).tolist()  # QMNIST's rows begin with the label
+            if labels.ndim == 2:  # QMNIST's rows begin with the label
+                labels = labels[:, 0]
+            return labels.tolist()
     if hasattr(data, "index"):  # iNaturalist: (label, file)
         return [label for label, _ in data.index]
     return [label for _, label in data._samples]

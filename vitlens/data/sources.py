@@ -48,44 +48,45 @@ def source_names() -> str:
     return ", ".join(name for name, _ in SOURCES.values())
 
 
-def opened(source: str, split: str, root: str | Path | None = None, fold: int = 0) -> Any:
+def open_samples(source: str, split: str, root: str | Path | None = None, fold: int = 0) -> Any:
     """`Samples` of one split of a named data set, a task or a folder. "whole" is the test split, or all images of a
     folder that is not divided."""
     prefix, slash, name = source.partition("/")
     row = SOURCES.get(prefix + slash) or SOURCES.get(source)
-    if row is None and Path(source).is_dir():
-        return resolved("vitlens.data.folders:folder")(Path(source), split, root)
-    if row is None and source in ALIASES:
-        return opened(ALIASES[source], split, root, fold)
-    if row is None:
-        tasks = f", a task such as {', '.join([*ALIASES][:2])}" if ALIASES else ""
-        raise ValueError(
-            f"{source!r} is not a folder or data set. A source is {source_names()}{tasks}, or a folder of class "
-            "folders, Parquet files or WebDataset shards."
-        )
-    _, opens = row
-    return resolved(opens)(name, split, Path(root) if root else None, fold)
+    if row is not None:
+        _, opens = row
+        return import_function(opens)(name, split, Path(root) if root else None, fold)
+    if Path(source).is_dir():
+        return import_function("vitlens.data.folders:open_folder")(Path(source), split, root)
+    if source in ALIASES:
+        return open_samples(ALIASES[source], split, root, fold)
+    tasks = f", a task such as {', '.join([*ALIASES][:2])}" if ALIASES else ""
+    raise ValueError(
+        f"{source!r} is not a folder or data set. A source is {source_names()}{tasks}, or a folder of class "
+        "folders, Parquet files or WebDataset shards."
+    )
 
 
-def resolved(function: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which may be given as "module:name"."""
+def import_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The function, imported if it is given as "module:name"."""
     return resolve_name(function) if isinstance(function, str) else function
 
 
-def first_of(split: str, present: Iterable[str], title: str | None = None) -> str | None:
-    """The first of the `present` names of a split, such as "valid" or "Val", or None.
+def find_split(split: str, present: Iterable[str], title: str | None = None) -> str | None:
+    """The name of a split among the `present` ones, such as "valid" or "Val", or None.
 
     title: description of the data in the ValueError for a missing split, instead of None.
     """
-    present = list(present)
     by_name = {name.lower(): name for name in present}
-    first = next((by_name[name] for name in SPLITS[split] if name in by_name), None)
-    if first is None and title:
+    for name in SPLITS[split]:
+        if name in by_name:
+            return by_name[name]
+    if title:
         raise ValueError(
-            f"{title} is divided into {', '.join(present)}, but its {split} split must be named "
+            f"{title} is divided into {', '.join(by_name.values())}, but its {split} split must be named "
             f"{' or '.join(SPLITS[split])}."
         )
-    return first
+    return None
 
 
 def data_root(root: str | Path | None) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlens.data.imageset import Samples
-from vitlens.data.sources import first_of
+from vitlens.data.sources import find_split
 
 IMAGES = ("image",)
 LABELS = ("label", "fine_label", "labels")  # fine_label in CIFAR-100
@@ -43,7 +43,8 @@ class Column:
         return len(self.table)
 
     def __getitem__(self, i: int) -> bytes:
-        return self.table.data.column(self.name)[i]["bytes"].as_py() or b""
+        row = self.table.data.column(self.name)[i]
+        return row["bytes"].as_py() or b""
 
 
 # Parquet and the hub
@@ -53,39 +54,47 @@ def parquet(folder: Path, split: str, root: str | Path | None = None) -> Samples
     """Samples of the files `train-*.parquet`, `valid-`, `validation-`, `val-` or `test-*.parquet` of `folder`."""
     by_split: dict[str, list[str]] = {}
     for file in sorted(folder.glob("*.parquet")):
-        by_split.setdefault(re.split(r"[-.]", file.name)[0], []).append(str(file))
-    chosen, train = first_of(split, by_split, str(folder)), first_of("train", by_split)
-    files = by_split[chosen]
-    # train-00002-of-00005.parquet is one of five.
-    expected = max(
-        (int(n) for file in files for n in re.findall(r"-of-(\d+)\.parquet$", file)), default=0
-    )
+        word = re.split(r"[-.]", file.name)[0]
+        by_split.setdefault(word, []).append(str(file))
+    name = find_split(split, by_split, str(folder))
+    files = by_split[name]
+    expected = _number_of_shards(files)
     if len(files) < expected:
         raise ValueError(
             f"{folder} holds {len(files)} of the {expected} {split} shards. Download the others."
         )
-    datasets, paths = library(), [glob.escape(file) for file in files]
+    data_files = {name: [glob.escape(file) for file in files]}
+    cache = str(root) if root else None
+    datasets = library()
     try:
-        table = datasets.load_dataset(
-            "parquet", data_files={chosen: paths}, cache_dir=root and str(root)
-        )[chosen]
+        tables = datasets.load_dataset("parquet", data_files=data_files, cache_dir=cache)
     except Exception as problem:
         raise ValueError(
             f"The Parquet files of {folder} cannot be read ({reason(problem)}). Fetch them again."
-        ) from (problem)
-    samples = _samples(table, str(folder), chosen, names_beside(folder))
-    return with_class_names(
-        samples, None if train in (None, chosen) else lambda: parquet(folder, "train", root)
-    )
+        ) from problem
+    samples = _samples(tables[name], str(folder), name, read_class_names(folder))
+    if find_split("train", by_split) in (None, name):
+        return with_class_names(samples, None)
+    return with_class_names(samples, lambda: parquet(folder, "train", root))
+
+
+def _number_of_shards(files: Sequence[str]) -> int:
+    """Number of shards by the names of some: train-00002-of-00005.parquet is one of five. 0 for other names."""
+    totals = [0]
+    for file in files:
+        totals += [int(total) for total in re.findall(r"-of-(\d+)\.parquet$", file)]
+    return max(totals)
 
 
 def hub(name: str, split: str, root: Path | None, _) -> Samples:
     """`hfds/OWNER/SET`: a data set of the Hugging Face hub, or a folder of that name."""
-    datasets, folder = library(), Path(name)
+    datasets = library()
+    folder = Path(name)
     if folder.is_dir():
-        return parquet(folder / "data" if (folder / "data").is_dir() else folder, split, root)
+        inner = folder / "data"
+        return parquet(inner if inner.is_dir() else folder, split, root)
     try:
-        tables = datasets.load_dataset(name, cache_dir=root and str(root))
+        tables = datasets.load_dataset(name, cache_dir=str(root) if root else None)
     except Exception as problem:
         raise ValueError(
             f"hfds/{name} is not in {root or datasets.config.HF_DATASETS_CACHE} and cannot be downloaded "
@@ -93,15 +102,17 @@ def hub(name: str, split: str, root: Path | None, _) -> Samples:
             "access and copy its cache."
         ) from problem
     title = f"hfds/{name}"
-    chosen, train = first_of(split, tables, title), first_of("train", tables)
-    if tables[chosen].info.builder_name == "imagefolder":  # it may read a class as a split
+    split_name = find_split(split, tables, title)
+    train = find_split("train", tables)
+    table = tables[split_name]
+    if table.info.builder_name == "imagefolder":  # it may read a class as a split
         raise ValueError(
             f"{title} is a folder of images, not a table. Download it and pass the folder."
         )
-    samples = _samples(tables[chosen], title, chosen)
-    return with_class_names(
-        samples, None if train in (None, chosen) else lambda: _samples(tables[train], title, train)
-    )
+    samples = _samples(table, title, split_name)
+    if train in (None, split_name):
+        return with_class_names(samples, None)
+    return with_class_names(samples, lambda: _samples(tables[train], title, train))
 
 
 def reason(problem: BaseException) -> str:
@@ -111,44 +122,51 @@ def reason(problem: BaseException) -> str:
 
 
 def _samples(table: Any, title: str, split: str, names: Sequence[str] | None = None) -> Samples:
-    datasets, features = library(), table.features
-    encoded = [
-        name
-        for name, kind in features.items()
-        if isinstance(kind, datasets.Image) or isinstance(kind, Mapping) and "bytes" in kind
-    ]
-    integers = [
-        name
-        for name, kind in features.items()
-        if isinstance(kind, datasets.ClassLabel)
-        or isinstance(kind, datasets.Value)
-        and "int" in kind.dtype
-    ]
-    image, label = (
-        _column(IMAGES, encoded, title, features),
-        _column(LABELS, integers, title, features),
-    )
+    """Samples of a table of `datasets`. names: class names, by default those of the label column."""
+    features = table.features
+    encoded = [name for name, kind in features.items() if _holds_images(kind)]
+    integers = [name for name, kind in features.items() if _holds_integers(kind)]
+    image = _column(IMAGES, encoded, title, features)
+    label = _column(LABELS, integers, title, features)
     labels = [-1 if value is None else value for value in table.data.column(label).to_pylist()]
-    images = table.data.column(image)
-    if (
-        len(images)
-        and not images[0]["bytes"].is_valid
-        and (path := (images[0].as_py() or {}).get("path"))
-    ):
-        raise ValueError(
-            f"The column {image} of {title} holds paths, such as {path!r}. It must hold the files' bytes."
-        )
+    _require_bytes(table.data.column(image), f"The column {image} of {title}")
     names = names or getattr(features[label], "names", ())
-    note = f"The column {image} of {title} is read as the images and {label} as the labels."
-    note = "" if (image, label) == ("image", "label") else note
+    note = ""
+    if (image, label) != ("image", "label"):
+        note = f"The column {image} of {title} is read as the images and {label} as the labels."
     rows = Column(table.select_columns([image]), image)
     return Samples(rows, labels, tuple(names), range(len(rows)), note, f"{title} {split} row ")
 
 
+def _holds_images(kind: Any) -> bool:
+    """True for the type of a column of encoded images."""
+    if isinstance(kind, library().Image):
+        return True
+    return isinstance(kind, Mapping) and "bytes" in kind
+
+
+def _holds_integers(kind: Any) -> bool:
+    """True for the type of a column of class labels or other integers."""
+    datasets = library()
+    if isinstance(kind, datasets.ClassLabel):
+        return True
+    return isinstance(kind, datasets.Value) and "int" in kind.dtype
+
+
+def _require_bytes(images: Any, title: str) -> None:
+    """Raise ValueError if the first image of a column is a path without bytes."""
+    if len(images) == 0 or images[0]["bytes"].is_valid:
+        return
+    path = (images[0].as_py() or {}).get("path")
+    if path:
+        raise ValueError(f"{title} holds paths, such as {path!r}. It must hold the files' bytes.")
+
+
 def _column(names: Sequence[str], fitting: Sequence[str], title: str, features: Mapping) -> str:
     """The first of `names` if the table has one of them, else the only column of a fitting type."""
-    named = [name for name in names if name in features]
-    candidates = [name for name in named if name in fitting][:1] if named else fitting
+    candidates = fitting
+    if any(name in features for name in names):
+        candidates = [name for name in names if name in fitting][:1]
     if len(candidates) != 1:
         content = "encoded images" if names == IMAGES else "whole numbers as labels"
         raise ValueError(
@@ -165,12 +183,13 @@ def with_class_names(samples: Samples, training: Callable[[], Samples] | None) -
     """Samples with class names, by default the numbers up to the highest label, also of the training split."""
     if samples.class_names:
         return samples
-    return replace(
-        samples, class_names=numbered([*samples.labels, *(training().labels if training else ())])
-    )
+    labels = [*samples.labels]
+    if training is not None:
+        labels += training().labels
+    return replace(samples, class_names=default_class_names(labels))
 
 
-def numbered(labels: Sequence[int]) -> tuple[str, ...]:
+def default_class_names(labels: Sequence[int]) -> tuple[str, ...]:
     """Default class names: the numbers from 0 to the highest label."""
     highest = max(map(int, labels), default=-1)
     if highest > max(100_000, len(labels)):
@@ -181,23 +200,32 @@ def numbered(labels: Sequence[int]) -> tuple[str, ...]:
     return tuple(str(i) for i in range(highest + 1))
 
 
-def names_beside(folder: Path) -> tuple[str, ...] | None:
-    """Class names from `classnames.txt`, one per line, or `classes.json`, or None.
+def read_class_names(folder: Path) -> tuple[str, ...] | None:
+    """Class names from `classes.json` or `classnames.txt`, one per line, or None.
 
     `classes.json` holds a list, or a dict with `names`: a list, or a dict by the WordNet ids in `wnids`.
     """
-    lines, file = folder / "classnames.txt", folder / "classes.json"
-    if not file.is_file():
-        return tuple(lines.read_text(encoding="utf-8").splitlines()) if lines.is_file() else None
-    try:
-        names = json.loads(file.read_text(encoding="utf-8"))
+    lines = folder / "classnames.txt"
+    file = folder / "classes.json"
+    if file.is_file():
+        try:
+            return _names_in_json(file.read_text(encoding="utf-8"))
+        except (LookupError, TypeError, ValueError) as problem:
+            raise ValueError(
+                f"{file} must hold a list of class names ({problem}). Repair or remove it."
+            ) from problem
+    if lines.is_file():
+        return tuple(lines.read_text(encoding="utf-8").splitlines())
+    return None
+
+
+def _names_in_json(text: str) -> tuple[str, ...]:
+    names = json.loads(text)
+    if isinstance(names, dict):
+        wnids = names.get("wnids")
+        names = names.get("names", wnids)
         if isinstance(names, dict):
-            wnids, names = names.get("wnids"), names.get("names", names.get("wnids"))
-            names = [names[wnid] for wnid in wnids or names] if isinstance(names, dict) else names
-        if not isinstance(names, list):
-            raise TypeError(f"got {names!r:.60}")
-        return tuple(map(str.strip, names))
-    except (LookupError, TypeError, ValueError) as problem:
-        raise ValueError(
-            f"{file} must hold a list of class names ({problem}). Repair or remove it."
-        ) from problem
+            names = [names[wnid] for wnid in wnids or names]
+    if not isinstance(names, list):
+        raise TypeError(f"got {names!r:.60}")
+    return tuple(map(str.strip, names))

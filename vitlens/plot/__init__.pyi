@@ -1,18 +1,18 @@
-from .charts import (
-    attention_distance,
-    attention_distances,
+from .attention import all_heads, attention_distance, attention_distances, heads
+from .explanation import (
+    attributions,
     contributions,
+    gallery,
     insertion_deletion,
-    intervals,
-    lines,
+    overlays,
     randomized,
-    training,
+    tiles,
 )
-from .film import film_strip, snapshot
-from .heatmaps import attributions, gallery, mask, overlay, overlays, tiles, upsample
-from .mosaics import all_heads, filters, heads, position_similarity
-from .side_by_side import correspondences, inspected, rollouts
+from .inspection import filters, inspected, position_similarity, rollouts
+from .measurements import intervals, lines
+from .on_images import correspondences, mask, overlay, upsample
 from .style import STYLE
+from .training_runs import film_strip, snapshot, training
 
 __all__ = [
     "STYLE",

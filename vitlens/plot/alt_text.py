@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from vitlens.formatting import number
+
 LONGEST = 700
 """Largest number of letters of a description."""
 
@@ -107,11 +109,6 @@ def _words(texts: Iterable) -> Iterator[str]:
 
 def _span(values: np.ndarray) -> str:
     return f"from {number(np.nanmin(values))} to {number(np.nanmax(values))}"
-
-
-def number(value: float) -> str:
-    """Three significant digits, with a proper minus sign."""
-    return f"{value:.3g}".replace("-", "−")
 
 
 def image(file: bytes, alt: str, width: int) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 import numpy as np
 
+from vitlens.formatting import with_minus
 from vitlens.plot import alt_text  # noqa: F401  (in IPython, figures get alt text)
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ MARGIN = 0.08
 """Inches around axes and at the edges of a page."""
 
 INK = "0.15"
+GRAY = "0.35"
 MISSING = "0.65"
 """The gray of NaN."""
 SIGNED = 1 / 3
@@ -132,6 +134,34 @@ def rule(ax: plt.Axes, axis: str = "y") -> None:
     ax.set_axisbelow(True)
 
 
+def name_above(ax: plt.Axes, text: str) -> None:
+    ax.set_title(text, loc="left", size=9.5, pad=5, linespacing=1.1, parse_math=False)
+
+
+def write_below(ax: plt.Axes, text: str, size: float = 8.5) -> None:
+    """Write lines of text below an image."""
+    if text:
+        look = {
+            "xycoords": "axes fraction",
+            "textcoords": "offset points",
+            "va": "top",
+            "size": size,
+            "color": GRAY,
+        }
+        ax.annotate(text, (0, 0), (0, -4), **look, annotation_clip=False, parse_math=False)
+
+
+def heading(figure: plt.Figure, text: str) -> None:
+    figure.suptitle(text, x=MARGIN / figure.get_figwidth(), ha="left", size=11, parse_math=False)
+
+
+def write_note(figure: plt.Figure, text: str) -> None:
+    """Write lines of text at the foot of a page."""
+    figure.supxlabel(
+        text, x=MARGIN / figure.get_figwidth(), ha="left", size=8.5, color=GRAY, parse_math=False
+    )
+
+
 def beside(ax: plt.Axes, width: float) -> plt.Axes:
     """Axes for a color bar of the same height, to the right of axes of about `width` pixels."""
     return ax.inset_axes((1 + 10 / width, 0, 12 / width, 1))
@@ -154,7 +184,7 @@ def scale_bar(shown, size: float = 8.5, **where):
     low, high = map(float, shown.get_clim())  # limits may be tensors
     ends = [low, 0, high] if low < 0 < high else [low, high]
     key = color_bar(shown, **where)
-    key.set_ticks(ends, labels=[f"{float(f'{end:.2g}'):g}".replace("-", "−") for end in ends])
+    key.set_ticks(ends, labels=[with_minus(f"{float(f'{end:.2g}'):g}") for end in ends])
     key.ax.tick_params(labelsize=size)
 
 

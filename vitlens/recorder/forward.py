@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from vitlens.recorder.supported import family, known, model_name
+from vitlens.recorder.hooks import thread_hooks
+from vitlens.recorder.supported import family, is_known, model_name, timm
 
 
 def require_images(images: object, model: nn.Module | None = None) -> None:
@@ -31,7 +32,7 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
             f"Expected images as a floating-point tensor of shape (B, C, height, width), got {got}. "
             "`vitlens.models.preprocess(model, pictures)` makes one."
         )
-    if model is not None and known(model):
+    if model is not None and is_known(model):
         family(model).grid(shape[-2:])
 
 
@@ -46,7 +47,7 @@ def require_finite(model: nn.Module, outputs: torch.Tensor) -> None:
 
 def cast(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """Images on the device and in the dtype of the parameters that they enter."""
-    first = family(model).embedding if known(model) else model
+    first = family(model).embedding if is_known(model) else model
     return images.to(next((p for p in first.parameters() if p.is_floating_point()), images))
 
 
@@ -56,16 +57,25 @@ def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     >>> vitlens.models.run(model, images).shape
     torch.Size([2, 200])
     """
-    if known(model):
+    if is_known(model):
         return family(model).run(images)
     output = model(images)
     return getattr(output, "logits", output)
 
 
-def channels(model: nn.Module) -> int:
-    """Input channels of the first convolution, or of the preprocessing where patches are embedded linearly."""
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    return family(model).preprocessing["input_size"][0] if first is None else first.in_channels
+def pooled_features(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """(B, D) features: the input of the classifier, or the output of a model without one."""
+    adapter = family(model)
+    if type(adapter) is timm.Timm:
+        return model.forward_head(model.forward_features(images), pre_logits=True)
+    if adapter.classes == 0:
+        return adapter.run(images)
+    tokens = []
+    with thread_hooks(
+        [(adapter.blocks[-1].register_forward_hook, lambda _, args, output: tokens.append(output))]
+    ):
+        adapter.run(images)
+    return adapter.head(tokens[-1], pre_logits=True)
 
 
 _LOCK = threading.Lock()
@@ -74,7 +84,7 @@ _HELD: dict[object, list] = {}
 
 
 @contextlib.contextmanager
-def _held(switches: dict[object, Callable[[], Callable | None]]) -> Iterator[None]:
+def _hold(switches: dict[object, Callable[[], Callable | None]]) -> Iterator[None]:
     """Apply switches in this block. Where blocks of several threads overlap, the last one to end restores.
 
     switches: by key, a function that applies a switch and returns its restore function, or None if nothing changed.
@@ -97,7 +107,7 @@ def _held(switches: dict[object, Callable[[], Callable | None]]) -> Iterator[Non
                     restore()
 
 
-def switched_off(
+def switch_off(
     modules: Sequence[nn.Module], attribute: str
 ) -> contextlib.AbstractContextManager[None]:
     """Set a boolean attribute of modules to False in this block, and restore it afterwards."""
@@ -109,22 +119,22 @@ def switched_off(
         setattr(module, attribute, False)
         return functools.partial(setattr, module, attribute, before)
 
-    return _held({(module, attribute): functools.partial(switch, module) for module in modules})
+    return _hold({(module, attribute): functools.partial(switch, module) for module in modules})
 
 
 def without_checkpointing(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Switch off gradient checkpointing (timm's and open_clip's `grad_checkpointing`) in this block."""
-    return switched_off(
+    return switch_off(
         [m for m in model.modules() if hasattr(m, "grad_checkpointing")], "grad_checkpointing"
     )
 
 
-def evaluating(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+def eval_mode(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Put a model into eval mode in this block, and restore the mode of every module afterwards."""
-    return switched_off([*model.modules()], "training")
+    return switch_off([*model.modules()], "training")
 
 
-def uncompiled() -> contextlib.AbstractContextManager[None]:
+def eager_mode() -> contextlib.AbstractContextManager[None]:
     """Run compiled models eagerly in this block, because a compiled graph hides its calls from a capture."""
 
     def switch() -> Callable:
@@ -132,50 +142,4 @@ def uncompiled() -> contextlib.AbstractContextManager[None]:
         stance.__enter__()
         return functools.partial(stance.__exit__, None, None, None)
 
-    return _held({"stance": switch})
-
-
-@contextlib.contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Multiply matrices in the dtype of their factors in this block, without autocast and without TF32."""
-    autocast = torch.amp.is_autocast_available(device.type)
-    products = torch.backends.cuda.matmul
-    # PyTorch's older name raises in programs that also set the newer one.
-    name, exact = (
-        ("fp32_precision", "ieee") if hasattr(products, "fp32_precision") else ("allow_tf32", False)
-    )
-    before = getattr(products, name)
-    with torch.autocast(device.type, enabled=False) if autocast else contextlib.nullcontext():
-        if before not in ("tf32", True):
-            yield
-            return
-        setattr(products, name, exact)
-        try:
-            yield
-        finally:
-            setattr(products, name, before)
-
-
-def float64(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in float64, on the CPU if its device lacks float64 (Apple's MPS)."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
-
-
-def shapes(thing) -> str:
-    """`repr` of a dataclass or named tuple with the shapes of its tensors in place of their numbers."""
-
-    def short(value: object) -> str:
-        if isinstance(value, torch.Tensor):
-            return f"({', '.join(map(str, value.shape))})" if value.dim() else f"{value.item():.4g}"
-        if isinstance(value, dict):
-            return f"{{{', '.join(f'{name}: {short(part)}' for name, part in value.items())}}}"
-        return repr(value) if len(repr(value)) < 200 else f"{type(value).__name__} of {len(value)}"
-
-    fields = thing._asdict() if isinstance(thing, tuple) else vars(thing)
-    parts = [f"{name}={short(value)}" for name, value in fields.items() if value is not None]
-    return f"{type(thing).__name__}({', '.join(parts)})"
-
-
-def out_of_memory(error: Exception) -> bool:
-    """True if PyTorch ran out of memory. Its CPU allocator raises a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    return _hold({"stance": switch})

@@ -18,22 +18,22 @@ from torch import Tensor, nn
 
 from vitlens.names import require_known
 from vitlens.recorder.forward import (
-    evaluating,
-    float64,
+    eager_mode,
+    eval_mode,
     require_images,
     run,
-    uncompiled,
     without_checkpointing,
 )
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.hooks import thread_hooks
+from vitlens.recorder.interception import POOL, THREAD, Interception, deactivate_others, hides_all
 from vitlens.recorder.layer import layer_number
-from vitlens.recorder.record import POOL, THREAD, Interception, alone, hides_all
+from vitlens.recorder.precision import to_float64
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
     family,
     head_count,
-    hooked,
     model_name,
     refuse,
     require_capturable,
@@ -93,7 +93,7 @@ def intervene(
     for layers, pair in (block or {}).items():
         for layer in layers if isinstance(layers, tuple | range) else [layers]:
             blocks[layer_number(len(modules), layer)].append(pair)
-    with uncompiled(), without_checkpointing(model):  # the backward pass may come after the block
+    with eager_mode(), without_checkpointing(model):  # the backward pass may come after the block
         values = _values(model, modules, replacements, reference, whole)
         mode = Intervention(model, modules, values, lambda place, _: values[place], blocks)
         with mode.working():
@@ -164,7 +164,7 @@ class Intervention(Interception):
             block = self.family.blocks[layer]
             module = _mlps(block)[call] if kind == "MLP" else block
             hooks.append((module.register_forward_hook, self._hook(kind, layer, call)))
-        with hooked(hooks), self:
+        with thread_hooks(hooks), self:
             yield
 
     def attend(self, where, func, query, key, value, mask, **kwargs) -> Tensor:
@@ -244,7 +244,7 @@ def outputs(
         kept[place] = part
 
     reader = Intervention(model, modules, places, keep)
-    with torch.no_grad(), evaluating(whole), alone(reader), reader.working():
+    with torch.no_grad(), eval_mode(whole), deactivate_others(reader), reader.working():
         run(whole, images)
     return kept
 
@@ -261,7 +261,7 @@ def mean_outputs(
     for images in batches:
         require_images(images, model if whole is None else whole)
         for place, part in outputs(model, modules, sums, images, whole).items():
-            sums[place] = sums[place] + float64(part).sum(0)
+            sums[place] = sums[place] + to_float64(part).sum(0)
         count += len(images)
     if not count:
         raise ValueError(

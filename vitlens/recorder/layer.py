@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitlens.recorder.forward import full_precision, shapes
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.precision import full_precision
+from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import UnsupportedModelError
 
 
@@ -40,7 +41,7 @@ class Layer:
     gradient: Tensor | None = None
     grid: TokenGrid | None = None
 
-    __repr__ = shapes
+    __repr__ = repr_with_shapes
 
     @property
     def wide(self) -> torch.dtype:
@@ -191,7 +192,7 @@ def all_heads(keys: Tensor, queries: Tensor) -> Tensor:
     return keys if groups == 1 else keys.repeat_interleave(groups, dim=1)
 
 
-def joined(calls: list[Layer]) -> Layer:
+def join_heads(calls: list[Layer]) -> Layer:
     """One layer with the heads of all parallel attentions of a block."""
     first = calls[0]
     if len(calls) == 1:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import Targets, normalized, seed_of
-from vitlens.recorder.forward import evaluating
+from vitlens.data.augment import Targets, normalize, seed_of
+from vitlens.recorder.forward import eval_mode
 from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
 
@@ -206,10 +206,10 @@ def _mean(
     at_once = min(500, max(in_training, 64))  # at most the memory of training
     mine = torch.arange(len(data)).split(at_once)[world.rank :: world.size]
     seeded = [world.device] if world.device.type == "cuda" else []
-    with evaluating(model), torch.random.fork_rng(devices=seeded):
+    with eval_mode(model), torch.random.fork_rng(devices=seeded):
         for rows, (images, labels) in zip(mine, data.batches(mine), strict=True):
             torch.manual_seed(seed_of(0, int(rows[0])))
-            x = normalized(images, recipe.mean, recipe.std)
+            x = normalize(images, recipe.mean, recipe.std)
             with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
                 total += measure(x, labels)
     world.sum([total])

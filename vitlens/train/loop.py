@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import Targets, augmented, draws, generator, seed_of
-from vitlens.data.imageset import ended, workers_ended
+from vitlens.data.augment import Targets, augment_batch, draws, generator, seed_of
+from vitlens.data.imageset import lost_workers, lost_workers_error
 from vitlens.names import reject
-from vitlens.recorder.forward import out_of_memory
+from vitlens.recorder.memory import is_out_of_memory
 from vitlens.train.criteria import compiled, settled, validate
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.processes import World, distribute, exchange
@@ -256,11 +256,9 @@ def numerics(recipe: Recipe, world: World):
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     except RuntimeError as error:
-        if workers_ended(
-            error
-        ):  # PyTorch may raise it at any moment, not only while loading images
-            raise ended(error) from error
-        if not out_of_memory(error):
+        if lost_workers(error):  # PyTorch may raise it at any moment, not only while loading images
+            raise lost_workers_error(error) from error
+        if not is_out_of_memory(error):
             raise
         raise MemoryError(
             f"The memory of {device} does not hold {recipe.batch_size // parts} images of {recipe.image_size} pixels. "
@@ -307,7 +305,7 @@ def batches(
             if hasattr(drops, "prob"):
                 drops.prob = recipe.patch_drop if progress < recipe.patch_drop_until else 0.0
             rng = draws(images.device, recipe.seed, epoch, number, part=k, parts=parts)
-            yield augmented(
+            yield augment_batch(
                 images,
                 labels,
                 remaining,

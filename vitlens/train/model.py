@@ -15,7 +15,7 @@ from torch import nn
 
 from vitlens import positions
 from vitlens.models import load_model
-from vitlens.recorder.forward import channels
+from vitlens.recorder.supported import input_channels
 
 SET_BY_RECIPES = ("num_classes", "drop_rate", "drop_path_rate")
 """Endings of timm's keywords that a recipe sets, such as `pos_drop_rate`."""
@@ -96,7 +96,7 @@ def settings_of(source: str | Path, image_size: int) -> dict:
     kind = type(model).__name__
     reason = "takes images of any shape" if kind == "NaFlexVit" else ""
     reason = reason or ("is not a model of timm" if not hasattr(model, "forward_head") else "")
-    if reason or (count := channels(model)) != 3:
+    if reason or (count := input_channels(model)) != 3:
         reason = reason or f"takes {count} channels"
         raise ValueError(
             f"Training takes timm's models of RGB images, but {source} ({kind}) {reason}. Use another."

@@ -35,7 +35,7 @@ from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, ImageStream
 from vitlens.data.files import write
-from vitlens.data.imageset import PIXEL_READING, workers_ended
+from vitlens.data.imageset import PIXEL_READING, lost_workers
 from vitlens.train.criteria import validate
 from vitlens.train.objectives import RENAMED
 from vitlens.train.processes import World, hardware, versions
@@ -265,7 +265,7 @@ class RunFolder:
         try:
             yield
         except (ConnectionError, ChildProcessError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not workers_ended(error):
+            if isinstance(error, RuntimeError) and not lost_workers(error):
                 raise
             for buffer, value in zip(buffers, before, strict=True):
                 buffer.copy_(value)

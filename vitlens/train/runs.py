@@ -20,7 +20,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from vitlens.data import SOURCES, ImageSet, ImageStream, load
-from vitlens.data.files import locked, writable, write
+from vitlens.data.files import check_writable, lock_folder, write
 from vitlens.names import reject
 from vitlens.train import snapshots
 from vitlens.train.criteria import compiled, settled
@@ -150,7 +150,7 @@ def run(
     album = snapshots.Album(out, network, snapshots.probe(valid, plan), steps, watch, say)
     if world.rank == 0:
         out.mkdir(parents=True, exist_ok=True)
-    with locked(out) if world.rank == 0 else nullcontext():
+    with lock_folder(out) if world.rank == 0 else nullcontext():
         if fresh and world.rank == 0:
             write(out / "recipe.json", plan.to_json().encode())
             kinds = {source.partition("/")[0] for source in SOURCES}
@@ -244,7 +244,7 @@ def refuse(
             ),
         )
     )
-    writable(out, "--out")
+    check_writable(out, "--out")
 
 
 def planned(

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import normalized
+from vitlens.data.augment import normalize
 from vitlens.data.files import write
-from vitlens.recorder.forward import evaluating
+from vitlens.recorder.forward import eval_mode
 from vitlens.train.settings import Recipe
 
 __all__ = ["load", "probe", "record", "save", "schedule"]
@@ -45,7 +45,7 @@ def probe(data: ImageSet, recipe: Recipe, n: int | None = None) -> Tensor:
     """
     some = data.subset(min(n or min(64, recipe.batch_size), len(data)))
     images, _ = next(some.batches([torch.arange(len(some))]))
-    return normalized(images, recipe.mean, recipe.std)
+    return normalize(images, recipe.mean, recipe.std)
 
 
 def record(
@@ -76,7 +76,7 @@ def record(
     from vitlens.recorder.record import capture
 
     def principal() -> dict[str, Tensor]:
-        components, variance = filters.components(model, COMPONENTS)
+        components, variance = filters.principal(model, COMPONENTS)
         rest = COMPONENTS - len(variance)
         return {
             "filters": torch.cat([components, components.new_zeros(rest, *components.shape[1:])]),
@@ -99,7 +99,7 @@ def record(
     arrays: dict[str, Tensor] = {}
     logits: list[Tensor] = []
     devices = [images.device] if images.is_cuda else []
-    with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=devices):
+    with eval_mode(model), torch.no_grad(), torch.random.fork_rng(devices=devices):
         for figure in (principal, lambda: {"positions": positions.similarity(model)}, attended):
             try:
                 arrays |= figure()

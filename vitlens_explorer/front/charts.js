@@ -3,30 +3,52 @@ const inPercent = (share) => `${(100 * share).toFixed(1)}%`;
 // plain: the score is a value instead of a probability.
 function line({ name, share, before, now, tip, plain }, message, send) {
   const text = plain ? shown : inPercent;
-  const place = make("span", { class: "bar", style: `--share: ${plain ? 0 : share}`, "aria-hidden": "true" });
-  const parts = [make("span", { class: "name" }, name), place, make("span", { class: "share" }, text(share))];
+  const place = make("span", {
+    class: "bar",
+    style: `--share: ${plain ? 0 : share}`,
+    "aria-hidden": "true",
+  });
+  const parts = [
+    make("span", { class: "name" }, name),
+    place,
+    make("span", { class: "share" }, text(share)),
+  ];
   if (before !== undefined) {
     if (!plain) place.append(make("i", { style: `--share: ${before}` }));
     parts.push(make("span", { class: "before" }, `was ${text(before)}`));
   }
-  const node = make("button", { type: "button", title: tip, onclick: () => send(message) }, ...parts);
+  const node = make(
+    "button",
+    { type: "button", title: tip, onclick: () => send(message) },
+    ...parts,
+  );
   press(node, now);
   return make("li", { class: before === undefined ? "" : "changed" }, node);
 }
 
 function bars(list, send) {
-  return list.map((each) => line({ ...each, tip: `Why “${each.full}”?` }, { why: each.number }, send));
+  return list.map((each) =>
+    line({ ...each, tip: `Why “${each.full}”?` }, { why: each.number }, send),
+  );
 }
 
 // The most probable class after each layer. A click selects the layer.
 function classes({ title, rows, layer, note }, send) {
   const lines = rows.map((row) => {
     const tip = `After layer ${row.layer}: ${row.name}, ${row.plain ? shown(row.share) : inPercent(row.share)}`;
-    const item = line({ ...row, tip, now: row.layer === layer }, { set: { layer: row.layer } }, send);
+    const item = line(
+      { ...row, tip, now: row.layer === layer },
+      { set: { layer: row.layer } },
+      send,
+    );
     item.firstChild.prepend(make("span", { class: "layer" }, row.layer));
     return item;
   });
-  return [make("h3", {}, title), make("ol", { class: "bars layers" }, ...lines), make("p", { class: "note" }, note)];
+  return [
+    make("h3", {}, title),
+    make("ol", { class: "bars layers" }, ...lines),
+    make("p", { class: "note" }, note),
+  ];
 }
 
 const [WIDTH, HEIGHT, LEFT, BOTTOM] = [320, 200, 34, 34]; // of charts in SVG units
@@ -39,12 +61,15 @@ function chartOf(label, values, axis, unit = "") {
   const top = unit ? 22 : 8;
   const x = (share) => LEFT + share * (WIDTH - LEFT - 6);
   const y = (value) => ((most - value) / (most - least)) * (HEIGHT - BOTTOM - top) + top;
-  const write = (x, y, text, anchor) => plot.append(make("text", { x, y, "text-anchor": anchor }, text));
+  const write = (x, y, text, anchor) =>
+    plot.append(make("text", { x, y, "text-anchor": anchor }, text));
   const power = 10 ** Math.floor(Math.log10(most - least));
   const step = power * ((most - least) / power < 3 ? 0.5 : 2);
   for (let k = Math.ceil(least / step); k * step <= most; k += 1) {
     const at = y(k * step);
-    plot.append(make("line", { class: k ? "rule" : "rule zero", x1: LEFT, x2: WIDTH - 6, y1: at, y2: at }));
+    plot.append(
+      make("line", { class: k ? "rule" : "rule zero", x1: LEFT, x2: WIDTH - 6, y1: at, y2: at }),
+    );
     write(LEFT - 5, at + 3.5, shown(k * step), "end");
   }
   write(0, 10, unit, "start");
@@ -53,21 +78,39 @@ function chartOf(label, values, axis, unit = "") {
 }
 
 const keysOf = (kinds) =>
-  make("p", { class: "keys" }, ...kinds.map(([name, kind]) => make("span", { class: `key ${kind}` }, name)));
+  make(
+    "p",
+    { class: "keys" },
+    ...kinds.map(([name, kind]) => make("span", { class: `key ${kind}` }, name)),
+  );
 
 // The score while patches are covered or revealed in the order of the map, and in random orders. The pointer and the
 // arrow keys choose a point of the map's own curves, whose photo is shown, also in place of the map. panel, picture: of
 // the map. reveal: of its panel.
-function curves({ title, verdict, words, scale, shares, curves: lines, name, order, fill }, panel, picture, reveal) {
+function curves(
+  { title, verdict, words, scale, shares, curves: lines, name, order, fill },
+  panel,
+  picture,
+  reveal,
+) {
   if (!lines) return [make("h3", {}, title), make("p", { class: "note" }, words)];
   const every = [...Object.values(lines).flat(), 0.02];
-  const { plot, x, y, tick } = chartOf(`${title}. ${words}`, every, "share of patches covered / revealed", scale);
+  const { plot, x, y, tick } = chartOf(
+    `${title}. ${words}`,
+    every,
+    "share of patches covered / revealed",
+    scale,
+  );
   for (const share of [0, 0.25, 0.5, 0.75, 1]) tick(share, `${100 * share}%`);
   for (const [name, values] of Object.entries(lines)) {
     const points = values.map((value, k) => `${x(shares[k])},${y(value)}`).join(" ");
     plot.append(make("polyline", { class: `curve ${name}`, points }));
   }
-  const [dot, canvas, line] = [make("circle", { r: 4 }), make("canvas", { role: "img" }), make("p", { class: "sum" })];
+  const [dot, canvas, line] = [
+    make("circle", { r: 4 }),
+    make("canvas", { role: "img" }),
+    make("p", { class: "sum" }),
+  ];
   const kinds = ["deletion", "insertion"];
   let [kind, at] = ["deletion", Math.floor(shares.length / 2)];
   const show = async (large = true) => {
@@ -77,7 +120,11 @@ function curves({ title, verdict, words, scale, shares, curves: lines, name, ord
     const done = kind === "deletion" ? "covered" : "revealed";
     const patches = kind === "deletion" ? order.slice(0, count) : order.slice(count);
     cover(canvas, whole, panel, patches, fill);
-    for (const [key, place] of Object.entries({ cx: x(shares[at]), cy: y(value), class: `part ${kind}` }))
+    for (const [key, place] of Object.entries({
+      cx: x(shares[at]),
+      cy: y(value),
+      class: `part ${kind}`,
+    }))
       dot.setAttribute(key, place);
     line.textContent = `${Math.round(100 * shares[at])}% of the patches ${done}: ${name} ${shown(value)}`;
     canvas.setAttribute("aria-label", `The photo with ${line.textContent}`);
@@ -99,11 +146,20 @@ function curves({ title, verdict, words, scale, shares, curves: lines, name, ord
   show(false);
   const hint = "Point at a curve, or use the arrow keys, to see the photo at that point.";
   const [acts, away] = [{ class: "plot", "aria-label": `${title}. ${hint}` }, () => reveal(null)];
-  Object.assign(acts, { onpointermove: point, onpointerdown: point, onpointerleave: away, onblur: away });
+  Object.assign(acts, {
+    onpointermove: point,
+    onpointerdown: point,
+    onpointerleave: away,
+    onblur: away,
+  });
   const keys = keysOf([...kinds, "random"].map((each) => [each, each]));
   return [
-    make("h3", {}, title), make("p", { class: "verdict" }, verdict), steered(acts, move, plot), keys,
-    make("div", { class: "covered" }, canvas, line), make("p", { class: "note" }, `${words} ${hint}`),
+    make("h3", {}, title),
+    make("p", { class: "verdict" }, verdict),
+    steered(acts, move, plot),
+    keys,
+    make("div", { class: "covered" }, canvas, line),
+    make("p", { class: "note" }, `${words} ${hint}`),
   ];
 }
 
@@ -119,20 +175,37 @@ function mosaicOf(send) {
     choose(k === null ? [0, 2] : [k + across, r < 0 ? 0 : r + down]);
   };
   const stage = steered({ class: "stage" }, step, canvas, marks);
-  const [down, across, corner] = ["down", "across", "corner"].map((kind) => make("div", { class: kind, ...hidden }));
+  const [down, across, corner] = ["down", "across", "corner"].map((kind) =>
+    make("div", { class: kind, ...hidden }),
+  );
   const tiles = make("div", { class: "tiles" }, stage, down, across, corner);
   corner.textContent = "layer";
-  const modes = ["Attention", "Distance"].map((text, k) => small(text, () => { far = k === 1; draw(); }));
-  const mode = make("span", { class: "modes", role: "group", "aria-label": "Tiles show" }, ...modes);
-  const [turner, reset] = [small("", () => turn(chosen())), small("Turn all on", () => set({ off: (off = []) }))];
+  const modes = ["Attention", "Distance"].map((text, k) =>
+    small(text, () => {
+      far = k === 1;
+      draw();
+    }),
+  );
+  const mode = make(
+    "span",
+    { class: "modes", role: "group", "aria-label": "Tiles show" },
+    ...modes,
+  );
+  const [turner, reset] = [
+    small("", () => turn(chosen())),
+    small("Turn all on", () => set({ off: (off = []) })),
+  ];
   const actions = make("div", { class: "actions" }, mode, turner, reset);
   const node = make("div", { class: "mosaic" }, title, tiles, actions, note);
   let [all, far, hovered, aim, off] = [null, false, null, null, []];
 
-  const chosen = () => aim || [all.layer, all.picks.findIndex((pick) => pick !== null && pick === all.head)];
+  const chosen = () =>
+    aim || [all.layer, all.picks.findIndex((pick) => pick !== null && pick === all.head)];
   const columns = () => all.layers + (all.pool ? 1 : 0);
   const inside = ([k, r]) =>
-    k === all.layers ? r >= 2 && r < 2 + all.pool : k >= 0 && k < all.layers && r >= 0 && r < all.names.length;
+    k === all.layers
+      ? r >= 2 && r < 2 + all.pool
+      : k >= 0 && k < all.layers && r >= 0 && r < all.names.length;
   // The heads of a tile: one, or those of its layer for the rows of mean and maximum.
   const headsOf = ([k, r]) => {
     if (k === null) return [];
@@ -165,7 +238,8 @@ function mosaicOf(send) {
     if (k === all.layers) return `Pool, head ${r - 2}`;
     if (r < 0) return `Layer ${k}`;
     const name = r < 2 ? `${all.names[r]} over heads` : `head ${r - 2}`;
-    const distance = r >= 2 && all.distances ? `, mean distance ${shown(all.distances[k][r - 2])} pixels` : "";
+    const distance =
+      r >= 2 && all.distances ? `, mean distance ${shown(all.distances[k][r - 2])} pixels` : "";
     const turned = has(off, [k, r - 2]) ? ", off" : "";
     return `Layer ${k}, ${name}: largest weight ${shown(all.tops[k][r])}${distance}${turned}`;
   };
@@ -183,13 +257,16 @@ function mosaicOf(send) {
     const image = new ImageData(width, height);
     const out = new Uint32Array(image.data.buffer);
     const most = largestOf([all.uniform, ...(distances || []).flat()]);
-    const every = [...Array(columns()).keys()].flatMap((k) => names.map((_, r) => [k, r])).filter(inside);
+    const every = [...Array(columns()).keys()]
+      .flatMap((k) => names.map((_, r) => [k, r]))
+      .filter(inside);
     for (const [k, r] of every) {
       const distance = distances?.[k]?.[r - 2];
       const blank = k === layers || (far && distance === undefined);
       const color = blank ? 0x5a808080 : far && colors[Math.round((255 * distance) / most)];
       for (let y = 0, i = (k * names.length + r) * rows * cols; y < rows; y += 1)
-        for (let x = 0; x < cols; x += 1, i += 1) out[(r * h + y) * width + k * w + x] = color || colors[maps[i]];
+        for (let x = 0; x < cols; x += 1, i += 1)
+          out[(r * h + y) * width + k * w + x] = color || colors[maps[i]];
     }
     put(canvas, image);
     marks.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -204,16 +281,25 @@ function mosaicOf(send) {
       const d = `M${box.x} ${box.y}l${cols} ${rows}m0 ${-rows}l${-cols} ${rows}`;
       return [make("rect", { class: "veil", ...box }), make("path", { class: "cross", d })];
     };
-    const texts = far && distances && columns() <= 16 ? every.filter(([k, r]) => k < layers && r >= 2).map(text) : [];
+    const texts =
+      far && distances && columns() <= 16
+        ? every.filter(([k, r]) => k < layers && r >= 2).map(text)
+        : [];
     const [layer, row] = chosen();
     const ring = row < 0 ? { y: 0, height } : {}; // around a layer without a head
     const ringed = layer === null ? [] : framed({ ...boxOf([layer, row]), ...ring });
     marks.replaceChildren(...texts, ...off.flatMap(crossed), ...ringed);
     const step = Math.ceil(columns() / 16);
-    const numbers = Array.from({ length: columns() }, (_, k) => (k === layers ? "pool" : k % step ? "" : k));
+    const numbers = Array.from({ length: columns() }, (_, k) =>
+      k === layers ? "pool" : k % step ? "" : k,
+    );
     const spans = (texts) => texts.map((text) => make("span", {}, text));
     renew(across, numbers, spans);
-    renew(down, names.map((name, r) => (r < 2 || r % step === 0 ? name : "")), spans);
+    renew(
+      down,
+      names.map((name, r) => (r < 2 || r % step === 0 ? name : "")),
+      spans,
+    );
     tiles.style.cssText = `--columns: ${columns()}; --rows: ${names.length}; --shape: ${width / height}`;
     title.textContent = all.titles[Number(far)];
     const how = `Arrow keys choose a layer and a head${all.off ? ", X turns it off or on" : ""}.`;
@@ -222,7 +308,9 @@ function mosaicOf(send) {
     const mine = headsOf([layer, row]);
     const what = mine.length === 1 ? `head ${row - 2} of layer ${layer}` : `layer ${layer}`;
     turner.hidden = !mine.length || !all.off;
-    turner.textContent = mine.every((head) => has(off, head)) ? `Turn ${what} on` : `× Turn ${what} off`;
+    turner.textContent = mine.every((head) => has(off, head))
+      ? `Turn ${what} on`
+      : `× Turn ${what} off`;
     reset.hidden = !off.length;
     tell(hovered);
   };
@@ -237,7 +325,10 @@ function mosaicOf(send) {
   });
   stage.addEventListener("pointermove", (event) => tell(under(event)));
   stage.addEventListener("pointerleave", () => tell(null));
-  stage.addEventListener("keydown", ({ key }) => ["x", "X", "Delete"].includes(key) && turn(chosen()));
+  stage.addEventListener(
+    "keydown",
+    ({ key }) => ["x", "X", "Delete"].includes(key) && turn(chosen()),
+  );
   const update = (described, waiting) => {
     node.hidden = !described;
     if (!described) return;
@@ -261,15 +352,28 @@ function contributions({ heads, mlps, others, layer, head, title, note }, send, 
     send({ set: { layer: k, head: h } });
   };
   const bar = (kind, name, value, act) => {
-    const [from, to, ends] = [x(slot * wide), x((slot + 1) * wide), [y(value), y(0)].sort((a, b) => a - b)];
+    const [from, to, ends] = [
+      x(slot * wide),
+      x((slot + 1) * wide),
+      [y(value), y(0)].sort((a, b) => a - b),
+    ];
     slot += 1;
     const mark = { x: from + 0.08 * (to - from), width: 0.84 * (to - from), y: ends[0] };
-    plot.append(make(
-      "g", { class: act && "goes", onclick: act },
-      make("title", {}, `${name}: ${value > 0 ? "+" : ""}${shown(value)} logits`),
-      make("rect", { class: "reach", x: from, width: to - from, y: 8, height: HEIGHT - BOTTOM - 8 }),
-      make("rect", { class: `part ${kind}`, ...mark, height: Math.max(0.7, ends[1] - ends[0]) }),
-    ));
+    plot.append(
+      make(
+        "g",
+        { class: act && "goes", onclick: act },
+        make("title", {}, `${name}: ${value > 0 ? "+" : ""}${shown(value)} logits`),
+        make("rect", {
+          class: "reach",
+          x: from,
+          width: to - from,
+          y: 8,
+          height: HEIGHT - BOTTOM - 8,
+        }),
+        make("rect", { class: `part ${kind}`, ...mark, height: Math.max(0.7, ends[1] - ends[0]) }),
+      ),
+    );
   };
   heads.forEach((row, k) => {
     const from = slot;
@@ -291,10 +395,16 @@ function contributions({ heads, mlps, others, layer, head, title, note }, send, 
     else go(k + across, h === null ? 0 : h - down);
   };
   const hint = "Click the bar of a head, or use the arrow keys, to see its map.";
-  const keys = [["heads", "head"], ["MLPs", "mlp"], [others.map(([name]) => name).join(", "), "other"]];
-  const now = head === null ? "" : `Layer ${layer}, head ${head}: ${shown(heads[layer][head])} logits. `;
+  const keys = [
+    ["heads", "head"],
+    ["MLPs", "mlp"],
+    [others.map(([name]) => name).join(", "), "other"],
+  ];
+  const now =
+    head === null ? "" : `Layer ${layer}, head ${head}: ${shown(heads[layer][head])} logits. `;
   return [
-    make("h3", {}, title), steered({ class: "plot", "aria-label": `${title}. ${hint}` }, move, plot),
+    make("h3", {}, title),
+    steered({ class: "plot", "aria-label": `${title}. ${hint}` }, move, plot),
     keysOf(keys.map(([name, kind]) => [name, `part ${kind}`])),
     make("p", { class: "note" }, `${now}${note} ${hint}`),
   ];

@@ -4,7 +4,9 @@ function placeOf(place, { controls, top, folds, heads, panels }) {
   if (!place || place === "top") return { known, parent: place ? top : controls, show: () => {} };
   const parent = make("div", { class: "controls", role: "group", "aria-label": place });
   const above = place === "heads" ? heads : panels.get(place)?.node;
-  const fold = above || make("details", { class: "fold", "data-fold": place }, make("summary", {}, place), parent);
+  const fold =
+    above ||
+    make("details", { class: "fold", "data-fold": place }, make("summary", {}, place), parent);
   const around = above ? parent : fold;
   (above || folds).append(around);
   return { known, parent, show: (some) => (around.hidden = !some) };
@@ -26,11 +28,18 @@ function questions({ name, label, options, groups, hidden, value: first }, send)
     part.tab = button(question, () => set(part.last), { class: "tab" });
     const many = count > 4; // a menu in place of buttons
     const item = ([text, value]) =>
-      many ? make("option", { "data-view": value }, text) : button(text, () => set(value), { "data-view": value });
+      many
+        ? make("option", { "data-view": value }, text)
+        : button(text, () => set(value), { "data-view": value });
     part.items = own.map(item);
     const onchange = () => set(values[part.menu.selectedIndex]);
     part.menu = many && make("select", { "aria-label": question, onchange }, ...part.items);
-    const views = group("modes", question, { hidden: count === 1 }, ...(many ? [part.menu] : part.items));
+    const views = group(
+      "modes",
+      question,
+      { hidden: count === 1 },
+      ...(many ? [part.menu] : part.items),
+    );
     part.row = make("div", { class: "asked" }, make("p", { class: "line" }, line), views);
     return part;
   });
@@ -46,24 +55,50 @@ function questions({ name, label, options, groups, hidden, value: first }, send)
   };
   update(first);
   const tabs = group("tabs", label, {}, ...parts.map(({ tab }) => tab));
-  const node = group("questions", label, { "data-control": name, hidden }, tabs, ...parts.map(({ row }) => row));
+  const node = group(
+    "questions",
+    label,
+    { "data-control": name, hidden },
+    tabs,
+    ...parts.map(({ row }) => row),
+  );
   return { node, update };
 }
 
 // A control of page.py: {node, update(value, message)}.
 function control(described, send) {
   if (described.kind === "questions") return questions(described, send);
-  const { name, label, kind, options, groups, high, step, hint, disabled, hidden, value: first } = described;
+  const {
+    name,
+    label,
+    kind,
+    options,
+    groups,
+    high,
+    step,
+    hint,
+    disabled,
+    hidden,
+    value: first,
+  } = described;
   const id = `vitlens-${(number += 1)}`;
   const set = (value) => send({ set: { [name]: value } });
   const indexOf = (value) => options.findIndex((option) => same(option[1], value));
-  const field = (tag, attributes, ...children) => make(tag, { id, disabled, ...attributes }, ...children);
+  const field = (tag, attributes, ...children) =>
+    make(tag, { id, disabled, ...attributes }, ...children);
   const output = kind === "range" && make("output", { for: id });
   let input, update;
   if (kind === "select") {
     const choices = options.map(([text]) => make("option", {}, text));
-    const grouped = groups.map(([label, count]) => make("optgroup", { label }, ...choices.splice(0, count)));
-    input = field("select", { onchange: () => set(options[input.selectedIndex][1]) }, ...grouped, ...choices);
+    const grouped = groups.map(([label, count]) =>
+      make("optgroup", { label }, ...choices.splice(0, count)),
+    );
+    input = field(
+      "select",
+      { onchange: () => set(options[input.selectedIndex][1]) },
+      ...grouped,
+      ...choices,
+    );
     update = (value) => (input.selectedIndex = indexOf(value));
   } else if (kind === "check") {
     input = field("input", { type: "checkbox", onchange: () => set(input.checked) });

@@ -20,7 +20,8 @@ function make(tag, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (value === true) node.setAttribute(name, "");
-    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
+    else if (value !== null && value !== undefined && value !== false)
+      node.setAttribute(name, value);
   }
   // Keep notebooks from intercepting keys of the focused element.
   if (attributes.tabindex === 0 || ["input", "select", "button"].includes(tag))
@@ -30,7 +31,8 @@ function make(tag, attributes = {}, ...children) {
   return node;
 }
 
-const button = (text, onclick, more) => make("button", { type: "button", class: "button", onclick, ...more }, text);
+const button = (text, onclick, more) =>
+  make("button", { type: "button", class: "button", onclick, ...more }, text);
 const small = (text, onclick, more) => button(text, onclick, { class: "button small", ...more });
 const press = (node, pressed) => node.setAttribute("aria-pressed", String(Boolean(pressed)));
 
@@ -53,7 +55,9 @@ function put(canvas, image) {
 // [row, column] under the pointer, of cells [height, width] as shares of a node.
 function cellUnder({ clientX, clientY }, node, [height, width]) {
   const box = node.getBoundingClientRect();
-  return [(clientY - box.top) / box.height / height, (clientX - box.left) / box.width / width].map(Math.floor);
+  return [(clientY - box.top) / box.height / height, (clientX - box.left) / box.width / width].map(
+    Math.floor,
+  );
 }
 
 // A frame of white, or of the color of its name, on black around a rectangle.

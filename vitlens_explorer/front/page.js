@@ -1,6 +1,7 @@
 const SLOW = 1000; // milliseconds until a page shows progress, and dims a map that is no longer the chosen one
 const forwards = (count) => `${count.toLocaleString("en")} forward${count === 1 ? "" : "s"}`;
-const lasting = (seconds) => (seconds < 90 ? `${Math.ceil(seconds)} s` : `${Math.round(seconds / 60)} minutes`);
+const lasting = (seconds) =>
+  seconds < 90 ? `${Math.ceil(seconds)} s` : `${Math.round(seconds / 60)} minutes`;
 const megabytes = (bytes) => (bytes / 2 ** 20).toFixed(1);
 
 function render({ model, el }) {
@@ -24,14 +25,24 @@ function render({ model, el }) {
   const controls = make("form", { class: "controls", "aria-label": named, onsubmit });
   const about = make("p", { class: "note about", "aria-live": "polite" });
   const list = make("ol", { class: "bars", "aria-label": "Most likely classes" });
-  const [written, said, trust] = [chart("parts"), chart("lens"), chart("score", { "aria-live": "polite" })];
+  const [written, said, trust] = [
+    chart("parts"),
+    chart("lens"),
+    chart("score", { "aria-live": "polite" }),
+  ];
   const mosaic = mosaicOf((content) => drag(content));
   const heads = make("section", { class: "heads" }, mosaic.node);
   const six = sixOf((content) => send(content));
   const charts = part("charts", heads, six.node, written, said, trust);
   const side = part("side", part("choices", list, controls, folds, about), charts);
   const body = part("body", panels, side);
-  const root = part("vitlens", part("header", heading, tools), part("notices", warning, progress), top, body);
+  const root = part(
+    "vitlens",
+    part("header", heading, tools),
+    part("notices", warning, progress),
+    top,
+    body,
+  );
   const made = new Map(); // panels by name
   const places = new Map(); // of controls
   const uploads = new Set(); // names of the photos that were uploaded
@@ -76,7 +87,8 @@ function render({ model, el }) {
     const taken = waiting() ? performance.now() - since : 0;
     if (gone) return undefined;
     const { received, size } = coming || {};
-    if (received) return [`Uploading: ${megabytes(received)} of ${megabytes(size)} MB`, received / size];
+    if (received)
+      return [`Uploading: ${megabytes(received)} of ${megabytes(size)} MB`, received / size];
     if (!long) return taken < SLOW ? undefined : [`Computing: ${lasting(taken / 1000)}`];
     const { what, done, of, left } = long;
     if (!done) return [`${what} …`];
@@ -115,9 +127,13 @@ function render({ model, el }) {
     do {
       notify();
       const at = mine.received;
-      const data = await file.slice(at, at + part).arrayBuffer().catch((error) => error);
+      const data = await file
+        .slice(at, at + part)
+        .arrayBuffer()
+        .catch((error) => error);
       if (coming !== mine) return;
-      if (data instanceof Error) return complain(`${file.name} could not be read by this browser (${data.message}).`);
+      if (data instanceof Error)
+        return complain(`${file.name} could not be read by this browser (${data.message}).`);
       const content = { upload: file.name, file: mine.id, at, of: file.size };
       const confirmed = new Promise((done) => (mine.confirm = done));
       if (at + part < file.size) model.send(content, undefined, [data]);
@@ -136,24 +152,43 @@ function render({ model, el }) {
   // Photos that were dropped, pasted or chosen: the first one is uploaded.
   const take = ({ files }, missing) => {
     const [first] = files;
-    complaint = files.length > 1 ? `${files.length} files were given. The first one, ${first.name}, is used.` : "";
+    complaint =
+      files.length > 1
+        ? `${files.length} files were given. The first one, ${first.name}, is used.`
+        : "";
     if (!first) complain(missing);
     else if (ALONE && /hei[cf]$/i.test(first.type || first.name))
       complain("HEIC photos cannot be opened here. Export it as JPEG.");
     else upload(first);
   };
 
-  const file = make("input", { type: "file", accept: "image/*", "aria-label": "Upload a photo", onchange: () => {
-    take(file, "");
-    file.value = "";
-  } });
-  const uploader = make("label", { class: "button" }, "Upload", make("span", {}, ", drop, or paste"), " a photo", file);
+  const file = make("input", {
+    type: "file",
+    accept: "image/*",
+    "aria-label": "Upload a photo",
+    onchange: () => {
+      take(file, "");
+      file.value = "";
+    },
+  });
+  const uploader = make(
+    "label",
+    { class: "button" },
+    "Upload",
+    make("span", {}, ", drop, or paste"),
+    " a photo",
+    file,
+  );
   const saved = (name) => () => {
     send({ press: name });
     saving = sent;
   };
-  const saver = button("Save", saved("save"), { title: "A zip file with the map, its numbers and the settings" });
-  const pager = button("Save page", saved("page"), { title: "One file that opens in a browser, without Python" });
+  const saver = button("Save", saved("save"), {
+    title: "A zip file with the map, its numbers and the settings",
+  });
+  const pager = button("Save page", saved("page"), {
+    title: "One file that opens in a browser, without Python",
+  });
   const guided = guide({ model, root, send, waiting, panels: made });
   tools.append(uploader, saver, pager, guided.tour, busy);
   root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
@@ -163,20 +198,25 @@ function render({ model, el }) {
     if (gone || !(ALONE || most)) return false;
     event.preventDefault(); // also where the browser would leave the page for the photo
     if (event.type !== "dragover") event.stopPropagation();
-    if (!most && event.type === "drop") complain("A saved page takes no other photos. Use vitlens app.");
+    if (!most && event.type === "drop")
+      complain("A saved page takes no other photos. Use vitlens app.");
     return most > 0;
   };
   const handlers = {
     dragover(event) {
-      if (takes(event)) root.classList.toggle("dropping", event.dataTransfer.types.includes("Files"));
+      if (takes(event))
+        root.classList.toggle("dropping", event.dataTransfer.types.includes("Files"));
     },
-    dragleave: ({ relatedTarget }) => root.classList.toggle("dropping", relatedTarget && place.contains(relatedTarget)),
+    dragleave: ({ relatedTarget }) =>
+      root.classList.toggle("dropping", relatedTarget && place.contains(relatedTarget)),
     drop(event) {
       root.classList.remove("dropping");
-      if (takes(event)) take(event.dataTransfer, "A link or a text was dropped. Drop the file of a photo.");
+      if (takes(event))
+        take(event.dataTransfer, "A link or a text was dropped. Drop the file of a photo.");
     },
     paste(event) {
-      const typed = event.target.matches?.("input, select, textarea") && !event.clipboardData.files.length;
+      const typed =
+        event.target.matches?.("input, select, textarea") && !event.clipboardData.files.length;
       const missing = "The clipboard has no photo. Copy one, and paste it again.";
       if (!typed && takes(event)) take(event.clipboardData, missing);
     },
@@ -208,14 +248,28 @@ function render({ model, el }) {
     const turn = (turns += 1);
     const [frame, pictures] = [model.get("frame"), model.get("pictures")];
     const stays = (old, next) => same({ ...old, value: null }, { ...next, value: null });
-    keep(made, panels, frame.panels, ({ name }) => panelOf(name, (content) => drag(content)), () => true);
+    keep(
+      made,
+      panels,
+      frame.panels,
+      ({ name }) => panelOf(name, (content) => drag(content)),
+      () => true,
+    );
     for (const name of new Set([...places.keys(), ...frame.controls.map((each) => each.place)])) {
-      if (!places.has(name)) places.set(name, placeOf(name, { controls, top, folds, heads, panels: made }));
+      if (!places.has(name))
+        places.set(name, placeOf(name, { controls, top, folds, heads, panels: made }));
       const { known, parent, show } = places.get(name);
       const here = frame.controls.filter((each) => each.place === name && each.kind !== "switches");
-      keep(known, parent, here, (each) => control(each, each.kind === "range" ? drag : send), stays);
+      keep(
+        known,
+        parent,
+        here,
+        (each) => control(each, each.kind === "range" ? drag : send),
+        stays,
+      );
       // While an answer is outstanding, keep the controls as the user set them.
-      if (!waiting()) for (const each of here) known.get(each.name).update(each.value, frame.message);
+      if (!waiting())
+        for (const each of here) known.get(each.name).update(each.value, frame.message);
       show(here.some(({ hidden }) => !hidden));
     }
     body.classList.toggle("several", frame.panels.length > 1);
@@ -225,7 +279,9 @@ function render({ model, el }) {
     renew(said, frame.lens, (each) => classes(each, send));
     renew(trust, frame.score, (each) => {
       const [panel] = frame.panels;
-      return curves(each, panel, pictures.picture, (...given) => made.get(panel.name).reveal(...given));
+      return curves(each, panel, pictures.picture, (...given) =>
+        made.get(panel.name).reveal(...given),
+      );
     });
     mosaic.update(frame.mosaic, waiting);
     six.update(frame.six, pictures);
@@ -233,10 +289,15 @@ function render({ model, el }) {
     uploader.title = frame.uploads ? `Up to ${frame.uploads / 2 ** 20} MB, uploaded unchanged` : "";
     saver.hidden = !frame.saves;
     pager.hidden = !frame.pages;
-    await Promise.all(frame.panels.map((each) => made.get(each.name).update(each, pictures, waiting)));
+    await Promise.all(
+      frame.panels.map((each) => made.get(each.name).update(each, pictures, waiting)),
+    );
     if (turn !== turns) return; // a later frame was faster
     notify();
-    const names = [frame.controls.find(({ name }) => name === "photograph")?.value, frame.model].filter(Boolean);
+    const names = [
+      frame.controls.find(({ name }) => name === "photograph")?.value,
+      frame.model,
+    ].filter(Boolean);
     heading.hidden = !frame.model;
     heading.textContent = names.join(" · ");
     if (ALONE) document.title = [...names, "vitlens"].join(" · ");
@@ -253,7 +314,8 @@ function render({ model, el }) {
       long = content.progress;
       notify();
     }
-    if (content.download && content.asked === saving) save(content.download[0], bytesOf(buffers[0]));
+    if (content.download && content.asked === saving)
+      save(content.download[0], bytesOf(buffers[0]));
   };
   model.on("change:frame", draw);
   model.on("msg:custom", custom);
@@ -265,7 +327,8 @@ function render({ model, el }) {
     stop();
     address?.stop();
     clearTimeout(timer);
-    for (const [event, handler] of Object.entries(handlers)) place.removeEventListener(event, handler);
+    for (const [event, handler] of Object.entries(handlers))
+      place.removeEventListener(event, handler);
     guided.stop();
     model.off("change:frame", draw);
     model.off("msg:custom", custom);

@@ -23,7 +23,9 @@ async function pixelsOf(view) {
 // weight of the second.
 function between(length, count, size, smooth) {
   const middles = Float64Array.from({ length }, (_, pixel) => ((pixel + 0.5) * count) / length);
-  const places = middles.map((place) => (smooth ? Math.min(Math.max(place - 0.5, 0), count - 1) : place));
+  const places = middles.map((place) =>
+    smooth ? Math.min(Math.max(place - 0.5, 0), count - 1) : place,
+  );
   const first = Int32Array.from(places, (place) => Math.floor(place) * size);
   const next = first.map((cell) => Math.min(cell + size, (count - 1) * size));
   return [first, next, places.map((place) => (smooth ? place % 1 : 0))];
@@ -46,13 +48,24 @@ function painted(base, panel) {
   const [gray, out] = [base.gray, new Uint32Array(base.over.data.buffer)];
   out.set(gray);
   const values = floatsOf(panel.values);
-  if (panel.hides) for (const [row, col] of panel.sinks) values[row * cols + col] = Math.max(scale.low, 0);
+  if (panel.hides)
+    for (const [row, col] of panel.sinks) values[row * cols + col] = Math.max(scale.low, 0);
   const channels = values.length / (rows * cols);
   const table = scale && Float64Array.from(bytesOf(scale.colors)); // red, green, blue and opacity
   const steps = table?.map((value, i) => (table[i + 4] ?? value) - value);
   const [low, range] = scale ? [scale.low, scale.high - scale.low || 1] : [0, 1];
-  const [left, right, beside] = between(Math.round(cols * panel.cell[1] * width), cols, channels, smooth);
-  const [top, bottom, below] = between(Math.round(rows * panel.cell[0] * height), rows, cols * channels, smooth);
+  const [left, right, beside] = between(
+    Math.round(cols * panel.cell[1] * width),
+    cols,
+    channels,
+    smooth,
+  );
+  const [top, bottom, below] = between(
+    Math.round(rows * panel.cell[0] * height),
+    rows,
+    cols * channels,
+    smooth,
+  );
   const [w, h] = [Math.min(width, left.length), Math.min(height, top.length)];
   const line = new Float64Array(cols * channels); // the values at the height of a pixel
   for (let y = 0; y < h; y += 1) {
@@ -89,7 +102,12 @@ function cover(canvas, base, { rows, cols, cell: [height, width] }, patches, fil
   const [w, h] = [width * base.width, height * base.height];
   for (const patch of patches) {
     const [row, col] = [Math.floor(patch / cols), patch % cols];
-    context.fillRect(col * w, row * h, col === cols - 1 ? base.width : w, row === rows - 1 ? base.height : h);
+    context.fillRect(
+      col * w,
+      row * h,
+      col === cols - 1 ? base.width : w,
+      row === rows - 1 ? base.height : h,
+    );
   }
 }
 
@@ -103,16 +121,44 @@ function gridLines({ rows, cols, cell: [height, width], lines = true }) {
 function panelOf(name, send) {
   const title = make("h3");
   const canvas = make("canvas", { role: "img" });
-  const marks = make("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" });
-  const picture = steered({ class: "picture" }, (...step) => panel?.picks ? move(step) : false, canvas, marks);
+  const marks = make("svg", {
+    viewBox: "0 0 1 1",
+    preserveAspectRatio: "none",
+    "aria-hidden": "true",
+  });
+  const picture = steered(
+    { class: "picture" },
+    (...step) => (panel?.picks ? move(step) : false),
+    canvas,
+    marks,
+  );
   const under = make("p", { class: "under", "aria-live": "off" });
-  const tokens = make("div", { class: "tokens", role: "group", "aria-label": "Look from a token outside the photo" });
+  const tokens = make("div", {
+    class: "tokens",
+    role: "group",
+    "aria-label": "Look from a token outside the photo",
+  });
   const beneath = make("div", { class: "beneath" }, under, tokens);
   const gradient = make("canvas");
   const [least, most, unit] = [make("span"), make("span"), make("span", { class: "unit" })];
-  const legend = make("div", { class: "legend", "aria-hidden": "true" }, least, gradient, most, unit);
+  const legend = make(
+    "div",
+    { class: "legend", "aria-hidden": "true" },
+    least,
+    gradient,
+    most,
+    unit,
+  );
   const words = make("figcaption", { "aria-live": "polite" });
-  const node = make("figure", { class: "panel", "data-panel": name }, title, picture, beneath, legend, words);
+  const node = make(
+    "figure",
+    { class: "panel", "data-panel": name },
+    title,
+    picture,
+    beneath,
+    legend,
+    words,
+  );
   let panel, values, hovered, asked, base;
   let looking = null; // map from the patch under the pointer
   let pressed = false; // pointer is down on this image
@@ -127,7 +173,8 @@ function panelOf(name, send) {
   const tell = () => {
     const place = panel && (hovered || panel.selected);
     if (!place) return (under.textContent = "\u00a0");
-    if (looking) return (under.textContent = `From row ${looking.selected.join(", column ")}. Click to stay here.`);
+    if (looking)
+      return (under.textContent = `From row ${looking.selected.join(", column ")}. Click to stay here.`);
     const channels = values.length / (panel.rows * panel.cols);
     const at = (place[0] * panel.cols + place[1]) * channels;
     const found = [...values.subarray(at, at + channels)].map(shown).join(", ");
@@ -234,7 +281,11 @@ function sixOf(send) {
   const list = make("div", { class: "maps" });
   const node = make("section", { class: "six" }, title, list);
   const fresh = () => {
-    const parts = [make("canvas", { "aria-hidden": "true" }), make("span", { class: "name" }), make("b")];
+    const parts = [
+      make("canvas", { "aria-hidden": "true" }),
+      make("span", { class: "name" }),
+      make("b"),
+    ];
     return make("button", { type: "button", class: "map" }, ...parts);
   };
   const update = async (described, pictures) => {

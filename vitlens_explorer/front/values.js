@@ -3,7 +3,8 @@
 const bytesOf = (view) => new Uint8Array(view.buffer, view.byteOffset, view.byteLength);
 const floatsOf = (view) => new Float32Array(bytesOf(view).slice().buffer);
 const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
-const precise = (value) => (Math.abs(value) >= 1e-4 || !value ? Number(value.toPrecision(3)) : value.toExponential(2));
+const precise = (value) =>
+  Math.abs(value) >= 1e-4 || !value ? Number(value.toPrecision(3)) : value.toExponential(2);
 const shown = (value) => String(precise(value)).replaceAll("-", "−");
 const sumOf = (values) => values.reduce((sum, value) => sum + value, 0);
 const largestOf = (values) => values.reduce((most, value) => Math.max(most, value), -Infinity);

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens.data.files import writable
+from vitlens.data.files import check_writable
 from vitlens.models import scores
 from vitlens.plot.style import SIGNED
-from vitlens.recorder.forward import evaluating
+from vitlens.recorder.forward import eval_mode
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import UnsupportedModelError, family
 from vitlens.stream import read_each
@@ -138,7 +138,7 @@ def write_page(
 ) -> Path:
     """Write some photographs of an explorer's page in its current state, as `save_page` does. check: called before
     forwards."""
-    writable((path := Path(path)).parent, "The folder of the page")
+    check_writable((path := Path(path)).parent, "The folder of the page")
     before = page.state
     try:
         content = _content(page, names, scores, progress, check)
@@ -431,7 +431,7 @@ def _lens(forward: Forward, tokens: Tensor, targets: Sequence[int]) -> dict:
     """The raw lens after a layer: class and share of the read-out and each token, and by target the share of each
     patch."""
     model, prefix = forward.model, forward.grid.prefix
-    with evaluating(model):
+    with eval_mode(model):
         each = scores(model, read_each(model, tokens)[0]).float().cpu()
         whole = scores(model, family(model).head(tokens)).float().cpu()
     shares, classes = torch.cat([whole, each]).max(-1)

@@ -61,7 +61,8 @@ function sweep(record, layer) {
       if (place < 0) continue;
       const [y, x] = [Math.floor(place / cols), place % cols];
       for (let r = 0, t = prefix.length; r < rows; r += 1)
-        for (let c = 0; c < cols; c += 1, t += 1) distance += row[t] * apart[Math.abs(r - y) * cols + Math.abs(c - x)];
+        for (let c = 0; c < cols; c += 1, t += 1)
+          distance += row[t] * apart[Math.abs(r - y) * cols + Math.abs(c - x)];
     }
     received.push(sum);
     distances.push(distance / (rows * cols));
@@ -79,7 +80,8 @@ function rollout(record, layer, weights, fusion) {
     row.forEach((weight, query) => {
       if (!weight) return;
       const attention = fused.subarray(query * row.length, (query + 1) * row.length);
-      const share = weight / (fusion === "mean" ? 2 : 1 + attention.reduce((sum, value) => sum + value, 0));
+      const share =
+        weight / (fusion === "mean" ? 2 : 1 + attention.reduce((sum, value) => sum + value, 0));
       for (let t = 0; t < row.length; t += 1) next[t] += share * attention[t];
       next[query] += share;
     });

@@ -3,7 +3,11 @@
 function queryRow(record, query) {
   if (query === "readout") return record.grid.readout;
   const row = new Float32Array(tokenCount(record.grid));
-  row[Array.isArray(query) ? record.grid.prefix.length + query[0] * record.grid.cols + query[1] : query] = 1;
+  row[
+    Array.isArray(query)
+      ? record.grid.prefix.length + query[0] * record.grid.cols + query[1]
+      : query
+  ] = 1;
   return row;
 }
 
@@ -18,7 +22,8 @@ function fuse(maps, head) {
   if (typeof head === "number") return maps[head];
   const fused = maps[0].slice();
   for (const map of maps.slice(1))
-    for (let t = 0; t < map.length; t += 1) fused[t] = head === "max" ? Math.max(fused[t], map[t]) : fused[t] + map[t];
+    for (let t = 0; t < map.length; t += 1)
+      fused[t] = head === "max" ? Math.max(fused[t], map[t]) : fused[t] + map[t];
   return head === "max" ? fused : fused.map((sum) => sum / maps.length);
 }
 
@@ -28,7 +33,9 @@ const headWords = (head) => (typeof head === "number" ? say("head", { head }) : 
 const gateWords = (record) => (record.gated ? say("gated") : "");
 const scoreWords = (record, score) => (record.outputs === "value" ? number(score) : percent(score));
 const prefixWords = ({ grid: { prefix } }) =>
-  prefix.length === 1 ? say("token", { token: prefix[0] }) : say("prefix", { count: prefix.length });
+  prefix.length === 1
+    ? say("token", { token: prefix[0] })
+    : say("prefix", { count: prefix.length });
 
 const restWords = (name, record, share) =>
   say(name, { share: percent(share), rest: percent(1 - share), prefix: prefixWords(record) });
@@ -54,20 +61,38 @@ const MAPS = {
   },
   rollout(record, { layer, head, query }) {
     const values = patchesOf(record, rollout(record, layer, queryRow(record, query), head));
-    let words = say("rollout", { source: queryWords(record, query), layer, heads: headWords(head) });
+    let words = say("rollout", {
+      source: queryWords(record, query),
+      layer,
+      heads: headWords(head),
+    });
     if (record.grid.prefix.length) words += restWords("rollout prefix", record, 1 - sumOf(values));
     const prefix = record.grid.prefix.length === 1 ? [1 - sumOf(values)] : [];
     return { values, words: words + gateWords(record), prefix };
   },
   similarity(record, { layer, query }) {
-    const values = patchesOf(record, cosines(record.tokens[layer], record.grid, queryRow(record, query)));
-    const own = Array.isArray(query) && values.length > 1 ? query[0] * record.grid.cols + query[1] : -1;
-    const limit = values.reduce((most, value, patch) => (patch === own ? most : Math.max(most, Math.abs(value))), 0);
-    return { values, words: say("similarity", { layer, source: queryWords(record, query) }), limit };
+    const values = patchesOf(
+      record,
+      cosines(record.tokens[layer], record.grid, queryRow(record, query)),
+    );
+    const own =
+      Array.isArray(query) && values.length > 1 ? query[0] * record.grid.cols + query[1] : -1;
+    const limit = values.reduce(
+      (most, value, patch) => (patch === own ? most : Math.max(most, Math.abs(value))),
+      0,
+    );
+    return {
+      values,
+      words: say("similarity", { layer, source: queryWords(record, query) }),
+      limit,
+    };
   },
   components(record, { layer }) {
     const { colors, shares } = components(record.tokens[layer], record.grid);
-    return { values: colors, words: say("components", { layer, shares: shares.map(percent).join(", ") }) };
+    return {
+      values: colors,
+      words: say("components", { layer, shares: shares.map(percent).join(", ") }),
+    };
   },
   norms(record, { layer }) {
     const lengths = norms(record.tokens[layer], record.grid);
@@ -76,15 +101,26 @@ const MAPS = {
     const median = (sorted[Math.floor(middle)] + sorted[Math.ceil(middle)]) / 2;
     const words = say("norms", { layer, median: number(median) });
     const [token] = record.grid.prefix;
-    return { values, words: words + (token ? say("norms prefix", { token, length: number(lengths[0]) }) : "") };
+    return {
+      values,
+      words: words + (token ? say("norms prefix", { token, length: number(lengths[0]) }) : ""),
+    };
   },
   lens(record, { layer, query, target }) {
     const plain = record.outputs === "value";
     const quantity = say(plain ? "value" : "probability");
     const place = query === "readout" ? 0 : 1 + queryRow(record, query).indexOf(1); // the read-out is the first
-    const row = (lens, layer) => ({ layer, name: record.label(lens.classes[place]), share: lens.shares[place], plain });
+    const row = (lens, layer) => ({
+      layer,
+      name: record.label(lens.classes[place]),
+      share: lens.shares[place],
+      plain,
+    });
     const rows = record.lens.flatMap((lens, k) => (lens ? row(lens, k) : []));
-    let who = query === "readout" ? say("lens readout", { readout: record.grid.reads }) : queryWords(record, query);
+    let who =
+      query === "readout"
+        ? say("lens readout", { readout: record.grid.reads })
+        : queryWords(record, query);
     who = who[0].toUpperCase() + who.slice(1);
     const { name: best, share } = rows.find((row) => row.layer === layer);
     const [name, score] = [record.label(target), scoreWords(record, share)];
@@ -98,7 +134,9 @@ const MAPS = {
     const one = [first + head, first + head + 1];
     const chosen = { every: [0, Infinity], sum: [first, first + record.heads] }[head] || one;
     const sums = new Float64Array(tokens);
-    written.subarray(...chosen.map((part) => part * tokens)).forEach((value, at) => (sums[at % tokens] += value));
+    written
+      .subarray(...chosen.map((part) => part * tokens))
+      .forEach((value, at) => (sums[at % tokens] += value));
     const whose = { every: "all layers", sum: "all heads" }[head] || "one head";
     const signed = (value) => (value >= 0 ? "+" : "") + number(value);
     const name = record.label(target);
@@ -106,9 +144,16 @@ const MAPS = {
     const patches = signed(sumOf(patchesOf(record, sums)));
     let words = say("contributions", { whose: say(whose, { layer, head }), name, minus, patches });
     if (record.grid.prefix.length)
-      words += say("contributions prefix", { share: signed(prefixOf(record, sums)), prefix: prefixWords(record) });
+      words += say("contributions prefix", {
+        share: signed(prefixOf(record, sums)),
+        prefix: prefixWords(record),
+      });
     words += say("contributions logit", { logit: number(logit) });
-    const parts = { ...chart, layer: head === "every" ? null : layer, head: typeof head === "number" ? head : null };
+    const parts = {
+      ...chart,
+      layer: head === "every" ? null : layer,
+      head: typeof head === "number" ? head : null,
+    };
     return { values: patchesOf(record, sums), words, beside: { parts } };
   },
 };
@@ -127,16 +172,26 @@ function colorsOf({ low, high }, map, strength, opacity) {
 }
 
 // The color scale of a map, as `scale_of` and `Scale.table` in page.py.
-function scaleOf(values, limit, { colors, stretch, strength, opacity }, { maps, plain, signed, least }) {
+function scaleOf(
+  values,
+  limit,
+  { colors, stretch, strength, opacity },
+  { maps, plain, signed, least },
+) {
   const [lowest, most] = [smallestOf(values), largestOf(values)];
   const both = !stretch && (limit !== undefined || lowest < 0);
-  const high = stretch ? most : limit ?? (Math.max(-lowest, most) || 1);
+  const high = stretch ? most : (limit ?? (Math.max(-lowest, most) || 1));
   const low = stretch ? lowest : both ? -high : 0;
   const zero = Math.min(Math.max(0, low), high);
   const farthest = Math.max(high - zero, zero - low) || 1;
   const floor = low < 0 && high > 0 ? least : 0;
-  const share = (value) => (opacity === "value" ? Math.max(Math.abs(value - zero) / farthest, floor) : 1);
-  return { low, high, colors: colorsOf({ low, high }, maps[colors || (both ? signed : plain)], strength, share) };
+  const share = (value) =>
+    opacity === "value" ? Math.max(Math.abs(value - zero) / farthest, floor) : 1;
+  return {
+    low,
+    high,
+    colors: colorsOf({ low, high }, maps[colors || (both ? signed : plain)], strength, share),
+  };
 }
 
 const CELLS = 16; // largest number of rows and of columns of a map in the mosaic
@@ -148,7 +203,9 @@ function tilesOfHeads(record, weights) {
   const maps = new Uint8Array(record.layers.length * (record.heads + 2) * r * c);
   let at = 0;
   const tops = record.layers.map((stored, layer) => {
-    const heads = stored ? read(record, layer, weights).map((values) => patchesOf(record, values)) : [];
+    const heads = stored
+      ? read(record, layer, weights).map((values) => patchesOf(record, values))
+      : [];
     const blank = Array(record.heads + 2).fill(new Float32Array(rows * cols));
     return (stored ? [fuse(heads, "mean"), fuse(heads, "max"), ...heads] : blank).map((tile) => {
       const top = largestOf(tile);
@@ -172,7 +229,8 @@ function tilesOf({ grid: { prefix, readout, reads } }, shares, { query }) {
     const share = shares.length ? percent(shares[position]) : "";
     return { query: readout && name === reads ? "readout" : position, name, share };
   });
-  if (readout && !prefix.includes(reads)) tiles.unshift({ query: "readout", name: reads, share: "" });
+  if (readout && !prefix.includes(reads))
+    tiles.unshift({ query: "readout", name: reads, share: "" });
   return tiles.map((tile) => ({ ...tile, now: tile.query === query }));
 }
 
@@ -182,7 +240,9 @@ function sinksOf(record, layer, { sink, even }) {
   const median = [...received].sort((a, b) => a - b)[Math.floor((received.length - 1) / 2)];
   const { cols, prefix } = record.grid;
   const least = Math.max(sink * median, even / (prefix.length + received.length));
-  return [...received.keys()].filter((i) => received[i] > least).map((i) => [Math.floor(i / cols), i % cols]);
+  return [...received.keys()]
+    .filter((i) => received[i] > least)
+    .map((i) => [Math.floor(i / cols), i % cols]);
 }
 
 // The panel of a map over its image, as `map_panel` in views.py.
@@ -196,9 +256,13 @@ function panelOfMap(record, view, choice, map, state, tables) {
   let legend = limit && !state.stretch ? say("similarity scale", { unit }) : unit;
   const sinks = tables.looking.includes(state.view) ? sinksOf(record, choice.layer, tables) : [];
   const hides = Boolean(sinks.length && state.sinks && !state.stretch);
-  if (scale) words += say("range", { low: number(smallestOf(values)), high: number(largestOf(values)) });
+  if (scale)
+    words += say("range", { low: number(smallestOf(values)), high: number(largestOf(values)) });
   words += say("input", { height: image[0], width: image[1] });
-  [["bottom", rows], ["right", cols]].forEach(([side, count], i) => {
+  [
+    ["bottom", rows],
+    ["right", cols],
+  ].forEach(([side, count], i) => {
     const over = image[i] - count * patch[i];
     if (over > 0) words += say("cut", { pixels: over, where: say(side) });
     if (over < 0) words += say("padded", { pixels: -over, where: say(side) });
@@ -213,9 +277,25 @@ function panelOfMap(record, view, choice, map, state, tables) {
   const { strength, opacity, smooth, lines } = state;
   const asked = view.query && { tokens: tilesOf(record, prefix, state), picks: say("look from") };
   return {
-    name: "picture", title: map.title || view.title, picture: "picture", rows, cols, words: words + (record.note || ""),
-    cell: [patch[0] / image[0], patch[1] / image[1]], unit, scale, strength, opacity, smooth, lines, legend, sinks,
-    hides, tokens: [], picks: "", ...asked,
+    name: "picture",
+    title: map.title || view.title,
+    picture: "picture",
+    rows,
+    cols,
+    words: words + (record.note || ""),
+    cell: [patch[0] / image[0], patch[1] / image[1]],
+    unit,
+    scale,
+    strength,
+    opacity,
+    smooth,
+    lines,
+    legend,
+    sinks,
+    hides,
+    tokens: [],
+    picks: "",
+    ...asked,
     selected: asked && Array.isArray(choice.query) ? choice.query : null,
     values: new DataView(values.buffer, values.byteOffset, values.byteLength),
     ends: scale && [number(scale.low), number(scale.high)],

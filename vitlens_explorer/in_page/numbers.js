@@ -10,13 +10,17 @@ function number(value) {
   const text = tie ? tie[1] + tie[2] : value.toExponential(2);
   const [digits, power] = text.split("e");
   const wide = power < -4 || power >= 3;
-  const shown = wide ? `${Number(digits)}e${power[0]}${power.slice(1).padStart(2, "0")}` : String(Number(text));
+  const shown = wide
+    ? `${Number(digits)}e${power[0]}${power.slice(1).padStart(2, "0")}`
+    : String(Number(text));
   return shown.replaceAll("-", "−");
 }
 
 function percent(share) {
   const up = Math.round(100 * share);
-  return share > 0 && share < 0.005 ? "< 0.5%" : `${up - 100 * share === 0.5 ? up - (up % 2) : up}%`;
+  return share > 0 && share < 0.005
+    ? "< 0.5%"
+    : `${up - 100 * share === 0.5 ? up - (up % 2) : up}%`;
 }
 
 // Float32 numbers of a stored array: {type: "f2" or "f4", data}.
@@ -26,5 +30,7 @@ const floats = ({ type, data }) =>
 // Scores of the logits, as `models.scores`.
 function sharesOf(logits, outputs) {
   if (outputs === "classes" && logits.length > 1) return softmax([...logits]);
-  return outputs === "independent" ? Array.from(logits, (logit) => 1 / (1 + Math.exp(-logit))) : [...logits];
+  return outputs === "independent"
+    ? Array.from(logits, (logit) => 1 / (1 + Math.exp(-logit)))
+    : [...logits];
 }

@@ -13,9 +13,15 @@ async function opened() {
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const revive = (each) => (each?.data instanceof DataView ? floats(each) : each);
   const [, stored] = unpacked(await new Response(stream).arrayBuffer(), revive);
-  const recordOf = (record) => ({ ...record, shares: sharesOf(record.logits, record.outputs), ...namesOf(stored) });
+  const recordOf = (record) => ({
+    ...record,
+    shares: sharesOf(record.logits, record.outputs),
+    ...namesOf(stored),
+  });
   const records = () => new Map(stored.records.map((record) => [record.name, recordOf(record)]));
-  const source = new PageSource(stored.weights ? await live(stored) : { ...stored, records: records() });
+  const source = new PageSource(
+    stored.weights ? await live(stored) : { ...stored, records: records() },
+  );
   const page = document.getElementById("page");
   page.replaceChildren();
   page.source = source; // for scripts that drive the page
@@ -23,5 +29,6 @@ async function opened() {
 }
 
 opened().catch(({ message }) => {
-  document.getElementById("page").textContent = `This page could not be opened: ${message}. It needs a newer browser.`;
+  document.getElementById("page").textContent =
+    `This page could not be opened: ${message}. It needs a newer browser.`;
 });

@@ -2,7 +2,9 @@
 
 function rowsOf(tokens, grid) {
   const width = tokens.length / tokenCount(grid);
-  return Array.from({ length: tokenCount(grid) }, (_, t) => tokens.subarray(t * width, (t + 1) * width));
+  return Array.from({ length: tokenCount(grid) }, (_, t) =>
+    tokens.subarray(t * width, (t + 1) * width),
+  );
 }
 
 function dotOf(a, b) {
@@ -11,7 +13,8 @@ function dotOf(a, b) {
   return sum;
 }
 
-const norms = (tokens, grid) => Float64Array.from(rowsOf(tokens, grid), (row) => Math.hypot(...row));
+const norms = (tokens, grid) =>
+  Float64Array.from(rowsOf(tokens, grid), (row) => Math.hypot(...row));
 
 // (T) cosines of all tokens with their sum weighted by `weights` (T).
 function cosines(tokens, grid, weights) {
@@ -19,14 +22,18 @@ function cosines(tokens, grid, weights) {
   const used = [...rows.keys()].filter((t) => weights[t]);
   const sum = Float64Array.from(rows[0], (_, i) => sumOf(used.map((t) => weights[t] * rows[t][i])));
   const size = Math.max(Math.hypot(...sum), 1e-8);
-  return Float64Array.from(rows, (row) => dotOf(sum, row) / size / Math.max(Math.hypot(...row), 1e-8));
+  return Float64Array.from(
+    rows,
+    (row) => dotOf(sum, row) / size / Math.max(Math.hypot(...row), 1e-8),
+  );
 }
 
 // Makes the columns of a matrix, each an array, orthonormal. Returns the sum of their lengths.
 function orthonormal(columns) {
   let total = 0;
   columns.forEach((column, k) => {
-    for (const before of [...columns.slice(0, k), ...columns.slice(0, k)]) { // twice, for the rounding
+    for (const before of [...columns.slice(0, k), ...columns.slice(0, k)]) {
+      // twice, for the rounding
       const dot = dotOf(column, before);
       column.forEach((value, i) => (column[i] = value - dot * before[i]));
     }
@@ -48,7 +55,8 @@ function eigen(matrix) {
         const [c, s] = [Math.cos(angle), Math.sin(angle)];
         const rotate = (a, b) => [c * a - s * b, s * a + c * b];
         for (const row of [...matrix, ...vectors]) [row[p], row[q]] = rotate(row[p], row[q]);
-        for (let k = 0; k < n; k += 1) [matrix[p][k], matrix[q][k]] = rotate(matrix[p][k], matrix[q][k]);
+        for (let k = 0; k < n; k += 1)
+          [matrix[p][k], matrix[q][k]] = rotate(matrix[p][k], matrix[q][k]);
       }
   const pairs = matrix.map((row, k) => [row[k], vectors.map((vector) => vector[k])]);
   return pairs.sort((a, b) => b[0] - a[0]);
@@ -58,15 +66,20 @@ function eigen(matrix) {
 function components(tokens, grid) {
   const patches = rowsOf(tokens, grid).slice(grid.prefix.length);
   const [count, width] = [patches.length, patches[0].length];
-  const means = Float64Array.from(patches[0], (_, i) => sumOf(patches.map((row) => row[i] / count)));
+  const means = Float64Array.from(patches[0], (_, i) =>
+    sumOf(patches.map((row) => row[i] / count)),
+  );
   const X = patches.map((row) => Float64Array.from(row, (value, i) => value - means[i]));
   const times = (vector) => Float64Array.from(X, (row) => dotOf(row, vector));
-  const turned = (vector) => { // Xᵀ·v
+  const turned = (vector) => {
+    // Xᵀ·v
     const result = new Float64Array(width);
-    for (let p = 0; p < count; p += 1) for (let i = 0; i < width; i += 1) result[i] += X[p][i] * vector[p];
+    for (let p = 0; p < count; p += 1)
+      for (let i = 0; i < width; i += 1) result[i] += X[p][i] * vector[p];
     return result;
   };
-  const start = (_, k) => Float64Array.from({ length: width }, (_, i) => Math.cos(1 + i * (k + 1.3)));
+  const start = (_, k) =>
+    Float64Array.from({ length: width }, (_, i) => Math.cos(1 + i * (k + 1.3)));
   let V = Array.from({ length: Math.min(12, count, width) }, start);
   let [before, size] = [-1, orthonormal(V)];
   for (let turn = 0; turn < 200 && Math.abs(size - before) > 1e-11 * size; turn += 1) {

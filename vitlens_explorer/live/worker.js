@@ -15,8 +15,15 @@ const TASKS = {
 
   // A file as the model's input, its picture for the page, and what to say about it.
   async photo({ bytes, ready }) {
-    const image = await decoded(bytes), { input, seen } = prepared(image, vit, ready);
-    return { input, seen, picture: await pictured(seen, vit.image[0]), clear: image.clear, exact: image.exact };
+    const image = await decoded(bytes),
+      { input, seen } = prepared(image, vit, ready);
+    return {
+      input,
+      seen,
+      picture: await pictured(seen, vit.image[0]),
+      clear: image.clear,
+      exact: image.exact,
+    };
   },
 
   forward({ key, input, off, mean }) {
@@ -26,7 +33,9 @@ const TASKS = {
   why: after((given) => why(vit, given)),
   contributions: after((given) => contributions(vit, given)),
   stream: after(({ at }) => vit.stream(at)),
-  lens: after(({ targets }) => Array.from({ length: vit.layers }, (_, layer) => lens(vit, layer, targets))),
+  lens: after(({ targets }) =>
+    Array.from({ length: vit.layers }, (_, layer) => lens(vit, layer, targets)),
+  ),
 };
 
 addEventListener("message", async ({ data: { task, port, ...given } }) => {

@@ -19,9 +19,10 @@ from vitlens.classes import class_numbers, matched
 from vitlens.data import ImageSet, ImageStream, files
 from vitlens.names import require_known
 from vitlens.recorder import intervention
-from vitlens.recorder.forward import evaluating, float64, require_finite, run
+from vitlens.recorder.forward import eval_mode, require_finite, run
+from vitlens.recorder.interception import POOL
 from vitlens.recorder.intervention import WORDS, Place, head_places, intervene
-from vitlens.recorder.record import POOL
+from vitlens.recorder.precision import to_float64
 from vitlens.recorder.supported import attention_modules, require_capturable
 from vitlens.scores import paired, proportion, student
 from vitlens_paper.evaluate.protocols import Evaluation
@@ -97,7 +98,7 @@ def effects(
     }
     total = len(batches) * (len(measures) + 1 + ("mean" in ways))
     with (
-        evaluating(network),
+        eval_mode(network),
         tqdm(total=total, unit="forward", desc="heads", disable=not progress) as bar,
     ):
         means = (
@@ -122,7 +123,7 @@ def effects(
 
 def _logits(model: nn.Module, images: Tensor) -> Tensor:
     with torch.no_grad():
-        logits = float64(run(model, images)).cpu()
+        logits = to_float64(run(model, images)).cpu()
     require_finite(model, logits)
     return logits
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitlens_paper as paper
 from vitlens.models import built_size, load_model
-from vitlens.recorder.forward import evaluating
+from vitlens.recorder.forward import eval_mode
 from vitlens.recorder.supported import model_name, unwrap
 from vitlens_paper import Cost, exaflops
 
@@ -60,7 +60,7 @@ def flops(
     image = torch.empty(1, channels, height, width, dtype=kind, device="meta")
     counter = FlopCounterMode(display=False)
     try:
-        with evaluating(model), _dropping(model, patch_drop), torch.no_grad(), counter:
+        with eval_mode(model), _dropping(model, patch_drop), torch.no_grad(), counter:
             functional_call(model, state, image)
     except Exception as error:  # models raise errors of any kind at a wrong size
         raise ValueError(

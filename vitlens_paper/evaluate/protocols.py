@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from vitlens.classes import class_numbers, imagenet_numbers, matched
 from vitlens.data import ImageStream
-from vitlens.models import class_count, load_model, short
+from vitlens.models import class_count, load_model
+from vitlens.models.opening import short
 from vitlens.names import require_known
 from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
 from vitlens.scores import Score, mean_of, over_seeds, proportion, real, top_k, validation_numbers
@@ -250,7 +251,8 @@ def fewshot(e: Evaluation) -> Iterator[Record]:
     images, seeds = e.images("train"), e.seeds or 3
     drawn = supports(images.labels, e.shots or (1, 5, 10, 25), range(seeds), images.class_names)
     rows = torch.cat([support for several in drawn.values() for support in several]).unique()
-    train, test = e.features(images.chosen(rows), "train"), e.features(e.images("test"), "test")
+    train = e.features(images.select_rows(rows), "train")
+    test = e.features(e.images("test"), "test")
     drawn = {
         n: [torch.searchsorted(rows, support) for support in several]
         for n, several in drawn.items()

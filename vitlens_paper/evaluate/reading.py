@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, ImageStream, load
-from vitlens.data.augment import normalized
+from vitlens.data.augment import normalize
 from vitlens.models import data_config, pixels
-from vitlens.recorder.forward import cast, evaluating, run
-from vitlens.recorder.supported import model_name, pooled
+from vitlens.recorder.forward import cast, eval_mode, pooled_features, run
+from vitlens.recorder.supported import model_name
 from vitlens.train import World
 
 
@@ -70,14 +70,14 @@ def features(
 def normalized_for(model: nn.Module, images: Tensor) -> Tensor:
     """Images (b, 3, H, W), uint8 or in 0…1, normalized for a model in the precision of its weights."""
     config = data_config(model)
-    return cast(model, normalized(images, config["mean"], config["std"]))
+    return cast(model, normalize(images, config["mean"], config["std"]))
 
 
 def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """Function from images (b, 3, H, W) to the input (b, D) of the model's head. Raises ValueError without pooling."""
 
     def features(x: Tensor) -> Tensor:
-        values = pooled(model, x)
+        values = pooled_features(model, x)
         if values.dim() != 2:
             raise ValueError(
                 f"Expected features of shape (B, D), but {model_name(model)} returns shape {tuple(values.shape)}. Use "
@@ -136,7 +136,7 @@ def read(
         disable=not progress or world.rank > 0,
         mininterval=0.1 if sys.stderr.isatty() else 60,
     )
-    with evaluating(model), bar:
+    with eval_mode(model), bar:
         for row, (images, truth) in zip(mine, data.batches(mine), strict=True):
             outputs = output(normalized_for(model, images.to(device)))
             outputs = (

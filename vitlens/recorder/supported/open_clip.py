@@ -9,15 +9,10 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from vitlens.recorder.supported import (
-    Family,
-    PlainPatches,
-    Pool,
-    model_name,
-    qualified_name,
-    refuse,
-    timm,
-)
+from vitlens.recorder.supported import timm
+from vitlens.recorder.supported.adapter import Family, PlainPatches, Pool
+from vitlens.recorder.supported.names import model_name, qualified_name
+from vitlens.recorder.supported.refusal import refuse
 
 TOWER = "open_clip.transformer.VisionTransformer"
 WHOLE = {"open_clip.model.CLIP", "open_clip.model.CustomTextCLIP", "open_clip.coca_model.CoCa"}

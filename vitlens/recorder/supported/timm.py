@@ -12,7 +12,9 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import Family, Pool, mean_of, qualified_name, refuse, require_size
+from vitlens.recorder.supported.adapter import Family, Pool, mean_readout
+from vitlens.recorder.supported.names import qualified_name
+from vitlens.recorder.supported.refusal import refuse, require_size
 
 MODELS = {
     "timm.models.vision_transformer.VisionTransformer",
@@ -251,10 +253,10 @@ def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:
     if getattr(model, "attn_pool", None) is not None or model.global_pool not in ("token", "avg"):
         return None
     if model.global_pool == "avg":  # even with a class token, which the head then ignores
-        return mean_of(
+        return mean_readout(
             grid, slice(0 if getattr(model, "pool_include_prefix", False) else grid.prefix, None)
         )
-    return mean_of(
+    return mean_readout(
         grid, slice(0, 2 if hasattr(model, "head_dist") else 1)
     )  # distilled DeiT averages two heads
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vitlens.recorder.supported import PlainPatches
+from vitlens.recorder.supported.adapter import PlainPatches
 
 MODELS = {"torchvision.models.vision_transformer.VisionTransformer"}
 

@@ -14,14 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import (
-    PlainPatches,
-    Pool,
-    model_name,
-    qualified_name,
-    refuse,
-    require_size,
-)
+from vitlens.recorder.supported.adapter import PlainPatches, Pool
+from vitlens.recorder.supported.names import model_name, qualified_name
+from vitlens.recorder.supported.refusal import refuse, require_size
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)

@@ -1,22 +1,36 @@
-"""Snapshots of a training run: its four inspection figures over the steps.
+"""Training runs: their curves, and their snapshots, four inspection figures over the steps.
 
-They take the result of `vitlens.train.snapshots.load`, S snapshots of one run: `filters` (S, k, p, p, C), `positions`
-(S, rows, cols, rows, cols), `distances` (S, L, H), `rollout` (S, N, rows, cols), `steps` (S,) and `prefix` (S,), the
-number of prefix tokens, by default 1. All snapshots share one scale: distances over their range, rollouts from 0 to
-their maximum, cosines from −1 to 1. Only filters are scaled tile by tile, as in `filters`.
+`snapshot` and `film_strip` take the result of `vitlens.train.snapshots.load`, S snapshots of one run: `filters`
+(S, k, p, p, C), `positions` (S, rows, cols, rows, cols), `distances` (S, L, H), `rollout` (S, N, rows, cols), `steps`
+(S,) and `prefix` (S,), the number of prefix tokens, by default 1. All snapshots share one scale: distances over their
+range, rollouts from 0 to their maximum, cosines from −1 to 1. Only filters are scaled tile by tile, as in `filters`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
 
-from vitlens.plot.charts import number_layers, strip
-from vitlens.plot.mosaics import about_gray, colored, mosaic, shown_positions
-from vitlens.plot.style import REFERENCE, WIDTH, array, beside, colors, page, scale_bar, styled
+from vitlens.plot.attention import number_layers, strip
+from vitlens.plot.inspection import about_gray, shown_positions
+from vitlens.plot.mosaic import colored, mosaic
+from vitlens.plot.style import (
+    REFERENCE,
+    SERIES,
+    WIDTH,
+    array,
+    beside,
+    charts,
+    colors,
+    page,
+    scale_bar,
+    styled,
+)
 from vitlens.recorder.grid import TokenGrid
 
 GAP = 0.08
@@ -37,11 +51,72 @@ SHORT = (
 )
 
 
+def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
+    """Loss, validation accuracy (or loss, without labels) and learning rate of a run against its steps.
+
+    records: the directory of a run, its `log.jsonl`, or the `Step`s of `vitlens.train.fit` in order. The x-axes end at
+    the last step of the whole run, so a figure that is redrawn during training keeps its scale. Without records the
+    axes are empty. The legend at the foot has the last accuracy. marks: steps by label, drawn as dashed lines in the
+    first panel. Raises ValueError without a log.
+
+    >>> figure = vitlens.plot.training([{"step": 1, "steps": 2, "loss": 2.3, "rate": 1.0}])
+    """
+    import pandas as pd
+
+    if isinstance(records, str | Path):
+        path = Path(records) / "log.jsonl" if Path(records).is_dir() else Path(records)
+        if not path.is_file():
+            raise ValueError(
+                f"Found no log at {path}. Give the directory of a run, or its log.jsonl."
+            )
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    table = pd.json_normalize(
+        [record if isinstance(record, Mapping) else vars(record) for record in records]
+    )
+    if "lr" in table:
+        table["rate"] = table["rate"].fillna(table["lr"]) if "rate" in table else table["lr"]
+    unlabeled = "metrics.valid_loss" in table
+    metric, unit, measured = "top1", "{:.1f} %", "Accuracy on validation images (%)"
+    if unlabeled:
+        metric, unit, measured = "valid_loss", "{:.3g}", "Loss on validation images"
+    with styled():
+        titles = "Loss of the batch", measured, "Learning rate, share of its peak"
+        figure, (loss, valid, rate) = charts(titles, 900, 300)
+        for ax, column, color, name in (
+            (loss, "loss", SERIES[0], ""),
+            (rate, "rate", "0.35", ""),
+            (valid, f"metrics.{metric}", SERIES[0], "weights"),
+            (valid, f"metrics.{metric}_average", SERIES[1], "their moving average"),
+        ):
+            if column in table and (curve := table[["step", column]].dropna().astype(float)).size:
+                look = {"marker": "o", "markersize": 3, "clip_on": False} if name else {}
+                label = f"{name}: {unit.format(curve[column].iloc[-1])}"
+                ax.plot(curve["step"], curve[column], color=color, label=label, **look)
+        for name, step in (marks or {}).items():
+            loss.axvline(step, **REFERENCE)
+            where = {"xycoords": ("data", "axes fraction"), "annotation_clip": True}
+            loss.annotate(f"{name} ", (step, 0.04), ha="right", size=8.5, **where)
+        for ax in (loss, valid, rate):
+            ax.set(xlim=(0, table["steps"].iloc[-1] if len(table) else 1), xlabel="Step")
+        if valid.lines:
+            figure.legend(
+                *valid.get_legend_handles_labels(),
+                loc="outside lower center",
+                ncols=2,
+                frameon=False,
+            )
+        highest = table.filter(regex="^loss$|valid_loss").max().max() if len(table) else np.nan
+        loss.set_ylim(0, 1.08 * highest if highest > 0 else 1.08)
+        valid.set_ylim(*loss.get_ylim() if unlabeled else (0, 100))
+        rate.set_ylim(0, 1.05)
+    return figure
+
+
 def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
     """The four figures at snapshot number `index`.
 
     They show 28 filters, all heads, the rollouts of eight images, and as many positions as stay readable. snapshots: as
-    in `help(vitlens.plot.film)`.
+    in `help(vitlens.plot.training_runs)`.
 
     >>> shapes = dict(filters=(2, 3, 4, 4, 3), positions=(2, 2, 2, 2, 2), distances=(2, 1, 1), rollout=(2, 1, 2, 2))
     >>> run = {name: np.random.rand(*shape) for name, shape in shapes.items()} | {"steps": [0, 9]}
@@ -67,8 +142,8 @@ def film_strip(
     """The four figures in a column for each of several snapshots.
 
     They show the first nine filters, as many positions as stay readable, all heads, and the rollouts of the first four
-    images. snapshots: as in `help(vitlens.plot.film)`. indices: numbers of the snapshots, by default all, or seven
-    evenly spread ones. labels: a heading for each column, by default its step.
+    images. snapshots: as in `help(vitlens.plot.training_runs)`. indices: numbers of the snapshots, by default all, or
+    seven evenly spread ones. labels: a heading for each column, by default its step.
 
     >>> shapes = dict(filters=(2, 3, 4, 4, 3), positions=(2, 2, 2, 2, 2), distances=(2, 1, 1), rollout=(2, 1, 2, 2))
     >>> run = {name: np.random.rand(*shape) for name, shape in shapes.items()} | {"steps": [0, 9]}

@@ -1,4 +1,4 @@
-"""Figures side by side: images and rollouts, corresponding patches of two images, inspections of models."""
+"""The paper's inspection of a model: filters, position embeddings, rollouts, and all on one page."""
 
 from __future__ import annotations
 
@@ -6,14 +6,29 @@ from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import SubFigure
-from matplotlib.patheffects import withStroke
+from matplotlib.patches import Rectangle
 
 from vitlens.images import load_image
-from vitlens.plot.charts import attention_distance
-from vitlens.plot.heatmaps import GRAY, checked_grid, overlay
-from vitlens.plot.mosaics import filters, position_similarity
-from vitlens.plot.style import WIDTH, array, bare, canvas, page, styled, wrapped
+from vitlens.plot.attention import attention_distance
+from vitlens.plot.mosaic import colored, mosaic, write_below_tile
+from vitlens.plot.on_images import overlay
+from vitlens.plot.style import (
+    GRAY,
+    INK,
+    WIDTH,
+    array,
+    bare,
+    beside,
+    canvas,
+    colors,
+    page,
+    scale_bar,
+    styled,
+    wrapped,
+)
+from vitlens.recorder.grid import TokenGrid
 
 TITLES = {
     "filters": "Embedding filters",
@@ -21,6 +36,151 @@ TITLES = {
     "distance": "Mean attention distance",
     "rollout": "Images and their attention rollouts",
 }
+
+
+def filters(
+    components,
+    explained_variance=None,
+    *,
+    cols: int = 7,
+    untrained=None,
+    names: Mapping[int, str] | None = None,
+    ax: plt.Axes | None = None,
+) -> plt.Figure | plt.Axes:
+    """Principal components of the patch-embedding filters as tiles (paper, Fig. 7 left).
+
+    components: (k, p, q, C), C = 3 (colors) or 1 (grays), or both results of `vitlens.filters.principal`.
+    explained_variance: (k,) shares of the variance, written under the tiles. cols: tiles in a line. untrained:
+    components of the same shape with random weights, of which a pale line is drawn at the foot. names: words by number
+    of a tile, below it before its share.
+    Every tile is scaled separately, symmetrically about zero: v → ½ + ½·v / max|v|. So zero is middle gray in all
+    tiles, and brightness cannot be compared between tiles.
+
+    >>> figure = vitlens.plot.filters(*vitlens.filters.principal(model))
+    """
+    if isinstance(components, tuple):
+        components, explained_variance = components
+    tiles = array(components, 4, "Filters of shape (k, p, q, C)")
+    count, p, q, channels = tiles.shape
+    cols = min(cols, count)
+    painted = about_gray(tiles)
+    if untrained is not None:
+        blank = np.ones((-count % cols, p, q, 3))
+        pale = 0.45 + 0.55 * about_gray(array(untrained, 4, "Filters of shape (k, p, q, C)")[:cols])
+        painted = np.concatenate([painted, blank, pale])
+    width, lines = min(WIDTH, max(420, 110 * cols)), -(-len(painted) // cols)
+    below = (
+        0.12 if explained_variance is None else 0.12 + 18 * cols / width
+    )  # room below a tile, in its widths
+    height = 70 + (width - 20) / cols * lines * (p / q + below) / 1.12
+    with canvas(ax, width, height) as (ax, result):
+        xs, ys = mosaic(ax, painted, cols, (below * q, 0.12 * q))
+        kind = "RGB embedding" if channels == 3 else "Embedding"
+        ax.set_title(f"{kind} filters (first {count} principal components)", loc="left")
+        if explained_variance is not None:
+            shares = array(explained_variance, 1, "Shares of the variance of shape (k,)")
+            for k, share in enumerate(shares):
+                text = f"{share:.1%}" if share >= 0.01 else f"{share:.2%}"
+                text = f"{names[k]}, {text}" if names and k in names else text
+                write_below_tile(ax, xs[k % cols], ys[k // cols] + p / 2, text, size=8)
+            words = f"Below each: its share of the filters’ variance, {shares.sum():.1%} together."
+            ax.set_xlabel(words, size=8.5, loc="left")
+        if untrained is not None:
+            write_below_tile(
+                ax,
+                xs[0] - q / 2,
+                ys[-1] + p / 2,
+                "The first components of random weights",
+                size=8.5,
+                ha="left",
+            )
+    return result
+
+
+def about_gray(tiles: np.ndarray) -> np.ndarray:
+    """Tiles (n, p, q, C) as colors (n, p, q, 3), each scaled separately: v → ½ + ½·v / max|v|."""
+    largest = np.abs(tiles).max((1, 2, 3), keepdims=True)
+    return (0.5 + 0.5 * tiles / np.where(largest > 0, largest, 1)).repeat(3 // tiles.shape[-1], -1)
+
+
+def position_similarity(
+    similarity, *, enlarged: tuple[int, int] | None = None, ax: plt.Axes | None = None
+) -> plt.Figure | plt.Axes:
+    """Cosine similarity of position embeddings, one tile per patch position (paper, Fig. 7 center and Fig. 10).
+
+    similarity: (rows, cols, rows, cols), as from `vitlens.positions.similarity`. Positions count from 0. For large
+    grids every n-th row and column of tiles is shown, at most 14 each way, with n in the labels of the axes. Each tile
+    is complete. enlarged: (row, column) of a tile to frame and to draw large at the right, in place of the numbers of
+    the axes and the color bar. Raises ValueError for other shapes and for values above 1.
+
+    >>> figure = vitlens.plot.position_similarity(vitlens.positions.similarity(model), enlarged=(4, 9))
+    """
+    values = array(similarity, 4, "Similarity of shape (rows, cols, rows, cols)")
+    rows, cols = values.shape[:2]
+    largest = np.nanmax(np.abs(values), initial=0)
+    if values.shape[2:] != (rows, cols) or largest > 1.001:
+        raise ValueError(
+            f"Cosines of shape (rows, cols, rows, cols) expected, got {values.shape} with values up to {largest:.3g}."
+        )
+    down, across, tiles, scale = shown_positions(values)
+    shape = (len(down) * rows) / (len(across) * cols)
+    side = 620 if max(len(down) * rows, len(across) * cols) > 20 else 260
+    width, height = side * min(1, 1 / shape), side * min(1, shape)
+    if enlarged is not None:
+        width, height = 0.9 * width, 0.9 * height
+    beyond = 140 if enlarged is None else 0.55 * width
+    with canvas(
+        ax, max(width, 240) + beyond, max(height, 120) + (90 if enlarged is None else 65)
+    ) as (ax, result):
+        xs, ys = mosaic(ax, tiles, len(across), (0.08 * rows, 0.08 * cols))
+        ax.set_title("Position embedding similarity", loc="left")
+        if enlarged is None:
+            ordinal = {2: "2nd", 3: "3rd"}.get(across.step, f"{across.step}th")
+            every = "" if across.step == 1 else f" (every {ordinal})"
+            ax.set(xlabel=f"Input patch column{every}", ylabel=f"Input patch row{every}")
+            ax.set_xticks(xs, across)
+            ax.set_yticks(ys, down)
+            scale_bar(scale, cax=beside(ax, min(width, 400)), label="Cosine similarity")
+            return result
+        TokenGrid(rows, cols, (1, 1)).index(*enlarged)
+        row = min(range(len(down)), key=lambda k: abs(down[k] - enlarged[0]))
+        col = min(range(len(across)), key=lambda k: abs(across[k] - enlarged[1]))
+        right, (bottom, top) = ax.get_xlim()[1], ax.get_ylim()
+        x, wide = 1.05 * right, 0.5 * right
+        y = (bottom + top - wide * rows / cols) / 2
+        image = scale.cmap(scale.norm(values[down[row], across[col]]))
+        ax.imshow(image, extent=(x, x + wide, y + wide * rows / cols, y), interpolation="nearest")
+        ax.set(xlim=(0, x + wide), ylim=(bottom, top))
+        ax.set_xlabel(
+            "Cosine similarity: 1 dark red, 0 white, −1 dark blue.",
+            size=8.5,
+            color=GRAY,
+            loc="left",
+        )
+        ax.annotate(
+            f"Row {down[row]}, column {across[col]}",
+            (x, y),
+            (0, 5),
+            textcoords="offset points",
+            size=9.5,
+        )
+        look = {"fill": False, "edgecolor": INK, "linewidth": 1.6, "clip_on": False}
+        ax.add_patch(Rectangle((xs[col] - cols / 2, ys[row] - rows / 2), cols, rows, **look))
+        ax.add_patch(Rectangle((x, y), wide, wide * rows / cols, **look))
+    return result
+
+
+def shown_positions(similarity: np.ndarray) -> tuple[range, range, np.ndarray, ScalarMappable]:
+    """Rows and columns of the tiles to draw, their (n, rows, cols, 4) colors, and the scale from −1 to 1.
+
+    Every n-th tile is drawn, at most 14 each way and 352 cells in a line.
+    """
+    rows, cols = similarity.shape[:2]
+    most = max(rows, cols)
+    every = next((n for n in range(1, most) if -(-most // n) <= min(14, 352 // most)), most)
+    down, across = (range((n - 1) % every // 2, n, every) for n in (rows, cols))
+    tiles = similarity[down][:, across].reshape(-1, rows, cols)
+    return down, across, *colored(tiles, **colors(tiles, signed=True) | {"vmin": -1, "vmax": 1})
 
 
 def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> plt.Figure:
@@ -75,56 +235,6 @@ def _rollout(image, map, grid, ax: plt.Axes, style: str = "heat") -> None:
     values = array(map, 2, "A map of shape (rows, cols)")
     limits = (values.min(), values.max()) if np.ptp(values) > 1e-6 * values.max() else None
     overlay(image, values, grid=grid, ax=ax, style=style, colorbar=False, limits=limits)
-
-
-def correspondences(
-    images, pairs, *, grids, titles=("A", "B"), note: str = "", ax: plt.Axes | None = None
-) -> plt.Figure | plt.Axes:
-    """Two images, with a line of one color between each pair of patches.
-
-    images: two, the model's input, as for `overlay`. pairs: (n, 2) numbers of patches of the left and of the right
-    image, from 0 without prefix tokens, as in `vitlens.tokens.correspondences`. grids: of both. titles: above each
-    image. note: at the foot. Raises ValueError for patches outside of the grids.
-
-    >>> pair, grids = vitlens.restore(model, images), [attn.grid, attn.grid]
-    >>> figure = vitlens.plot.correspondences(pair, [[0, 195], [90, 91]], grids=grids, titles=["cat", "rocket"])
-    """
-    pairs = array(pairs, 2, "Pairs of patches of shape (n, 2)").astype(int)
-    most = [grid.rows * grid.cols for grid in grids]
-    if pairs.min() < 0 or (pairs.max(0) >= most).any():
-        raise ValueError(
-            f"Patches must be below {most[0]} and {most[1]}, got {pairs.min()} to {pairs.max()}."
-        )
-    widths = [
-        grid.image[1] / grid.image[0] for grid in grids
-    ]  # in heights of an image, the unit of the axes
-    starts = 0, widths[0] + 0.04
-    with canvas(ax, WIDTH, min(340, 840 / sum(widths)) + 40 + 24 * bool(note)) as (ax, result):
-        for start, width, image, grid, title in zip(
-            starts, widths, images, grids, titles, strict=True
-        ):
-            checked_grid((grid.rows, grid.cols), image, grid)
-            ax.imshow(load_image(image), extent=(start, start + width, 1, 0))
-            ax.annotate(
-                title, (start, 0), (0, 5), textcoords="offset points", size=9.5, parse_math=False
-            )
-        rim = [withStroke(linewidth=3, foreground="0.1")]
-        for color, pair in zip(
-            plt.get_cmap("hsv")(np.linspace(0, 1, len(pairs), endpoint=False)), pairs, strict=True
-        ):
-            ends = [
-                (
-                    start + (number % grid.cols + 0.5) * grid.patch[1] / grid.image[0],
-                    (number // grid.cols + 0.5) * grid.patch[0] / grid.image[0],
-                )
-                for start, number, grid in zip(starts, pair, grids, strict=True)
-            ]
-            ax.plot(*zip(*ends, strict=True), color=color, linewidth=1.2, alpha=0.9)
-            ax.plot(*zip(*ends, strict=True), "o", color=color, markersize=5, path_effects=rim)
-        ax.set(xlim=(0, starts[1] + widths[1]), ylim=(1, 0), aspect="equal")
-        bare(ax)
-        ax.set_xlabel(note, loc="left", size=8.5, color=GRAY, parse_math=False)
-    return result
 
 
 def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:

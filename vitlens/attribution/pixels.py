@@ -63,7 +63,7 @@ def integrated_gradients(
     torch.Size([2, 14, 14])
 
     model, images, target, against, names: as in `help(vitlens.attribution)`. n_steps: points on the line, by
-    Gauss-Legendre quadrature. baseline, internal_batch_size: as in `help(vitlens.attribution.captum_maps)`.
+    Gauss-Legendre quadrature. baseline, internal_batch_size: as in `help(vitlens.attribution.pixels)`.
     """
 
     def map_of(one: OneImage) -> Tensor:
@@ -98,7 +98,7 @@ def occlusion(
     torch.Size([1, 14, 14])
 
     model, images, target, against, names: as in `help(vitlens.attribution)`. baseline, internal_batch_size: as in
-    `help(vitlens.attribution.captum_maps)`.
+    `help(vitlens.attribution.pixels)`.
     """
 
     def map_of(one: OneImage) -> Tensor:

@@ -4,18 +4,18 @@ import functools
 import sys
 
 import captum.attr
-import maps_support
 import numpy as np
 import pytest
+import support
 import torch
-from maps_support import left_as_found, refuses
+from support import left_as_found, refuses
 
 from vitlens.attribution import METHODS, integrated_gradients, occlusion
 
 OPTIONS = {"integrated_gradients": {"n_steps": 4}}
 
 
-images = functools.partial(maps_support.images, dtype=torch.float32)
+images = functools.partial(support.images, dtype=torch.float32)
 
 
 def tiles(values, rows=4, cols=6):

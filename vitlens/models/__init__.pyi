@@ -1,0 +1,30 @@
+from .classes import OUTPUTS, class_count, label_names, output_kind, scores, top_classes
+from .opening import load_model, run, title
+from .preprocessing import (
+    built_size,
+    crop_box,
+    data_config,
+    guessed,
+    pixels,
+    preprocess,
+    restore,
+)
+
+__all__ = [
+    "OUTPUTS",
+    "built_size",
+    "class_count",
+    "crop_box",
+    "data_config",
+    "guessed",
+    "label_names",
+    "load_model",
+    "output_kind",
+    "pixels",
+    "preprocess",
+    "restore",
+    "run",
+    "scores",
+    "title",
+    "top_classes",
+]

@@ -1,0 +1,111 @@
+"""The classes of a model: their number and names, and scores from logits."""
+
+from __future__ import annotations
+
+import functools
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from vitlens.recorder import supported
+from vitlens.recorder.supported import family, inner_transformer, model_name, unwrap
+
+OUTPUTS = ("classes", "independent", "value")
+"""Meanings of a model's outputs: classes that compete (softmax), independent labels (sigmoid), or plain values."""
+
+_PROBLEMS = {"multi_label_classification": "independent", "regression": "value"}
+
+
+def stating(model: nn.Module, *attributes: str) -> nn.Module:
+    """The model if it has one of these attributes itself, else the only Vision Transformer inside it."""
+    model = unwrap(model)
+    return model if any(name in vars(model) for name in attributes) else inner_transformer(model)
+
+
+def class_count(model: nn.Module) -> int | None:
+    """Number of classes: the outputs of the head, or `num_classes` without a head, 0 for features, None if unknown.
+
+    >>> vitlens.models.class_count(model)
+    200
+    """
+    return family(unwrap(model)).classes
+
+
+def require_classes(model: nn.Module) -> None:
+    """Raise ValueError for a model without a classifier, whose output is features."""
+    if class_count(model) == 0:
+        raise ValueError(
+            f"{model_name(unwrap(model))} has no classifier head, so its output is features."
+        )
+
+
+def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
+    """Names of the classes in the model's folder, else ImageNet's for a model of 1,000 classes, else None.
+
+    count: number of logits, by default the outputs of the head. Names for another number of classes are not returned,
+    because the head was replaced.
+
+    >>> vitlens.models.label_names(model)[6]
+    'trilobite'
+    """
+    model = stating(model, "label_names")
+    names, classes = supported.label_names(model), class_count(model)
+    count = classes if count is None else count
+    if names is None and count == classes == 1000:
+        names = [*_imagenet_names()]
+    return names if names is not None and count in (None, len(names)) else None
+
+
+@functools.cache
+def _imagenet_names() -> list[str]:
+    info = timm.data.ImageNetInfo()
+    return [info.index_to_description(number) for number in range(1000)]
+
+
+def output_kind(model: nn.Module) -> str:
+    """Meaning of a model's outputs, one of `OUTPUTS`.
+
+    It comes from `load_model(outputs=…)`, a folder's config.json or transformers' `problem_type`. Otherwise it is
+    "value" for a single output and "classes" for several.
+
+    >>> vitlens.models.output_kind(model)
+    'classes'
+    """
+    model = stating(model, "outputs", "config")
+    if (kind := getattr(model, "outputs", None)) in OUTPUTS:
+        return kind
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    return _PROBLEMS.get(problem, "value" if class_count(model) == 1 else "classes")
+
+
+def scores(model: nn.Module | str, logits: Tensor) -> Tensor:
+    """Scores of logits (…, classes), in float32 or wider.
+
+    Softmax for classes, sigmoid for independent labels, else the values. model: the model, or one of `OUTPUTS`.
+
+    >>> vitlens.models.scores(model, logits).sum(-1)
+    tensor([1.0000, 1.0000])
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    kind = model if isinstance(model, str) else output_kind(model)
+    if kind == "classes" and logits.shape[-1] > 1:
+        return logits.softmax(-1)
+    return logits.sigmoid() if kind == "independent" else logits
+
+
+def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple[str, float]]]:
+    """The k highest outputs for each row of (B, classes) logits, as (name or number, score).
+
+    Raises ValueError for a model without a classifier, and for logits of another shape.
+
+    >>> [(name, round(score, 2)) for name, score in vitlens.models.top_classes(model, logits, k=2)[0]]
+    [('Egyptian cat', 0.56), ('tabby, tabby cat', 0.41)]
+    """
+    require_classes(model)
+    if logits.dim() != 2:
+        raise ValueError(f"Expected logits of shape (B, classes), got {tuple(logits.shape)}.")
+    names = label_names(model, logits.shape[-1])
+    values, classes = scores(model, logits).topk(min(k, logits.shape[-1]))
+    labels = [[names[c] if names else str(c) for c in row] for row in classes.tolist()]
+    return [[*zip(*pair, strict=True)] for pair in zip(labels, values.tolist(), strict=True)]

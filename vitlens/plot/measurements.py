@@ -1,0 +1,145 @@
+"""Measurements: a curve for each column of a table, or a dot with an interval for each name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.ticker import NullLocator, StrMethodFormatter
+
+from vitlens.plot import style
+from vitlens.plot.style import REFERENCE, SERIES, canvas, rule
+
+
+def lines(
+    table,
+    *,
+    dotted=None,
+    bands=None,
+    level: float | None = None,
+    log: str = "",
+    palette=SERIES,
+    marker: str = "o",
+    xlabel: str = "",
+    ylabel: str = "",
+    ax: plt.Axes | None = None,
+) -> plt.Figure | plt.Axes:
+    """A curve for each column of a table against its index, with its name at its right end.
+
+    table: a pandas DataFrame of numbers with a numeric index. dotted: another one, for dotted lines in the colors of
+    the columns with the same names, or else the same positions. bands: two more, the lower and the upper ends of a
+    band around each curve, in the same columns. level: value of a dashed horizontal line. log: "x" or "xy" for
+    logarithmic axes. With "xy" the ticks are those of the index. palette: colors, or the name of a seaborn palette.
+    Evenly spaced hues replace a palette of fewer colors than columns.
+
+    >>> import pandas as pd
+    >>> figure = vitlens.plot.lines(pd.DataFrame({"accuracy": [50.0, 80.0]}, index=[1, 2]), xlabel="Epoch")
+    """
+    import seaborn as sns
+
+    tables = {"-": table} if dotted is None else {"-": table, ":": dotted}
+    count = max(len(each.columns) for each in tables.values())
+    if isinstance(palette, str):
+        palette = sns.color_palette(palette, count)
+    palette = style.palette(count) if len(palette) < count else palette
+    named = dict(zip(table, palette, strict=False))
+    with canvas(ax, 720, 360) as (ax, result):
+        for line, each in tables.items():
+            for color, name in zip(palette, each, strict=False):
+                label = name if line == "-" or name not in table else None
+                look = {
+                    "color": named.get(name, color),
+                    "label": label,
+                    "marker": marker,
+                    "markersize": 4,
+                }
+                ax.plot(each.index, each[name], line, **look)
+        for name, color in named.items() if bands is not None else ():
+            ax.fill_between(
+                table.index, *(end[name] for end in bands), color=color, alpha=0.25, linewidth=0
+            )
+        if level is not None:
+            ax.axhline(level, **REFERENCE)
+        if log:
+            ax.set(xscale="log", yscale="log" if log == "xy" else "linear")
+            ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        if log == "xy":
+            ax.set_xticks(table.index, table.index)
+            ax.xaxis.set_minor_locator(NullLocator())
+        ax.set(xlabel=xlabel, ylabel=ylabel)
+        rule(ax)
+        _name_curves(ax)
+    return result
+
+
+def _name_curves(ax: plt.Axes) -> None:
+    """Write the label of each curve to the right of the axes, at the height of its last point, in its color."""
+    ax.figure.draw_without_rendering()  # sets the limits and the size of the axes
+    down, ends = ax.transData + ax.transAxes.inverted(), {}
+    for curve in ax.lines:
+        if (
+            not curve.get_label().startswith("_")
+            and (known := np.isfinite(curve.get_ydata())).any()
+        ):
+            ends[curve] = down.transform(curve.get_xydata()[known][-1])[1]
+    curves, room = sorted(ends, key=ends.get), 13 / 72 * ax.figure.dpi / ax.bbox.height
+    heights = [ends[curve] for curve in curves]
+    for k in range(
+        len(curves) - 2, -1, -1
+    ):  # from the top: no label less than `room` below the next one
+        heights[k] = min(heights[k], heights[k + 1] - room)
+    for k, curve in enumerate(curves):  # from the bottom: none below the axes
+        heights[k] = max(heights[k], heights[k - 1] + room if k else 0)
+        look = {
+            "xycoords": "axes fraction",
+            "textcoords": "offset points",
+            "color": curve.get_color(),
+            "size": 9,
+        }
+        ax.annotate(
+            curve.get_label(), (1, heights[k]), (5, 0), va="center", annotation_clip=False, **look
+        )
+
+
+def intervals(
+    values: Mapping[str, float],
+    errors: Mapping[str, float],
+    *,
+    points: Mapping[str, Iterable[float]] | None = None,
+    level: float | None = None,
+    xlabel: str = "",
+    ax: plt.Axes | None = None,
+) -> plt.Figure | plt.Axes:
+    """A dot with an error bar for each name, the first one on top.
+
+    values: by name, as a dictionary or a pandas Series. errors: by the same names, half the length of each interval, or
+    its lengths below and above the value.
+    points: single measurements of each value, drawn as small gray dots. level: value of a dashed vertical line.
+
+    >>> figure = vitlens.plot.intervals({"ViT": 80.1, "ResNet": 78.5}, {"ViT": 1.0, "ResNet": 1.2})
+    """
+    import seaborn as sns
+
+    names = list(values.keys())
+    with canvas(ax, 800, 90 + 26 * len(names)) as (ax, result):
+        single = [
+            (value, name)
+            for name in names
+            for value in ({} if points is None else points).get(name, ())
+        ]
+        if single:
+            x, y = zip(*single, strict=True)
+            sns.stripplot(
+                x=x, y=y, order=names, orient="h", color="0.7", jitter=False, size=4, ax=ax
+            )
+        look = {"fmt": "o", "color": SERIES[0], "capsize": 3}
+        sides = np.transpose([errors[name] for name in names])
+        ax.errorbar([values[name] for name in names], range(len(names)), xerr=sides, **look)
+        if level is not None:
+            ax.axvline(level, **REFERENCE)
+        ax.set_yticks(range(len(names)), names)
+        ax.set(xlabel=xlabel, ylabel="", ylim=(len(names) - 0.5, -0.5))
+        ax.tick_params(axis="y", length=0)
+        rule(ax, "x")
+    return result

@@ -1,0 +1,59 @@
+"""One image of many tiles, with words beside them."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+
+from vitlens.plot.style import GRAY, bare
+
+
+def mosaic(
+    ax: plt.Axes, tiles, cols: int, gap: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw colored tiles (n, h, w, 3 or 4) as one image, `cols` in a line.
+
+    The coordinates of the axes are cells. gap: (below, beside) a tile, in cells. Returns the centers of the columns
+    and of the lines.
+    """
+    tiles = np.asarray(tiles)[..., :3]
+    count, h, w = tiles.shape[:3]
+    fine = -(-32 // max(h, w))  # pixels of a cell, so that a gap is close to whole pixels
+    down, across = (round(fine * each) for each in gap)
+    lines, (high, wide) = -(-count // cols), (fine * h + down, fine * w + across)
+    whole = np.full(
+        (lines, high, cols, wide, 3), 255 if tiles.dtype == np.uint8 else 1, tiles.dtype
+    )
+    for k, tile in enumerate(tiles):
+        whole[k // cols, : fine * h, k % cols, : fine * w] = tile.repeat(fine, 0).repeat(fine, 1)
+    whole = whole.reshape(lines * high, cols * wide, 3)[:, : cols * wide - across]
+    ax.imshow(
+        whole, extent=(0, whole.shape[1] / fine, whole.shape[0] / fine, 0), interpolation="nearest"
+    )
+    ax.set_autoscale_on(False)
+    bare(ax)
+    ax.tick_params(length=0)
+    return w / 2 + np.arange(cols) * wide / fine, h / 2 + np.arange(lines) * high / fine
+
+
+def colored(
+    values: np.ndarray, cmap, vmin: float, vmax: float
+) -> tuple[np.ndarray, ScalarMappable]:
+    """(…, 4) colors of values, and their scale."""
+    scale = ScalarMappable(Normalize(vmin, vmax), cmap)
+    return scale.cmap(scale.norm(values)), scale
+
+
+def write_above_tile(ax: plt.Axes, x: float, y: float, text: str) -> None:
+    """Write the name of a map above its upper left corner."""
+    ax.annotate(text, (x, y), (0, 3), textcoords="offset points", size=9.5).set_in_layout(False)
+
+
+def write_below_tile(
+    ax: plt.Axes, x: float, y: float, text: str, size: float, ha: str = "center"
+) -> None:
+    """Write words below a tile, inside the mosaic."""
+    look = {"ha": ha, "va": "top", "size": size, "color": GRAY, "annotation_clip": False}
+    ax.annotate(text, (x, y), (0, -2), textcoords="offset points", **look).set_in_layout(False)

@@ -1,0 +1,202 @@
+"""Base classes of the adapters: everything that vitlens must know of a model.
+
+Shapes: B batch, T tokens, D width, C channels, sizes (height, width).
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.supported.names import qualified_name
+from vitlens.recorder.supported.refusal import refuse, require_size
+
+NORMS = r"norm[12]|ln_[12]|layer_norm[12]|layernorm_(before|after)|in_norm|(attns|ffns)\.\d+\.norm"
+"""Pattern of names: the modules of a block that normalize the input of attention and MLP."""
+
+
+MLPS = r"mlp|mlp_drop|ffns\.\d+\.mlp"
+"""Pattern of names: the MLPs of a block, whose outputs are added to the residual stream."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Attention pool after the last layer.
+
+    module: the attention with the norm and MLP that follow it. queries: the queries whose mean attention is the
+    read-out, or None without a single row. norm: the norm before a pool without parameters.
+    """
+
+    module: nn.Module
+    queries: slice | None
+    norm: nn.Module | None = None
+
+
+class Family(ABC):
+    """Adapter of one model. Shapes: B batch, T tokens, D width, C channels, sizes (height, width)."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    @abstractmethod
+    def attention(self) -> list[list[tuple[str, nn.Module]]]:
+        """Per layer the (name, module) of its attention, in the order of the calls. Raises UnsupportedModelError."""
+
+    @property
+    def capture_problem(self) -> str | None:
+        """Reason why the attention cannot be captured in the model's mode and settings, or None. `require_capturable`
+        checks dropout."""
+        return None
+
+    def forward_checks(self) -> list[RemovableHandle]:
+        """Hooks that raise UnsupportedModelError in a forward whose attention cannot be shown."""
+        return []
+
+    @property
+    @abstractmethod
+    def blocks(self) -> Sequence[nn.Module]:
+        """The layers, from tokens (B, T, D) to tokens (B, T, D)."""
+
+    @property
+    def stream_problem(self) -> str | None:
+        """Reason why the outputs of attention and MLPs are inseparable (blocks that are not pre-norm), or None."""
+        for number, block in enumerate(self.blocks):
+            names = [name for name, _ in block.named_modules()]
+            if not all(any(re.fullmatch(parts, name) for name in names) for parts in (NORMS, MLPS)):
+                return (
+                    f"layer {number} ({type(block).__name__}) has other parts than a pre-norm block"
+                )
+        return None
+
+    @property
+    def pool(self) -> Pool | None:
+        """The attention pool, or None."""
+        return None
+
+    @property
+    @abstractmethod
+    def embedding(self) -> nn.Module:
+        """The module that turns pixels into tokens."""
+
+    @property
+    @abstractmethod
+    def prefix(self) -> list[str]:
+        """Names of the R prefix tokens: "class token", "distillation token", "register 1" …"""
+
+    @abstractmethod
+    def grid(self, image: tuple[int, int]) -> TokenGrid:
+        """The token grid of an image of this size, with the read-out. Raises ValueError for a size that the model does
+        not take. The read-out of an attention pool depends on the image: None here, and set by a capture."""
+
+    @property
+    def built_size(self) -> tuple[int, int] | None:
+        """Image size that the model was built for, or None for any."""
+        return None
+
+    @property
+    @abstractmethod
+    def preprocessing(self) -> dict:
+        """`input_size` (C, H, W), `mean`, `std`, `interpolation`, `crop_pct` and `crop_mode`, as
+        `timm.data.create_transform` takes them."""
+
+    @property
+    @abstractmethod
+    def classes(self) -> int | None:
+        """Number of classes, 0 for a model whose output is features, or None if unknown."""
+
+    def run(self, images: Tensor) -> Tensor:
+        """(B, classes) logits, or (B, D) features of a model without classes, without other outputs."""
+        return self.model(images)
+
+    @abstractmethod
+    def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
+        """Output of `run` for these tokens (B, T, D) of the last layer.
+
+        pre_logits: return the (B, D) input of the classifier instead, or the same without a classifier.
+        """
+
+    @abstractmethod
+    def positions(self) -> Tensor | None:
+        """(rows, cols, D) learned position embeddings of the patches, or None."""
+
+
+class PlainPatches(Family):
+    """Adapter of a model whose patches begin at the top left. Margins at the bottom and right belong to no patch.
+
+    paths: names of the list of blocks in the model, of the attention in a block, and of the embedding in the model.
+    attends: the beginning of the full name of the attention's class. patch: (height, width) in pixels. only: True for a
+    model that takes only the image size it was built for. read: the tokens whose mean the head reads, or None. table:
+    learned position embeddings (…, T, D), those of the patches last, or None. usual: preprocessing of most published
+    weights, the default for a model that declares none.
+    """
+
+    paths: tuple[str, str, str]
+    attends = "torch.nn.modules.activation.MultiheadAttention"
+    patch: tuple[int, int]
+    built_size: tuple[int, int] = (0, 0)
+    prefix: list[str] = ["class token"]
+    only = True
+    read: slice | None = slice(0, 1)
+    table: Tensor | None = None
+    usual: dict
+
+    def attention(self) -> list[list[tuple[str, nn.Module]]]:
+        layers, (path, name, _) = [], self.paths
+        for number, block in enumerate(self.blocks):
+            full, module = f"{path}.{number}.{name}", dict(block.named_modules()).get(name)
+            if module is None or not qualified_name(module).startswith(self.attends):
+                raise refuse(
+                    self.model,
+                    f"{full} is {qualified_name(module)}, which vitlens does not support",
+                )
+            layers.append([(full, module)])
+        return layers
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return self.model.get_submodule(self.paths[0])
+
+    @property
+    def embedding(self) -> nn.Module:
+        return self.model.get_submodule(self.paths[2])
+
+    def grid(self, image: tuple[int, int]) -> TokenGrid:
+        if self.only:
+            require_size(self.model, image, only=self.built_size)
+        grid = TokenGrid(*self._counts(image), self.patch, len(self.prefix), tuple(image))
+        return grid if self.read is None else replace(grid, readout=mean_readout(grid, self.read))
+
+    def _counts(self, image: tuple[int, int]) -> list[int]:
+        return [side // length for side, length in zip(image, self.patch, strict=True)]
+
+    @property
+    def preprocessing(self) -> dict:
+        """From `pretrained_cfg`, else `usual`."""
+        config = {
+            "input_size": (3, *self.built_size),
+            "interpolation": "bicubic",
+            "crop_pct": 1.0,
+            "crop_mode": "center",
+        } | self.usual
+        own = getattr(self.model, "pretrained_cfg", None) or {}
+        return config | {key: own[key] for key in config if key in own}
+
+    def positions(self) -> Tensor | None:
+        if self.table is None:
+            return None
+        rows, cols = self._counts(self.built_size)
+        return self.table.detach().flatten(0, -2)[-rows * cols :].unflatten(0, (rows, cols))
+
+
+def mean_readout(grid: TokenGrid, tokens: slice) -> Tensor:
+    """(T,) read-out of a head that reads the mean of some tokens."""
+    row = torch.zeros(grid.tokens, dtype=torch.float32, device="cpu")
+    row[tokens] = 1.0 / len(row[tokens])
+    return row

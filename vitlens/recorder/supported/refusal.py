@@ -1,0 +1,38 @@
+"""Errors for models and image sizes that are refused."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from vitlens.recorder.supported.names import model_name
+
+
+class UnsupportedModelError(ValueError):
+    """Error for a model or a forward whose attention cannot be shown exactly. The message gives the reason.
+
+    >>> isinstance(vitlens.UnsupportedModelError("…"), ValueError)
+    True
+    """
+
+
+def refuse(model: nn.Module, reason: str) -> UnsupportedModelError:
+    """Error for a model that is refused for a reason."""
+    return UnsupportedModelError(
+        f"vitlens cannot show the attention of {model_name(model)}: {reason}."
+    )
+
+
+def require_size(
+    model: nn.Module,
+    image: tuple[int, int],
+    *,
+    only: tuple[int, int] | None = None,
+    patch: tuple[int, int] = (1, 1),
+) -> None:
+    """Raise ValueError unless the image has the `only` (height, width), and patches divide it."""
+    got, built, sides = (" × ".join(map(str, size or ())) for size in (image, only, patch))
+    refused = f"{model_name(model)} does not take this size"
+    if only is not None and tuple(image) != tuple(only):
+        raise ValueError(f"{refused}: it was built for {built}, got {got}.")
+    if any(side % length for side, length in zip(image, patch, strict=True)):
+        raise ValueError(f"{refused}: patches of {sides} pixels do not divide images of {got}.")
