@@ -9,7 +9,7 @@ from book import spectral_centroid
 
 from vitlens import attention, capture, filters, load_model, positions
 from vitlens.images import samples
-from vitlens.models import preprocess
+from vitlens.models import label_names, preprocess, weights_digest
 from vitlens.models.opening import SPECIMEN
 
 SCRATCH = SPECIMEN.parent / "vit_tiny_patch8_64"
@@ -48,7 +48,15 @@ def test_bundled_models_open_in_timm(folder, model):
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     x = torch.randn(1, *model.pretrained_cfg["input_size"])
     assert torch.equal(model(x), theirs(x))
-    assert len(model.label_names) == 200 and model.label_names[0] != "0"
+    names = label_names(model)
+    assert len(names) == 200 and names[0] != "0"
+
+
+def test_bundled_models_have_the_weights_of_their_results(folder, model):
+    results = SPECIMEN.parent.parent / "results" / "evaluate.json"
+    records = json.loads(results.read_text(encoding="utf-8"))
+    digests = {record["weights"] for record in records if record["model"] == folder.name}
+    assert digests == {weights_digest(model)}
 
 
 def test_bundled_models_have_structure_that_random_weights_lack(model, control):
@@ -104,4 +112,4 @@ def test_bundled_models_have_the_recorded_accuracy(folder, model, real_data):
     claimed = training(folder)["validation"]
     claimed = max(claimed["top1"], claimed.get("top1_average") or 0)
     assert top1 == pytest.approx(claimed, abs=300 * (0.25 / count) ** 0.5)  # three standard errors
-    assert list(valid.class_names) == model.label_names
+    assert list(valid.class_names) == label_names(model)

@@ -242,7 +242,7 @@ def test_explorer_cancel_of_score_lasts_until_next_choice(vit):
         and slow.explorer.page.state["view"] == "relevance"
     )
     assert slow.explorer.frame["score"]["words"].startswith("Canceled")
-    slow.explorer.page.take({"press": "save"}, [])
+    slow.explorer.page.requested({"press": "save"}, [])
     slow.may.set()
     slow.explorer.set(strength=0.5)
     assert (

@@ -1,5 +1,6 @@
 """Opening models in timm's layout, their names and preprocessing, and errors for everything else."""
 
+import copy
 import json
 import pickle
 import re
@@ -18,7 +19,17 @@ from torch import nn
 
 from vitlens import capture, load_model
 from vitlens.images import ImageError, samples
-from vitlens.models import class_count, label_names, preprocess, restore, title, top_classes
+from vitlens.models import (
+    class_count,
+    guessed,
+    label_names,
+    output_kind,
+    preprocess,
+    restore,
+    title,
+    top_classes,
+    weights_digest,
+)
 from vitlens.names import suggestion
 
 
@@ -38,7 +49,7 @@ def folder(tmp_path):
 def test_load_model_opens_the_layout_of_timm(folder):
     model = load_model(folder)
     reference = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    assert not model.training and model.label_names == ["cat", "dog", "owl"]
+    assert not model.training and label_names(model) == ["cat", "dog", "owl"]
     x = torch.randn(1, 3, 32, 32)
     assert torch.equal(model(x), reference(x))
     with capture(model) as attn:
@@ -84,7 +95,7 @@ def test_load_model_refuses_wrong_folders_and_names(folder, tmp_path, monkeypatc
         config.write_text(text)
         refused(folder, word)
     config.write_text(json.dumps(settings | {"label_names": {"2": "owl", "0": "cat", "1": "dog"}}))
-    assert load_model(folder).label_names == ["cat", "dog", "owl"]
+    assert label_names(load_model(folder)) == ["cat", "dog", "owl"]
     refused("vit_tiny_patch16_223", "Did you mean .*vit_tiny_patch16_224")
     refused(
         "hf-hub:timm/vit_tiny_patch16_224.augreg_in21k",
@@ -137,10 +148,22 @@ def test_label_names_fit_the_head(folder):
         model = load_model(folder, num_classes=classes)
         assert model.num_classes == classes and label_names(model) is None
     model = load_model(folder, num_classes=3)
-    assert label_names(torch.nn.DataParallel(model)) == model.label_names == ["cat", "dog", "owl"]
+    assert label_names(torch.nn.DataParallel(model)) == ["cat", "dog", "owl"]
     model.reset_classifier(2)
     assert label_names(model) is None
     assert [name for name, _ in top_classes(model, torch.tensor([[0.0, 1.0]]))[0]] == ["1", "0"]
+
+
+def test_weights_digest_depends_on_names_and_values(folder):
+    first, second = load_model(folder), load_model(folder)
+    assert weights_digest(first) == weights_digest(nn.DataParallel(second))
+    assert re.fullmatch("[0-9a-f]{12}", weights_digest(first))
+    with torch.no_grad():
+        second.head.bias[0] += 1e-6
+    assert weights_digest(first) != weights_digest(second)
+    assert weights_digest(first) != weights_digest(load_model(folder).bfloat16())
+    second.head = nn.Sequential(load_model(folder).head)
+    assert weights_digest(first) != weights_digest(second)
 
 
 def test_class_count_of_a_custom_head(folder):
@@ -279,7 +302,7 @@ def test_preprocess_refuses_wrong_images():
 
 def test_load_model_opens_the_bundled_model_by_default(folder, monkeypatch):
     monkeypatch.setattr("vitlens.models.opening.SPECIMEN", folder)
-    assert load_model().label_names == ["cat", "dog", "owl"]
+    assert label_names(load_model()) == ["cat", "dog", "owl"]
     monkeypatch.setattr("vitlens.models.opening.SPECIMEN", folder / "none")
     refuses("data folder of a clone", load_model)
 
@@ -337,6 +360,19 @@ def test_title_is_the_name_by_which_a_model_was_opened(folder, tmp_path):
     )
 
 
+def test_facts_about_a_model_survive_copies_and_wrappers(folder, tmp_path):
+    model = load_model(folder, outputs="independent")
+    torch.save(model, tmp_path / "whole.pt")
+    saved_whole = torch.load(tmp_path / "whole.pt", weights_only=False)
+    wrapped = nn.DataParallel(model)
+    inside = nn.Sequential(model, nn.Identity())
+    for same in (copy.deepcopy(model), saved_whole, wrapped, inside):
+        assert label_names(same, 3) == ["cat", "dog", "owl"]
+        assert output_kind(same) == "independent" and guessed(same) == ""
+    assert title(saved_whole) == title(copy.deepcopy(model)) == folder.name
+    assert "vitlens_card" not in model.state_dict()
+
+
 CATS = ["bear cat", "polecat", "tabby cat", "catamount", "Egyptian cat"]
 
 
@@ -392,4 +428,4 @@ def test_preprocess_equals_the_transform_of_torchvision(monkeypatch):
     torch.testing.assert_close(
         preprocess(model, image)[0], weights.transforms()(image), atol=1e-4, rtol=0
     )
-    assert "image_transform" not in dict(model.named_modules())
+    assert not any(isinstance(part, type(weights.transforms())) for part in model.modules())

@@ -33,6 +33,7 @@ from vitlens.images import ImageError, ModelInput
 from vitlens.models import crop_box, preprocess, restore
 from vitlens.plot.on_images import is_input
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.supported.card import write_card
 from vitlens.report import Inspection, Picture
 
 CUT = TokenGrid(14, 20, (16, 16), image=(230, 330))
@@ -533,7 +534,7 @@ def test_overlay_places_the_map_on_the_crop_of_the_model(name, size):
     if isinstance(settings, dict):
         model.pretrained_cfg = {"input_size": (3, 64, 64), "crop_pct": 1.0} | settings
     else:
-        model.image_transform = settings
+        write_card(model, transform=settings)
     x, y = width // 2 + 40, height // 2 - 60  # the upper left corner of the square
     image = np.zeros((height, width, 3), np.uint8)
     image[y : y + 60, x : x + 60] = 255

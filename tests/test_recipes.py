@@ -14,7 +14,7 @@ from support import refuses
 from timm.models import save_for_hf
 
 from vitlens import load_model
-from vitlens.models import preprocess
+from vitlens.models import label_names, preprocess
 from vitlens.train import RECIPES, Recipe, export, read_recipe, recipe, register, starting_from
 from vitlens.train.optim import optimizers
 from vitlens_paper import TABLE_4
@@ -512,7 +512,7 @@ def test_starting_from_convnets(published, tmp_path):
         assert model.eval()(x).tolist() == [[0.0] * 4] * 2
         torch.nn.init.normal_(model.get_classifier().weight)
         opened = exported(model, r, tmp_path)
-        assert torch.equal(opened(x), model(x)) and opened.label_names == list("abcd")
+        assert torch.equal(opened(x), model(x)) and label_names(opened) == list("abcd")
         assert preprocess(opened, np.zeros((90, 60, 3), np.uint8)).shape == (1, 3, 48, 48)
 
 

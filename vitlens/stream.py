@@ -153,7 +153,7 @@ def contributions_by_token(
     model, images, target, against, names: as in `help(vitlens.attribution)`.
     """
     added, attn, chosen = _read_directly(model, images, target, against, names)
-    require_layers(model, chosen, attn.reached())
+    require_layers(model, chosen, attn.has_gradient())
     layers = []
     with torch.no_grad():
         for layer in attn:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import hashlib
 import io
 import itertools
 import os
@@ -210,15 +209,6 @@ def name_of(image) -> str:
     """File name of an argument of `load_image`, or GIVEN."""
     path = image if isinstance(image, str | os.PathLike) else getattr(image, "filename", "")
     return os.path.basename(path) or GIVEN
-
-
-def digest(model: nn.Module) -> str:
-    """First 16 hex digits of the SHA-256 of all weights, with their names."""
-    hashed = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        hashed.update(name.encode())
-        hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return hashed.hexdigest()[:16]
 
 
 class Gallery:

@@ -15,10 +15,11 @@ import numpy as np
 from PIL import Image
 
 from vitlens import __version__
+from vitlens.models import weights_digest
 from vitlens_explorer.controls import Control
 from vitlens_explorer.drawing import captioned, png
 from vitlens_explorer.panels import Panel
-from vitlens_explorer.photographs import Forward, digest
+from vitlens_explorer.photographs import Forward
 from vitlens_explorer.views import Map
 
 
@@ -53,7 +54,7 @@ def zip_map(
         tables["score"] = {"share": score["shares"], **score["curves"]}
     about = {
         "model": forward.name,
-        "weights": digest(forward.model),
+        "weights": weights_digest(forward.model),
         "vitlens": __version__,
         "words": panel.words,
         **settings,

@@ -442,7 +442,7 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
 def contributions_of(
     forward: Forward, target: int, against: int | None, check: Check
 ) -> tuple[stream.Contributions, Tensor]:
-    """The parts of a logit by `stream.contributions_by_token`, and what each head writes from each token (L, H, T). Cached."""
+    """The parts of a logit, and what each head writes from each token (L, H, T). Cached."""
     key = (target, against)
     if key not in forward.contributions:
         with checked_forwards(forward.model, check), forward.switched():

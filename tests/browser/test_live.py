@@ -28,11 +28,11 @@ from browser.test_page import (
     settings,
 )
 from vitlens import attention, attribution, stream
-from vitlens.models import preprocess
+from vitlens.models import preprocess, weights_digest
 from vitlens.recorder.record import capture
 from vitlens.tokens import features
 from vitlens_explorer import live
-from vitlens_explorer.photographs import Photograph, digest
+from vitlens_explorer.photographs import Photograph
 from vitlens_explorer.words import percent
 
 pytestmark = MARKS
@@ -436,7 +436,7 @@ def test_live_page_explains_typed_classes_and_saves(vit, browser, tmp_path):
         json.loads(files[".json"]),
         np.asarray(Image.open(io.BytesIO(files["-input.png"]))),
     )
-    assert about["weights"] == digest(model) and about["words"] == figcaption.inner_text()
+    assert about["weights"] == weights_digest(model) and about["words"] == figcaption.inner_text()
     assert (about["target"], about["against"], about["view"]) == (4, 3, "relevance")
     canvas = shown.locator(".picture canvas").first.evaluate(
         "node => node.toDataURL('image/png').split(',')[1]"

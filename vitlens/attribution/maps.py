@@ -117,7 +117,7 @@ def explained(
             readings = _read(model, attn, tokens, output, target, keep_graph=needs != {"readings"})
         if needs & {"gradients", "inputs"}:
             by_given = attn.differentiate(target.score(output).sum(), also=given)
-            require_layers(model, target, attn.reached())
+            require_layers(model, target, attn.has_gradient())
             if given:
                 inputs[layer] = torch.cat(given, -1).detach(), torch.cat(by_given, -1)
     return Explained(attn, output.detach(), target, readings, inputs)
@@ -160,7 +160,7 @@ def _read(
     outputs = [family(inner).head(leaving, pre_logits=target.of_features) for leaving in tokens]
     require_own_head(model, outputs[-1], output)
     readings.differentiate([target.score(read).sum() for read in outputs], keep_graph=keep_graph)
-    require_layers(model, target, readings.reached())
+    require_layers(model, target, readings.has_gradient())
     return readings
 
 
@@ -251,7 +251,7 @@ def explaining(
 def require_layers(model: nn.Module, target: Target, reached: Tensor) -> None:
     """Raise ValueError if the gradient of an image is all zero in a layer, because its map would be wrong.
 
-    reached: (L, B), as `attn.reached()`.
+    reached: (L, B), as `attn.has_gradient()`.
     """
     for layer, image in (~reached).nonzero()[:1].tolist():
         raise ValueError(no_gradient(model_name(model), target.called(image), layer))

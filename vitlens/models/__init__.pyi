@@ -1,3 +1,4 @@
+from .checkpoints import weights_digest
 from .classes import OUTPUTS, class_count, label_names, output_kind, scores, top_classes
 from .opening import load_model, run, title
 from .preprocessing import (
@@ -27,4 +28,5 @@ __all__ = [
     "scores",
     "title",
     "top_classes",
+    "weights_digest",
 ]

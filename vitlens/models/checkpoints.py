@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import re
 import sys
 from contextlib import suppress
@@ -14,11 +15,24 @@ import torch
 from torch import nn
 
 from vitlens.models.classes import class_count
-from vitlens.recorder.supported import family, input_channels, model_name
+from vitlens.recorder.supported import family, input_channels, model_name, unwrap
 
 _KERNELS = (
     r"((patch_embed|embeds|patchifier|vision_embed)\.proj|visual\.conv1)\.weight$|embedding/kernel$"
 )
+
+
+def weights_digest(model: nn.Module) -> str:
+    """First 12 hexadecimal digits of the SHA-256 of all weights and buffers with their names, sorted by name.
+
+    >>> vitlens.models.weights_digest(model)
+    'fcd98dd5565f'
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(unwrap(model).state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def report(sentence: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitlens.recorder import supported
 from vitlens.recorder.supported import family, inner_transformer, model_name, unwrap
+from vitlens.recorder.supported.card import card_of
 
 OUTPUTS = ("classes", "independent", "value")
 """Meanings of a model's outputs: classes that compete (softmax), independent labels (sigmoid), or plain values."""
@@ -17,10 +18,12 @@ OUTPUTS = ("classes", "independent", "value")
 _PROBLEMS = {"multi_label_classification": "independent", "regression": "value"}
 
 
-def stating(model: nn.Module, *attributes: str) -> nn.Module:
-    """The model if it has one of these attributes itself, else the only Vision Transformer inside it."""
+def module_with_facts(model: nn.Module, *attributes: str) -> nn.Module:
+    """The model if it has a card or one of these attributes itself, else the only Vision Transformer inside it."""
     model = unwrap(model)
-    return model if any(name in vars(model) for name in attributes) else inner_transformer(model)
+    if card_of(model) is not None or any(name in vars(model) for name in attributes):
+        return model
+    return inner_transformer(model)
 
 
 def class_count(model: nn.Module) -> int | None:
@@ -49,7 +52,7 @@ def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
     >>> vitlens.models.label_names(model)[6]
     'trilobite'
     """
-    model = stating(model, "label_names")
+    model = module_with_facts(model, "label_names")
     names, classes = supported.label_names(model), class_count(model)
     count = classes if count is None else count
     if names is None and count == classes == 1000:
@@ -72,9 +75,11 @@ def output_kind(model: nn.Module) -> str:
     >>> vitlens.models.output_kind(model)
     'classes'
     """
-    model = stating(model, "outputs", "config")
-    if (kind := getattr(model, "outputs", None)) in OUTPUTS:
-        return kind
+    model = module_with_facts(model, "outputs", "config")
+    card = card_of(model)
+    for kind in (getattr(model, "outputs", None), card.outputs if card else None):
+        if kind in OUTPUTS:
+            return kind
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     return _PROBLEMS.get(problem, "value" if class_count(model) == 1 else "classes")
 

@@ -23,6 +23,7 @@ from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
 from vitlens.recorder.supported import family, input_channels
 from vitlens.recorder.supported import title as title
+from vitlens.recorder.supported.card import card_of, write_card
 
 SPECIMEN = Path(__file__).parent.parent.parent / "data" / "checkpoints" / "vit_tiny_patch16_224"
 """Folder of the bundled model, in a clone of the project."""
@@ -89,12 +90,14 @@ def load_model(
         kind = ConnectionError if not Path(name).exists() and _is_hub_error(error) else ValueError
         advice = " Check the network, or open a folder" if kind is ConnectionError else ""
         raise kind(f"{name} cannot be opened ({type(error).__name__}: {text}).{advice}") from error
-    if (kind := outputs or getattr(model, "outputs", None)) is not None:
+    card = card_of(model)
+    kind = outputs or (card.outputs if card else None)
+    if kind is not None:
         require_known(kind, OUTPUTS, f"outputs of {name}")
-        model.outputs = kind
-    model.opened_as = short(str(folder) if folder.is_dir() else name)
+    opened_as = short(str(folder) if folder.is_dir() else name)
     if checkpoint is not None:
-        model.opened_as += f", {Path(checkpoint).name}"
+        opened_as += f", {Path(checkpoint).name}"
+    write_card(model, name=opened_as, outputs=kind)
     return model.eval()
 
 
@@ -231,10 +234,11 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
     if missing:
         if "input_size" in missing and (size := family(model).built_size):
             model.pretrained_cfg["input_size"] = (input_channels(model), *size)
-        model.guessed_preprocessing = (
+        guess = (
             f"{config_file} has no {', '.join(missing)}; those of timm's {architecture} are used."
         )
-        report(model.guessed_preprocessing)
+        write_card(model, guess=guess)
+        report(guess)
     names = config.get("label_names") or settings.get("label_names")
     if isinstance(names, dict) and set(names) == {
         str(i) for i in range(len(names))
@@ -247,8 +251,8 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
             raise ValueError(
                 f"label_names in {config_file} must be a list of {model.num_classes} names."
             )
-        model.label_names = [str(name) for name in names]
-    model.outputs = config.get("outputs")
+        write_card(model, label_names=[str(name) for name in names])
+    write_card(model, outputs=config.get("outputs"))
     return model
 
 
@@ -311,19 +315,19 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
                 f"The weights of {name} do not fit its config.json: {len(wrong)} are missing or have no "
                 f"place, such as {wrong[0]}."
             )
-    model.pretrained_cfg = {"architecture": Path(name).name}
+    write_card(model, architecture=Path(name).name)
     try:
         processor = _here_first(transformers.AutoImageProcessor.from_pretrained, name)
-        model.image_transform = TransformersProcessor(processor)
-        measured(model.image_transform)
+        transform = TransformersProcessor(processor)
+        measured(transform)
+        write_card(model, transform=transform)
     except Exception as error:
         if not isinstance(error, OSError) or (Path(name) / "preprocessor_config.json").is_file():
             text = " ".join(str(error).split())[:300]
             raise ValueError(f"The image processor of {name} cannot be used: {text}") from error
-        model.guessed_preprocessing = (
-            f"{name} has no image processor; the usual one of {kind.__name__} is used."
-        )
-        report(model.guessed_preprocessing)
+        guess = f"{name} has no image processor; the usual one of {kind.__name__} is used."
+        write_card(model, guess=guess)
+        report(guess)
     return model
 
 
@@ -373,7 +377,7 @@ def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Mod
             model, _, transform = open_clip.create_model_and_transforms(name, **options)
         finally:
             logging.disable(logging.NOTSET)
-    model.image_transform, model.pretrained_cfg = transform, {"architecture": name}
+    write_card(model, architecture=name, transform=transform)
     return model
 
 
@@ -384,10 +388,7 @@ def _torchvision(name: str, pretrained: bool, **kwargs) -> nn.Module:
     name, _, tag = name.partition("/")
     weights = models.get_model_weights(name)[tag or "DEFAULT"] if pretrained else None
     model = models.get_model(name, weights=weights, **kwargs)
-    model.pretrained_cfg = {"architecture": name}
+    write_card(model, architecture=name)
     if weights is not None:
-        model.label_names = weights.meta["categories"]
-        vars(model)["image_transform"] = (
-            weights.transforms()
-        )  # a module, which must not become a part of the model
+        write_card(model, label_names=weights.meta["categories"], transform=weights.transforms())
     return model

@@ -15,8 +15,9 @@ from timm.data import create_transform
 from torch import Tensor, nn
 
 from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, load_image
-from vitlens.models.classes import stating
+from vitlens.models.classes import module_with_facts
 from vitlens.recorder.supported import family, inner_transformer, model_name
+from vitlens.recorder.supported.card import card_of, write_card
 
 
 class TransformersProcessor:
@@ -137,23 +138,27 @@ def measured(transform: Callable[[Image.Image], Tensor]) -> dict:
 
 def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
     """Preprocessing by the library of a model, from an RGB image to (C, H, W). None for timm models."""
-    model = stating(model, "image_transform", "pretrained_cfg")
-    if "image_transform" in vars(model) or vars(model).get("pretrained_cfg"):
-        return vars(model).get("image_transform")
+    model = module_with_facts(model, "pretrained_cfg")
+    card = card_of(model)
+    if card is not None:
+        return card.transform
+    if vars(model).get("pretrained_cfg"):
+        return None
     tower = getattr(model, "visual", model)
     if isinstance(settings := getattr(tower, "preprocess_cfg", None), dict):  # open_clip
         from open_clip.transform import PreprocessCfg, image_transform_v2
 
-        model.image_transform = image_transform_v2(PreprocessCfg(**settings), is_train=False)
-        return model.image_transform
+        transform = image_transform_v2(PreprocessCfg(**settings), is_train=False)
+        write_card(model, transform=transform)
+        return transform
     if origin := getattr(getattr(model, "config", None), "name_or_path", None):
         with suppress(Exception):  # without a processor on this disk, use that of its class
             from transformers import AutoImageProcessor
 
-            model.image_transform = TransformersProcessor(
-                AutoImageProcessor.from_pretrained(origin, local_files_only=True)
-            )
-            return model.image_transform
+            processor = AutoImageProcessor.from_pretrained(origin, local_files_only=True)
+            transform = TransformersProcessor(processor)
+            write_card(model, transform=transform)
+            return transform
     return None
 
 
@@ -163,10 +168,11 @@ def guessed(model: nn.Module) -> str:
     >>> vitlens.models.guessed(model)
     ''
     """
-    model = stating(model, "image_transform", "pretrained_cfg")
-    if hasattr(model, "guessed_preprocessing"):
-        return model.guessed_preprocessing
-    if _own_transform(model) is not None or vars(model).get("pretrained_cfg"):
+    model = module_with_facts(model, "pretrained_cfg")
+    card = card_of(model)
+    if card is not None:
+        return card.guess
+    if vars(model).get("pretrained_cfg") or _own_transform(model) is not None:
         return ""
     return f"{model_name(model)} has no pretrained_cfg, so its preprocessing is a guess: {data_config(model)}."
 
@@ -195,7 +201,7 @@ def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     'bilinear'
     """
     own = _own_transform(model)
-    model = stating(model, "pretrained_cfg")
+    model = module_with_facts(model, "pretrained_cfg")
     config = dict(family(model).preprocessing if own is None else measured(own))
     channels, height, width = config["input_size"]
     if channels not in (1, 3):

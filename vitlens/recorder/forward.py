@@ -1,4 +1,4 @@
-"""A forward: the images that a model takes, and the mode and the precision in which it runs."""
+"""A forward: the images that a model takes, its outputs, and the mode in which it runs."""
 
 from __future__ import annotations
 
@@ -6,34 +6,30 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from vitlens.recorder.hooks import thread_hooks
-from vitlens.recorder.supported import family, is_known, model_name, timm
+from vitlens.recorder.supported import family, is_known, model_name
 
 
 def require_images(images: object, model: nn.Module | None = None) -> None:
     """Raise ValueError unless images are floats (B, C, height, width) of a size that a known model takes."""
-    shape = tuple(getattr(images, "shape", ()))
-    if (
-        not isinstance(images, torch.Tensor)
-        or len(shape) != 4
-        or not images.is_floating_point()
-        or not len(images)
-    ):
-        got = (
-            f"{images.dtype} of shape {shape}"
-            if isinstance(images, torch.Tensor)
-            else type(images).__name__
-        )
-        raise ValueError(
-            f"Expected images as a floating-point tensor of shape (B, C, height, width), got {got}. "
-            "`vitlens.models.preprocess(model, pictures)` makes one."
-        )
+    if not isinstance(images, torch.Tensor):
+        raise _wrong_images(type(images).__name__)
+    shape = tuple(images.shape)
+    if len(shape) != 4 or len(images) == 0 or not images.is_floating_point():
+        raise _wrong_images(f"{images.dtype} of shape {shape}")
     if model is not None and is_known(model):
         family(model).grid(shape[-2:])
+
+
+def _wrong_images(got: str) -> ValueError:
+    return ValueError(
+        f"Expected images as a floating-point tensor of shape (B, C, height, width), got {got}. "
+        "`vitlens.models.preprocess(model, pictures)` makes one."
+    )
 
 
 def require_finite(model: nn.Module, outputs: torch.Tensor) -> None:
@@ -48,7 +44,10 @@ def require_finite(model: nn.Module, outputs: torch.Tensor) -> None:
 def cast(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """Images on the device and in the dtype of the parameters that they enter."""
     first = family(model).embedding if is_known(model) else model
-    return images.to(next((p for p in first.parameters() if p.is_floating_point()), images))
+    for parameter in first.parameters():
+        if parameter.is_floating_point():
+            return images.to(parameter)
+    return images
 
 
 def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
@@ -65,22 +64,19 @@ def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 def pooled_features(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """(B, D) features: the input of the classifier, or the output of a model without one."""
-    adapter = family(model)
-    if type(adapter) is timm.Timm:
-        return model.forward_head(model.forward_features(images), pre_logits=True)
-    if adapter.classes == 0:
-        return adapter.run(images)
-    tokens = []
-    with thread_hooks(
-        [(adapter.blocks[-1].register_forward_hook, lambda _, args, output: tokens.append(output))]
-    ):
-        adapter.run(images)
-    return adapter.head(tokens[-1], pre_logits=True)
+    return family(model).pooled_features(images)
+
+
+@dataclass
+class _Switch:
+    """An active switch: the function that restores the former state, and the number of blocks that hold the switch."""
+
+    restore: Callable[[], object]
+    blocks: int = 0
 
 
 _LOCK = threading.Lock()
-_HELD: dict[object, list] = {}
-"""Active switches: restore function and number of blocks that hold it."""
+_ACTIVE: dict[object, _Switch] = {}
 
 
 @contextlib.contextmanager
@@ -93,18 +89,20 @@ def _hold(switches: dict[object, Callable[[], Callable | None]]) -> Iterator[Non
     with _LOCK:
         for key, switch in switches.items():
             restore = switch()
-            if restore is not None or key in _HELD:
-                _HELD.setdefault(key, [restore, 0])[1] += 1
-                keys.append(key)
+            if key not in _ACTIVE:
+                if restore is None:
+                    continue
+                _ACTIVE[key] = _Switch(restore)
+            _ACTIVE[key].blocks += 1
+            keys.append(key)
     try:
         yield
     finally:
         with _LOCK:
             for key in keys:
-                _HELD[key][1] -= 1
-                if not _HELD[key][1]:
-                    restore, _ = _HELD.pop(key)
-                    restore()
+                _ACTIVE[key].blocks -= 1
+                if _ACTIVE[key].blocks == 0:
+                    _ACTIVE.pop(key).restore()
 
 
 def switch_off(
@@ -119,19 +117,20 @@ def switch_off(
         setattr(module, attribute, False)
         return functools.partial(setattr, module, attribute, before)
 
-    return _hold({(module, attribute): functools.partial(switch, module) for module in modules})
+    switches = {(module, attribute): functools.partial(switch, module) for module in modules}
+    return _hold(switches)
 
 
 def without_checkpointing(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Switch off gradient checkpointing (timm's and open_clip's `grad_checkpointing`) in this block."""
-    return switch_off(
-        [m for m in model.modules() if hasattr(m, "grad_checkpointing")], "grad_checkpointing"
-    )
+    attribute = "grad_checkpointing"
+    modules = [module for module in model.modules() if hasattr(module, attribute)]
+    return switch_off(modules, attribute)
 
 
 def eval_mode(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Put a model into eval mode in this block, and restore the mode of every module afterwards."""
-    return switch_off([*model.modules()], "training")
+    return switch_off(list(model.modules()), "training")
 
 
 def eager_mode() -> contextlib.AbstractContextManager[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,53 +22,62 @@ def report_cuts(model: nn.Module, report: Callable[[str], object]) -> Iterator[N
     gradients and its output does not, or if it is a pre-norm block whose output is not its input plus the outputs of
     attention and MLP.
     """
-    names, thread = {module: name for name, module in model.named_modules()}, threading.get_ident()
-    inner = inner_transformer(model)
-    adapter = family(inner) if is_known(inner) else None
-    pre_norm = (
-        adapter is not None
-        and not isinstance(adapter, Registered)
-        and adapter.stream_problem is None
-    )
-    residual = {id(block) for block in adapter.blocks} if pre_norm else set()
+    names = {module: name for name, module in model.named_modules()}
+    thread = threading.get_ident()
+    residual = {id(block) for block in _pre_norm_blocks(model)}
 
     def check(module: nn.Module, args: tuple, output: object) -> None:
         if threading.get_ident() != thread or module not in names:
             return
         with torch._C.DisableTorchFunction():
-            outputs = [t for t in tensors_of(output) if t.is_floating_point()]
-            given = [
-                t for t in tensors_of(args) if not isinstance(t, nn.Parameter) and t.requires_grad
-            ]
-            lost = (
-                outputs
-                and not any(t.requires_grad for t in outputs)
-                or ".quantized" in type(module).__module__
-            )
-            if given and (
-                lost or id(module) in residual and not _is_sum_with(given[0], outputs[0])
-            ):
+            if _cuts_graph(module, args, output, id(module) in residual):
                 report(names[module] or type(module).__name__)
 
     with nn.modules.module.register_module_forward_hook(check):
         yield
 
 
+def _pre_norm_blocks(model: nn.Module) -> Sequence[nn.Module]:
+    """Blocks of the Vision Transformer inside a model whose output is their input plus terms, () if unknown."""
+    inner = inner_transformer(model)
+    if not is_known(inner):
+        return ()
+    adapter = family(inner)
+    if isinstance(adapter, Registered) or adapter.stream_problem is not None:
+        return ()
+    return adapter.blocks
+
+
+def _cuts_graph(module: nn.Module, args: tuple, output: object, residual: bool) -> bool:
+    """True if gradients do not pass completely from the output of a module to its input.
+
+    residual: the module adds terms to its input, which all belong to the graph.
+    """
+    inputs = [t for t in tensors_of(args) if t.requires_grad and not isinstance(t, nn.Parameter)]
+    outputs = [t for t in tensors_of(output) if t.is_floating_point()]
+    if not inputs:
+        return False
+    if ".quantized" in type(module).__module__:
+        return True
+    if outputs and not any(t.requires_grad for t in outputs):
+        return True
+    return residual and not _is_sum_with(inputs[0], outputs[0])
+
+
 def _is_sum_with(tokens: Tensor, output: Tensor) -> bool:
     """True if the output is the tokens plus terms that are all in autograd's graph."""
-    start, nodes, complete = (
-        torch.autograd.graph.get_gradient_edge(tokens).node,
-        [output.grad_fn],
-        False,
-    )
+    start = torch.autograd.graph.get_gradient_edge(tokens).node
+    nodes = [output.grad_fn]
+    reached = False
     while nodes:
         node = nodes.pop()
         if node is None:
             return False
-        complete |= node is start
-        if node is not start and node.name() in ("AddBackward0", "ToCopyBackward0"):
+        if node is start:
+            reached = True
+        elif node.name() in ("AddBackward0", "ToCopyBackward0"):
             nodes += [following for following, _ in node.next_functions]
-    return complete
+    return reached
 
 
 def cut_graph(model: str, where: str) -> str:

@@ -38,9 +38,11 @@ class TokenGrid:
 
     def __post_init__(self):
         if self.image is None:
-            object.__setattr__(
-                self, "image", (self.rows * self.patch[0], self.cols * self.patch[1])
-            )
+            object.__setattr__(self, "image", self._covered())
+
+    def _covered(self) -> tuple[int, int]:
+        """(height, width) in pixels of all patches together."""
+        return self.rows * self.patch[0], self.cols * self.patch[1]
 
     @property
     def patches(self) -> int:
@@ -55,16 +57,14 @@ class TokenGrid:
     @property
     def cut(self) -> tuple[int, int]:
         """(height, width) in pixels of the margins at the bottom and right that belong to no patch."""
-        return max(0, self.image[0] - self.rows * self.patch[0]), max(
-            0, self.image[1] - self.cols * self.patch[1]
-        )
+        height, width = self._covered()
+        return max(0, self.image[0] - height), max(0, self.image[1] - width)
 
     @property
     def padded(self) -> tuple[int, int]:
         """(height, width) in pixels by which the last patches extend beyond the image."""
-        return max(0, self.rows * self.patch[0] - self.image[0]), max(
-            0, self.cols * self.patch[1] - self.image[1]
-        )
+        height, width = self._covered()
+        return max(0, height - self.image[0]), max(0, width - self.image[1])
 
     def index(self, row: int, col: int) -> int:
         """Position in the sequence of the patch at (row, col), both counted from 0. Raises IndexError outside."""
@@ -77,9 +77,10 @@ class TokenGrid:
     def position(self, query: tuple[int, int] | int) -> int:
         """Position in the sequence of a patch (row, column), or of a token given by its position. Raises IndexError
         outside."""
-        query = query.tolist() if hasattr(query, "tolist") else query  # an array or a tensor
+        if hasattr(query, "tolist"):  # an array or a tensor
+            query = query.tolist()
         if isinstance(query, tuple | list):
-            return self.index(*map(operator.index, query))
+            return self.index(*[operator.index(number) for number in query])
         if not 0 <= operator.index(query) < self.tokens:
             raise IndexError(
                 f"Token {query} lies outside the sequence of {self.tokens} tokens, counted from 0."
@@ -88,22 +89,28 @@ class TokenGrid:
 
     def centers(self, *, dtype=torch.float32, device=None) -> Tensor:
         """(P, 2) centers of the patches in input pixels, as (y, x), in the order of the sequence."""
-        y = (torch.arange(self.rows, dtype=dtype, device=device) + 0.5) * self.patch[0]
-        x = (torch.arange(self.cols, dtype=dtype, device=device) + 0.5) * self.patch[1]
+        height, width = self.patch
+        y = (torch.arange(self.rows, dtype=dtype, device=device) + 0.5) * height
+        x = (torch.arange(self.cols, dtype=dtype, device=device) + 0.5) * width
         return torch.cartesian_prod(y, x)
 
     def pixel_patches(self, device=None) -> Tensor:
         """(height, width) index row·cols + col of the patch of each input pixel, the nearest patch in a margin."""
-        y = (torch.arange(self.image[0], device=device) // self.patch[0]).clamp(max=self.rows - 1)
-        x = (torch.arange(self.image[1], device=device) // self.patch[1]).clamp(max=self.cols - 1)
-        return y[:, None] * self.cols + x
+        height, width = self.image
+        rows = torch.arange(height, device=device) // self.patch[0]
+        cols = torch.arange(width, device=device) // self.patch[1]
+        rows = rows.clamp(max=self.rows - 1)
+        cols = cols.clamp(max=self.cols - 1)
+        return rows[:, None] * self.cols + cols
 
     def distances(
         self, start: int = 0, stop: int | None = None, *, dtype=torch.float32, device=None
     ) -> Tensor:
         """(stop − start, P) Euclidean distances in input pixels from patches start…stop to all patches (paper, D.7)."""
         y, x = self.centers(dtype=dtype, device=device).T
-        return torch.sqrt((y[start:stop, None] - y).square_() + (x[start:stop, None] - x).square_())
+        dy = y[start:stop, None] - y
+        dx = x[start:stop, None] - x
+        return torch.sqrt(dy.square_() + dx.square_())
 
     def uniform_distance(self, renormalize: bool = False) -> float:
         """Mean distance of uniform attention in pixels, to compare `attention.mean_distance` with.
@@ -111,14 +118,17 @@ class TokenGrid:
         Attention to prefix tokens counts as distance 0, or is left out if renormalized. In closed form: a step of
         (dy, dx) rows and columns joins (rows − dy)·(cols − dx) pairs in each direction.
         """
-        dy, dx = (
-            torch.arange(n, dtype=torch.float64, device="cpu") for n in (self.rows, self.cols)
-        )
-        pairs_y, pairs_x = 2 * (self.rows - dy), 2 * (self.cols - dx)
-        pairs_y[0], pairs_x[0] = self.rows, self.cols
-        distance = torch.hypot((dy * self.patch[0])[:, None], dx * self.patch[1])
+        height, width = self.patch
+        dy = torch.arange(self.rows, dtype=torch.float64, device="cpu")
+        dx = torch.arange(self.cols, dtype=torch.float64, device="cpu")
+        pairs_y = 2 * (self.rows - dy)
+        pairs_y[0] = self.rows  # a step of 0 has one direction
+        pairs_x = 2 * (self.cols - dx)
+        pairs_x[0] = self.cols
+        distance = torch.hypot((dy * height)[:, None], dx * width)
+        total = (distance * pairs_y[:, None] * pairs_x).sum().item()
         attended = self.patches if renormalize else self.tokens
-        return (distance * pairs_y[:, None] * pairs_x).sum().item() / (self.patches * attended)
+        return total / (self.patches * attended)
 
     def border(self) -> Tensor:
         """(P,) bool, True for patches of the outermost rows and columns."""

@@ -12,10 +12,15 @@ def thread_hooks(hooks: Iterable[tuple[Callable, Callable]]) -> Iterator[None]:
     """Register hooks, (method of a module that registers one, hook), for this block and this thread."""
     thread = threading.get_ident()
 
-    def here(hook: Callable) -> Callable:
-        return lambda *args: hook(*args) if threading.get_ident() == thread else None
+    def in_this_thread(hook: Callable) -> Callable:
+        def call(*args):
+            if threading.get_ident() == thread:
+                return hook(*args)
+            return None
+
+        return call
 
     with contextlib.ExitStack() as stack:
         for register, hook in hooks:
-            stack.enter_context(register(here(hook)))
+            stack.enter_context(register(in_this_thread(hook)))
         yield

@@ -22,7 +22,10 @@ POOL = -1  # layer number of the attention pool
 
 
 class _Thread(threading.local):
-    """The thread's interventions, outermost first, and its only active interception, or None if all are active."""
+    """State of one thread.
+
+    interventions: the active ones, outermost first. alone: the only interception that acts, or None if all act.
+    """
 
     def __init__(self):
         self.interventions: list[TorchFunctionMode] = []
@@ -35,7 +38,8 @@ THREAD = _Thread()
 @contextlib.contextmanager
 def deactivate_others(interception: TorchFunctionMode) -> Iterator[None]:
     """Deactivate all other interceptions of this thread in this block."""
-    before, THREAD.alone = THREAD.alone, interception
+    before = THREAD.alone
+    THREAD.alone = interception
     try:
         yield
     finally:
@@ -46,50 +50,55 @@ def tensors_of(values: object) -> list[Tensor]:
     """All tensors among values, including those in lists, tuples and dictionaries."""
     if isinstance(values, Tensor):
         return [values]
-    inside = (
-        values.values()
-        if isinstance(values, dict)
-        else values
-        if isinstance(values, list | tuple)
-        else ()
-    )
-    return [tensor for value in inside for tensor in tensors_of(value)]
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, list | tuple):
+        return []
+    return [tensor for value in values for tensor in tensors_of(value)]
 
 
 class Interception(TorchFunctionMode):
-    """Intercepts every torch function: the last used parameters identify the layer, the embedding's input the image.
+    """Sees every torch call. The parameters used last tell which layer is running. The input of the embedding is the
+    image.
 
     A subclass's `attend` takes a call of fused attention, (layer, call, name), the function and its arguments, and
     returns the output that the model gets.
+
+    layer: (layer, call, name) of the parameters used last, or None outside attention. grid: set before the first layer
+    from the size of the image.
     """
 
     def __init__(self, model: nn.Module, modules: list):
         super().__init__()
-        self.model, self.family = model, family(model)
+        self.model = model
+        self.family = family(model)
         self.grid: TokenGrid | None = None
-        self.layer: tuple[int, int, str] | None = (
-            None  # (layer, call, name) of the last used parameters
-        )
-        self.parameters = {
-            id(p): p for p in model.parameters()
-        }  # kept, because ids of freed tensors are reused
-        self.owner = dict.fromkeys(self.parameters)  # None: outside attention
-        self.owner |= {
-            id(p): (i, j, name)
-            for i, layer in enumerate(modules)
-            for j, (name, module) in enumerate(layer)
-            for p in module.parameters()
-        }
-        if (pool := self.family.pool) is not None:
-            for module in filter(None, (pool.norm, pool.module)):
-                self.owner |= {id(p): (POOL, 0, "attn_pool") for p in module.parameters()}
+        self.layer: tuple[int, int, str] | None = None
+        self.parameters = list(model.parameters())  # kept, because ids of freed tensors are reused
+        self.owner = self._owners(modules)
         embedding = self.family.embedding
-        self.embed = {id(p) for p in embedding.parameters()}
+        self.embed = {id(parameter) for parameter in embedding.parameters()}
         self.pads = hasattr(embedding, "backbone") or getattr(embedding, "dynamic_img_pad", False)
         self.channels = input_channels(model)
         self.image: Tensor | None = None
-        self.padded: dict[int, tuple[Tensor, Tensor]] = {}
+        self.before_padding: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the padded tensor
         self.begun = False  # True from the first layer on, when the grid is fixed
+
+    def _owners(self, modules: list) -> dict[int, tuple[int, int, str]]:
+        """(layer, call, name) of the attention that each parameter belongs to, by the parameter's id."""
+        owners = {}
+        for index, layer in enumerate(modules):
+            for call, (name, module) in enumerate(layer):
+                for parameter in module.parameters():
+                    owners[id(parameter)] = (index, call, name)
+        pool = self.family.pool
+        if pool is None:
+            return owners
+        for module in (pool.norm, pool.module):
+            if module is not None:
+                for parameter in module.parameters():
+                    owners[id(parameter)] = (POOL, 0, "attn_pool")
+        return owners
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -100,7 +109,7 @@ class Interception(TorchFunctionMode):
         tensors = tensors_of([*args, *kwargs.values()])
         for tensor in tensors:
             if type(tensor) is not Tensor and isinstance(tensor, nn.Parameter):
-                self.layer = self.owner.get(id(tensor))  # None for one of another model
+                self.layer = self.owner.get(id(tensor))
         if not self.begun:
             with torch._C.DisableTorchFunction():
                 self._find_image(tensors, args[0] if args else None)
@@ -108,30 +117,33 @@ class Interception(TorchFunctionMode):
             return multihead_attention(self._attention, *args, **kwargs)
         result = func(*args, **kwargs)
         if func is F.pad and self.pads and not self.begun:
-            self.padded[id(result)] = (args[0], result)  # kept, so that its id stays unique
+            self.before_padding[id(result)] = (args[0], result)  # kept, so its id stays unique
         return result
 
     def _find_image(self, tensors: list[Tensor], subject) -> None:
         """Set the image: the last (B, C, H, W) activation, before the embedding's own padding, that a function took
         before the embedding's parameters were used."""
-        subject, _ = self.padded.get(id(subject), (subject, None))
+        if id(subject) in self.before_padding:
+            subject, _ = self.before_padding[id(subject)]
         activation = isinstance(subject, Tensor) and not isinstance(subject, nn.Parameter)
         if activation and subject.dim() == 4 and subject.shape[1] == self.channels:
             self.image = subject
-        parameters = {id(t) for t in tensors} & self.embed
+        parameters = {id(tensor) for tensor in tensors} & self.embed
         if self.image is not None and parameters and len(parameters) < len(tensors):
             self.grid = self.family.grid(tuple(self.image.shape[-2:]))
 
     def _attention(
         self, func, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **kwargs
     ):
-        where, self.layer = self.layer, None
+        where = self.layer
+        self.layer = None
         if where is None:  # another model's, or handled above by this interception, entered twice
             return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+        index, call, _ = where
         with torch._C.DisableTorchFunction():  # outer modes must not see these calls
-            self.check(*where[:2], query, key, attn_mask, dropout_p, is_causal)
+            self.check(index, call, query, key, attn_mask, dropout_p, is_causal)
         self.image = None
-        self.padded.clear()
+        self.before_padding.clear()
         return self.attend(where, func, query, key, value, attn_mask, **kwargs)
 
     def check(
@@ -145,37 +157,44 @@ class Interception(TorchFunctionMode):
         is_causal: bool,
     ) -> None:
         """Raise UnsupportedModelError unless the call attends over all tokens of one image, without randomness."""
-        grid, where, keys = (
-            self.grid,
-            "attention pool" if index == POOL else f"layer {index}",
-            key.shape[-2],
-        )
-        if grid is not None and index == POOL:
-            fits = keys in (grid.tokens, grid.patches)
-        elif grid is not None:
-            fits = query.dim() == 4 and query.shape[-2] == keys == grid.tokens
+        where = "attention pool" if index == POOL else f"layer {index}"
         if dropout_p > 0:
-            reason = f"{where} drops attention weights at random (dropout {dropout_p:g}); call model.eval() first"
-        elif is_causal:
-            reason = f"{where} was called with a causal mask, so later patches are hidden"
-        elif mask is not None and not mask.is_meta and hides_all(mask):
-            reason = f"the mask of {where} leaves a query without a visible key, so its attention is undefined"
-        elif grid is None:
-            reason = (
+            raise refuse(
+                self.model,
+                f"{where} drops attention weights at random (dropout {dropout_p:g}); call model.eval() first",
+            )
+        if is_causal:
+            raise refuse(
+                self.model, f"{where} was called with a causal mask, so later patches are hidden"
+            )
+        if mask is not None and not mask.is_meta and hides_all(mask):
+            raise refuse(
+                self.model,
+                f"the mask of {where} leaves a query without a visible key, so its attention is undefined",
+            )
+        grid = self.grid
+        if grid is None:
+            raise refuse(
+                self.model,
                 f"its input was not an image of shape (B, {self.channels}, height, width), so the grid of its "
-                "patches is unknown; pass images, not patches or tokens"
+                "patches is unknown; pass images, not patches or tokens",
             )
-        elif not fits:
-            reason = (
-                f"{where} attends from {query.shape[-2]} to {keys} tokens, but an input of {grid.image[0]} × "
-                f"{grid.image[1]} pixels has {grid.prefix} prefix tokens and {grid.rows} × {grid.cols} patches"
-            )
+        queries = query.shape[-2]
+        keys = key.shape[-2]
+        if index == POOL:
+            fits = keys in (grid.tokens, grid.patches)
         else:
-            return
-        raise refuse(self.model, reason)
+            fits = query.dim() == 4 and queries == keys == grid.tokens
+        if not fits:
+            height, width = grid.image
+            raise refuse(
+                self.model,
+                f"{where} attends from {queries} to {keys} tokens, but an input of {height} × {width} pixels has "
+                f"{grid.prefix} prefix tokens and {grid.rows} × {grid.cols} patches",
+            )
 
 
 def hides_all(mask: Tensor) -> bool:
     """True if the attention mask hides every key from a query."""
-    seen = mask.any(-1) if mask.dtype == torch.bool else mask.amax(-1) > -torch.inf
-    return not seen.all()
+    visible = mask.any(-1) if mask.dtype == torch.bool else mask.amax(-1) > -torch.inf
+    return not visible.all()

@@ -85,17 +85,19 @@ def intervene(
     Raises UnsupportedModelError for a model or call that `capture` refuses, IndexError for parts that do not exist, and
     RuntimeError for a part that did not run.
     """
-    whole, model = unwrap(model), transformer(model)
+    whole = unwrap(model)
+    model = transformer(model)
     modules = attention_modules(model)
     require_capturable(model)
     replacements = _replacements(model, modules, heads or {}, mlps or {}, residual or {})
-    blocks = defaultdict(list)
-    for layers, pair in (block or {}).items():
-        for layer in layers if isinstance(layers, tuple | range) else [layers]:
-            blocks[layer_number(len(modules), layer)].append(pair)
+    blocks = _blocks_by_layer(block or {}, len(modules))
     with eager_mode(), without_checkpointing(model):  # the backward pass may come after the block
         values = _values(model, modules, replacements, reference, whole)
-        mode = Intervention(model, modules, values, lambda place, _: values[place], blocks)
+
+        def replacement(place: Place, output: Tensor) -> Tensor:
+            return values[place]
+
+        mode = Intervention(model, modules, values, replacement, blocks)
         with mode.working():
             THREAD.interventions.append(mode)
             try:
@@ -103,11 +105,23 @@ def intervene(
             finally:
                 THREAD.interventions.remove(mode)
     places = {*values, *(Place("attention", layer) for layer in blocks)}
-    if missed := [place for place in places if place not in mode.reached]:
+    missed = places - mode.reached
+    if missed:
         raise RuntimeError(
-            f"Nothing was changed in {missed[0]}, because {model_name(model)} did not run it in this thread inside "
+            f"Nothing was changed in {missed.pop()}, because {model_name(model)} did not run it in this thread inside "
             "the `with` block with its own parameters."
         )
+
+
+def _blocks_by_layer(block: Mapping, count: int) -> dict[int, list[tuple[Any, Any]]]:
+    """Pairs of queries and keys of each layer, from those of single or several layers."""
+    blocks = defaultdict(list)
+    for layers, pair in block.items():
+        if not isinstance(layers, tuple | range):
+            layers = [layers]
+        for layer in layers:
+            blocks[layer_number(count, layer)].append(pair)
+    return blocks
 
 
 class Place(NamedTuple):
@@ -124,17 +138,16 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         where = "the attention pool" if self.layer == POOL else f"layer {self.layer}"
-        return (
-            f"{self.kind} {self.part} of {where}"
-            if self.kind == "head"
-            else f"the {self.kind} of {where}"
-        )
+        if self.kind == "head":
+            return f"head {self.part} of {where}"
+        return f"the {self.kind} of {where}"
 
 
 class Intervention(Interception):
     """Calls `act` with the output at each place, and replaces the output by the result, unless that is None.
 
-    blocks: by layer, pairs of queries and keys.
+    blocks: by layer, pairs of queries and keys. reached: the places that ran so far. first_heads: number of the first
+    head of each attention call, by (layer, call).
     """
 
     def __init__(
@@ -146,72 +159,81 @@ class Intervention(Interception):
         blocks: Mapping[int, list[tuple[Any, Any]]] | None = None,
     ):
         super().__init__(model, modules)
-        self.places, self.act, self.blocks = list(places), act, blocks or {}
-        self.reached = set()
-        self.first = {
-            (i, j): sum(head_count(module) for _, module in layer[:j])
-            for i, layer in enumerate(modules)
-            for j in range(len(layer))
-        }
+        self.places = list(places)
+        self.act = act
+        self.blocks = blocks or {}
+        self.reached: set[Place] = set()
+        self.first_heads: dict[tuple[int, int], int] = {}
+        for index, layer in enumerate(modules):
+            first = 0
+            for call, (_, module) in enumerate(layer):
+                self.first_heads[index, call] = first
+                first += head_count(module)
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
         """Call `act` in this block, by hooks for MLPs and the residual stream."""
+        outputs: dict[tuple[str, int, int], list[Place]] = defaultdict(list)
+        for place in self.places:
+            if place.kind != "head":
+                outputs[place.kind, place.layer, place.call].append(place)
         hooks = []
-        for kind, layer, call in dict.fromkeys(
-            (p.kind, p.layer, p.call) for p in self.places if p.kind != "head"
-        ):
+        for (kind, layer, call), places in outputs.items():
             block = self.family.blocks[layer]
             module = _mlps(block)[call] if kind == "MLP" else block
-            hooks.append((module.register_forward_hook, self._hook(kind, layer, call)))
+            hooks.append((module.register_forward_hook, self._hook(places)))
         with thread_hooks(hooks), self:
             yield
 
     def attend(self, where, func, query, key, value, mask, **kwargs) -> Tensor:
         index, call, _ = where
-        output = func(query, key, value, self._masked(index, query, mask), **kwargs)
-        first = self.first.get((index, call), 0)
+        mask = self._add_blocks(index, mask, query.device)
+        output = func(query, key, value, mask, **kwargs)
+        first = self.first_heads.get((index, call), 0)
         for place in self.places:
-            if place[:2] == ("head", index) and 0 <= place.part - first < output.shape[1]:
-                output = self._changed(place, output, (slice(None), place.part - first))
+            if place.kind != "head" or place.layer != index:
+                continue
+            head = place.part - first
+            if 0 <= head < output.shape[1]:
+                output = self._change(place, output, head)
         return output
 
-    def _hook(self, kind: str, layer: int, call: int) -> Callable:
-        def change(_, args: tuple, output: Tensor) -> Tensor:
+    def _hook(self, places: list[Place]) -> Callable:
+        """Hook of a module that changes its output at these places, which are tokens."""
+
+        def change(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
             if THREAD.alone in (None, self):
-                for place in self.places:
-                    if (place.kind, place.layer, place.call) == (kind, layer, call):
-                        output = self._changed(
-                            place, output, (slice(None), positions(place.part, self.grid))
-                        )
+                for place in places:
+                    output = self._change(place, output, positions(place.part, self.grid))
             return output
 
         return change
 
-    def _changed(self, place: Place, output: Tensor, index: tuple) -> Tensor:
+    def _change(self, place: Place, output: Tensor, index: int | list[int]) -> Tensor:
+        """The output, with the replacement at these indices of its second axis."""
         self.reached.add(place)
-        part = output[index]
+        part = output[:, index]
         value = self.act(place, part)
         if value is None:
             return output
         output = output.clone()
-        output[index] = value.to(part).expand(part.shape)
+        output[:, index] = value.to(part).expand(part.shape)
         return output
 
-    def _masked(self, layer: int, query: Tensor, mask: Tensor | None) -> Tensor | None:
+    def _add_blocks(self, layer: int, mask: Tensor | None, device: torch.device) -> Tensor | None:
+        """The mask of a layer, without the blocked pairs of queries and keys."""
+        tokens = self.grid.tokens
         for queries, keys in self.blocks.get(layer, ()):
             self.reached.add(Place("attention", layer))
-            seen = torch.ones(
-                self.grid.tokens, self.grid.tokens, dtype=torch.bool, device=query.device
-            )
-            rows = torch.tensor(
-                positions(queries, self.grid), dtype=torch.long, device=query.device
-            )
-            seen[rows[:, None], positions(keys, self.grid)] = False
-            if mask is None or mask.dtype == torch.bool:
-                mask = seen if mask is None else mask & seen
+            allowed = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
+            rows = torch.tensor(positions(queries, self.grid), dtype=torch.long, device=device)
+            allowed[rows[:, None], positions(keys, self.grid)] = False
+            if mask is None:
+                mask = allowed
+            elif mask.dtype == torch.bool:
+                mask = mask & allowed
             else:
-                mask = mask.masked_fill(~seen, -torch.inf)
+                mask = mask.masked_fill(~allowed, -torch.inf)
             if not mask.is_meta and hides_all(mask):
                 raise ValueError(
                     f"The block leaves a query of layer {layer} without a visible key, such as itself."
@@ -257,7 +279,8 @@ def mean_outputs(
     whole: nn.Module | None = None,
 ) -> dict[Place, Tensor]:
     """Mean over all images of the `outputs` at these places. Raises ValueError without images."""
-    sums, count = dict.fromkeys(places, 0), 0
+    sums = dict.fromkeys(places, 0)
+    count = 0
     for images in batches:
         require_images(images, model if whole is None else whole)
         for place, part in outputs(model, modules, sums, images, whole).items():
@@ -273,12 +296,12 @@ def mean_outputs(
 def positions(tokens: Any, grid: TokenGrid) -> list[int]:
     """Positions in the sequence of tokens as `intervene` takes them. Raises IndexError outside the grid."""
     if isinstance(tokens, str):
-        ends = {
-            "all": (0, grid.tokens),
-            "prefix": (0, grid.prefix),
-            "patches": (grid.prefix, grid.tokens),
+        ranges = {
+            "all": range(grid.tokens),
+            "prefix": range(grid.prefix),
+            "patches": range(grid.prefix, grid.tokens),
         }
-        return list(range(*ends[tokens]))
+        return list(ranges[tokens])
     if isinstance(tokens, tuple) or not isinstance(tokens, Iterable):
         return [grid.position(tokens)]
     return [grid.position(token) for token in tokens]
@@ -287,7 +310,9 @@ def positions(tokens: Any, grid: TokenGrid) -> list[int]:
 def head_places(model: nn.Module, modules: list) -> list[Place]:
     """All heads of a model, those of the attention pool last."""
     pool = family(model).pool
-    counts = {i: sum(head_count(module) for _, module in layer) for i, layer in enumerate(modules)}
+    counts = {}
+    for index, layer in enumerate(modules):
+        counts[index] = sum(head_count(module) for _, module in layer)
     if pool is not None:
         counts[POOL] = head_count(pool.module)
     return [Place("head", layer, head) for layer, count in counts.items() for head in range(count)]
@@ -297,44 +322,55 @@ def _replacements(
     model: nn.Module, modules: list, heads: Mapping, mlps: Mapping, residual: Mapping
 ) -> dict[Place, Any]:
     """Replacement for each place."""
-    replacements, existing = [], head_places(model, modules)
-    if not isinstance(heads, Mapping) or not all(
+    pairs = _head_replacements(model, modules, heads)
+    for key, replacement in mlps.items():
+        layer, tokens = _layer_and_tokens(key, len(modules))
+        calls = len(_mlps(family(model).blocks[layer]))
+        if calls == 0:
+            raise refuse(model, f"the MLP of layer {layer} is not a separate module")
+        for call in range(calls):
+            pairs.append((Place("MLP", layer, tokens, call), replacement))
+    for key, replacement in residual.items():
+        layer, tokens = _layer_and_tokens(key, len(modules))
+        pairs.append((Place("residual stream", layer, tokens), replacement))
+    places = [place for place, _ in pairs]
+    if len(set(places)) < len(places):
+        twice = max(places, key=places.count)
+        raise ValueError(f"Each part takes one replacement, got two for {twice}.")
+    return dict(pairs)
+
+
+def _head_replacements(model: nn.Module, modules: list, heads: Mapping) -> list[tuple[Place, Any]]:
+    """(head, replacement) for each head. Raises IndexError for heads that do not exist."""
+    by_layer_and_head = isinstance(heads, Mapping) and all(
         isinstance(key, tuple) and len(key) == 2 for key in heads
-    ):
+    )
+    if not by_layer_and_head:
         raise ValueError('heads must be a mapping by (layer, head), such as {(5, 2): "zero"}.')
+    existing = head_places(model, modules)
+    pairs = []
     for (layer, head), replacement in heads.items():
-        place = Place("head", POOL if layer == "pool" else layer_number(len(modules), layer), head)
+        layer = POOL if layer == "pool" else layer_number(len(modules), layer)
+        place = Place("head", layer, head)
         if place not in existing:
-            raise IndexError(
-                f"There is no {place}: it has {sum(p.layer == place.layer for p in existing)} heads."
-            )
-        replacements.append((place, replacement))
-    for kind, given in (("MLP", mlps), ("residual stream", residual)):
-        for key, replacement in given.items():
-            layer, tokens = key if isinstance(key, tuple) else (key, "all")
-            layer = layer_number(len(modules), layer)
-            block = family(model).blocks[layer]
-            calls = len(_mlps(block)) if kind == "MLP" else 1
-            if not calls:
-                raise refuse(model, f"the MLP of layer {layer} is not a separate module")
-            replacements += [
-                (Place(kind, layer, tokens, call), replacement) for call in range(calls)
-            ]
-    places = [place for place, _ in replacements]
-    if len({*places}) < len(places):
-        raise ValueError(
-            f"Each part takes one replacement, got two for {max(places, key=places.count)}."
-        )
-    return dict(replacements)
+            count = sum(other.layer == layer for other in existing)
+            raise IndexError(f"There is no {place}: it has {count} heads.")
+        pairs.append((place, replacement))
+    return pairs
+
+
+def _layer_and_tokens(key: Any, count: int) -> tuple[int, Any]:
+    """Number of a layer, and tokens, from a key of `mlps` or `residual`."""
+    layer, tokens = key if isinstance(key, tuple) else (key, "all")
+    return layer_number(count, layer), tokens
 
 
 def _mlps(block: nn.Module) -> list[nn.Module]:
     """Modules that return the outputs of a block's MLPs: one, several parallel ones, or none."""
     if hasattr(block, "ffns"):
         return [branch.mlp for branch in block.ffns]
-    return [
-        m for m in (getattr(block, name, None) for name in ("mlp", "mlp_out_proj")) if m is not None
-    ]
+    modules = [getattr(block, name, None) for name in ("mlp", "mlp_out_proj")]
+    return [module for module in modules if module is not None]
 
 
 def _values(
@@ -344,10 +380,13 @@ def _values(
     words = {place: value for place, value in replacements.items() if isinstance(value, str)}
     for word in words.values():
         require_known(word, WORDS, "A replacement that is not a tensor")
-    values = {**replacements} | {place: 0.0 for place, word in words.items() if word == "zero"}
-    if means := [place for place, word in words.items() if word == "mean"]:
-        batches = (
-            reference.split(REFERENCE_BATCH) if isinstance(reference, Tensor) else reference or ()
-        )
-        values |= mean_outputs(model, modules, means, batches, whole)
+    values = dict(replacements)
+    for place, word in words.items():
+        if word == "zero":
+            values[place] = 0.0
+    means = [place for place, word in words.items() if word == "mean"]
+    if means:
+        if isinstance(reference, Tensor):
+            reference = reference.split(REFERENCE_BATCH)
+        values |= mean_outputs(model, modules, means, reference or (), whole)
     return {place: torch.as_tensor(value) for place, value in values.items()}

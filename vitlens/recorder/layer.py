@@ -56,11 +56,9 @@ class Layer:
         if self.mask is None:
             return logits
         mask = self.mask.expand(*self.mask.shape[:-2], self.q.shape[-2], -1)[..., rows, :]
-        return (
-            logits.masked_fill_(~mask, -torch.inf)
-            if mask.dtype == torch.bool
-            else logits.add_(mask)
-        )
+        if mask.dtype == torch.bool:
+            return logits.masked_fill_(~mask, -torch.inf)
+        return logits.add_(mask)
 
     def weights(
         self,
@@ -80,15 +78,7 @@ class Layer:
         or query that does not exist, and ValueError for both queries and query.
         """
         if head is not None:
-            if not -self.q.shape[1] <= head < self.q.shape[1]:
-                raise IndexError(f"{self.name} has heads 0 to {self.q.shape[1] - 1}, got {head}.")
-
-            def of_head(tensor: Tensor | None) -> Tensor | None:
-                shared = tensor is None or tensor.dim() < 3 or tensor.shape[-3] == 1
-                return tensor if shared else tensor[..., [head], :, :]
-
-            only = replace(self, q=of_head(self.q), k=of_head(self.k), mask=of_head(self.mask))
-            return only.weights(queries, query=query, limit=limit).squeeze(1)
+            return self._one_head(head).weights(queries, query=query, limit=limit).squeeze(1)
         if query is not None:
             if queries is not None:
                 raise ValueError(f"Give queries or query, not both, got {queries!r} and {query!r}.")
@@ -98,14 +88,29 @@ class Layer:
                 )
             return self.weights(self.grid.position(query), limit=limit).squeeze(-2)
         rows = self._rows(queries)
-        count = len(range(self.q.shape[-2])[rows]) if isinstance(rows, slice) else len(rows)
-        need = self.q.shape[0] * self.q.shape[1] * count * self.k.shape[-2] * 4 / 2**30
-        if need > limit:
-            raise MemoryError(
-                f"The attention of {self.name} for {count} queries would take {need:.1f} GiB, over the limit of "
-                f"{limit:g}. Give fewer queries, use `rows()`, or give `limit={math.ceil(need)}`."
-            )
+        self._require_memory(rows, limit)
         return self.logits(rows).softmax(-1)
+
+    def _one_head(self, head: int) -> Layer:
+        """The layer with one of its heads. Raises IndexError for a head that does not exist."""
+        heads = self.q.shape[1]
+        if not -heads <= head < heads:
+            raise IndexError(f"{self.name} has heads 0 to {heads - 1}, got {head}.")
+        q = _of_head(self.q, head)
+        k = _of_head(self.k, head)
+        mask = None if self.mask is None else _of_head(self.mask, head)
+        return replace(self, q=q, k=k, mask=mask)
+
+    def _require_memory(self, rows: slice | Tensor, limit: float) -> None:
+        """Raise MemoryError if the weights of these queries would take more than `limit` GiB."""
+        batch, heads, queries, _ = self.q.shape
+        count = len(range(queries)[rows]) if isinstance(rows, slice) else len(rows)
+        size = batch * heads * count * self.k.shape[-2] * 4 / 2**30
+        if size > limit:
+            raise MemoryError(
+                f"The attention of {self.name} for {count} queries would take {size:.1f} GiB, over the limit of "
+                f"{limit:g}. Give fewer queries, use `rows()`, or give `limit={math.ceil(size)}`."
+            )
 
     def read(self, row: Tensor, block: int = 256) -> Tensor:
         """(B, H, T) weighted sum of attention rows, Σ_q row_q·A_qk, computed a block of queries at a time.
@@ -123,28 +128,33 @@ class Layer:
         chosen = row.any(0).nonzero().squeeze(-1)
         result = 0
         with full_precision(self.q.device):
-            for part in chosen.split(block):
-                weights = self.logits(part).softmax(-1)
-                result = result + torch.einsum("bq,bhqk->bhk", row[:, part].to(weights), weights)
+            for some in chosen.split(block):
+                weights = self.logits(some).softmax(-1)
+                factors = row[:, some].to(weights)
+                result = result + torch.einsum("bq,bhqk->bhk", factors, weights)
         return result
 
     def weights_gradient(
         self, queries: slice | Tensor | Sequence[int] | int | None = None
     ) -> Tensor:
         """(B, H, Q, T) ∂score/∂A of all or the given queries, in float32 or wider: ∂score/∂O·Vᵀ, because O = A·V."""
+        gradient = self.gradient[:, :, self._rows(queries)]
         with full_precision(self.q.device):
-            return self.gradient[:, :, self._rows(queries)].to(self.wide) @ self.v.to(self.wide).mT
+            return gradient.to(self.wide) @ self.v.to(self.wide).mT
 
     def _rows(self, queries) -> slice | Tensor:
         """Queries as a slice or a 1-D tensor of positions. One number keeps the axis, and booleans are a mask."""
-        if queries is None or isinstance(queries, slice):
-            return queries or slice(None)
+        if queries is None:
+            return slice(None)
+        if isinstance(queries, slice):
+            return queries
         if isinstance(queries, tuple):
             raise TypeError(
                 f"queries must be a list, got {queries}. Give a patch (row, column) as query=."
             )
         positions = torch.arange(self.q.shape[-2])
-        return positions[torch.as_tensor(queries, device="cpu")].reshape(-1).to(self.q.device)
+        chosen = positions[torch.as_tensor(queries, device="cpu")]
+        return chosen.reshape(-1).to(self.q.device)
 
     def rows(
         self, block: int = 64, *, reuse: bool = False, only: Tensor | None = None
@@ -154,17 +164,19 @@ class Layer:
         reuse: write every block into the same memory. This is faster, but a block is valid only until the next one.
         only: (T,) booleans. Blocks without a True query are skipped.
         """
-        reuse = reuse and self.mask is None and not self.q.requires_grad
-        keys, memory = self.k.to(self.wide).mT, None
-        for queries in self._slices(block, None if only is None else only.cpu()):
-            if not reuse:
+        if only is not None:
+            only = only.cpu()
+        if not reuse or self.mask is not None or self.q.requires_grad:
+            for queries in self._slices(block, only):
                 yield queries, self.logits(queries).softmax(-1)
-                continue
+            return
+        keys = self.k.to(self.wide).mT
+        memory = None
+        for queries in self._slices(block, only):
             scaled = self.q[:, :, queries].to(self.wide) * self.scale
+            full = queries.stop - queries.start == block
             with full_precision(self.q.device):
-                memory = torch.matmul(
-                    scaled, keys, out=memory if queries.stop - queries.start == block else None
-                )
+                memory = torch.matmul(scaled, keys, out=memory if full else None)
             yield queries, torch.softmax(memory, -1, out=memory)
 
     def blocks(self, block: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -174,16 +186,27 @@ class Layer:
             yield queries, logits, logits.softmax(-1)
 
     def _slices(self, block: int, only: Tensor | None = None) -> Iterator[slice]:
-        for start in range(0, self.q.shape[-2], block):
-            queries = slice(start, min(start + block, self.q.shape[-2]))
+        count = self.q.shape[-2]
+        for start in range(0, count, block):
+            queries = slice(start, min(start + block, count))
             if only is None or only[queries].any():
                 yield queries
 
     def images(self, chosen: slice) -> Layer:
         """The same layer for some of the images in the batch."""
-        pick = lambda t: t if t is None or t.dim() < 4 or t.shape[0] == 1 else t[chosen]  # noqa: E731
-        parts = {name: pick(getattr(self, name)) for name in ("mask", "v", "output", "gradient")}
-        return replace(self, q=self.q[chosen], k=self.k[chosen], **parts)
+        fields = {"q": self.q[chosen], "k": self.k[chosen]}
+        for name in ("mask", "v", "output", "gradient"):
+            tensor = getattr(self, name)
+            shared = tensor is None or tensor.dim() < 4 or tensor.shape[0] == 1
+            fields[name] = tensor if shared else tensor[chosen]
+        return replace(self, **fields)
+
+
+def _of_head(tensor: Tensor, head: int) -> Tensor:
+    """(…, 1, rows, cols) part of one head, or the tensor itself if all heads share it."""
+    if tensor.dim() < 3 or tensor.shape[-3] == 1:
+        return tensor
+    return tensor[..., [head], :, :]
 
 
 def all_heads(keys: Tensor, queries: Tensor) -> Tensor:
@@ -197,16 +220,16 @@ def join_heads(calls: list[Layer]) -> Layer:
     first = calls[0]
     if len(calls) == 1:
         return first
-    if any(c.mask is not None or c.scale != first.scale for c in calls):
+    if any(call.mask is not None or call.scale != first.scale for call in calls):
         raise UnsupportedModelError(
             f"The parallel attentions of {first.name} differ in mask or scale."
         )
-    fields = {
-        field: torch.cat([getattr(c, field) for c in calls], 1)
-        for field in ("q", "k", "v", "output", "gradient")
-        if getattr(first, field) is not None
-    }
-    return replace(first, name=" + ".join(c.name for c in calls), **fields)
+    fields = {"name": " + ".join(call.name for call in calls)}
+    for field in ("q", "k", "v", "output", "gradient"):
+        tensors = [getattr(call, field) for call in calls]
+        if tensors[0] is not None:
+            fields[field] = torch.cat(tensors, 1)
+    return replace(first, **fields)
 
 
 def layer_number(count: int, layer: int) -> int:

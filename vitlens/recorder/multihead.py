@@ -66,49 +66,68 @@ def multihead_attention(
     `torch.nn.MultiheadAttention` (eval mode, no gradients) inside a mode. Its outputs differ from these by rounding.
     `torch.backends.mha.set_fastpath_enabled(False)` turns it off for good.
     """
-    unsupported = (bias_k, bias_v, key_padding_mask, attn_mask)
-    if (
-        add_zero_attn
-        or any(part is not None for part in unsupported)
-        or query.dim() != 3
-        or key is not value
-    ):
+    masks = (bias_k, bias_v, key_padding_mask, attn_mask)
+    extra = add_zero_attn or any(mask is not None for mask in masks)
+    if extra or query.dim() != 3 or key is not value:
         raise UnsupportedModelError(
             "torch.nn.MultiheadAttention is called with a mask, extra keys or without a batch."
         )
     length, batch, _ = query.shape
     if in_weight is None:
-        biases = (None,) * 3 if in_bias is None else in_bias.chunk(3)
-        matrices = (separate[f"{name}_proj_weight"] for name in "qkv")
-        q, k, v = (
-            F.linear(*inputs) for inputs in zip((query, key, value), matrices, biases, strict=True)
-        )
+        q, k, v = _project_separately(query, key, value, in_bias, separate)
     elif query is key:
         q, k, v = _unpack(F.linear(query, in_weight, in_bias), 3, width)
     else:
-        (w_q, w_kv), (b_q, b_kv) = in_weight.split([width, 2 * width]), (None, None)
-        if in_bias is not None:
-            b_q, b_kv = in_bias.split([width, 2 * width])
-        q = F.linear(query, w_q, b_q)
-        k, v = _unpack(F.linear(key, w_kv, b_kv), 2, width)
-    q, k, v = (
-        t.view(len(t), batch * heads, -1).transpose(0, 1).unflatten(0, (batch, heads))
-        for t in (q, k, v)
-    )
-    weights, dropout = None, dropout if training else 0.0
+        q, k, v = _project_query_and_key(query, key, width, in_weight, in_bias)
+    q = _split_heads(q, batch, heads)
+    k = _split_heads(k, batch, heads)
+    v = _split_heads(v, batch, heads)
+    if not training:
+        dropout = 0.0
+    weights = None
     if need_weights:
         q = q * math.sqrt(1.0 / float(q.shape[-1]))
         output = attend(explicit_attention, q, k, v, None, dropout, is_causal, scale=1.0)
         weights = _weights(q, k).unflatten(0, (batch, heads))
-        weights = weights.mean(1) if average_attn_weights else weights
+        if average_attn_weights:
+            weights = weights.mean(1)
     else:
         output = attend(F.scaled_dot_product_attention, q, k, v, None, dropout, is_causal)
     output = output.permute(2, 0, 1, 3).reshape(batch * length, width)
-    return F.linear(output, out_weight, out_bias).view(length, batch, -1), weights
+    output = F.linear(output, out_weight, out_bias)
+    return output.view(length, batch, -1), weights
+
+
+def _project_separately(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, weights: dict[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v by three matrices, which PyTorch keeps apart if keys or values have another width."""
+    b_q, b_k, b_v = (None, None, None) if bias is None else bias.chunk(3)
+    q = F.linear(query, weights["q_proj_weight"], b_q)
+    k = F.linear(key, weights["k_proj_weight"], b_k)
+    v = F.linear(value, weights["v_proj_weight"], b_v)
+    return q, k, v
+
+
+def _project_query_and_key(
+    query: Tensor, key: Tensor, width: int, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q from the query, k and v from the key, by one packed matrix."""
+    sizes = [width, 2 * width]
+    w_q, w_kv = weight.split(sizes)
+    b_q, b_kv = (None, None) if bias is None else bias.split(sizes)
+    q = F.linear(query, w_q, b_q)
+    k, v = _unpack(F.linear(key, w_kv, b_kv), 2, width)
+    return q, k, v
+
+
+def _split_heads(projection: Tensor, batch: int, heads: int) -> Tensor:
+    """(B, H, T, K) from (T, B, D)."""
+    rows = projection.view(len(projection), batch * heads, -1)
+    return rows.transpose(0, 1).unflatten(0, (batch, heads))
 
 
 def _unpack(packed: Tensor, parts: int, width: int) -> Tensor:
     """(parts, T, B, D) projections from (T, B, parts·D)."""
-    return (
-        packed.unflatten(-1, (parts, width)).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
-    )
+    split = packed.unflatten(-1, (parts, width)).unsqueeze(0)
+    return split.transpose(0, -2).squeeze(-2).contiguous()

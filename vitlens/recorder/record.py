@@ -42,7 +42,8 @@ class Attention(Sequence):
     """The layers of one forward, first to last, the `grid` of its tokens, and the `pool` if it pools by attention.
 
     gated: attention outputs pass a learned gate afterwards, which the maps leave out. cuts: modules and layers that cut
-    autograd's graph, so that `differentiate` raises.
+    autograd's graph, so that `differentiate` raises. _calls: per layer its attention calls, several in a parallel
+    block, None before they ran. _replaced: layers in which an intervention replaced the output of a head.
     """
 
     def __init__(self, model: nn.Module, modules: list[list[tuple[str, nn.Module]]]):
@@ -72,9 +73,10 @@ class Attention(Sequence):
         return join_heads(self._calls[layer_number(len(self), index)])
 
     def __getattr__(self, name: str):
-        inside = name in {*dir(Layer), *Layer.__dataclass_fields__}
-        of_layers = f" Its layers do, such as `attn[-1].{name}`." if inside else ""
-        raise AttributeError(f"A capture has no attribute {name!r}.{of_layers}")
+        message = f"A capture has no attribute {name!r}."
+        if name in dir(Layer) or name in Layer.__dataclass_fields__:
+            message += f" Its layers do, such as `attn[-1].{name}`."
+        raise AttributeError(message)
 
     def differentiate(
         self,
@@ -101,33 +103,23 @@ class Attention(Sequence):
             raise UnsupportedModelError(cut_graph(self.model_name, self.cuts[0]))
         pool = [self.pool] if self.pool is not None else []
         if isinstance(score, Sequence):
-            parts = list(zip(score, ([calls] for calls in self._calls), strict=True))
+            for number, calls in zip(score, self._calls, strict=True):
+                gradients = _set_gradients(number, [calls], also, keep_graph)
         else:
-            parts = [(score, [*self._calls, pool])]
-        for number, groups in parts:
-            outputs = [call.output for calls in groups for call in calls]
-            gradients = torch.autograd.grad(
-                number,
-                [*outputs, *also],
-                retain_graph=keep_graph,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-            left = iter(gradients)
-            for calls in groups:
-                calls[:] = [
-                    replace(call, output=call.output.detach(), gradient=next(left))
-                    for call in calls
-                ]
+            gradients = _set_gradients(score, [*self._calls, pool], also, keep_graph)
         self.pool = pool[0] if pool else None
-        for number in (~self.reached().any(1)).nonzero()[:1].flatten().tolist():
-            raise ValueError(no_gradient(self.model_name, "the score", number))
-        return list(left)
+        for number, reached in enumerate(self.has_gradient().any(1).tolist()):
+            if not reached:
+                raise ValueError(no_gradient(self.model_name, "the score", number))
+        return gradients
 
-    def reached(self) -> Tensor:
+    def has_gradient(self) -> Tensor:
         """(L, B) booleans, False where a layer's gradient is all zero for an image and no head of it was replaced."""
-        pairs = [(number in self._replaced, layer.gradient) for number, layer in enumerate(self)]
-        return torch.stack([gradient.flatten(1).any(1) | replaced for replaced, gradient in pairs])
+        layers = []
+        for number, layer in enumerate(self):
+            nonzero = layer.gradient.flatten(1).any(1)
+            layers.append(nonzero | (number in self._replaced))
+        return torch.stack(layers)
 
     def twin(self) -> Attention:
         """Copy of the layers, to be differentiated by another score."""
@@ -136,8 +128,28 @@ class Attention(Sequence):
         return other
 
     def __repr__(self) -> str:
-        state = f"{self.grid}" if self.complete else "no forward yet"
+        state = self.grid if self.complete else "no forward yet"
         return f"Attention({self.model_name}, {len(self)} layers, {state})"
+
+
+def _set_gradients(
+    score: Tensor, groups: list[list[Layer]], also: Sequence[Tensor], keep_graph: bool
+) -> list[Tensor]:
+    """Replace the layers in the lists by those with their gradients. Returns the gradients of the tensors in `also`."""
+    outputs = [layer.output for layers in groups for layer in layers]
+    gradients = torch.autograd.grad(
+        score,
+        [*outputs, *also],
+        retain_graph=keep_graph,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    remaining = iter(gradients)
+    for layers in groups:
+        for index, layer in enumerate(layers):
+            output = layer.output.detach()
+            layers[index] = replace(layer, output=output, gradient=next(remaining))
+    return list(remaining)
 
 
 @contextlib.contextmanager
@@ -161,38 +173,40 @@ def capture(
     block. Memory grows linearly with the tokens, except for dense attention biases (BEiT, relative positions), which
     are as large as the maps.
     """
-    given, model = unwrap(model), transformer(model)
+    outer = unwrap(model)
+    model = transformer(model)
+    wrapped = outer is not model
     modules = attention_modules(model)
     attn = Attention(model, modules)
     require_capturable(model)
-    with (
-        eager_mode(),
-        _Recorder(model, modules, attn, values, gradients, wrapped=given is not model) as recorder,
-        contextlib.ExitStack() as above,
-    ):
+    recorder = _Recorder(model, modules, attn, values, gradients, wrapped)
+    with eager_mode(), recorder, contextlib.ExitStack() as inner:
         for hook in family(model).forward_checks():
-            above.callback(hook.remove)
-        if given is not model:
-            above.enter_context(thread_hooks([(model.register_forward_hook, recorder.returned)]))
-        for (
-            intervention
-        ) in THREAD.interventions:  # inside, so the recorder gets their masks and not their outputs
-            above.enter_context(intervention)
+            inner.callback(hook.remove)
+        if wrapped:
+            inner.enter_context(
+                thread_hooks([(model.register_forward_hook, recorder.restore_readout)])
+            )
+        for intervention in THREAD.interventions:
+            # inside the recorder, so that it gets their masks and not their outputs
+            inner.enter_context(intervention)
         if gradients:
-            above.enter_context(report_cuts(model, attn.cuts.append))
+            inner.enter_context(report_cuts(model, attn.cuts.append))
         yield attn
     if not attn.complete:
         reason = "it was not run to its last block inside the `with` block, in its thread and with its own parameters"
-        raise refuse(model, replaced_forward(model, modules) or reason)
+        raise refuse(model, _replaced_forward(model, modules) or reason)
 
 
-def replaced_forward(model: nn.Module, modules: list[list[tuple[str, nn.Module]]]) -> str | None:
+def _replaced_forward(model: nn.Module, modules: list[list[tuple[str, nn.Module]]]) -> str | None:
     """Message for an attention module or a block whose `forward` is not its class's, or None."""
-    blocks = [(f"block {number}", block) for number, block in enumerate(family(model).blocks)]
-    for name, module in [*(pair for layer in modules for pair in layer), *blocks]:
+    named = [pair for layer in modules for pair in layer]
+    for number, block in enumerate(family(model).blocks):
+        named.append((f"block {number}", block))
+    for name, module in named:
         forward = getattr(module.forward, "__func__", module.forward)
-        own = {kind.__module__ for kind in type(module).__mro__}
-        if "forward" in vars(module) or getattr(forward, "__module__", None) not in own:
+        files = {kind.__module__ for kind in type(module).__mro__}
+        if "forward" in vars(module) or getattr(forward, "__module__", None) not in files:
             return (
                 f"the forward of {name} was replaced, and the new one does not call scaled_dot_product_attention with "
                 "its own parameters; put back the class's own (`del module.forward`), or let the new one call it"
@@ -217,10 +231,13 @@ class _Recorder(Interception):
         wrapped: bool,
     ):
         super().__init__(model, modules)
-        self.attn, self.values, self.gradients = attn, values or gradients, gradients
+        self.attn = attn
+        self.values = values or gradients
+        self.gradients = gradients
         self.wrapped = wrapped
 
-    def returned(self, _, args: tuple, output: object) -> None:
+    def restore_readout(self, module: nn.Module, args: tuple, output: object) -> None:
+        """Hook of a model inside a module, called with its own output."""
         if isinstance(getattr(output, "logits", output), Tensor):
             self.attn.grid = self.grid
 
@@ -241,42 +258,53 @@ class _Recorder(Interception):
             if index != 0:
                 self.attn.cuts.append(f"the attention of layer {index}")
             output.requires_grad_()  # the graph of a frozen model begins at its first layer
-        if any(
-            place[:2] == ("head", index) for mode in THREAD.interventions for place in mode.places
-        ):
+        places = [place for intervention in THREAD.interventions for place in intervention.places]
+        if any((place.kind, place.layer) == ("head", index) for place in places):
             self.attn._replaced.add(index)
-        own = (
-            torch.Tensor.detach if self.gradients else _compact_copy
-        )  # autograd keeps q, k and v anyway
-        scale = query.shape[-1] ** -0.5 if kwargs.get("scale") is None else float(kwargs["scale"])
+        scale = kwargs.get("scale")
         with torch._C.DisableTorchFunction():
             layer = Layer(
                 name,
-                own(query),
-                own(all_heads(key, query)),
-                scale,
+                self._stored(query),
+                self._stored(all_heads(key, query)),
+                query.shape[-1] ** -0.5 if scale is None else float(scale),
                 None if mask is None else mask.detach(),
-                own(all_heads(value, query)) if self.values else None,
-                output if self.gradients else own(output) if self.values else None,
                 grid=None if index == POOL else self.grid,
             )
+            if self.values:
+                layer = replace(
+                    layer,
+                    v=self._stored(all_heads(value, query)),
+                    output=output if self.gradients else self._stored(output),
+                )
             if index == POOL:
-                self.attn.pool, queries = layer, self.family.pool.queries
-                row = None if queries is None else layer.weights(queries).mean((1, 2))
-                readout = None if row is None else F.pad(row, (self.grid.tokens - row.shape[-1], 0))
-                self.grid = replace(self.grid, readout=readout)
+                self.attn.pool = layer
+                self.grid = replace(self.grid, readout=self._pool_readout(layer))
             else:
                 self.attn._calls[index][call] = layer
             self.attn.grid = replace(self.grid, readout=None) if self.wrapped else self.grid
         return output
 
+    def _stored(self, tensor: Tensor) -> Tensor:
+        """The tensor as a capture stores it. Autograd keeps q, k and v anyway, so their copies would save nothing."""
+        return tensor.detach() if self.gradients else _compact_copy(tensor)
+
+    def _pool_readout(self, pool: Layer) -> Tensor | None:
+        """(B, T) read-out of an attention pool, 0 at prefix tokens that are not pooled. None without a single row."""
+        queries = self.family.pool.queries
+        if queries is None:
+            return None
+        row = pool.weights(queries).mean((1, 2))
+        skipped = self.grid.tokens - row.shape[-1]
+        return F.pad(row, (skipped, 0))
+
 
 def _compact_copy(tensor: Tensor) -> Tensor:
     """The tensor, detached. A view is copied, because it would keep a larger tensor, such as a fused qkv, in memory."""
     tensor = tensor.detach()
-    if (
-        tensor.device.type == "meta"
-        or tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size()
-    ):
+    if tensor.device.type == "meta":
+        return tensor
+    own_bytes = tensor.numel() * tensor.element_size()
+    if tensor.untyped_storage().nbytes() <= own_bytes:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)

@@ -7,14 +7,24 @@ import torch
 
 def repr_with_shapes(thing) -> str:
     """`repr` of a dataclass or named tuple with the shapes of its tensors in place of their numbers."""
-
-    def short(value: object) -> str:
-        if isinstance(value, torch.Tensor):
-            return f"({', '.join(map(str, value.shape))})" if value.dim() else f"{value.item():.4g}"
-        if isinstance(value, dict):
-            return f"{{{', '.join(f'{name}: {short(part)}' for name, part in value.items())}}}"
-        return repr(value) if len(repr(value)) < 200 else f"{type(value).__name__} of {len(value)}"
-
     fields = thing._asdict() if isinstance(thing, tuple) else vars(thing)
-    parts = [f"{name}={short(value)}" for name, value in fields.items() if value is not None]
+    parts = []
+    for name, value in fields.items():
+        if value is not None:
+            parts.append(f"{name}={_short_repr(value)}")
     return f"{type(thing).__name__}({', '.join(parts)})"
+
+
+def _short_repr(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        if value.dim() == 0:
+            return f"{value.item():.4g}"
+        sides = ", ".join(str(side) for side in value.shape)
+        return f"({sides})"
+    if isinstance(value, dict):
+        items = [f"{name}: {_short_repr(item)}" for name, item in value.items()]
+        return "{" + ", ".join(items) + "}"
+    text = repr(value)
+    if len(text) < 200:
+        return text
+    return f"{type(value).__name__} of {len(value)}"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data.files import check_writable
-from vitlens.models import scores
+from vitlens.models import scores, weights_digest
 from vitlens.plot.style import SIGNED
 from vitlens.recorder.forward import eval_mode
 from vitlens.recorder.layer import Layer
@@ -34,7 +34,7 @@ from vitlens_explorer.controls import READOUT, Control
 from vitlens_explorer.explorer import BARS, LOOKING, Explorer
 from vitlens_explorer.lanes import Check, never_cancel
 from vitlens_explorer.panels import MAPS
-from vitlens_explorer.photographs import Forward, Photograph, digest
+from vitlens_explorer.photographs import Forward, Photograph
 from vitlens_explorer.targets import PREDICTED
 from vitlens_explorer.views import (
     EVEN,
@@ -255,7 +255,7 @@ def described(
             name: {field: getattr(view, field) for field in fields} for name, view in views.items()
         },
         "model": first.name,
-        "hash": digest(page.model),
+        "hash": weights_digest(page.model),
         "versions": versions(),
     }
 

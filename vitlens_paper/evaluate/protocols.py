@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vitlens.classes import class_numbers, imagenet_numbers, matched
 from vitlens.data import ImageStream
-from vitlens.models import class_count, load_model
+from vitlens.models import class_count, load_model, weights_digest
 from vitlens.models.opening import short
 from vitlens.names import require_known
 from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
@@ -129,13 +129,7 @@ class Evaluation:
     @cached_property
     def weights(self) -> str:
         """First digits of the SHA-256 of all weights and buffers, for `Record.weights`."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.network.state_dict().items()):
-            digest.update(
-                name.encode()
-                + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            )
-        return digest.hexdigest()[:12]
+        return weights_digest(self.network)
 
     @property
     def manner(self) -> str | None:

@@ -38,20 +38,27 @@ def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
 def require_capturable(model: nn.Module) -> None:
     """Raise UnsupportedModelError if the model's settings hide its attention, or its mode makes it random: dropout,
     stochastic depth or patch dropout is active."""
-    if reason := family(model).capture_problem:
+    reason = family(model).capture_problem
+    if reason is not None:
         raise refuse(model, reason)
     for name, module in model.named_modules():
-        if not (module.training and "drop" in type(module).__name__.lower()):
-            continue
-        rate = next(
-            (getattr(module, a) for a in ("p", "drop_prob", "prob") if hasattr(module, a)), 0
-        )
-        if rate and rate > 0:
+        rate = _drop_rate(module) if module.training else 0
+        if rate > 0:
             layer = f"{name} ({type(module).__name__}, {rate:g})"
             raise refuse(
                 model,
                 f"in training mode {layer} drops parts of it at random; call model.eval() first",
             )
+
+
+def _drop_rate(module: nn.Module) -> float:
+    """Rate of a module that drops values, paths or patches in training mode, else 0."""
+    if "drop" not in type(module).__name__.lower():
+        return 0
+    for attribute in ("p", "drop_prob", "prob"):
+        if hasattr(module, attribute):
+            return getattr(module, attribute) or 0
+    return 0
 
 
 def _require_known(inner: nn.Module, model: nn.Module) -> nn.Module:
@@ -64,10 +71,12 @@ def _require_known(inner: nn.Module, model: nn.Module) -> nn.Module:
 def _why_not(model: nn.Module) -> str:
     """Reason why a model's class is refused."""
     timm = library_file("timm")
-    if (reason := timm.REASONS.get(type(model).__name__)) is not None:
-        return reason
+    name = type(model).__name__
+    if name in timm.REASONS:
+        return timm.REASONS[name]
     inner = list(transformers_in(model))
-    if not inner and any(isinstance(m, nn.MultiheadAttention) for m in model.modules()):
+    multihead = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+    if multihead and not inner:
         return "it uses torch.nn.MultiheadAttention, and its class is not supported, so its tokens are unknown"
     if len(inner) == 1:
         return f"it wraps a Vision Transformer; capture that one instead (`model.get_submodule({inner[0]!r})`)"
@@ -75,10 +84,11 @@ def _why_not(model: nn.Module) -> str:
         named = ", ".join(map(repr, inner))
         return f"it contains {len(inner)} Vision Transformers ({named}); pass the one that the forward runs"
     kind, overridden = known_base(model)
-    register = f"register it by `vitlens.register_model({type(model).__name__}, …)`"
+    register = f"register it by `vitlens.register_model({name}, …)`"
     if kind is not None:
+        methods = ", ".join(overridden)
         return (
-            f"it extends timm's {kind.__name__} and overrides {', '.join(overridden)}, so its tokens and read-out are "
+            f"it extends timm's {kind.__name__} and overrides {methods}, so its tokens and read-out are "
             f"unknown; use timm's own class, or {register}"
         )
     return (

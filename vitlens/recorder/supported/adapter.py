@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.supported.names import qualified_name
 from vitlens.recorder.supported.refusal import refuse, require_size
 
 NORMS = r"norm[12]|ln_[12]|layer_norm[12]|layernorm_(before|after)|in_norm|(attns|ffns)\.\d+\.norm"
 """Pattern of names: the modules of a block that normalize the input of attention and MLP."""
-
 
 MLPS = r"mlp|mlp_drop|ffns\.\d+\.mlp"
 """Pattern of names: the MLPs of a block, whose outputs are added to the residual stream."""
@@ -68,11 +68,9 @@ class Family(ABC):
     def stream_problem(self) -> str | None:
         """Reason why the outputs of attention and MLPs are inseparable (blocks that are not pre-norm), or None."""
         for number, block in enumerate(self.blocks):
-            names = [name for name, _ in block.named_modules()]
-            if not all(any(re.fullmatch(parts, name) for name in names) for parts in (NORMS, MLPS)):
-                return (
-                    f"layer {number} ({type(block).__name__}) has other parts than a pre-norm block"
-                )
+            if not (_has_part(block, NORMS) and _has_part(block, MLPS)):
+                kind = type(block).__name__
+                return f"layer {number} ({kind}) has other parts than a pre-norm block"
         return None
 
     @property
@@ -106,6 +104,9 @@ class Family(ABC):
         """`input_size` (C, H, W), `mean`, `std`, `interpolation`, `crop_pct` and `crop_mode`, as
         `timm.data.create_transform` takes them."""
 
+    guesses_preprocessing = False
+    """True if `preprocessing` is a guess for a model without a `pretrained_cfg`."""
+
     @property
     @abstractmethod
     def classes(self) -> int | None:
@@ -114,6 +115,19 @@ class Family(ABC):
     def run(self, images: Tensor) -> Tensor:
         """(B, classes) logits, or (B, D) features of a model without classes, without other outputs."""
         return self.model(images)
+
+    def pooled_features(self, images: Tensor) -> Tensor:
+        """(B, D) input of the classifier, or the output of a model without one."""
+        if self.classes == 0:
+            return self.run(images)
+        recorded = []
+
+        def record(module: nn.Module, args: tuple, tokens: Tensor) -> None:
+            recorded.append(tokens)
+
+        with thread_hooks([(self.blocks[-1].register_forward_hook, record)]):
+            self.run(images)
+        return self.head(recorded[-1], pre_logits=True)
 
     @abstractmethod
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
@@ -148,51 +162,71 @@ class PlainPatches(Family):
     usual: dict
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
-        layers, (path, name, _) = [], self.paths
+        blocks_path, attention_path, _ = self.paths
+        layers = []
         for number, block in enumerate(self.blocks):
-            full, module = f"{path}.{number}.{name}", dict(block.named_modules()).get(name)
-            if module is None or not qualified_name(module).startswith(self.attends):
-                raise refuse(
-                    self.model,
-                    f"{full} is {qualified_name(module)}, which vitlens does not support",
-                )
-            layers.append([(full, module)])
+            name = f"{blocks_path}.{number}.{attention_path}"
+            module = dict(block.named_modules()).get(attention_path)
+            kind = qualified_name(module)
+            if module is None or not kind.startswith(self.attends):
+                raise refuse(self.model, f"{name} is {kind}, which vitlens does not support")
+            layers.append([(name, module)])
         return layers
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        return self.model.get_submodule(self.paths[0])
+        path, _, _ = self.paths
+        return self.model.get_submodule(path)
 
     @property
     def embedding(self) -> nn.Module:
-        return self.model.get_submodule(self.paths[2])
+        _, _, path = self.paths
+        return self.model.get_submodule(path)
 
     def grid(self, image: tuple[int, int]) -> TokenGrid:
         if self.only:
             require_size(self.model, image, only=self.built_size)
-        grid = TokenGrid(*self._counts(image), self.patch, len(self.prefix), tuple(image))
-        return grid if self.read is None else replace(grid, readout=mean_readout(grid, self.read))
+        rows, cols = self._grid_size(image)
+        grid = TokenGrid(rows, cols, self.patch, len(self.prefix), tuple(image))
+        if self.read is None:
+            return grid
+        return replace(grid, readout=mean_readout(grid, self.read))
 
-    def _counts(self, image: tuple[int, int]) -> list[int]:
-        return [side // length for side, length in zip(image, self.patch, strict=True)]
+    def _grid_size(self, image: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of complete patches in an image."""
+        return image[0] // self.patch[0], image[1] // self.patch[1]
 
     @property
     def preprocessing(self) -> dict:
         """From `pretrained_cfg`, else `usual`."""
-        config = {
+        defaults = {
             "input_size": (3, *self.built_size),
             "interpolation": "bicubic",
             "crop_pct": 1.0,
             "crop_mode": "center",
-        } | self.usual
+        }
+        config = defaults | self.usual
         own = getattr(self.model, "pretrained_cfg", None) or {}
-        return config | {key: own[key] for key in config if key in own}
+        for key in config:
+            config[key] = own.get(key, config[key])
+        return config
 
     def positions(self) -> Tensor | None:
         if self.table is None:
             return None
-        rows, cols = self._counts(self.built_size)
-        return self.table.detach().flatten(0, -2)[-rows * cols :].unflatten(0, (rows, cols))
+        rows, cols = self._grid_size(self.built_size)
+        patches = self.table.detach().flatten(0, -2)[-rows * cols :]
+        return patches.unflatten(0, (rows, cols))
+
+
+def _has_part(block: nn.Module, pattern: str) -> bool:
+    """True if a module of the block has a name that matches the pattern."""
+    return any(re.fullmatch(pattern, name) for name, _ in block.named_modules())
+
+
+def pair(sides: int | Sequence[int]) -> tuple[int, int]:
+    """(height, width) from one side or both."""
+    return (sides, sides) if isinstance(sides, int) else tuple(sides)
 
 
 def mean_readout(grid: TokenGrid, tokens: slice) -> Tensor:

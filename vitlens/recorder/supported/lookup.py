@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 
@@ -10,11 +10,11 @@ from torch import nn
 
 from vitlens.plugins import load_plugins
 from vitlens.recorder.supported.adapter import Family
+from vitlens.recorder.supported.names import qualified_name
 from vitlens.recorder.supported.registration import FAMILIES
 
 LIBRARIES = ("timm", "transformers", "open_clip", "torchvision")
 """Libraries with a module here, which has the full names of the classes in `MODELS`, and their `adapter`."""
-
 
 HARMLESS = {
     "__init__",
@@ -38,7 +38,7 @@ def library_file(name: str) -> ModuleType:
 
 def _adapter(kind: type) -> Callable[[nn.Module], Family] | None:
     """Adapter of a class, or None for an unknown one, also after the other packages have added theirs."""
-    name = f"{kind.__module__}.{kind.__qualname__}"
+    name = qualified_name(kind)
     library = kind.__module__.split(".")[0]
     if library in LIBRARIES and name in library_file(library).MODELS:
         return library_file(library).adapter
@@ -57,17 +57,19 @@ def known_base(model: nn.Module) -> tuple[type | None, list[str]]:
     kinds = type(model).__mro__
     for number, kind in enumerate(kinds):
         if _adapter(kind) and (number == 0 or _is_timm(kind)):
-            own = {
-                name
-                for subclass in kinds[:number]
-                for name, value in vars(subclass).items()
-                if callable(value)
-            }
-            if not own:
-                return kind, []
-            forward = {*dir(kind)} - {*dir(nn.Module)} | {"forward", "__call__"}
-            return kind, sorted(own & forward - HARMLESS)
+            return kind, _overrides(kind, kinds[:number])
     return None, []
+
+
+def _overrides(kind: type, subclasses: Sequence[type]) -> list[str]:
+    """Methods of a class that its subclasses override and that may take part in the forward."""
+    own = set()
+    for subclass in subclasses:
+        own |= {name for name, value in vars(subclass).items() if callable(value)}
+    if not own:
+        return []
+    forward = {*dir(kind)} - {*dir(nn.Module)} | {"forward", "__call__"}
+    return sorted(own & forward - HARMLESS)
 
 
 def is_known(model: nn.Module) -> bool:
@@ -79,7 +81,9 @@ def is_known(model: nn.Module) -> bool:
 def family(model: nn.Module) -> Family:
     """Adapter for a model's class. Unknown classes get the timm adapter."""
     kind, overridden = known_base(model)
-    return library_file("timm").Timm(model) if kind is None or overridden else _adapter(kind)(model)
+    if kind is None or overridden:
+        return library_file("timm").Timm(model)
+    return _adapter(kind)(model)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -100,16 +104,16 @@ def transformers_in(model: nn.Module) -> dict[str, nn.Module]:
     """Known Vision Transformers inside a model, by name. The model itself has the name ""."""
     inner: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if is_known(module) and not any(
-            outer == "" or name.startswith(f"{outer}.") for outer in inner
-        ):
+        inside_another = any(outer == "" or name.startswith(f"{outer}.") for outer in inner)
+        if is_known(module) and not inside_another:
             inner[name] = module
     return inner
 
 
 def inner_transformer(model: nn.Module) -> nn.Module:
     """The only Vision Transformer inside a model. With zero or several, the model itself."""
-    if is_known(model := unwrap(model)):
+    model = unwrap(model)
+    if is_known(model):
         return model
     inner = list(transformers_in(model).values())
     return inner[0] if len(inner) == 1 else model

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitlens.recorder.supported import timm
 from vitlens.recorder.supported.adapter import Family, PlainPatches, Pool
+from vitlens.recorder.supported.card import card_of
 from vitlens.recorder.supported.names import model_name, qualified_name
 from vitlens.recorder.supported.refusal import refuse
 
@@ -24,7 +25,9 @@ CLIP_VOCABULARY = 49408
 def adapter(model: nn.Module) -> Family:
     """Adapter for a model, by its image tower."""
     tower = model.visual if qualified_name(model) in WHOLE else model
-    return TimmTower(model, tower) if hasattr(tower, "trunk") else OpenClip(model, tower)
+    if hasattr(tower, "trunk"):
+        return TimmTower(model, tower)
+    return OpenClip(model, tower)
 
 
 def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None) -> Tensor:
@@ -32,7 +35,8 @@ def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None
     if tokenizer is None:
         import open_clip
 
-        name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+        card = card_of(model)
+        name = None if card is None else card.architecture
         tower = getattr(model, "text", model)
         if name in open_clip.list_models():
             tokenizer = open_clip.get_tokenizer(name)
@@ -43,15 +47,19 @@ def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None
                 f"The tokenizer of {model_name(model)}, for {tower.vocab_size} tokens, is unknown. Give it, as in "
                 "`text(prompt, tokenizer=open_clip.get_tokenizer(…))`."
             )
-    return model.encode_text(tokenizer(prompts).to(next(model.parameters()).device))
+    device = next(model.parameters()).device
+    return model.encode_text(tokenizer(prompts).to(device))
 
 
 class _Tower(Family):
     """Base class of both kinds of image towers. whole: the model with both towers, or the image tower."""
 
+    guesses_preprocessing = False
+
     def __init__(self, whole: nn.Module, tower: nn.Module):
         super().__init__(getattr(tower, "trunk", whole))
-        self.whole, self.tower = whole, tower
+        self.whole = whole
+        self.tower = tower
 
     @property
     def classes(self) -> int:
@@ -59,9 +67,12 @@ class _Tower(Family):
 
     def run(self, images: Tensor) -> Tensor:
         features = self.tower(images)
-        return (
-            features[0] if isinstance(features, tuple) else features
-        )  # CoCa also returns its tokens
+        if isinstance(features, tuple):  # CoCa also returns its tokens
+            return features[0]
+        return features
+
+    def pooled_features(self, images: Tensor) -> Tensor:
+        return self.run(images)
 
 
 class OpenClip(_Tower, PlainPatches):
@@ -75,7 +86,7 @@ class OpenClip(_Tower, PlainPatches):
     def __init__(self, whole: nn.Module, tower: nn.Module):
         super().__init__(whole, tower)
         path = "" if tower is whole else "visual."
-        self.paths = f"{path}transformer.resblocks", "attn", f"{path}conv1"
+        self.paths = (f"{path}transformer.resblocks", "attn", f"{path}conv1")
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         if qualified_name(self.tower) != TOWER:
@@ -110,7 +121,8 @@ class OpenClip(_Tower, PlainPatches):
     @property
     def averaged(self) -> slice | None:
         """Tokens or pool queries that are averaged: the first, or all others."""
-        return {"tok": slice(0, 1), "avg": slice(1, None)}.get(self.tower.pool_type)
+        slices = {"tok": slice(0, 1), "avg": slice(1, None)}
+        return slices.get(self.tower.pool_type)
 
     @property
     def read(self) -> slice | None:
@@ -118,7 +130,8 @@ class OpenClip(_Tower, PlainPatches):
 
     @property
     def pool(self) -> Pool | None:
-        return None if self.tower.attn_pool is None else Pool(self.tower.attn_pool, self.averaged)
+        module = self.tower.attn_pool
+        return None if module is None else Pool(module, self.averaged)
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         pooled, _ = self.tower._pool(tokens)
@@ -129,13 +142,14 @@ class TimmTower(_Tower, timm.Timm):
     """Adapter of a model of timm that is the image tower of a CLIP."""
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
-        if qualified_name(self.model) not in timm.MODELS:
+        kind = qualified_name(self.model)
+        if kind not in timm.MODELS:
             reason = timm.REASONS.get(type(self.model).__name__, "its class is not supported")
-            raise refuse(self.whole, f"its image tower is {qualified_name(self.model)}: {reason}")
-        return [
-            [(f"visual.trunk.{name}", module) for name, module in layer]
-            for layer in super().attention()
-        ]
+            raise refuse(self.whole, f"its image tower is {kind}: {reason}")
+        layers = []
+        for layer in super().attention():
+            layers.append([(f"visual.trunk.{name}", module) for name, module in layer])
+        return layers
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         return self.tower.head(super().head(tokens))

@@ -30,9 +30,16 @@ def require_size(
     patch: tuple[int, int] = (1, 1),
 ) -> None:
     """Raise ValueError unless the image has the `only` (height, width), and patches divide it."""
-    got, built, sides = (" × ".join(map(str, size or ())) for size in (image, only, patch))
-    refused = f"{model_name(model)} does not take this size"
+    refusal = f"{model_name(model)} does not take this size"
+    got = _product(image)
     if only is not None and tuple(image) != tuple(only):
-        raise ValueError(f"{refused}: it was built for {built}, got {got}.")
-    if any(side % length for side, length in zip(image, patch, strict=True)):
-        raise ValueError(f"{refused}: patches of {sides} pixels do not divide images of {got}.")
+        raise ValueError(f"{refusal}: it was built for {_product(only)}, got {got}.")
+    if image[0] % patch[0] or image[1] % patch[1]:
+        sides = _product(patch)
+        raise ValueError(f"{refusal}: patches of {sides} pixels do not divide images of {got}.")
+
+
+def _product(size: tuple[int, int]) -> str:
+    """A size as in "224 × 224"."""
+    height, width = size
+    return f"{height} × {width}"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from vitlens.recorder.supported.adapter import Family, PlainPatches
+from vitlens.recorder.supported.adapter import Family, PlainPatches, pair
+from vitlens.recorder.supported.names import qualified_name
 
 FAMILIES: dict[str, Callable[[nn.Module], Family]] = {}
 """Adapters of registered classes, by full name."""
-
 
 READOUTS = {
     "class token": lambda prefix: slice(0, 1),
@@ -23,7 +23,10 @@ READOUTS = {
 class Registered(PlainPatches):
     """Adapter of a registered class. `register_model` sets its attributes."""
 
-    attends, only = "", False
+    attends = ""
+    only = False
+    logits: Callable[[nn.Module, Tensor], Tensor] | None = None
+    """Head of the model, a function from the model and its tokens."""
 
     @property
     def classes(self) -> int | None:
@@ -67,16 +70,18 @@ def register_model(
     `rollout` and `relevance` need a query. mean, std: of the input's normalization, one number per channel. head:
     logits from (model, tokens of the last layer), for `legrad` and the lens.
     """
-    pair = lambda sides: (sides, sides) if isinstance(sides, int) else tuple(sides)  # noqa: E731
-    settings = dict(
-        paths=(blocks, attention, embedding),
-        patch=pair(patch),
-        built_size=pair(size),
-        prefix=list(prefix),
-        read=READOUTS[readout](len(prefix)) if readout else None,
-        logits=head and staticmethod(head),
-        usual={"input_size": (len(mean), *pair(size)), "mean": tuple(mean), "std": tuple(std)},
-    )
-    FAMILIES[f"{kind.__module__}.{kind.__qualname__}"] = type(
-        f"Registered{kind.__name__}", (Registered,), settings
-    )
+    settings = {
+        "paths": (blocks, attention, embedding),
+        "patch": pair(patch),
+        "built_size": pair(size),
+        "prefix": list(prefix),
+        "read": READOUTS[readout](len(prefix)) if readout else None,
+        "logits": staticmethod(head) if head else None,
+        "usual": {
+            "input_size": (len(mean), *pair(size)),
+            "mean": tuple(mean),
+            "std": tuple(std),
+        },
+    }
+    adapter = type(f"Registered{kind.__name__}", (Registered,), settings)
+    FAMILIES[qualified_name(kind)] = adapter

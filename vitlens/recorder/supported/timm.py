@@ -78,40 +78,47 @@ KNOWN = ", ".join(sorted(name.rsplit(".", 1)[-1] for name in MODELS if name.star
 class Timm(Family):
     """Adapter of timm's models, and of unknown classes, because many have timm's attributes."""
 
+    guesses_preprocessing = True
+
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         """One module per layer, or two in the parallel blocks of "Three things everyone should know about ViTs"."""
-        model, layers = self.model, []
-        for index, block in enumerate(model.blocks):
-            attention = []
-            for path, module in block.named_modules():
-                name = qualified_name(module)
-                if type(module).__name__ in DIFFERENCES:
-                    raise refuse(
-                        model,
-                        "its attention is the difference of two softmaxes, which no single map shows",
-                    )
-                if "attention" in name.rsplit(".", 1)[-1].lower() and name not in ATTENTION:
-                    raise refuse(
-                        model, f"layer {index} uses {name}, which vitlens does not support"
-                    )
-                if name in ATTENTION:
-                    attention.append((f"blocks.{index}.{path}".rstrip("."), module))
-            if not attention:
+        return [self._attention_of(index, block) for index, block in enumerate(self.model.blocks)]
+
+    def _attention_of(self, index: int, block: nn.Module) -> list[tuple[str, nn.Module]]:
+        """The (name, module) of the attention of one layer."""
+        attention = []
+        for path, module in block.named_modules():
+            kind = type(module).__name__
+            full_name = qualified_name(module)
+            if kind in DIFFERENCES:
                 raise refuse(
-                    model,
-                    f"layer {index} ({qualified_name(block)}) has no supported attention module",
+                    self.model,
+                    "its attention is the difference of two softmaxes, which no single map shows",
                 )
-            layers.append(attention)
-        return layers
+            if full_name in ATTENTION:
+                attention.append((f"blocks.{index}.{path}".rstrip("."), module))
+            elif "attention" in kind.lower():
+                raise refuse(
+                    self.model, f"layer {index} uses {full_name}, which vitlens does not support"
+                )
+        if not attention:
+            raise refuse(
+                self.model,
+                f"layer {index} ({qualified_name(block)}) has no supported attention module",
+            )
+        return attention
 
     @property
     def capture_problem(self) -> str | None:
         """Layers that were built without timm's fused attention do not call the function that a capture intercepts."""
-        if all(
-            getattr(module, "fused_attn", True) for layer in self.attention() for _, module in layer
-        ):
-            return None
-        return "it was built without fused attention; call timm.layers.set_fused_attn(True) and create it again"
+        for layer in self.attention():
+            for _, module in layer:
+                if not getattr(module, "fused_attn", True):
+                    return (
+                        "it was built without fused attention; call timm.layers.set_fused_attn(True) and create it "
+                        "again"
+                    )
+        return None
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -120,10 +127,12 @@ class Timm(Family):
     @property
     def stream_problem(self) -> str | None:
         for number, block in enumerate(self.blocks):
-            if qualified_name(block) not in PRE_NORM:
-                post = "Post" in type(block).__name__
-                kind = "is post-norm: it normalizes what attention adds" if post else "is unknown"
-                return f"layer {number} ({type(block).__name__}) {kind}"
+            name = type(block).__name__
+            if qualified_name(block) in PRE_NORM:
+                continue
+            if "Post" in name:
+                return f"layer {number} ({name}) is post-norm: it normalizes what attention adds"
+            return f"layer {number} ({name}) is unknown"
         return None
 
     @property
@@ -132,8 +141,13 @@ class Timm(Family):
         module = getattr(self.model, "attn_pool", None)
         if module is None:
             return None
-        queries = slice(0, 1) if getattr(module, "pool", "") == "token" else slice(None)
-        return Pool(module, queries if hasattr(module, "latent_len") else None, self.model.norm)
+        if not hasattr(module, "latent_len"):
+            queries = None
+        elif getattr(module, "pool", "") == "token":
+            queries = slice(0, 1)
+        else:
+            queries = slice(None)
+        return Pool(module, queries, self.model.norm)
 
     @property
     def embedding(self) -> nn.Module:
@@ -142,39 +156,37 @@ class Timm(Family):
 
     @property
     def prefix(self) -> list[str]:
-        model = self.model
-        special = (
-            ["class token"]
-            if getattr(getattr(model, "embeds", model), "cls_token", None) is not None
-            else []
-        )
-        special += ["distillation token"] if hasattr(model, "dist_token") else []
-        return special + [
-            f"register {i + 1}" for i in range(model.num_prefix_tokens - len(special))
-        ]
+        names = []
+        owner = getattr(self.model, "embeds", self.model)
+        if getattr(owner, "cls_token", None) is not None:
+            names.append("class token")
+        if hasattr(self.model, "dist_token"):
+            names.append("distillation token")
+        registers = self.model.num_prefix_tokens - len(names)
+        return names + [f"register {number + 1}" for number in range(registers)]
 
     def grid(self, image: tuple[int, int]) -> TokenGrid:
-        embed, image = self.embedding, tuple(image)
-        plain = not hasattr(embed, "backbone")  # timm's hybrids take images of any size
-        if plain and getattr(embed, "strict_img_size", False) and embed.img_size is not None:
+        embed = self.embedding
+        image = tuple(image)
+        hybrid = hasattr(embed, "backbone")  # timm's hybrids take images of any size
+        strict = not hybrid and getattr(embed, "strict_img_size", False)
+        if strict and embed.img_size is not None:
             require_size(self.model, image, only=embed.img_size)
-        elif getattr(embed, "is_linear", plain) and not embed.dynamic_img_pad:
+        elif getattr(embed, "is_linear", not hybrid) and not embed.dynamic_img_pad:
             require_size(self.model, image, patch=embed.patch_size)
-        measured = (
-            not plain and not embed.dynamic_img_pad and image == tuple(embed.img_size)
-        )  # by timm's own forward
-        rows, cols = embed.grid_size if measured else embed.dynamic_feat_size(image)
+        if hybrid and not embed.dynamic_img_pad and image == tuple(embed.img_size):
+            rows, cols = embed.grid_size  # measured by a forward of timm
+        else:
+            rows, cols = embed.dynamic_feat_size(image)
         grid = TokenGrid(rows, cols, _stride(embed), self.model.num_prefix_tokens, image)
         return replace(grid, readout=_readout(self.model, grid))
 
     @property
     def built_size(self) -> tuple[int, int] | None:
-        size = getattr(
-            getattr(self.model, "embeds", getattr(self.model, "patch_embed", None)),
-            "img_size",
-            None,
-        )
-        return size and tuple(size)
+        embed = getattr(self.model, "patch_embed", None)
+        embed = getattr(self.model, "embeds", embed)
+        size = getattr(embed, "img_size", None)
+        return tuple(size) if size else None
 
     @property
     def preprocessing(self) -> dict:
@@ -182,8 +194,9 @@ class Timm(Family):
         from timm.data import resolve_model_data_config
 
         config = resolve_model_data_config(self.model)
-        channels, *size = config["input_size"]
-        return config | {"input_size": (getattr(self.model, "in_chans", channels), *size)}
+        channels, height, width = config["input_size"]
+        channels = getattr(self.model, "in_chans", channels)
+        return config | {"input_size": (channels, height, width)}
 
     @property
     def classes(self) -> int | None:
@@ -192,43 +205,44 @@ class Timm(Family):
         if not hasattr(self.model, "get_classifier"):
             return declared
         heads = self.model.get_classifier()
-        layers = [
-            layer
-            for head in (heads if isinstance(heads, tuple | list) else [heads])
-            for layer in head.modules()
-        ]
-        if all(
-            isinstance(layer, nn.Identity | nn.Sequential | nn.Dropout | nn.ModuleList)
-            for layer in layers
-        ):
+        if not isinstance(heads, tuple | list):
+            heads = [heads]
+        layers = [layer for head in heads for layer in head.modules()]
+        without_weights = nn.Identity | nn.Sequential | nn.Dropout | nn.ModuleList
+        if all(isinstance(layer, without_weights) for layer in layers):
             return 0
-        widths = [
-            getattr(layer, "out_features", getattr(layer, "out_channels", None)) for layer in layers
-        ]
-        return next((width for width in reversed(widths) if width), declared)
+        for layer in reversed(layers):
+            width = getattr(layer, "out_features", getattr(layer, "out_channels", None))
+            if width:
+                return width
+        return declared
+
+    def pooled_features(self, images: Tensor) -> Tensor:
+        tokens = self.model.forward_features(images)
+        return self.model.forward_head(tokens, pre_logits=True)
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         return self.model.forward_head(self.model.norm(tokens), pre_logits=pre_logits)
 
     def positions(self) -> Tensor | None:
         model = self.model
-        embed = getattr(model, "embeds", None) or getattr(model, "patch_embed", None)
-        table = getattr(embed if hasattr(model, "embeds") else model, "pos_embed", None)
-        width, grid = getattr(model, "embed_dim", None), getattr(embed, "grid_size", None)
-        shape = tuple(table.shape) if isinstance(table, Tensor) else ()
-        if (
-            len(shape) == 4 and shape[0] == 1 and shape[-1] == width and hasattr(model, "embeds")
-        ):  # NaFlex
-            return table.detach()[0]
-        if (
-            len(shape) == 3
-            and shape[0] == 1
-            and shape[-1] == width
-            and grid
-            and shape[1] >= grid[0] * grid[1]
-        ):
-            return table.detach()[0, shape[1] - grid[0] * grid[1] :].unflatten(0, tuple(grid))
-        return None
+        naflex = hasattr(model, "embeds")
+        embed = model.embeds if naflex else getattr(model, "patch_embed", None)
+        table = getattr(embed if naflex else model, "pos_embed", None)
+        if not isinstance(table, Tensor) or table.dim() < 3:
+            return None
+        width = getattr(model, "embed_dim", None)
+        if table.shape[0] != 1 or table.shape[-1] != width:
+            return None
+        table = table.detach()[0]
+        if naflex and table.dim() == 3:
+            return table
+        grid = getattr(embed, "grid_size", None)
+        if table.dim() != 2 or not grid:
+            return None
+        rows, cols = grid
+        prefix = len(table) - rows * cols
+        return table[prefix:].unflatten(0, (rows, cols)) if prefix >= 0 else None
 
 
 def _stride(embed: nn.Module) -> tuple[int, int]:
@@ -241,24 +255,26 @@ def _stride(embed: nn.Module) -> tuple[int, int]:
     if info is None:
         return tuple(embed.feat_ratio(as_scalar=False))
     reduction = info.reduction()[-1] if hasattr(info, "reduction") else info[-1]["reduction"]
-    sizes = zip(embed.img_size, embed.feature_size, embed.patch_size, strict=True)
-    return tuple(
-        p * (reduction if abs(side / reduction - n) < 1 else round(side / n))
-        for side, n, p in sizes
-    )
+    stride = []
+    for side, features, patch in zip(
+        embed.img_size, embed.feature_size, embed.patch_size, strict=True
+    ):
+        fits = abs(side / reduction - features) < 1
+        stride.append(patch * (reduction if fits else round(side / features)))
+    return tuple(stride)
 
 
 def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:
     """Read-out, or None for attention pools (it depends on the image) and max, avgmax and no pooling (no row)."""
-    if getattr(model, "attn_pool", None) is not None or model.global_pool not in ("token", "avg"):
+    if getattr(model, "attn_pool", None) is not None:
         return None
+    if model.global_pool == "token":
+        heads = 2 if hasattr(model, "head_dist") else 1  # distilled DeiT averages two heads
+        return mean_readout(grid, slice(0, heads))
     if model.global_pool == "avg":  # even with a class token, which the head then ignores
-        return mean_readout(
-            grid, slice(0 if getattr(model, "pool_include_prefix", False) else grid.prefix, None)
-        )
-    return mean_readout(
-        grid, slice(0, 2 if hasattr(model, "head_dist") else 1)
-    )  # distilled DeiT averages two heads
+        start = 0 if getattr(model, "pool_include_prefix", False) else grid.prefix
+        return mean_readout(grid, slice(start, None))
+    return None
 
 
 adapter = Timm

@@ -19,11 +19,12 @@ class TorchVision(PlainPatches):
         "crop_pct": 0.875,
     }
 
-    paths = "encoder.layers", "self_attention", "conv_proj"
+    paths = ("encoder.layers", "self_attention", "conv_proj")
 
     def __init__(self, model: nn.Module):
         super().__init__(model)
-        self.patch, self.built_size = (model.patch_size,) * 2, (model.image_size,) * 2
+        self.patch = (model.patch_size, model.patch_size)
+        self.built_size = (model.image_size, model.image_size)
         self.table = model.encoder.pos_embedding
 
     @property
@@ -36,8 +37,10 @@ class TorchVision(PlainPatches):
         return widths[-1] if widths else 0
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
-        heads = self.model.heads[:-1] if pre_logits and self.classes else self.model.heads
-        return heads(self.model.encoder.ln(tokens)[:, 0])
+        class_token = self.model.encoder.ln(tokens)[:, 0]
+        if pre_logits and self.classes:
+            return self.model.heads[:-1](class_token)
+        return self.model.heads(class_token)
 
 
 adapter = TorchVision

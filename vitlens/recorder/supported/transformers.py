@@ -7,20 +7,20 @@ tokens that it reads and the tower's path. Names are those of transformers 5.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported.adapter import PlainPatches, Pool
+from vitlens.recorder.supported.adapter import PlainPatches, Pool, pair
 from vitlens.recorder.supported.names import model_name, qualified_name
 from vitlens.recorder.supported.refusal import refuse, require_size
 
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-OPENAI = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+OPENAI = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Whole:
 
     def at(self, path: str) -> str:
         """Path in the whole model of a path in the tower."""
-        return ".".join(filter(None, (self.path, path)))
+        return f"{self.path}.{path}" if self.path else path
 
 
 READS = (
@@ -125,10 +125,19 @@ _MODELS = {
     "siglip2.Siglip2ForImageClassification": Whole("patches", "vision_model", "logits"),
     "siglip2.Siglip2Model": Whole("pool", "vision_model"),
 }
-MODELS = {
-    f"transformers.models.{kind}.modeling_{kind}.{name}": replace(whole, kind=kind)
-    for (kind, name), whole in ((key.split("."), whole) for key, whole in _MODELS.items())
-}
+
+
+def _by_full_name() -> dict[str, Whole]:
+    models = {}
+    for key, whole in _MODELS.items():
+        kind, name = key.split(".")
+        full_name = f"transformers.models.{kind}.modeling_{kind}.{name}"
+        models[full_name] = replace(whole, kind=kind)
+    return models
+
+
+MODELS = _by_full_name()
+"""Model classes by full name."""
 
 
 class Transformers(PlainPatches):
@@ -142,7 +151,7 @@ class Transformers(PlainPatches):
         self.parts = TOWERS[self.whole.kind]
         self.tower = model.get_submodule(self.whole.path)
         self.config = self.tower.config
-        self.patch = _pair(self.config.patch_size)
+        self.patch = pair(self.config.patch_size)
         self.paths = (
             self.whole.at(self.parts.blocks),
             self.parts.attention,
@@ -152,16 +161,17 @@ class Transformers(PlainPatches):
 
     @property
     def capture_problem(self) -> str | None:
-        if (kind := self.config._attn_implementation) != "sdpa":
+        implementation = self.config._attn_implementation
+        if implementation != "sdpa":
             return (
-                f'it runs with attn_implementation="{kind}", whose calls cannot be captured; call '
+                f'it runs with attn_implementation="{implementation}", whose calls cannot be captured; call '
                 'model.set_attn_implementation("sdpa") first'
             )
-        if ratio := getattr(self.config, "mask_ratio", 0):
+        ratio = getattr(self.config, "mask_ratio", 0)
+        if ratio:
             return f"it leaves out {ratio:.0%} of the patches at random; set model.config.mask_ratio = 0 first"
-        moves = any(
-            getattr(self.config, f"pos_embed_{way}", None) for way in ("shift", "jitter", "rescale")
-        )
+        augmentations = ("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale")
+        moves = any(getattr(self.config, name, None) for name in augmentations)
         if self.tower.training and moves:
             return "in training mode it moves the positions of its patches at random; call model.eval() first"
         return None
@@ -171,11 +181,10 @@ class Transformers(PlainPatches):
         if self.whole.kind != "vit_mae":
             return []
 
-        def require_order(_, args: tuple, output: tuple) -> None:
+        def require_order(module: nn.Module, args: tuple, output: tuple) -> None:
             order = output[2]
-            if not torch.equal(
-                order, torch.arange(order.shape[1], device=order.device).expand_as(order)
-            ):
+            unchanged = torch.arange(order.shape[1], device=order.device).expand_as(order)
+            if not torch.equal(order, unchanged):
                 raise refuse(
                     self.model,
                     "it shuffles the patches at random; pass increasing noise, as in "
@@ -187,9 +196,8 @@ class Transformers(PlainPatches):
 
     @property
     def stream_problem(self) -> str | None:
-        if self.whole.output == "pooler_output" and hasattr(
-            getattr(self.tower, "pooler", None), "activation"
-        ):
+        pooler = getattr(self.tower, "pooler", None)
+        if self.whole.output == "pooler_output" and hasattr(pooler, "activation"):
             return "its pooler ends in a nonlinear function; set model.pooler = None to explain the input of the pooler"
         return super().stream_problem
 
@@ -200,7 +208,9 @@ class Transformers(PlainPatches):
         if reads == "BEiT's":
             pooled = self.config.use_mean_pooling and self.tower.pooler is not None
             return "patches" if pooled else "class token"
-        return "patches" if reads == "pool" and not self.tower.use_head else reads
+        if reads == "pool" and not self.tower.use_head:
+            return "patches"
+        return reads
 
     @property
     def pool(self) -> Pool | None:
@@ -209,7 +219,8 @@ class Transformers(PlainPatches):
     @property
     def prefix(self) -> list[str]:
         registers = getattr(self.config, "num_register_tokens", 0)
-        return [*self.parts.prefix, *(f"register {i + 1}" for i in range(registers))]
+        names = list(self.parts.prefix)
+        return names + [f"register {number + 1}" for number in range(registers)]
 
     def grid(self, image: tuple[int, int]) -> TokenGrid:
         if self.whole.kind == "siglip2":
@@ -218,15 +229,19 @@ class Transformers(PlainPatches):
 
     @property
     def read(self) -> slice | None:
-        tokens = {"class token": slice(0, 1), "class and distillation token": slice(0, 2)}
-        return (tokens | {"patches": slice(len(self.prefix), None)}).get(self.reads)
+        slices = {
+            "class token": slice(0, 1),
+            "class and distillation token": slice(0, 2),
+            "patches": slice(len(self.prefix), None),
+        }
+        return slices.get(self.reads)
 
     @property
     def built_size(self) -> tuple[int, int] | None:
         if self.whole.kind == "siglip2":  # built for a number of patches, in any shape
             side = int(self.config.num_patches**0.5)
             return side * self.patch[0], side * self.patch[1]
-        return _pair(self.config.image_size)
+        return pair(self.config.image_size)
 
     @property
     def usual(self) -> dict:
@@ -246,7 +261,7 @@ class Transformers(PlainPatches):
         return getattr(classifier, "out_features", 0)
 
     def run(self, images: Tensor) -> Tensor:
-        model, options = self.model, {"return_dict": True}
+        options: dict = {"return_dict": True}
         if self.parts.interpolates and tuple(images.shape[-2:]) != self.built_size:
             options["interpolate_pos_encoding"] = True
         if self.whole.kind == "vit_mae":
@@ -255,71 +270,78 @@ class Transformers(PlainPatches):
         if self.whole.kind == "siglip2":
             images, options["spatial_shapes"] = self._patches(images)
             options["pixel_attention_mask"] = None
-        run = model.get_image_features if hasattr(model, "get_image_features") else model
+        run = getattr(self.model, "get_image_features", self.model)
         outputs = run(pixel_values=images, **options)
         output = getattr(outputs, self.whole.output, None)
-        return self._pooled(outputs.last_hidden_state) if output is None else output
+        return self._mean_or_class_token(outputs.last_hidden_state) if output is None else output
 
     def _patches(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Input of SigLIP 2: patches (B, P, p·q·C), and the (B, 2) rows and columns of each image."""
-        (p, q), grid = self.patch, self.grid(images.shape[-2:])
-        patches = images.unflatten(-1, (grid.cols, q)).unflatten(
-            -3, (grid.rows, p)
-        )  # B, C, rows, p, cols, q
-        shapes = torch.tensor([[grid.rows, grid.cols]] * len(images), device=images.device)
-        return patches.permute(0, 2, 4, 3, 5, 1).flatten(1, 2).flatten(2), shapes
+        p, q = self.patch
+        grid = self.grid(images.shape[-2:])
+        patches = images.unflatten(-1, (grid.cols, q))
+        patches = patches.unflatten(-3, (grid.rows, p))  # B, C, rows, p, cols, q
+        patches = patches.permute(0, 2, 4, 3, 5, 1)  # B, rows, cols, p, q, C
+        sizes = torch.tensor([[grid.rows, grid.cols]] * len(images), device=images.device)
+        return patches.flatten(1, 2).flatten(2), sizes
 
-    def _pooled(self, tokens: Tensor) -> Tensor:
-        return tokens[:, len(self.prefix) :].mean(1) if self.reads == "patches" else tokens[:, 0]
+    def _mean_or_class_token(self, tokens: Tensor) -> Tensor:
+        if self.reads == "patches":
+            return self._patch_mean(tokens)
+        return tokens[:, 0]
+
+    def _patch_mean(self, tokens: Tensor) -> Tensor:
+        return tokens[:, len(self.prefix) :].mean(1)
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
-        model, tower = self.model, self.tower
-        if (
-            self.whole.kind != "clip" or self.whole.output != "logits"
-        ):  # CLIP's classifier has no norm
-            tokens = tower.get_submodule(self.parts.norm)(tokens)
+        model = self.model
+        clip_classifier = self.whole.kind == "clip" and self.whole.output == "logits"
+        if not clip_classifier:  # which has no norm
+            tokens = self.tower.get_submodule(self.parts.norm)(tokens)
         if self.reads == "class and distillation token" and not pre_logits:
-            return (
-                model.cls_classifier(tokens[:, 0]) + model.distillation_classifier(tokens[:, 1])
-            ) / 2
-        if self.reads == "class token beside patches":
-            pooled = torch.cat([tokens[:, 0], tokens[:, len(self.prefix) :].mean(1)], 1)
-        elif self.reads == "pool":
-            pooled = tower.head(tokens)
-        elif getattr(tower, "pooler", None) is not None:
-            pooled = tower.pooler(tokens)
-        else:
-            pooled = self._pooled(tokens)
+            by_class_token = model.cls_classifier(tokens[:, 0])
+            return (by_class_token + model.distillation_classifier(tokens[:, 1])) / 2
+        features = self._pool_tokens(tokens)
         if hasattr(model, "visual_projection"):
-            return model.visual_projection(pooled)
-        return (
-            pooled if pre_logits or not hasattr(model, "classifier") else model.classifier(pooled)
-        )
+            return model.visual_projection(features)
+        if pre_logits or not hasattr(model, "classifier"):
+            return features
+        return model.classifier(features)
+
+    def _pool_tokens(self, tokens: Tensor) -> Tensor:
+        """(B, D) input of the classifier or projection, from normalized tokens."""
+        if self.reads == "class token beside patches":
+            return torch.cat([tokens[:, 0], self._patch_mean(tokens)], 1)
+        if self.reads == "pool":
+            return self.tower.head(tokens)
+        if getattr(self.tower, "pooler", None) is not None:
+            return self.tower.pooler(tokens)
+        return self._mean_or_class_token(tokens)
 
     @property
     def table(self) -> Tensor | None:
+        if self.parts.positions is None:
+            return None
         table = self.tower
-        for name in (self.parts.positions or "").split("."):
+        for name in self.parts.positions.split("."):
             table = getattr(table, name, None)
         return table
 
 
-def _pair(size: int | Sequence[int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else tuple(size)
-
-
 def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None) -> Tensor:
     """(N, D) embeddings of prompts. SigLIP's are padded to its longest text, without a mask, as in its training."""
-    padded = "siglip" in model.config.model_type
-    tokens = (tokenizer or _tokenizer(model))(
+    siglip = "siglip" in model.config.model_type
+    tokenizer = tokenizer or _tokenizer(model)
+    tokens = tokenizer(
         prompts,
-        padding="max_length" if padded else True,
+        padding="max_length" if siglip else True,
         truncation=True,
         return_tensors="pt",
         max_length=model.config.text_config.max_position_embeddings,
     )
     tokens = tokens.to(next(model.parameters()).device)
-    output = model.get_text_features(**({"input_ids": tokens["input_ids"]} if padded else tokens))
+    inputs = {"input_ids": tokens["input_ids"]} if siglip else tokens
+    output = model.get_text_features(**inputs)
     return getattr(output, "pooler_output", output)
 
 
@@ -328,9 +350,10 @@ def _tokenizer(model: nn.Module) -> Callable:
     from transformers import AutoTokenizer
 
     name = model.config.name_or_path
-    for local in (True, False) if name else ():
-        with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
-            return AutoTokenizer.from_pretrained(name, local_files_only=local)
+    if name:
+        for local in (True, False):
+            with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
+                return AutoTokenizer.from_pretrained(name, local_files_only=local)
     raise OSError(
         f"The tokenizer of {model_name(model)} is not on the disk and could not be downloaded. Put its files next to "
         "the weights, or pass it, as in `text(prompt, tokenizer=AutoTokenizer.from_pretrained(…))`."
