@@ -29,17 +29,17 @@ from tornado import httpserver, netutil, web, websocket
 
 from vitlens.images import load_image, samples
 from vitlens_explorer import front
-from vitlens_explorer.front import packed
+from vitlens_explorer.front import pack
 from vitlens_explorer.lanes import QUICK, Connection, Task
 
 PAGES, MESSAGE = 16, 2**20
 """Largest number of open pages, and of bytes in a message. Uploads come in parts."""
-POLICY = (
+APP_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; "
     "connect-src 'self' ws://{host}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """Content-Security-Policy: the browser may load from this server only."""
-PAGE = (
+APP_HTML = (
     '<!DOCTYPE html><html lang="en" class="vitlens-page"><meta charset="utf-8"><title>vitlens</title>'
     '<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
     '<link rel="stylesheet" href="/front.css">'
@@ -127,7 +127,7 @@ class App:
         shown.save(preview := io.BytesIO(), "JPEG", quality=90)
         script, style = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
         self.files = {
-            "": ("text/html; charset=utf-8", PAGE),
+            "": ("text/html; charset=utf-8", APP_HTML),
             "photograph": ("image/jpeg", preview.getvalue()),
         }
         self.files["app.js"] = (script, Path(__file__).with_name("app.js").read_bytes())
@@ -209,7 +209,7 @@ class Guarded(web.RequestHandler):
         self.set_header("X-Content-Type-Options", "nosniff")
 
     def prepare(self) -> None:
-        self.set_header("Content-Security-Policy", POLICY.format(host=self.app.host))
+        self.set_header("Content-Security-Policy", APP_POLICY.format(host=self.app.host))
         self.invited = self.request.path == "/" and same(
             self.get_query_argument("token", ""), self.app.token
         )
@@ -318,7 +318,7 @@ class Socket(Guarded, websocket.WebSocketHandler):
     def tell(self, name: str, value: object) -> None:
         """Send a value to the page if it is open."""
         if self.ws_connection is not None:
-            future = self.ws_connection.write_message(packed(name, value), binary=True)
+            future = self.ws_connection.write_message(pack(name, value), binary=True)
             future.add_done_callback(
                 lambda future: future.exception()
             )  # ignore a page that was closed meanwhile
