@@ -22,7 +22,7 @@ from matplotlib.ticker import NullLocator, StrMethodFormatter
 from torch import Tensor, nn
 
 from experiments.results import about, command, parser, write
-from vitlens.plot.style import SERIES, charts, styled
+from vitlens.plot.style import SERIES, charts, use_style
 from vitlens.recorder.forward import eval_mode, run
 from vitlens.recorder.memory import is_out_of_memory
 from vitlens_paper.evaluate import compute
@@ -103,7 +103,7 @@ def figure(table: pd.DataFrame) -> plt.Figure:
         "largest_batch": "Largest batch of a training step",
     }
     look = {"style": "o-", "color": SERIES, "ms": 5, "mec": "white", "mew": 0.6, "loglog": True}
-    with styled():
+    with use_style():
         page, axes = charts(tuple(shown.values()), 900, 380)
         for ax, column in zip(axes, shown, strict=True):
             lines = table[table[column] > 0].pivot(

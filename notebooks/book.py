@@ -34,8 +34,8 @@ from vitlens import (
     train,
 )
 from vitlens.plot.mosaic import mosaic
-from vitlens.plot.on_images import checked_grid, covered
-from vitlens.plot.style import GRAY, WIDTH, bare, page, styled
+from vitlens.plot.painting import covered_size, resolve_grid
+from vitlens.plot.style import GRAY, WIDTH, bare, page, use_style
 from vitlens.recorder.precision import to_float64
 from vitlens_paper import evaluate, variants
 
@@ -115,8 +115,8 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
     >>> figure = book.patches(vitlens.restore(model, images)[0], grid=attn.grid)
     """
     picture = load_image(image)
-    checked_grid((grid.rows, grid.cols), image, grid)
-    (p, q), (tall, wide) = grid.patch, covered(grid)
+    resolve_grid((grid.rows, grid.cols), image, grid)
+    (p, q), (tall, wide) = grid.patch, covered_size(grid)
     whole = Image.new("RGB", (wide, tall), (205, 205, 205))
     whole.paste(picture, (0, 0))
     cut = (
@@ -130,7 +130,7 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
     sequence = [np.full((p, q, 3), 255, np.uint8) if n is None else tokens[n] for n in numbers]
     height = min(330, 400 * tall / wide)
     strip = min(60, 860 / len(numbers)) * p / q
-    with styled():
+    with use_style():
         figure = page(WIDTH, height + strip + 100)
         axes = figure.subplot_mosaic(
             [["input", "patches"], ["tokens", "tokens"]], height_ratios=[height, strip]

@@ -672,12 +672,15 @@ def test_explorer_marks_and_hides_sinks(vit):
         and (values(explorer) == before).all()
     )
     image, sharp = Image.open(io.BytesIO(explorer.pictures["picture"])), panel | {"smooth": False}
-    shown, plain = drawing.painted(sharp, image), drawing.painted(sharp | {"hides": False}, image)
+    shown, plain = (
+        drawing.paint_panel(sharp, image),
+        drawing.paint_panel(sharp | {"hides": False}, image),
+    )
     (row, col), side = expected[0], shown.shape[0] // 4
     changed = np.abs(shown - plain).max(-1).reshape(4, side, 4, side).max((1, 3))
     assert changed[row, col] > 0 and np.count_nonzero(changed) == 1
     with mock.patch("vitlens.plot.on_images.mark") as mark:
-        drawing.captioned(explorer.page.forward, explorer.page._panel(explorer.page.view()))
+        drawing.figure_png(explorer.page.forward, explorer.page._panel(explorer.page.view()))
     assert [call.args[1] for call in mark.call_args_list if call.kwargs] == expected
     assert panel["legend"] == "attention weight, without sinks"
     explorer.set(view="norms")

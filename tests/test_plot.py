@@ -31,7 +31,7 @@ import vitlens_paper as paper
 from vitlens import plot
 from vitlens.images import ImageError, ModelInput
 from vitlens.models import crop_box, preprocess, restore
-from vitlens.plot.on_images import is_input
+from vitlens.plot.painting import is_input, paint
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported.card import write_card
 from vitlens.report import Inspection, Picture
@@ -672,13 +672,16 @@ def test_overlay_heat_blends_image_and_color():
         )
         figure.canvas.draw()
         drawn = np.asarray(figure.canvas.buffer_rgba())[..., :3]
-        expected = np.asarray(Image.fromarray(image).convert("L"), float)[..., None].repeat(3, -1)
+        gray = np.asarray(Image.fromarray(image).convert("L"))
+        expected = gray.astype(float)[..., None].repeat(3, -1)
         a = options.get("alpha", 0.75) * share(values)[..., None]
         a, color = (each.repeat(16, 0).repeat(16, 1) for each in (a, color))
+        assert a.shape[:2] == (224, 320)
+        painted = paint(gray, 255 * color, a)
         expected[:224, :320] = expected[:224, :320] * (1 - a) + 255 * color * a
-        assert np.abs(drawn - expected).max() <= 3, (
-            name
-        )  # of 255: colors and opacities come from a table of 256
+        assert np.abs(painted - expected).max() < 1e-9
+        # of 255: colors and opacities come from a table of 256
+        assert np.abs(drawn - expected).max() <= 3, name
 
 
 def test_overlay_draws_nan_in_opaque_gray():

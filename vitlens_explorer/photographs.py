@@ -34,7 +34,7 @@ from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import family, read_tokens, unwrap
 from vitlens_explorer.controls import PATCH, READOUT
-from vitlens_explorer.drawing import enlarged
+from vitlens_explorer.drawing import enlarged_png
 from vitlens_explorer.words import number, percent
 
 GIVEN, FIRST = "the image given", "chelsea"
@@ -154,7 +154,7 @@ class Forward:
     @functools.cached_property
     def png(self) -> bytes:
         """The model's input as a PNG file for the browser."""
-        return enlarged(self.pixels)
+        return enlarged_png(self.pixels)
 
     @functools.cached_property
     def readout(self) -> str:

@@ -17,7 +17,7 @@ from PIL import Image
 from vitlens import __version__
 from vitlens.models import weights_digest
 from vitlens_explorer.controls import Control
-from vitlens_explorer.drawing import captioned, png
+from vitlens_explorer.drawing import figure_png, png
 from vitlens_explorer.panels import Panel
 from vitlens_explorer.photographs import Forward
 from vitlens_explorer.views import Map
@@ -60,7 +60,7 @@ def zip_map(
         **settings,
     }
     files = {
-        f"{name}.png": captioned(forward, panel, score),
+        f"{name}.png": figure_png(forward, panel, score),
         f"{name}-input.png": png(Image.fromarray(forward.pixels)),
         f"{name}.csv": map_as_csv(shown.values),
         f"{name}.json": json.dumps(about, indent=2, ensure_ascii=False),

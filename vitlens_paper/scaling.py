@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFor
 from matplotlib.transforms import offset_copy
 
 import vitlens_paper as paper
-from vitlens.plot.style import array, canvas, charts, palette, rule, styled
+from vitlens.plot.style import array, canvas, charts, palette, rule, use_style
 
 KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45", "^")}
 NAMES = {"ViT": "ViT", "hybrid": "hybrid, on an R50", "ResNet": "ResNet (BiT)"}
@@ -43,7 +43,7 @@ def transfer() -> plt.Figure:
 
     >>> figure = vitlens_paper.transfer()
     """
-    with styled():
+    with use_style():
         figure, axes = charts(("Average of five data sets", "ImageNet"), 900, 430)
         for k, ax in enumerate(axes):
             ax.set(xscale="log", xlabel="Compute of pre-training (exaFLOPs)")
@@ -91,7 +91,7 @@ def vtab() -> plt.Figure:
     rows = {f"{p.model}, {p.data}": paper.groups(p.accuracy) for p in paper.TABLE_9}
     rows |= {"BiT-M R152x4, ImageNet-21k": paper.BIT_M_VTAB}
     colors = "#0173b2", "#0173b2", "#56b4e9", "#949494"
-    with styled():
+    with use_style():
         titles = [
             "All 19 tasks",
             *(f"{group} ({len(tasks)})" for group, tasks in paper.VTAB.items()),

@@ -26,7 +26,7 @@ from PIL import Image
 from vitlens.faithfulness import curves
 from vitlens.models import restore
 from vitlens.recorder.supported import token_grid
-from vitlens_explorer.drawing import enlarged
+from vitlens_explorer.drawing import enlarged_png
 
 FLAGS = [
     "--no-sandbox",
@@ -216,7 +216,7 @@ def assert_covered(page, root, model, x, maps, target, against=None):
     full, empty, *between = torch.cat(inputs)[-2 * len(both.counts) + 2 :]
     half = len(both.counts) - 2
     images = {"covered": [full, *between[:half], empty], "revealed": [empty, *between[half:], full]}
-    picture = np.asarray(Image.open(io.BytesIO(enlarged(restore(model, x)[0]))).convert("RGB"))
+    picture = np.asarray(Image.open(io.BytesIO(enlarged_png(restore(model, x)[0]))).convert("RGB"))
     factor, fill = len(picture) // x.shape[-2], restore(model, empty[None, :, :1, :1])[0, 0, 0]
     chart, line = root.locator(".score .plot"), root.locator(".covered p")
     chart.focus()

@@ -290,13 +290,13 @@ def test_inputs_equal_preprocess(page, interpolation):
 
 
 def test_pictures_equal_those_of_python(page):
-    from vitlens_explorer.drawing import enlarged
+    from vitlens_explorer.drawing import enlarged_png
 
     model = model_of("others")
     page.open(model)
     file = file_of(vitlens.samples()["chelsea"], "png")
     picture = page.ask("photo", bytes=file)["picture"].tobytes()
-    exact = enlarged(vitlens.models.restore(model, preprocess(model, file))[0])
+    exact = enlarged_png(vitlens.models.restore(model, preprocess(model, file))[0])
     got, expected = (
         np.asarray(Image.open(io.BytesIO(each)).convert("RGB")) for each in (picture, exact)
     )

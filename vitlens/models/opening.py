@@ -15,9 +15,9 @@ import timm
 import torch
 from torch import nn
 
-from vitlens.models.checkpoints import fill, report, require_patches
+from vitlens.models.checkpoints import fill, print_note, require_patches
 from vitlens.models.classes import OUTPUTS
-from vitlens.models.preprocessing import TransformersProcessor, measured
+from vitlens.models.preprocessing import TransformersProcessor, measure_preprocessing
 from vitlens.names import reject, require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
@@ -238,7 +238,7 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
             f"{config_file} has no {', '.join(missing)}; those of timm's {architecture} are used."
         )
         write_card(model, guess=guess)
-        report(guess)
+        print_note(guess)
     names = config.get("label_names") or settings.get("label_names")
     if isinstance(names, dict) and set(names) == {
         str(i) for i in range(len(names))
@@ -319,7 +319,7 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
     try:
         processor = _here_first(transformers.AutoImageProcessor.from_pretrained, name)
         transform = TransformersProcessor(processor)
-        measured(transform)
+        measure_preprocessing(transform)
         write_card(model, transform=transform)
     except Exception as error:
         if not isinstance(error, OSError) or (Path(name) / "preprocessor_config.json").is_file():
@@ -327,7 +327,7 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
             raise ValueError(f"The image processor of {name} cannot be used: {text}") from error
         guess = f"{name} has no image processor; the usual one of {kind.__name__} is used."
         write_card(model, guess=guess)
-        report(guess)
+        print_note(guess)
     return model
 
 

@@ -10,7 +10,8 @@ from .explanation import (
 )
 from .inspection import filters, inspected, position_similarity, rollouts
 from .measurements import intervals, lines
-from .on_images import correspondences, mask, overlay, upsample
+from .on_images import correspondences, overlay
+from .painting import mask, upsample
 from .style import STYLE
 from .training_runs import film_strip, snapshot, training
 

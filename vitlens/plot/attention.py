@@ -11,8 +11,9 @@ from PIL import Image
 
 from vitlens.images import load_image
 from vitlens.plot import style
-from vitlens.plot.mosaic import colored, mosaic, write_above_tile, write_below_tile
-from vitlens.plot.on_images import checked_grid, covered, mark
+from vitlens.plot.mosaic import map_colors, mosaic, write_above_tile, write_below_tile
+from vitlens.plot.on_images import mark
+from vitlens.plot.painting import covered_size, resolve_grid
 from vitlens.plot.style import (
     DPI,
     GRAY,
@@ -27,7 +28,7 @@ from vitlens.plot.style import (
     color_bar,
     colors,
     rule,
-    styled,
+    use_style,
 )
 from vitlens.recorder.grid import TokenGrid
 
@@ -60,11 +61,11 @@ def heads(
     """
     values = array(weights, 3, "Attention of shape (heads, rows, cols)")
     if image is not None:
-        grid = checked_grid(values.shape[1:], image, grid)
+        grid = resolve_grid(values.shape[1:], image, grid)
         image = load_image(image)
         gray = _gray(image, grid)
     grid = grid or TokenGrid(*values.shape[1:], (1, 1))
-    checked_grid(values.shape[1:], None, grid)
+    resolve_grid(values.shape[1:], None, grid)
     if query is not None:
         grid.index(*query)
     count = len(values)
@@ -73,7 +74,7 @@ def heads(
         -(-count // lines),
         lines * (image is not None),
     )  # the image takes as many columns as lines
-    high, wide = covered(grid)
+    high, wide = covered_size(grid)
     room = (860 if not shared else 790) / (cols + left) - 10
     width = min(240 - 40 * shared, room, 640 / lines * wide / high)
     pixel = wide / width  # of the page, in pixels of the input
@@ -157,9 +158,9 @@ def all_heads(
     width = max(8, min(92, 800 / layers - 8, (1100 / heads - 20) * cols / rows))  # pixels of a map
     tiles = values.swapaxes(0, 1).reshape(-1, rows, cols)  # in reading order: head by head
     cmap = None if image is None else "inferno"
-    painted, fine = [colored(tile, **colors(tile, cmap))[0] for tile in tiles], 1
+    painted, fine = [map_colors(tile, **colors(tile, cmap))[0] for tile in tiles], 1
     if image is not None:
-        grid, fine = checked_grid((rows, cols), image, grid), max(1, round(2 * width / cols))
+        grid, fine = resolve_grid((rows, cols), image, grid), max(1, round(2 * width / cols))
         gray = _gray(load_image(image), grid).resize((fine * cols, fine * rows))
         gray = (np.asarray(gray, float)[..., None] - GRAYS[0]) / (GRAYS[1] - GRAYS[0])
         for k, tile in enumerate(tiles):
@@ -213,7 +214,7 @@ def _source(query: tuple[int, int] | None) -> str:
 
 def _gray(image: Image.Image, grid: TokenGrid) -> Image.Image:
     """The part of an image that the patches cover, in gray."""
-    return image.convert("L").crop((0, 0, *covered(grid)[::-1]))
+    return image.convert("L").crop((0, 0, *covered_size(grid)[::-1]))
 
 
 LOCAL = 1 / 3
@@ -252,7 +253,7 @@ def attention_distance(
     )
     top = max(top, uniform or 0) or 1.0
     of = "" if image_size is None else " of {} × {}".format(*np.broadcast_to(image_size, 2))
-    with styled(ax):
+    with use_style(ax):
         if ax is None:
             ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
         for k, (name, values) in enumerate(several.items()):
@@ -279,7 +280,7 @@ def attention_distance(
             words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
             room = ax.bbox.width * DPI / ax.figure.dpi
             ax.annotate(
-                style.wrapped("gray: local, below a third of uniform", room, 5.5),
+                style.wrap("gray: local, below a third of uniform", room, 5.5),
                 (high, 0),
                 (-4, 4),
                 **where,
@@ -309,7 +310,7 @@ def attention_distances(
     >>> figure = vitlens.plot.attention_distances({"cat": distance[0], "rocket": distance[1]}, uniform=uniform)
     """
     uniform = uniform if isinstance(uniform, Mapping) else dict.fromkeys(panels, uniform)
-    with styled():
+    with use_style():
         (figure, axes), tops = charts(panels, 900, 350, sharey=True), []
         for ax, (title, values) in zip(axes, panels.items(), strict=True):
             control = (controls or {}).get(title)

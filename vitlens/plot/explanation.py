@@ -27,8 +27,8 @@ from vitlens.plot.style import (
     name_above,
     rule,
     scale_bar,
-    styled,
-    wrapped,
+    use_style,
+    wrap,
     write_below,
     write_note,
 )
@@ -50,7 +50,7 @@ def tiles(
     >>> figure = vitlens.plot.tiles({"rollout": vitlens.attention.rollout(attn)[0]})
     """
     values = {n: array(m, 2, "A map of shape (rows, cols)") for n, m in maps.items()}
-    with styled():
+    with use_style():
         figure, axes = _line(
             len(values),
             240,
@@ -99,7 +99,7 @@ def overlays(
         if patch is not None:
             grid.index(*patch)
     bars = any(np.ndim(each) == 2 for each in maps.values())
-    with styled():
+    with use_style():
         figure, axes = _line(
             len(maps) + 1, 200, grid.image[0] / grid.image[1], below=46 * bars + 8 + 20 * bool(note)
         )
@@ -161,7 +161,7 @@ def attributions(
         below[name] = f"{end}\n{(captions or {}).get(name, '')}".strip()
     signed = ", or from −max (blue) to max (red) where some values are negative" if signed else ""
     note = f"{note}\nColors: each map has its own scale, from 0 (clear) to its max (yellow){signed}.".strip()
-    note, title = wrapped(note, WIDTH, 6.2), wrapped(title, WIDTH, 9)
+    note, title = wrap(note, WIDTH, 6.2), wrap(title, WIDTH, 9)
     lines, text = (
         -(-(len(maps) + 1) // cols),
         max(len(each.splitlines()) for each in below.values()),
@@ -170,7 +170,7 @@ def attributions(
         (WIDTH / cols - 8) * grid.image[0] / grid.image[1] + 15 * text + 24
     ) + 15 * len(note.splitlines())
     height += 20 + 20 * len(title.splitlines()) + (max(0, 112 - 15 * text) if compared else 0)
-    with styled():
+    with use_style():
         figure, axes = frames(lines, cols, WIDTH, height)
         heading(figure, title)
         draw_input(axes.flat[0], picture, grid)
@@ -181,7 +181,7 @@ def attributions(
             )
             thumbnail.imshow(load_image(image))
             bare(thumbnail)
-            write_below(thumbnail, wrapped(name, room * 200, 6))
+            write_below(thumbnail, wrap(name, room * 200, 6))
         for ax, (name, values) in zip(axes.flat[1:], maps.items(), strict=False):
             overlay(picture, values, grid=grid, ax=ax, style="heat", colorbar=False)
             name_above(ax, name)
@@ -227,7 +227,7 @@ def gallery(
     tall = sum(
         across * max(each.shape[0] / each.shape[1] for each in row) for row in images.values()
     )
-    with styled():
+    with use_style():
         text = max((len(title.splitlines()) for title in titles), default=0)
         height = tall + 16 * text + 14 * bool(text) + 2.1 * size * len(captions)
         figure, axes = frames(len(images), columns, across * columns + bars, height)
@@ -294,10 +294,10 @@ def contributions(
     side = min(800, max(250, 70 + 26 * columns))
     rows = -(-len(values) // min(3, max(1, 860 // side)))
     cols = -(-len(values) // rows)
-    titles = [style.wrapped(name, side - 40, 6.2) for name in values]
+    titles = [style.wrap(name, side - 40, 6.2) for name in values]
     text = 16 * max(len(title.splitlines()) for title in titles)
     look = colors(np.concatenate([*values.values()]), signed=True)
-    with styled(ax):
+    with use_style(ax):
         size = max(420, 90 + cols * side), 30 + rows * (60 + text + 20 * layers)
         axes = np.ravel(style.page(*size).subplots(rows, cols) if ax is None else [ax])
         for panel, title, each in zip(axes, titles, values.values(), strict=False):
@@ -340,7 +340,7 @@ def insertion_deletion(
         [np.ravel(values) for both in (*curves.values(), chance) for values in both]
     )
     limits = min(0.0, 1.05 * every.min()), max(0.0, 1.05 * every.max())  # logits may lie below 0
-    with styled():
+    with use_style():
         figure, axes = charts(("Deletion: low is good", "Insertion: high is good"), 900, 310)
         for k, (ax, xlabel) in enumerate(
             zip(axes, ("Patches covered", "Patches shown"), strict=True)
@@ -368,7 +368,7 @@ def randomized(results: Mapping[str, Sequence], *, titles: Sequence[str] = ()) -
     >>> figure = vitlens.plot.randomized({"relevance": [result]})
     """
     first = next(iter(results.values()))[0]
-    with styled():
+    with use_style():
         figure, axes = charts(titles or first.parts, 900, 80 + 26 * len(results), sharey=True)
         for part, ax in enumerate(axes):
             for row, draws in enumerate(results.values()):

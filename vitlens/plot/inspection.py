@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 
 from vitlens.images import load_image
 from vitlens.plot.attention import attention_distance
-from vitlens.plot.mosaic import colored, mosaic, write_below_tile
+from vitlens.plot.mosaic import map_colors, mosaic, write_below_tile
 from vitlens.plot.on_images import overlay
 from vitlens.plot.style import (
     GRAY,
@@ -25,8 +25,8 @@ from vitlens.plot.style import (
     colors,
     page,
     scale_bar,
-    styled,
-    wrapped,
+    use_style,
+    wrap,
 )
 from vitlens.recorder.grid import TokenGrid
 
@@ -180,7 +180,7 @@ def shown_positions(similarity: np.ndarray) -> tuple[range, range, np.ndarray, S
     every = next((n for n in range(1, most) if -(-most // n) <= min(14, 352 // most)), most)
     down, across = (range((n - 1) % every // 2, n, every) for n in (rows, cols))
     tiles = similarity[down][:, across].reshape(-1, rows, cols)
-    return down, across, *colored(tiles, **colors(tiles, signed=True) | {"vmin": -1, "vmax": 1})
+    return down, across, *map_colors(tiles, **colors(tiles, signed=True) | {"vmin": -1, "vmax": 1})
 
 
 def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> plt.Figure:
@@ -210,9 +210,9 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
         missing = lines[0][len(line) :]  # the last line keeps the room of the first
         height = min(280, cols * room / 2 / sum(shapes[k] for k in (*line, *missing)))
         for k in line:
-            texts.append(wrapped(str(captions[k]), 2 * height * shapes[k]) if captions else "")
+            texts.append(wrap(str(captions[k]), 2 * height * shapes[k]) if captions else "")
         heights.append(height + 34 + 15 * max(len(texts[k].splitlines()) for k in line))
-    with styled():
+    with use_style():
         figure = page(cols * room, sum(heights))
         for part, line in zip(
             np.ravel(figure.subfigures(len(lines), height_ratios=heights)), lines, strict=True
@@ -255,7 +255,7 @@ def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
     columns, room = 6 if alone else 4, WIDTH / len(inspections)
     shape = max(each.grid.image[0] / each.grid.image[1] for each in inspections.values())
     captions = {
-        name: [wrapped(p.caption, room / columns / 1.2) for p in each.pictures]
+        name: [wrap(p.caption, room / columns / 1.2) for p in each.pictures]
         for name, each in inspections.items()
     }
     text = max(
@@ -269,7 +269,7 @@ def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
         *([350] if alone else [285, 395, 340]),
         lines * (room / columns - 14) * shape + 66 + 14 * text,
     ]
-    with styled():
+    with use_style():
         figure = page(WIDTH, sum(heights))
         head, *middle, last = figure.subfigures(len(heights), 1, height_ratios=heights)
         rows = [head, last] if alone else [head, *middle[:2], last]
@@ -349,6 +349,6 @@ def _panel(part: SubFigure, name: str, inspection, room: float, *shape: int):
 
 def _titled(part: SubFigure, name: str, words: str, room: float) -> SubFigure:
     """A part of the page with the title of a figure and words below it."""
-    text = f"{TITLES[name]}\n{wrapped(words, room)}"
+    text = f"{TITLES[name]}\n{wrap(words, room)}"
     part.suptitle(text, x=8 / part.bbox.width, ha="left", size=9.5, parse_math=False)
     return part

@@ -38,7 +38,7 @@ def mosaic(
     return w / 2 + np.arange(cols) * wide / fine, h / 2 + np.arange(lines) * high / fine
 
 
-def colored(
+def map_colors(
     values: np.ndarray, cmap, vmin: float, vmax: float
 ) -> tuple[np.ndarray, ScalarMappable]:
     """(…, 4) colors of values, and their scale."""

@@ -10,9 +10,17 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from PIL import Image
 
-from vitlens.images import ModelInput, load_image
+from vitlens.images import load_image
 from vitlens.names import require_known
 from vitlens.plot.alt_text import map_words
+from vitlens.plot.painting import (
+    covered_size,
+    enlarge,
+    is_input,
+    mask,
+    require_finite,
+    resolve_grid,
+)
 from vitlens.plot.style import (
     GRAY,
     INK,
@@ -22,59 +30,18 @@ from vitlens.plot.style import (
     canvas,
     color_bar,
     colors,
-    styled,
     translucent,
+    use_style,
 )
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, transformer, unwrap
 
 DIMMED = 0.35
 """Brightness of the part of an image outside of the model's crop."""
-
-
-def upsample(map, size: tuple[int, int], *, method: str = "lanczos") -> np.ndarray:
-    """(H, W) float32: a (rows, cols) map enlarged to `size` = (H, W), neither rescaled nor clipped.
-
-    method: "nearest" (uniform patches), "bilinear" (within the range of the map), "bicubic" or "lanczos" (may
-    overshoot). All keep a constant map constant.
-
-    >>> vitlens.plot.upsample(np.eye(2), (224, 224)).shape
-    (224, 224)
-    """
-    values = array(map, 2, "A map of shape (rows, cols)")
-    enlarged = Image.fromarray(values.astype(np.float32)).resize(
-        size[::-1], Image.Resampling[method.upper()]
-    )
-    return np.array(enlarged)
-
-
-def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
-    """(H, W) brightness of the model's input in the paper's rendering of a map, from 0 to 1 (Fig. 6, D.8).
-
-    The map is enlarged to the pixels of its patches (Lanczos), blurred with a Gaussian with a standard deviation of one
-    patch, and stretched to 0…1. `smooth=False` stretches uniform patches. Unlike in the authors' code nothing is
-    rounded to 8 bits. A constant map becomes 1 everywhere if it is positive, and 0 otherwise. Pixels outside of patches
-    are 0, and padding is left out.
-
-    >>> vitlens.plot.mask(vitlens.attention.rollout(attn)[0], attn.grid).shape
-    (224, 224)
-    """
-    values = array(map, 2, "A map of shape (rows, cols)")
-    checked_grid(values.shape, None, grid)
-    _check_finite(values)
-    height, width = grid.image
-    seen, largest = np.zeros((height, width)), np.abs(values).max()
-    if np.ptp(values) <= 1e-6 * largest:
-        seen[: covered(grid)[0], : covered(grid)[1]] = values.max() > 0
-        return seen
-    large = upsample(values / largest, covered(grid), method="lanczos" if smooth else "nearest")
-    if smooth:
-        from scipy.ndimage import gaussian_filter
-
-        large = gaussian_filter(large, sigma=grid.patch, mode="nearest")
-    large = large[:height, :width].astype(float)
-    seen[: large.shape[0], : large.shape[1]] = (large - large.min()) / np.ptp(large)
-    return seen
+HEIGHT, WIDEST = 4.5, 1.5
+"""Height in inches of the figure of an overlay, and its largest width, in heights."""
+BAR_ROOM = 1.15
+"""Width of the figure of an overlay with a color bar, in widths without one."""
 
 
 def overlay(
@@ -119,91 +86,106 @@ def overlay(
     """
     require_known(style, ("heat", "mask"), "style")
     require_known(opacity, ("value", "even"), "opacity")
-    values = array(
-        map,
-        2 if style == "mask" else (2, 3),
-        "A map of shape (rows, cols), in heat also (rows, cols, 3),",
-    )
-    painted = values.ndim == 3
-    if painted and (values.shape[2] != 3 or not 0 <= values.min() <= values.max() <= 1):
+    ndim = 2 if style == "mask" else (2, 3)
+    values = array(map, ndim, "A map of shape (rows, cols), in heat also (rows, cols, 3),")
+    is_colors = values.ndim == 3
+    if is_colors and (values.shape[2] != 3 or not 0 <= values.min() <= values.max() <= 1):
         raise ValueError(
             f"A map of one image (rows, cols) expected, or its colors (rows, cols, 3) from 0 to 1, got {values.shape} "
             f"from {values.min():.3g} to {values.max():.3g}."
         )
     picture = load_image(image)
-    crop, grid = _placed(image, picture, values.shape[:2], model, crop, grid)
-    left, top, right, bottom = crop or (0, 0, grid.image[1], grid.image[0])
-    across, down = (
-        (right - left) / grid.image[1],
-        (bottom - top) / grid.image[0],
-    )  # pixels of the image per input pixel
-    with styled(ax):
+    crop, grid = _locate_map(image, picture, values.shape[:2], model, crop, grid)
+    if style == "heat" and smooth:
+        require_finite(values)
+    has_bar = style == "heat" and colorbar and not is_colors
+    with use_style(ax):
         if ax is None:
-            aspect = picture.height / picture.width
-            wide = 4.5 * min(1.5, 1 / aspect)
-            bar = 1.15 if style == "heat" and colorbar and not painted else 1.0
-            ax = plt.subplots(figsize=(wide * bar, wide * aspect), layout="constrained")[1]
+            ax = _new_axes(picture, BAR_ROOM if has_bar else 1.0)
         if style == "mask":
-            light = mask(values, grid, smooth=smooth)
-            if crop:
-                part = Image.fromarray(light.astype(np.float32))
-                light = _pasted(
-                    part.resize((round(right - left), round(bottom - top))), picture, crop, 0
-                )
-            lit = np.asarray(picture) * np.asarray(light)[..., None]
-            ax.imshow(lit.round().astype(np.uint8), extent=(0, picture.width, picture.height, 0))
+            _draw_masked(ax, picture, mask(values, grid, smooth=smooth), crop)
         else:
-            if smooth:
-                _check_finite(values)
-            levels = np.asarray(picture.convert("L"))
-            if crop:
-                seen = Image.new("F", (round(right - left), round(bottom - top)), 1)
-                levels = (levels * np.asarray(_pasted(seen, picture, crop, DIMMED))).astype(
-                    np.uint8
-                )
-            ax.imshow(
-                levels, cmap="gray", vmin=0, vmax=255, extent=(0, picture.width, picture.height, 0)
-            )
-            channels, (height, width) = np.atleast_3d(values).transpose(2, 0, 1), grid.image
-            how = "bilinear" if smooth else "nearest"
-            large = np.stack([upsample(each, covered(grid), method=how) for each in channels], -1)[
-                :height, :width
-            ]
-            if painted:
-                look = {"alpha": alpha}
-                large = large.clip(0, 1)  # rounding may leave 0…1
+            _draw_gray(ax, picture, crop)
+            height, width = grid.image
+            enlarged = enlarge(values, covered_size(grid), smooth)[:height, :width]
+            extent = _extent(enlarged.shape[:2], grid, crop)
+            if is_colors:
+                enlarged = enlarged.clip(0, 1)  # rounding may leave 0…1
+                ax.imshow(enlarged, extent=extent, interpolation="nearest", alpha=alpha)
             else:
-                limits = limits and tuple(float(limit) for limit in limits)
-                look = colors(
-                    values, cmap, signed=True if limits and limits[0] == -limits[1] else None
-                )
-                look |= dict(zip(("vmin", "vmax"), limits, strict=True)) if limits else {}
-                look["cmap"] = translucent(
-                    look["cmap"].name, look["vmin"], look["vmax"], alpha, opacity
-                )
-                large = large[..., 0]
-            extent = (left, left + across * large.shape[1], top + down * large.shape[0], top)
-            heat = ax.imshow(large, extent=extent, interpolation="nearest", **look)
-            if colorbar and not painted:
-                color_bar(heat, ax=ax, fraction=0.046, pad=0.03)
+                scale = _overlay_scale(values, cmap, limits, alpha, opacity)
+                heat = ax.imshow(enlarged[..., 0], extent=extent, interpolation="nearest", **scale)
+                if has_bar:
+                    color_bar(heat, ax=ax, fraction=0.046, pad=0.03)
         if crop:
-            edge = Rectangle(
-                (left, top),
-                right - left,
-                bottom - top,
-                fill=False,
-                edgecolor="white",
-                linewidth=0.8,
+            left, top, right, bottom = crop
+            size = right - left, bottom - top
+            ax.add_patch(
+                Rectangle((left, top), *size, fill=False, edgecolor="white", linewidth=0.8)
             )
-            ax.add_patch(edge)
         ax.set(xlim=(0, picture.width), ylim=(picture.height, 0))
         ax.axis("off")
-        words = "colors of {} × {} patches".format(*values.shape) if painted else map_words(values)
+        rows, cols = values.shape[:2]
+        words = f"colors of {rows} × {cols} patches" if is_colors else map_words(values)
         ax.images[-1].set_label(f"{words}, over an image")
     return ax
 
 
-def _placed(
+def _new_axes(picture: Image.Image, bar: float) -> plt.Axes:
+    """Axes for an image in a figure of pyplot. bar: width with a color bar, in widths without one."""
+    aspect = picture.height / picture.width
+    width = HEIGHT * min(WIDEST, 1 / aspect)
+    return plt.subplots(figsize=(width * bar, width * aspect), layout="constrained")[1]
+
+
+def _draw_masked(ax: plt.Axes, picture: Image.Image, light: np.ndarray, crop) -> None:
+    """Draw an image times the brightness of the model's input, black outside of the crop."""
+    if crop:
+        part = Image.fromarray(light.astype(np.float32)).resize(_rounded_size(crop))
+        light = np.asarray(_paste(part, picture, crop, 0))
+    lit = np.asarray(picture) * light[..., None]
+    ax.imshow(lit.round().astype(np.uint8), extent=(0, picture.width, picture.height, 0))
+
+
+def _draw_gray(ax: plt.Axes, picture: Image.Image, crop) -> None:
+    """Draw an image in gray, dimmed outside of the crop."""
+    levels = np.asarray(picture.convert("L"))
+    if crop:
+        inside = Image.new("F", _rounded_size(crop), 1)
+        brightness = np.asarray(_paste(inside, picture, crop, DIMMED))
+        levels = (levels * brightness).astype(np.uint8)
+    extent = 0, picture.width, picture.height, 0
+    ax.imshow(levels, cmap="gray", vmin=0, vmax=255, extent=extent)
+
+
+def _overlay_scale(values: np.ndarray, cmap, limits, alpha: float, opacity: str) -> dict:
+    """Arguments of `imshow` for the values of a map: translucent colors and their limits."""
+    if limits is None:
+        scale = colors(values, cmap)
+    else:
+        low, high = (float(limit) for limit in limits)
+        scale = colors(values, cmap, signed=True if low == -high else None)
+        scale |= {"vmin": low, "vmax": high}
+    name = scale["cmap"].name
+    scale["cmap"] = translucent(name, scale["vmin"], scale["vmax"], alpha, opacity)
+    return scale
+
+
+def _extent(shape: tuple[int, int], grid: TokenGrid, crop) -> tuple[float, float, float, float]:
+    """(left, right, bottom, top) in pixels of the image of a map of (height, width) pixels of the model's input."""
+    height, width = grid.image
+    left, top, right, bottom = crop or (0, 0, width, height)
+    across = (right - left) / width  # pixels of the image per input pixel
+    down = (bottom - top) / height
+    return left, left + across * shape[1], top + down * shape[0], top
+
+
+def _rounded_size(crop: Sequence[float]) -> tuple[int, int]:
+    left, top, right, bottom = crop
+    return round(right - left), round(bottom - top)
+
+
+def _locate_map(
     image, picture: Image.Image, shape: tuple[int, int], model, crop, grid: TokenGrid | None
 ):
     """The part of the image (left, top, right, bottom) below the map, or None for the whole image, and the grid."""
@@ -215,20 +197,20 @@ def _placed(
         if crop is None and not is_input(image):
             crop = crop_box(model, picture, size=tuple(grid.image))
     if crop is None:
-        return None, checked_grid(shape, image, grid)
-    left, top, right, bottom = crop = tuple(map(float, crop))
-    if (
-        min(right, picture.width) - max(left, 0) < 1
-        or min(bottom, picture.height) - max(top, 0) < 1
-    ):
+        return None, resolve_grid(shape, image, grid)
+    crop = tuple(float(edge) for edge in crop)
+    left, top, right, bottom = crop
+    across = min(right, picture.width) - max(left, 0)
+    down = min(bottom, picture.height) - max(top, 0)
+    if across < 1 or down < 1:
         raise ValueError(
             f"crop must be (left, top, right, bottom) with a part of the image of {picture.width} × {picture.height} "
             f"pixels, got {crop}."
         )
-    return crop, checked_grid(shape, None, grid or TokenGrid(*shape, (16, 16)))
+    return crop, resolve_grid(shape, None, grid or TokenGrid(*shape, (16, 16)))
 
 
-def _pasted(
+def _paste(
     part: Image.Image, picture: Image.Image, crop: Sequence[float], rest: float
 ) -> Image.Image:
     """A part at its position on an image of the size of `picture`, with the level `rest` elsewhere."""
@@ -245,58 +227,15 @@ def mark(
     linestyle: str = "-",
 ) -> None:
     """Draw a white frame with a dark rim around the query patch of a map at the point (x, y)."""
-    if query is not None:
-        corner = at[0] + query[1] * patch[1], at[1] + query[0] * patch[0]
-        frame = Rectangle(
-            corner,
-            patch[1],
-            patch[0],
-            fill=False,
-            edgecolor="white",
-            linewidth=1.2,
-            linestyle=linestyle,
-        )
-        frame.set_path_effects([withStroke(linewidth=2.8, foreground=INK)])
-        ax.add_patch(frame)
-
-
-def covered(grid: TokenGrid) -> tuple[int, int]:
-    """(height, width) in pixels of all patches together."""
-    return round(grid.rows * grid.patch[0]), round(grid.cols * grid.patch[1])
-
-
-def _check_finite(values: np.ndarray) -> None:
-    if not np.isfinite(values).all():
-        raise ValueError(
-            'Some values of the map are not finite. Draw it with `style="heat", smooth=False`.'
-        )
-
-
-def is_input(image) -> bool:
-    """True for an image (H, W, 3) from `restore` that was not cropped, flipped or transposed afterwards."""
-    return isinstance(image, ModelInput) and (image.shape, image.strides) == image.layout
-
-
-def checked_grid(shape: tuple[int, int], image, grid: TokenGrid | None) -> TokenGrid:
-    """The grid, checked, or by default one with patches that cover the image exactly, also with fractions of pixels.
-
-    image: None, or the model's input: a result of `restore`, or with `grid` an image of its size.
-    """
-    if grid is not None and shape != (grid.rows, grid.cols):
-        raise ValueError(
-            f"The grid has {grid.rows} × {grid.cols} patches, the map {shape[0]} × {shape[1]}. Give the grid of the "
-            "capture that the map comes from. `grid.image_map(weights)` makes maps of rows of attention."
-        )
-    if image is None:
-        return grid
-    width, height = load_image(image).size
-    if (height, width) != tuple(grid.image) if grid else not is_input(image):
-        seen = f"{grid.image[0]} × {grid.image[1]} pixels" if grid else "a part"
-        raise ValueError(
-            f"The model saw {seen} of this image of {height} × {width} pixels. Give `model=` to `overlay`, or the "
-            "image that `vitlens.restore(model, images)` returns."
-        )
-    return grid or TokenGrid(*shape, (height / shape[0], width / shape[1]), image=(height, width))
+    if query is None:
+        return
+    height, width = patch
+    corner = at[0] + query[1] * width, at[1] + query[0] * height
+    frame = Rectangle(
+        corner, width, height, fill=False, edgecolor="white", linewidth=1.2, linestyle=linestyle
+    )
+    frame.set_path_effects([withStroke(linewidth=2.8, foreground=INK)])
+    ax.add_patch(frame)
 
 
 def correspondences(
@@ -317,32 +256,32 @@ def correspondences(
         raise ValueError(
             f"Patches must be below {most[0]} and {most[1]}, got {pairs.min()} to {pairs.max()}."
         )
-    widths = [
-        grid.image[1] / grid.image[0] for grid in grids
-    ]  # in heights of an image, the unit of the axes
+    widths = [grid.image[1] / grid.image[0] for grid in grids]  # in heights, the unit of the axes
     starts = 0, widths[0] + 0.04
-    with canvas(ax, WIDTH, min(340, 840 / sum(widths)) + 40 + 24 * bool(note)) as (ax, result):
-        for start, width, image, grid, title in zip(
-            starts, widths, images, grids, titles, strict=True
-        ):
-            checked_grid((grid.rows, grid.cols), image, grid)
-            ax.imshow(load_image(image), extent=(start, start + width, 1, 0))
+    height = min(340, 840 / sum(widths))
+    hues = np.linspace(0, 1, len(pairs), endpoint=False)
+    rim = [withStroke(linewidth=3, foreground="0.1")]
+    with canvas(ax, WIDTH, height + 40 + (24 if note else 0)) as (ax, result):
+        for side in (0, 1):
+            grid, left = grids[side], starts[side]
+            resolve_grid((grid.rows, grid.cols), images[side], grid)
+            ax.imshow(load_image(images[side]), extent=(left, left + widths[side], 1, 0))
             ax.annotate(
-                title, (start, 0), (0, 5), textcoords="offset points", size=9.5, parse_math=False
+                titles[side],
+                (left, 0),
+                (0, 5),
+                textcoords="offset points",
+                size=9.5,
+                parse_math=False,
             )
-        rim = [withStroke(linewidth=3, foreground="0.1")]
-        for color, pair in zip(
-            plt.get_cmap("hsv")(np.linspace(0, 1, len(pairs), endpoint=False)), pairs, strict=True
-        ):
-            ends = [
-                (
-                    start + (number % grid.cols + 0.5) * grid.patch[1] / grid.image[0],
-                    (number // grid.cols + 0.5) * grid.patch[0] / grid.image[0],
-                )
-                for start, number, grid in zip(starts, pair, grids, strict=True)
-            ]
-            ax.plot(*zip(*ends, strict=True), color=color, linewidth=1.2, alpha=0.9)
-            ax.plot(*zip(*ends, strict=True), "o", color=color, markersize=5, path_effects=rim)
+        for color, pair in zip(plt.get_cmap("hsv")(hues), pairs, strict=True):
+            x, y = [], []
+            for start, number, grid in zip(starts, pair, grids, strict=True):
+                row, col = divmod(number, grid.cols)
+                x.append(start + (col + 0.5) * grid.patch[1] / grid.image[0])
+                y.append((row + 0.5) * grid.patch[0] / grid.image[0])
+            ax.plot(x, y, color=color, linewidth=1.2, alpha=0.9)
+            ax.plot(x, y, "o", color=color, markersize=5, path_effects=rim)
         ax.set(xlim=(0, starts[1] + widths[1]), ylim=(1, 0), aspect="equal")
         bare(ax)
         ax.set_xlabel(note, loc="left", size=8.5, color=GRAY, parse_math=False)

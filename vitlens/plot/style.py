@@ -61,7 +61,7 @@ STYLE = {
 }
 
 
-def styled(ax: plt.Axes | None = None):
+def use_style(ax: plt.Axes | None = None):
     """Context that draws in `STYLE` on Matplotlib's defaults. It has no effect with an `ax`, which keeps its style."""
     if ax is not None:
         return contextlib.nullcontext()
@@ -88,7 +88,7 @@ def canvas(
     ax: plt.Axes | None, width: float, height: float
 ) -> Iterator[tuple[plt.Axes, plt.Axes | plt.Figure]]:
     """The axes to draw on, and the result of the plot function: the argument `ax`, or a new page with axes."""
-    with styled(ax):
+    with use_style(ax):
         if ax is not None:
             yield ax, ax
         else:
@@ -117,7 +117,7 @@ def frames(lines: int, cols: int, width: float, height: float) -> tuple[plt.Figu
     return figure, axes
 
 
-def wrapped(text: str, width: float, letter: float = 7.5) -> str:
+def wrap(text: str, width: float, letter: float = 7.5) -> str:
     """Text in lines of at most `width` pixels, with `letter` pixels per letter on average. Its line breaks stay."""
     return "\n".join(textwrap.fill(line, int(width / letter)) for line in text.splitlines())
 

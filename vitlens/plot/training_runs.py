@@ -18,7 +18,7 @@ import numpy as np
 
 from vitlens.plot.attention import number_layers, strip
 from vitlens.plot.inspection import about_gray, shown_positions
-from vitlens.plot.mosaic import colored, mosaic
+from vitlens.plot.mosaic import map_colors, mosaic
 from vitlens.plot.style import (
     REFERENCE,
     SERIES,
@@ -29,7 +29,7 @@ from vitlens.plot.style import (
     colors,
     page,
     scale_bar,
-    styled,
+    use_style,
 )
 from vitlens.recorder.grid import TokenGrid
 
@@ -79,7 +79,7 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
     metric, unit, measured = "top1", "{:.1f} %", "Accuracy on validation images (%)"
     if unlabeled:
         metric, unit, measured = "valid_loss", "{:.3g}", "Loss on validation images"
-    with styled():
+    with use_style():
         titles = "Loss of the batch", measured, "Learning rate, share of its peak"
         figure, (loss, valid, rate) = charts(titles, 900, 300)
         for ax, column, color, name in (
@@ -123,7 +123,7 @@ def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
     >>> figure = vitlens.plot.snapshot(run)
     """
     run = _checked(snapshots)
-    with styled():
+    with use_style():
         figure = page(WIDTH, 698)
         figure.suptitle(f"Step {run.steps[index]:,}", x=0.01, ha="left", size=12, weight="bold")
         axes = figure.subplots(2, 2, width_ratios=[1.2, 1], height_ratios=[1.6, 1]).ravel()
@@ -154,7 +154,7 @@ def film_strip(
         indices = np.linspace(0, len(run.steps) - 1, min(7, len(run.steps))).round().astype(int)
     labels = [f"step {run.steps[index]:,}" for index in indices] if labels is None else labels
     side = min(174, (WIDTH - 110) / len(indices))
-    with styled():
+    with use_style():
         figure = page(side * len(indices) + 110, 4 * (side + 6) + 60, "compressed", margin=0.03)
         grid = figure.subplots(4, len(indices), squeeze=False)
         for axes, index, label in zip(grid.T, indices, labels, strict=True):
@@ -212,7 +212,7 @@ def _draw(
         1.05 * max(run.distances.max(), run.uniform),
     )
     third.locator_params(axis="y", nbins=4)
-    tiles, shares = colored(
+    tiles, shares = map_colors(
         run.rollout[index, : rollouts[1]], **colors(run.rollout[:, : rollouts[1]])
     )
     _tiles(fourth, tiles, rollouts[0])
