@@ -8,7 +8,7 @@ from torch import nn
 
 from vitlens.positions import similarity
 from vitlens_explorer.controls import STRETCH, Control
-from vitlens_explorer.drawing import mosaic, png
+from vitlens_explorer.drawing import png, tiles_png
 from vitlens_explorer.lanes import Check
 from vitlens_explorer.page import Change, Page
 from vitlens_explorer.panels import Panel, Scale
@@ -65,7 +65,7 @@ class PositionMaps(Page):
         panels = [one]
         if max(rows, cols) <= MOST:
             scales = [Scale("RdBu_r", -1.0, 1.0)] * (rows * cols)
-            pictures["all"] = mosaic(self.similarity, scales, max(rows + 2, 640 // rows))
+            pictures["all"] = tiles_png(self.similarity, scales, max(rows + 2, 640 // rows))
             words = (
                 "Every tile is the map of the position in its place, in red and blue from −1 to 1."
             )

@@ -65,7 +65,7 @@ function questions({ name, label, options, groups, hidden, value: first }, send)
   return { node, update };
 }
 
-// A control of page.py: {node, update(value, message)}.
+// A control of controls.py: {node, update(value, message)}.
 function control(described, send) {
   if (described.kind === "questions") return questions(described, send);
   const {

@@ -171,7 +171,7 @@ function colorsOf({ low, high }, map, strength, opacity) {
   return new DataView(table.buffer);
 }
 
-// The color scale of a map, as `scale_of` and `Scale.table` in page.py.
+// The color scale of a map, as `scale_of` and `Scale.table` in panels.py.
 function scaleOf(
   values,
   limit,
