@@ -336,5 +336,5 @@ def test_widget_callback_sets_another_widget(vit):
     done.start()
     while done.is_alive():
         first.wait(0.01)
-        first._take(0.01)
+        first._call_posted(0.01)
     assert first.page.state["layer"] == 0
