@@ -14,7 +14,7 @@ PAINT = """([width, height, pixels, panel]) => {
     const view = (text) => new DataView(bytes(text).buffer);
     const base = { width, height, data: new Uint8ClampedArray(bytes(pixels)) };
     const scale = panel.scale && { ...panel.scale, colors: view(panel.scale.colors) };
-    return [...painted(base, { ...panel, scale, values: view(panel.values) }).data];
+    return [...paintMap(base, { ...panel, scale, values: view(panel.values) }).data];
 }"""
 
 

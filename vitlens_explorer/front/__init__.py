@@ -28,7 +28,7 @@ def join_scripts(folder: Path = FRONT, names: Sequence[str] = FRONT_SCRIPTS) -> 
 
 def script() -> str:
     """The scripts as one JavaScript module, whose default export has anywidget's `render`."""
-    return join_scripts() + "\nexport default { render, Source, unpacked };\n"
+    return join_scripts() + "\nexport default { render, Source, unpack };\n"
 
 
 def style() -> str:

@@ -424,7 +424,7 @@ def _layer(forward: Forward, layer: Layer) -> dict:
 
 
 def array(values: Tensor, exact: bool = False) -> dict:
-    """Numbers for `floats` in numbers.js, in half precision, or in single if `exact` or out of its range."""
+    """Numbers for `decodeFloats` in numbers.js, in half precision, or in single if `exact` or out of its range."""
     values = values.detach().float().cpu()
     single = exact or not values.half().isfinite().all()
     kind = "f4" if single else "f2"
