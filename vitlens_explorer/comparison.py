@@ -11,7 +11,6 @@ from vitlens.recorder.supported import attention_modules, unwrap
 from vitlens_explorer.controls import (
     PAINT,
     PLAIN,
-    READOUT,
     Control,
     layer_control,
     paint_controls,
@@ -24,7 +23,7 @@ from vitlens_explorer.controls import (
 from vitlens_explorer.lanes import LARGEST_UPLOAD, Check
 from vitlens_explorer.page import Change, Page
 from vitlens_explorer.panels import Panel
-from vitlens_explorer.photographs import Forward, Gallery, Photograph, fit_place
+from vitlens_explorer.photographs import READOUT, Forward, Gallery, Photograph, fit_place
 from vitlens_explorer.views import (
     HOLDS,
     MEAN,

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from vitlens_explorer.panels import MAPS
+from vitlens_explorer.photographs import PATCH, READOUT, Forward
 from vitlens_explorer.words import percent
 
-if TYPE_CHECKING:
-    from vitlens_explorer.photographs import Forward
-
-READOUT, PATCH = "readout", "patch"
-"""Queries besides the positions of prefix tokens: what the classifier head reads, and the patch in a row and column."""
 OPACITIES = ("by value", "value"), ("uniform", "even")
 PAINTING, MORE = "Appearance", "More"
 """Names of the closed groups of controls."""

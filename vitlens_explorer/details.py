@@ -15,9 +15,8 @@ from vitlens.recorder.forward import eval_mode, run
 from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import family
-from vitlens_explorer.controls import READOUT
 from vitlens_explorer.lanes import never_cancel
-from vitlens_explorer.photographs import Forward
+from vitlens_explorer.photographs import READOUT, Forward
 from vitlens_explorer.views import MAX, MEAN, by_layer, query_row
 from vitlens_explorer.words import number, say
 

@@ -21,7 +21,6 @@ from vitlens_explorer.controls import (
     PAINT,
     PAINTING,
     PLAIN,
-    READOUT,
     Control,
     layer_control,
     paint_controls,
@@ -43,7 +42,7 @@ from vitlens_explorer.heads_off import (
 from vitlens_explorer.lanes import LARGEST_UPLOAD, Check, Job, never_cancel
 from vitlens_explorer.page import Change, Download, Page
 from vitlens_explorer.panels import Panel, Scale
-from vitlens_explorer.photographs import Forward, Gallery, Photograph, fit_place, size_for
+from vitlens_explorer.photographs import READOUT, Forward, Gallery, Photograph, fit_place, size_for
 from vitlens_explorer.results import CANCELED, Key, Results
 from vitlens_explorer.saving import file_stem, settings_of, zip_map
 from vitlens_explorer.targets import (

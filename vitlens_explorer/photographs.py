@@ -33,13 +33,14 @@ from vitlens.recorder.forward import eval_mode, require_finite
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import family, read_tokens, unwrap
-from vitlens_explorer.controls import PATCH, READOUT
 from vitlens_explorer.drawing import enlarged_png
 from vitlens_explorer.words import number, percent
 
 GIVEN, FIRST = "the image given", "chelsea"
 EYE = 0.37, 0.33
 """(y, x) of an eye of the first photograph, as shares of its middle square."""
+READOUT, PATCH = "readout", "patch"
+"""Queries besides the positions of prefix tokens: what the classifier head reads, and the patch in a row and column."""
 LIKELIEST = 10
 """Number of classes that the menus offer."""
 KEPT = 256 * 2**20

@@ -24,10 +24,10 @@ from vitlens.recorder.forward import eval_mode, run
 from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import family
-from vitlens_explorer.controls import READOUT, Control
+from vitlens_explorer.controls import Control
 from vitlens_explorer.lanes import Check
 from vitlens_explorer.panels import Panel, scale_of
-from vitlens_explorer.photographs import Forward
+from vitlens_explorer.photographs import READOUT, Forward
 from vitlens_explorer.words import number, percent, say
 
 MEAN, MAX, SUM, EVERY = "mean", "max", "sum", "every"

@@ -30,11 +30,11 @@ from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import UnsupportedModelError, family
 from vitlens.stream import read_each
 from vitlens_explorer import front
-from vitlens_explorer.controls import READOUT, Control
+from vitlens_explorer.controls import Control
 from vitlens_explorer.explorer import BARS, LOOKING, Explorer
 from vitlens_explorer.lanes import Check, never_cancel
 from vitlens_explorer.panels import MAPS
-from vitlens_explorer.photographs import Forward, Photograph
+from vitlens_explorer.photographs import READOUT, Forward, Photograph
 from vitlens_explorer.targets import PREDICTED
 from vitlens_explorer.views import (
     EVEN,
