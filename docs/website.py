@@ -48,20 +48,19 @@ HOSTS = {
 def addresses(root: Path = ROOT) -> dict[str, str]:
     """The addresses of the repository and the site in pyproject.toml, empty where no one has filled them in."""
     text = (root / "pyproject.toml").read_text(encoding="utf-8").partition("[tool.vitlens]")[2]
-    found = dict(re.findall(r'^(repository|site) = "([^"]*)"', text, re.M))
-    for name, address in found.items():
+    by_name = dict(re.findall(r'^(repository|site) = "([^"]*)"', text, re.M))
+    for name, address in by_name.items():
         if address and not re.fullmatch(r"https://[\w.-]+(/[\w.~-]+)*", address):
             raise ValueError(
                 f"{name} of [tool.vitlens] must be https://… without a slash at its end, got {address!r}."
             )
-    return found
+    return by_name
 
 
 def chapters(root: Path = ROOT) -> list[Path]:
     """The notebooks in reading order: numbered chapters, then appendices with letters."""
-    return [
-        path for kind in (CHAPTERS, APPENDICES) for path in sorted((root / "notebooks").glob(kind))
-    ]
+    folder = root / "notebooks"
+    return sorted(folder.glob(CHAPTERS)) + sorted(folder.glob(APPENDICES))
 
 
 def source(cell: dict) -> str:
@@ -71,11 +70,15 @@ def source(cell: dict) -> str:
 def heading(path: Path) -> tuple[str, str, str]:
     """Title, opening picture and question of a chapter, from its first cell. Empty where it has none."""
     text = source(json.loads(path.read_text(encoding="utf-8"))["cells"][0])
-    parts = (r"^# (.+)$", r"!\[[^\]]*\]\(([^)]+)\)", r"\*\*([^*]+)\*\*")
-    return tuple(
-        found[1].replace("\n", " ") if (found := re.search(part, text, re.M)) else ""
-        for part in parts
-    )
+
+    def first(pattern: str) -> str:
+        match = re.search(pattern, text, re.M)
+        return match[1].replace("\n", " ") if match else ""
+
+    title = first(r"^# (.+)$")
+    picture = first(r"!\[[^\]]*\]\(([^)]+)\)")
+    question = first(r"\*\*([^*]+)\*\*")
+    return title, picture, question
 
 
 # The pages, as Sphinx reads them.
@@ -94,54 +97,70 @@ def live(page: str, still: str, state: str = "") -> str:
 def notebook(path: Path) -> str:
     """A notebook with the live page offered above each widget that shows what the page does."""
     book = json.loads(path.read_text(encoding="utf-8"))
-    book["metadata"]["language_info"]["pygments_lexer"] = (
-        "ipython3"  # which reads lines with % and !
-    )
+    # the lexer that reads lines with % and !
+    book["metadata"]["language_info"]["pygments_lexer"] = "ipython3"
     for cell in book["cells"]:
-        code = source(cell)
-        for data in (output.get("data", {}) for output in cell.get("outputs", [])):
-            if drawing := data.pop(
-                "image/svg+xml", None
-            ):  # Sphinx would give it its path as alt text
-                alt = html.escape("".join(data["text/plain"]))
-                data["text/html"] = (
-                    f'<img alt="{alt}" src="data:image/svg+xml,{quote("".join(drawing))}">'
-                )
-        if "live" in cell["metadata"].get("tags", []) and re.search(
-            r"widgets\.(explore|tour)", code
-        ):
-            view = re.search(r"view=\"(\w+)\"", code)
-            state = cell["metadata"].get("page") or (f"view={view[1]}" if view else "")
-            stills = [
-                output["data"]
-                for output in cell["outputs"]
-                if "text/html" in output.get("data", {})
-            ]
-            for data in stills[-1:]:
-                still = "".join(data["text/html"])
-                data["text/html"] = live("../live.html", still, state)
+        outputs = [output["data"] for output in cell.get("outputs", []) if "data" in output]
+        for data in outputs:
+            if "image/svg+xml" in data:
+                data["text/html"] = svg_image(data)
+        stills = [data for data in outputs if "text/html" in data]
+        if stills and has_widget(cell):
+            still = "".join(stills[-1]["text/html"])
+            stills[-1]["text/html"] = live("../live.html", still, page_state(cell))
     return json.dumps(book)
 
 
+def svg_image(data: dict) -> str:
+    """HTML of an output's drawing, which it loses. Sphinx would give it its path as alt text."""
+    alt = html.escape("".join(data["text/plain"]))
+    drawing = quote("".join(data.pop("image/svg+xml")))
+    return f'<img alt="{alt}" src="data:image/svg+xml,{drawing}">'
+
+
+def has_widget(cell: dict) -> bool:
+    """True for a cell with a widget that shows what the live page does."""
+    tagged = "live" in cell["metadata"].get("tags", [])
+    return tagged and bool(re.search(r"widgets\.(explore|tour)", source(cell)))
+
+
+def page_state(cell: dict) -> str:
+    """State of the live page for the widget of a cell."""
+    state = cell["metadata"].get("page")
+    if state:
+        return state
+    view = re.search(r"view=\"(\w+)\"", source(cell))
+    return f"view={view[1]}" if view else ""
+
+
 def card(path: Path, folder: Path) -> str:
-    """A link to a chapter with its question and the left of its opening picture, or the middle if the left is empty."""
+    """A link to a chapter with its question and a part of its opening picture."""
+    title, picture, question = heading(path)
+    image = ""
+    file = path.parent / picture
+    if file.is_file():
+        name = file.name if file.suffix == ".svg" else f"{path.stem}.webp"
+        if file.suffix == ".svg":
+            shutil.copy(file, folder / name)
+        else:
+            write_card_image(file, folder / name)
+        image = f'<img src="_static/cards/{name}" alt="" loading="lazy" width="240">'
+    question = re.sub("`(.+?)`", r"<code>\1</code>", html.escape(question))
+    inside = f"{image}<b>{html.escape(title)}</b><span>{question}</span>"
+    return f'<a class="chapter" href="notebooks/{path.stem}.html">{inside}</a>'
+
+
+def write_card_image(file: Path, card: Path) -> None:
+    """Write the left of a picture, or its middle if the left is empty."""
     from PIL import Image, ImageOps, ImageStat
 
-    title, picture, question = heading(path)
-    shown = ""
-    if (file := path.parent / picture).is_file():
-        small = folder / (file.name if file.suffix == ".svg" else f"{path.stem}.webp")
-        if file.suffix == ".svg":
-            shutil.copy(file, small)
-        else:
-            image = Image.open(file).convert("RGB")
-            left, middle = (ImageOps.fit(image, (440, 330), centering=(x, 0.5)) for x in (0, 0.5))
-            ink, more = (ImageStat.Stat(part.convert("L")).stddev[0] for part in (left, middle))
-            (left if more < 1.1 * ink else middle).save(small, quality=72)
-        shown = f'<img src="_static/cards/{small.name}" alt="" loading="lazy" width="240">'
-    question = re.sub("`(.+?)`", r"<code>\1</code>", html.escape(question))
-    inside = f"{shown}<b>{html.escape(title)}</b><span>{question}</span>"
-    return f'<a class="chapter" href="notebooks/{path.stem}.html">{inside}</a>'
+    image = Image.open(file).convert("RGB")
+    left = ImageOps.fit(image, (440, 330), centering=(0, 0.5))
+    middle = ImageOps.fit(image, (440, 330), centering=(0.5, 0.5))
+    left_contrast = ImageStat.Stat(left.convert("L")).stddev[0]
+    middle_contrast = ImageStat.Stat(middle.convert("L")).stddev[0]
+    fuller = left if middle_contrast < 1.1 * left_contrast else middle
+    fuller.save(card, quality=72)
 
 
 def front_page(folder: Path) -> str:
@@ -153,30 +172,29 @@ def front_page(folder: Path) -> str:
     )
     shutil.copy(ROOT / picture[2], folder / "_static")
     text = text.replace(picture[0], live("live.html", still))
-    (cards := folder / "_static/cards").mkdir()
-    grid = f'<div class="chapters">{"".join(card(path, cards) for path in chapters())}</div>\n\n'
-    text = re.sub(
-        r"(?<=^## The book\n).*?(?=^## )", lambda part: f"{part[0]}{grid}", text, flags=re.M | re.S
-    )
-    pages = {
-        "The book": [
-            f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob(CHAPTERS))
-        ],
-        "Appendices": [
-            f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob(APPENDICES))
-        ],
-        "The package": [f"docs/{name}" for name in DOCS],
-        "The project": [
-            "About the book <notebooks/README>",
-            *(name.removesuffix(".md") for name in PROJECT),
-        ],
+    folder_of_cards = folder / "_static/cards"
+    folder_of_cards.mkdir()
+    cards = [card(path, folder_of_cards) for path in chapters()]
+    grid = f'<div class="chapters">{"".join(cards)}</div>\n\n'
+    book = re.search(r"(?<=^## The book\n).*?(?=^## )", text, re.M | re.S)
+    text = text[: book.end()] + grid + text[book.end() :]
+    notebooks = {
+        kind: [f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob(kind))]
+        for kind in (CHAPTERS, APPENDICES)
     }
-    trees = (
-        "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```"])
-        for caption, names in pages.items()
-        if names
-    )
-    return "\n\n".join([text, *trees, ""])
+    project = [name.removesuffix(".md") for name in PROJECT]
+    pages = {
+        "The book": notebooks[CHAPTERS],
+        "Appendices": notebooks[APPENDICES],
+        "The package": [f"docs/{name}" for name in DOCS],
+        "The project": ["About the book <notebooks/README>", *project],
+    }
+    parts = [text]
+    for caption, names in pages.items():
+        if names:
+            lines = ["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```"]
+            parts.append("\n".join(lines))
+    return "\n\n".join([*parts, ""])
 
 
 def stage(folder: Path) -> None:
@@ -189,42 +207,56 @@ def stage(folder: Path) -> None:
     pages = texts.keys() | {Path("README.md")}
     texts[Path("index.md")] = front_page(folder)
     for name, text in texts.items():
-
-        def linked(link: re.Match, here: Path = (ROOT / name).parent) -> str:
-            start, address = link[1], link[2]
-            target = (here / address).resolve()
-            if not target.is_relative_to(ROOT) or not target.is_file():
-                return link[0]
-            html = not start.startswith("]")  # Sphinx leaves the links of HTML as they are
-            if (path := target.relative_to(ROOT)) not in pages:
-                for copy in [folder / path, folder / "_extra" / path][: 1 + html]:
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(target, copy)
-                return link[0]
-            if path == Path("README.md"):
-                address = address.replace("README", "index")
-            return start + (re.sub(r"\.\w+$", ".html", address) if html else address)
-
+        here = (ROOT / name).parent
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(LINK.sub(linked, text), encoding="utf-8")
+        with_links = LINK.sub(lambda link, here=here: staged_link(link, here, pages, folder), text)
+        (folder / name).write_text(with_links, encoding="utf-8")
+
+
+def staged_link(link: re.Match, here: Path, pages: set[Path], folder: Path) -> str:
+    """A link of a page in `here`, for the copy of the page in `folder`. Copies a linked file that is not a page."""
+    start, address = link[1], link[2]
+    target = (here / address).resolve()
+    if not target.is_relative_to(ROOT) or not target.is_file():
+        return link[0]
+    path = target.relative_to(ROOT)
+    in_html = not start.startswith("]")
+    if path not in pages:
+        copy_into(folder, target, path)
+        if in_html:  # Sphinx copies only the files that Markdown links to
+            copy_into(folder / "_extra", target, path)
+        return link[0]
+    if path == Path("README.md"):
+        address = address.replace("README", "index")
+    if in_html:  # Sphinx leaves the links of HTML as they are
+        address = re.sub(r"\.\w+$", ".html", address)
+    return start + address
+
+
+def copy_into(folder: Path, file: Path, path: Path) -> None:
+    """Copy a file to a path in a folder."""
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, folder / path)
 
 
 def mathjax(folder: Path) -> None:
     """MathJax from npm, as one script and the extensions that it loads when a formula needs them."""
-    if not (npm := shutil.which("npm")):
+    npm = shutil.which("npm")
+    if not npm:
         sys.exit(
             "npm was not found. Install Node.js, whose npm fetches MathJax for the formulas of the site."
         )
     with tempfile.TemporaryDirectory() as place:
-        subprocess.run(
-            [npm, "pack", "--silent", MATHJAX], cwd=place, check=True, stdout=subprocess.DEVNULL
-        )
+        command = [npm, "pack", "--silent", MATHJAX]
+        subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL)
         shutil.unpack_archive(next(Path(place).glob("*.tgz")), place, filter="data")
         es5 = Path(place, "package/es5")
         for part in ("tex-svg.js", "input/tex/extensions", "a11y/assistive-mml.js"):
-            copy = shutil.copytree if (es5 / part).is_dir() else shutil.copy
             (folder / part).parent.mkdir(parents=True, exist_ok=True)
-            copy(es5 / part, folder / part)
+            if (es5 / part).is_dir():
+                shutil.copytree(es5 / part, folder / part)
+            else:
+                shutil.copy(es5 / part, folder / part)
 
 
 def trim(site: Path) -> None:
@@ -235,25 +267,20 @@ def trim(site: Path) -> None:
     for file in (*site.glob("_static/*.html"), *site.glob("_static/**/*.map")):
         file.unlink()
     for page in site.glob("**/*.html"):
-        if page.name != "live.html":
-            text = re.sub(
-                r"<(link|script)[^>]*fontawesome\.js[^>]*>(</script>)?",
-                "",
-                page.read_text(encoding="utf-8"),
-            )
-            text = re.sub(
-                "<title>vitlens .*?<", "<title>vitlens: a microscope for Vision Transformers<", text
-            )
-            if page.name in ("index.html", "README.html"):
-                text = re.sub(r"<img (?![^>]*loading=)", '<img loading="lazy" ', text)
-            page.write_text(text, encoding="utf-8")
+        if page.name == "live.html":
+            continue
+        text = page.read_text(encoding="utf-8")
+        text = re.sub(r"<(link|script)[^>]*fontawesome\.js[^>]*>(</script>)?", "", text)
+        title = "<title>vitlens: a microscope for Vision Transformers<"
+        text = re.sub("<title>vitlens .*?<", title, text)
+        if page.name in ("index.html", "README.html"):
+            text = re.sub(r"<img (?![^>]*loading=)", '<img loading="lazy" ', text)
+        page.write_text(text, encoding="utf-8")
     (site / "_static/scripts/fontawesome.js").unlink()
-    search = (
-        site / "_static/searchtools.js"
-    )  # whose summaries shall not begin with the buttons of a page
-    search.write_text(
-        search.read_text(encoding="utf-8").replace('[role="main"]', "article"), encoding="utf-8"
-    )
+    # Summaries in the results of the search begin with the text of a page, not with its buttons.
+    search = site / "_static/searchtools.js"
+    script = search.read_text(encoding="utf-8").replace('[role="main"]', "article")
+    search.write_text(script, encoding="utf-8")
 
 
 def build(site: Path, model: str) -> None:
@@ -263,42 +290,29 @@ def build(site: Path, model: str) -> None:
         page = ["vitlens", "page", model, "--live", "--out", site / "live.html"]
         subprocess.run([sys.executable, "-m", *page], check=True)
     with tempfile.TemporaryDirectory() as place:
-        stage(folder := Path(place))
+        folder = Path(place)
+        stage(folder)
         mathjax(folder / "_static/mathjax")
-        options = [
-            "-b",
-            "html",
-            "-c",
-            ROOT / "docs",
-            "-d",
-            folder / ".doctrees",
-            "-E",
-            "-q",
-            "-W",
-            "--keep-going",
-        ]
-        options += [
-            "-D",
-            f"html_static_path={folder / '_static'}",
-            "-D",
-            f"html_extra_path={folder / '_extra'}",
-        ]
-        if subprocess.run(
-            [sys.executable, "-m", "sphinx", *options, folder, folder / ".html"]
-        ).returncode:
+        command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", ROOT / "docs"]
+        command += ["-d", folder / ".doctrees", "-E", "-q", "-W", "--keep-going"]
+        command += ["-D", f"html_static_path={folder / '_static'}"]
+        command += ["-D", f"html_extra_path={folder / '_extra'}"]
+        sphinx = subprocess.run([*command, folder, folder / ".html"])
+        if sphinx.returncode:
             sys.exit("Sphinx printed warnings. Change the pages that they name, and build again.")
-        for part in (
-            folder / ".html"
-        ).iterdir():  # in place of an older site, whose other pages must not stay
+        # The pages replace those of an older site.
+        for part in (folder / ".html").iterdir():
             old = site / part.name
-            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+            if old.is_dir():
+                shutil.rmtree(old)
+            else:
+                old.unlink(missing_ok=True)
             shutil.move(part, old)
     trim(site)
-    for path in chapters():
-        shutil.copy(
-            path, site / "_sources/notebooks" / path.name
-        )  # a download is the notebook as committed
-    if dead := dead_links(site):
+    for path in chapters():  # a download is the notebook as committed
+        shutil.copy(path, site / "_sources/notebooks" / path.name)
+    dead = dead_links(site)
+    if dead:
         sys.exit("\n".join([f"{len(dead)} links are dead:", *dead]))
 
 
@@ -328,51 +342,48 @@ def dead_links(site: Path) -> list[str]:
     dead = []
     for page, links in pages.items():
         for address in dict.fromkeys(links.named):
-            parts = urlsplit(address)
-            if parts.scheme == "data":
-                continue
-            if parts.scheme or parts.netloc:
-                alive = parts.scheme == "https" and parts.hostname in hosts
-            else:
-                target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
-                alive = target.is_file() and (
-                    target not in pages or unquote(parts.fragment) in pages[target].ids
-                )
-            if not alive:
+            if not leads_somewhere(address, page, pages, hosts):
                 dead.append(f"{page.relative_to(site)}: {address}")
     return dead
 
 
+def leads_somewhere(address: str, page: Path, pages: dict[Path, Links], hosts: set[str]) -> bool:
+    """True for an address of a known host, of data, or of an existing file, with an id that its page has."""
+    parts = urlsplit(address)
+    if parts.scheme == "data":
+        return True
+    if parts.scheme or parts.netloc:
+        return parts.scheme == "https" and parts.hostname in hosts
+    target = page
+    if parts.path:
+        target = (page.parent / unquote(parts.path)).resolve()
+    if target in pages:
+        return unquote(parts.fragment) in pages[target].ids
+    return target.is_file()
+
+
 def write_links(root: Path = ROOT) -> list[Path]:
     """Write the addresses of pyproject.toml into notebooks and READMEs. Returns the files that changed."""
-    repository, site = (addresses(root)[name] for name in ("repository", "site"))
-    texts = {path: path.read_text(encoding="utf-8") for path in chapters(root)}
-    changed = {
-        path: re.sub(r'(?<=REPOSITORY = )(\\?")[^"\\]*', rf"\g<1>{repository}", texts[path])
-        for path in texts
-    }
+    repository, site = addresses(root)["repository"], addresses(root)["site"]
+    index, readme = root / "notebooks/README.md", root / "README.md"
+    texts = {path: path.read_text(encoding="utf-8") for path in (*chapters(root), index, readme)}
+    changed = {}
+    for path in chapters(root):
+        pattern = r'(?<=REPOSITORY = )(\\?")[^"\\]*'
+        changed[path] = re.sub(pattern, rf"\g<1>{repository}", texts[path])
 
-    def colab(line: re.Match) -> str:
+    def with_colab_badge(line: re.Match) -> str:
         address = f"{repository}/blob/main/notebooks/{line[2]}"
         address = address.replace("https://github.com", "https://colab.research.google.com/github")
-        return line[1] + f" [![Open in Colab](../docs/_static/colab.svg)]({address})" * (
-            "colab" in address
-        )
+        if "colab" not in address:
+            return line[1]
+        return f"{line[1]} [![Open in Colab](../docs/_static/colab.svg)]({address})"
 
-    for name, pattern, badge in (
-        (
-            "notebooks/README.md",
-            r"^([|*-].*?\]\((\w+\.ipynb)\))(?: \[!\[Open in Colab\]\(.*?\)\]\(.*?\))?",
-            colab,
-        ),
-        (
-            "README.md",
-            r"(?<=^# vitlens\n)(?:\n\[!\[Read the book\].*\n)?",
-            f"\n[![Read the book](docs/_static/book.svg)]({site})\n" * bool(site),
-        ),
-    ):
-        texts[root / name] = (root / name).read_text(encoding="utf-8")
-        changed[root / name] = re.sub(pattern, badge, texts[root / name], flags=re.M)
+    pattern = r"^([|*-].*?\]\((\w+\.ipynb)\))(?: \[!\[Open in Colab\]\(.*?\)\]\(.*?\))?"
+    changed[index] = re.sub(pattern, with_colab_badge, texts[index], flags=re.M)
+    badge = f"\n[![Read the book](docs/_static/book.svg)]({site})\n" if site else ""
+    pattern = r"(?<=^# vitlens\n)(?:\n\[!\[Read the book\].*\n)?"
+    changed[readme] = re.sub(pattern, badge, texts[readme], flags=re.M)
     written = [path for path, text in changed.items() if text != texts[path]]
     for path in written:
         path.write_text(changed[path], encoding="utf-8")
@@ -388,10 +399,8 @@ def main(arguments: list[str]) -> None:
     )
     options = parser.parse_args(arguments)
     if options.command == "links":
-        print(
-            "\n".join(f"{path.relative_to(ROOT)}: written" for path in write_links())
-            or "Nothing changed."
-        )
+        lines = [f"{path.relative_to(ROOT)}: written" for path in write_links()]
+        print("\n".join(lines) or "Nothing changed.")
     else:
         build(options.out.resolve(), options.model)
 

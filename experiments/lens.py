@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from experiments.results import about, command, labeled, opened_models, parser, write
 from vitlens import tokens
-from vitlens.attribution.maps import checked, explaining
+from vitlens.attribution.maps import explanation_mode, prepare_inputs
 from vitlens.recorder.supported import family, transformer
 from vitlens.scores import proportion, student
 from vitlens.stream import read_out
@@ -89,8 +89,8 @@ def tune(
     """
     kept, generator = [], torch.Generator().manual_seed(0)
     for images in batches:
-        model, images, *_ = checked(model, images)
-        with explaining(model), torch.no_grad():
+        model, images, *_ = prepare_inputs(model, images)
+        with explanation_mode(model), torch.no_grad():
             layers = torch.stack(tokens.features(model, images)[0], 1)
         grid = family(transformer(model)).grid(tuple(images.shape[-2:]))
         if grid.readout is not None and not grid.readout[grid.prefix :].any():
@@ -100,7 +100,7 @@ def tune(
     layers = torch.cat(kept).transpose(0, 1)
     shape = len(layers), layers.shape[-1], layers.shape[-1]
     lens = TunedLens(layers.new_zeros(shape).float(), layers.new_zeros(shape[:2]).float())
-    with explaining(model):
+    with explanation_mode(model):
         for number in range(len(layers) - 1):
             on_layer(number, _fit(model, lens, number, layers, lr))
     return lens

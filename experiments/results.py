@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitlens import load_model
 from vitlens.classes import class_numbers
 from vitlens.train.runs import hardware, versions
-from vitlens_paper.evaluate.reading import normalized_for, opened
+from vitlens_paper.evaluate.reading import normalize_for, open_images
 
 SPECIMEN = "data/checkpoints/vit_tiny_patch16_224"
 MODELS = SPECIMEN, "data/checkpoints/vit_tiny_patch8_64"
@@ -116,13 +116,13 @@ def labeled(
 
     The images from `start` to `stop` of an order that is shuffled by seed 0.
     """
-    images = opened(model, data, "whole")
+    images = open_images(model, data, "whole")
     numbers = class_numbers(model, images.class_names)
     rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[
         start:stop
     ].split(batch)
     for pixels, labels in images.batches(rows):
-        yield normalized_for(model, pixels), numbers[labels]
+        yield normalize_for(model, pixels), numbers[labels]
 
 
 def write(path: Path | str, rows: Iterable[Mapping], digits: int | None = None) -> None:

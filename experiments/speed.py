@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     how, table = about(command("experiments.speed", arguments), device), []
     for name, size in itertools.product(options.models, options.sizes):
         model, image = (
-            compute.opened(name, size).to(device),
+            compute.build_untrained(name, size).to(device),
             torch.randn(1, 3, size, size, device=device),
         )
         with eval_mode(model), torch.autocast(device, torch.bfloat16, enabled=gpu):

@@ -43,19 +43,16 @@ FOLDED = {"tags": ["setup", "hide-input"], "jupyter": {"source_hidden": True}}
 KEPT = ("alt", "jupyter", "page", "tags", "tiny")  # of the metadata of a cell
 LIVE = "application/vnd.jupyter.widget-view+json"
 FIGURE = re.compile(r'<img alt="[^"]+" width="([0-9]+)" src="data:image/[a-z]+;base64,([^"]+)">')
-UNSEEN, EDGES = (
-    12,
-    0.25,
-)  # of 255 levels of a color, as a JPEG is off by several times around letters; of the pixels
+UNSEEN = 12  # of 255 levels of a color, as a JPEG is off by several times around letters
+EDGES = 0.25  # of the pixels
 
 
 def notebooks(chosen: list[str]) -> list[Path]:
     """The chapters, or those whose names begin with one of `chosen`."""
-    return [
-        p
-        for p in sorted(FOLDER.glob("[0-9A-D]*_*.ipynb"))
-        if not chosen or p.name.startswith(tuple(chosen))
-    ]
+    paths = sorted(FOLDER.glob("[0-9A-D]*_*.ipynb"))
+    if not chosen:
+        return paths
+    return [path for path in paths if path.name.startswith(tuple(chosen))]
 
 
 def prepared(
@@ -67,36 +64,41 @@ def prepared(
     files `images` take the places of its MODEL and IMAGES.
     """
     book = nbformat.read(path, as_version=4)
-    own = {"MODEL": str(Path(model).resolve()) if model and Path(model).is_dir() else model}
-    own["IMAGES"] = [str(Path(file).resolve()) for file in images]
+    if model and Path(model).is_dir():
+        model = str(Path(model).resolve())
+    own = {"MODEL": model, "IMAGES": [str(Path(file).resolve()) for file in images]}
     for cell in book.cells:
         if cell.id == "setup":
             address = re.search('REPOSITORY = (".*?")', cell.source)
             cell.source = SETUP.replace('""', address[1], 1) if address else SETUP
             cell.metadata = nbformat.from_dict(FOLDED)
-        for old, new in (cell.metadata.get("tiny", {}) if tiny else {}).items():
+        replacements = cell.metadata.get("tiny", {}) if tiny else {}
+        for old, new in replacements.items():
             if old not in cell.source:
                 raise ValueError(
                     f"Cell {cell.id} of {path.name} has no {old!r}, which its metadata replace."
                 )
             cell.source = cell.source.replace(old, new)
-        for name, value in own.items() if cell.id == "subject" else ():
-            if value:
-                line = f"{name} = {value!r}"
-                cell.source = re.sub(
-                    rf"^{name} = .*", lambda _, line=line: line, cell.source, flags=re.M
-                )
+        if cell.id == "subject":
+            for name, value in own.items():
+                if value:
+                    cell.source = assign(cell.source, name, value)
     return book
+
+
+def assign(code: str, name: str, value: object) -> str:
+    """Code with another value in the line that assigns a name."""
+    line = f"{name} = {value!r}".replace("\\", r"\\")  # a backslash is special in a replacement
+    return re.sub(rf"^{name} = .*", line, code, flags=re.M)
 
 
 def answers(book: nbformat.NotebookNode) -> list[str]:
     """The code in the folded answers to the exercises."""
-    folded = re.findall(
-        "<details>.*?</details>", "\n".join(cell.source for cell in book.cells), re.S
-    )
-    return [
-        code for each in folded for code in re.findall(r"^```python\n(.*?)^```", each, re.S | re.M)
-    ]
+    text = "\n".join(cell.source for cell in book.cells)
+    codes = []
+    for answer in re.findall("<details>.*?</details>", text, re.S):
+        codes += re.findall(r"^```python\n(.*?)^```", answer, re.S | re.M)
+    return codes
 
 
 def executed(path: Path, **own) -> nbformat.NotebookNode:
@@ -107,13 +109,11 @@ def executed(path: Path, **own) -> nbformat.NotebookNode:
         client = NotebookClient(
             book, timeout=1800, kernel_name="python3", record_timing=False, coalesce_streams=True
         )
-        client.resources, client.extra_arguments = (
-            {"metadata": {"path": str(FOLDER)}},
-            [
-                "--log-level=ERROR",
-                "--InlineBackend.figure_format=retina",  # twice the pixels, shown at the same size
-            ],
-        )
+        client.resources = {"metadata": {"path": str(FOLDER)}}
+        client.extra_arguments = [
+            "--log-level=ERROR",
+            "--InlineBackend.figure_format=retina",  # twice the pixels, shown at the same size
+        ]
         client.execute(env=environment)
     return normalized(book)
 
@@ -138,23 +138,23 @@ def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
             live = output.get("data", {}).pop(LIVE, None)
             if "metadata" in output:
                 output.metadata = nbformat.from_dict({})
-            if shown := FIGURE.fullmatch(output.get("data", {}).get("text/html", "")):
-                alt, width, file = (
-                    cell.metadata.get("alt", output.data["text/plain"]),
-                    *shown.groups(),
-                )
-                small = compact(file := base64.b64decode(file))
-                sides = [Image.open(io.BytesIO(each)).width for each in (small, file)]
-                html = image(small, alt, math.ceil(int(width) * sides[0] / sides[1]))
+            figure = FIGURE.fullmatch(output.get("data", {}).get("text/html", ""))
+            if figure:
+                alt = cell.metadata.get("alt", output.data["text/plain"])
+                width, file = int(figure[1]), base64.b64decode(figure[2])
+                small = compact(file)
+                ratio = open_image(small).width / open_image(file).width
+                html = image(small, alt, math.ceil(width * ratio))
                 output.data = nbformat.from_dict({"text/html": html, "text/plain": alt})
                 if live:
-                    still = (
-                        Image.open(io.BytesIO(small))
-                        .convert("RGB")
-                        .quantize(256, Image.Quantize.MAXCOVERAGE)
-                    )
+                    still = open_image(small).convert("RGB")
+                    still = still.quantize(256, Image.Quantize.MAXCOVERAGE)
                     output.data["image/png"] = base64.b64encode(encoded(still)).decode()
     return book
+
+
+def open_image(file: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(file))
 
 
 def compact(png: bytes) -> bytes:
@@ -164,41 +164,50 @@ def compact(png: bytes) -> bytes:
     a fifth smaller, as with photographs. In a chart, whose other colors are edges of letters and shades of bands, up to
     EDGES of the pixels may be UNSEEN off in a palette. Dithering would put dots into maps that no model made.
     """
-    if (picture := Image.open(io.BytesIO(png))).format in ("JPEG", "WEBP"):
+    picture = open_image(png)
+    if picture.format in ("JPEG", "WEBP"):
         return png
     picture = picture.convert("RGB")
     picture = ImageOps.expand(picture, (0, 0, picture.width % 2, picture.height % 2), "white")
-    few = picture.quantize(256, None if picture.getcolors(256) else Image.Quantize.MAXCOVERAGE)
+    method = None if picture.getcolors(256) else Image.Quantize.MAXCOVERAGE
+    few = picture.quantize(256, method)
     off = np.abs(np.asarray(picture, int) - np.asarray(few.convert("RGB"), int)).max(2)
-    exact = encoded(few if off.max() <= UNSEEN and (off > 0).mean() <= EDGES else picture)
-    picture.save(
-        file := io.BytesIO(), "JPEG", quality=78, subsampling=0, optimize=True, progressive=True
-    )
-    return file.getvalue() if 5 * len(file.getvalue()) < 4 * len(exact) else exact
+    like_the_picture = off.max() <= UNSEEN and (off > 0).mean() <= EDGES
+    exact = encoded(few if like_the_picture else picture)
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=78, subsampling=0, optimize=True, progressive=True)
+    jpeg = file.getvalue()
+    return jpeg if 5 * len(jpeg) < 4 * len(exact) else exact
 
 
 def encoded(picture: Image.Image) -> bytes:
     """A picture as a PNG file."""
-    picture.save(file := io.BytesIO(), "PNG", optimize=True)
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
     return file.getvalue()
 
 
 def pictures(cells: list[nbformat.NotebookNode]) -> Iterator[bytes]:
     """The files of the figures among the outputs of cells."""
-    for output in (output for cell in cells for output in cell.get("outputs", [])):
-        if shown := FIGURE.fullmatch(output.get("data", {}).get("text/html", "")):
-            yield base64.b64decode(shown[2])
+    for cell in cells:
+        for output in cell.get("outputs", []):
+            figure = FIGURE.fullmatch(output.get("data", {}).get("text/html", ""))
+            if figure:
+                yield base64.b64decode(figure[2])
 
 
 def opening(book: nbformat.NotebookNode) -> tuple[str, bytes]:
     """Kind and file of the picture of a chapter: the drawing or figure in the cell tagged "opening"."""
     tagged = [cell for cell in book.cells if "opening" in cell.metadata.get("tags", [])]
-    for output in (output for cell in tagged for output in cell.outputs):
-        if drawing := output.get("data", {}).get("image/svg+xml"):
-            return "svg", drawing.encode()
-    picture = Image.open(io.BytesIO(next(pictures(tagged)))).convert("RGB")
+    for cell in tagged:
+        for output in cell.outputs:
+            drawing = output.get("data", {}).get("image/svg+xml")
+            if drawing:
+                return "svg", drawing.encode()
+    picture = open_image(next(pictures(tagged))).convert("RGB")
     picture.thumbnail((1200, 1200), Image.Resampling.LANCZOS)
-    picture.save(file := io.BytesIO(), "WEBP", quality=80, method=6)
+    file = io.BytesIO()
+    picture.save(file, "WEBP", quality=80, method=6)
     return "webp", file.getvalue()
 
 
@@ -206,15 +215,17 @@ def write(paths: list[Path], check: bool) -> int:
     """Run notebooks and write them and their pictures, or with `check` only print which would differ."""
     different = 0
     for path in paths:
-        kind, picture = opening(book := executed(path))
+        book = executed(path)
+        kind, picture = opening(book)
         name = f"pictures/{path.stem}.{kind}"
         book.cells[0].source = re.sub(rf"pictures/{path.stem}\.\w+", name, book.cells[0].source)
         text = nbformat.writes(book) + "\n"
         same = text == path.read_text(encoding="utf-8")
         different += not same
-        print(
-            f"{path.name}: {'unchanged' if same else 'DIFFERENT' if check else 'written'}, {len(text) // 1000} kB"
-        )
+        result = "unchanged"
+        if not same:
+            result = "DIFFERENT" if check else "written"
+        print(f"{path.name}: {result}, {len(text) // 1000} kB")
         if not check:
             path.write_text(text, encoding="utf-8")
             (FOLDER / name).write_bytes(picture)

@@ -21,7 +21,7 @@ from vitlens.attribution import (
     legrad,
     relevance,
 )
-from vitlens.attribution.maps import explaining
+from vitlens.attribution.maps import explanation_mode
 
 GRADIENT = (
     gradient_rollout,
@@ -123,7 +123,7 @@ def test_explaining_makes_parameters_constants(vit):
     model, x = vit(img_size=SIZE), images()
     with torch.no_grad():
         plain = model(x)
-    with explaining(model), capture(model, gradients=True) as attn:
+    with explanation_mode(model), capture(model, gradients=True) as attn:
         logits = model(x)
     assert (
         torch.equal(logits, plain)

@@ -18,7 +18,7 @@ from vitlens.data.augment import normalize
 from vitlens.models import pixels, preprocess
 from vitlens.train import join
 from vitlens_paper.evaluate import features, linear_probe
-from vitlens_paper.evaluate.reading import before_the_head, named_classes, opened, read
+from vitlens_paper.evaluate.reading import before_the_head, open_images, read, top_classes
 
 
 def by_hand(train, valid, folds=5):
@@ -122,7 +122,7 @@ def test_read_rejects_outputs_that_are_not_finite(model, tmp_path):
             return output
 
         for module, output in (
-            (model.head, named_classes(model)),
+            (model.head, top_classes(model)),
             (model.norm, before_the_head(model)),
         ):
             with module.register_forward_hook(spoilt):
@@ -148,7 +148,7 @@ def test_opened_preprocesses_for_the_model(tmp_path):
         / "0.jpg"
         for i, c in enumerate("ab")
     ]
-    ((images, _),) = opened(deit, str(tmp_path / "all"), "whole", workers=0).batches(
+    ((images, _),) = open_images(deit, str(tmp_path / "all"), "whole", workers=0).batches(
         [torch.arange(2)]
     )
     config = deit.pretrained_cfg
@@ -158,12 +158,12 @@ def test_opened_preprocesses_for_the_model(tmp_path):
         rtol=0,
         atol=1e-6,
     )
-    read_by_workers = opened(deit, str(tmp_path / "all"), "whole", workers=1)
+    read_by_workers = open_images(deit, str(tmp_path / "all"), "whole", workers=1)
     assert next(read_by_workers.batches([torch.arange(2)]))[0].equal(images)
     assert pickle.loads(pickle.dumps(pixels(deit)))(Image.new("RGB", (9, 7))).shape == (3, 224, 224)
     oblong = timm.create_model("deit_tiny_patch16_224", depth=1, img_size=(224, 192))
     oblong.pretrained_cfg = {**oblong.pretrained_cfg, "input_size": (3, 224, 192)}
-    refuses("got 3 × 224 × 192", opened, oblong, "digits", "test")
+    refuses("got 3 × 224 × 192", open_images, oblong, "digits", "test")
 
 
 def classes_named(folder, out, **environment):
@@ -176,7 +176,7 @@ def classes_named(folder, out, **environment):
     world = join("cpu")
     data = load(folder, "whole", size=16, stream=True, workers=0)
     torch.save(
-        read(model.eval(), data, named_classes(model), world=world),
+        read(model.eval(), data, top_classes(model), world=world),
         f"{out}-{world.size}-{world.rank}",
     )
     if world.size > 1:

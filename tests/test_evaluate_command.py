@@ -20,7 +20,7 @@ from vitlens.data import load
 from vitlens.models import preprocess
 from vitlens.scores import over_seeds, proportion, real_labels
 from vitlens_paper.evaluate import features, few_shot, nearest, supports
-from vitlens_paper.evaluate.reading import opened
+from vitlens_paper.evaluate.reading import open_images
 from vitlens_paper.tasks import TASKS
 
 BUNDLED = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch8_64"
@@ -134,7 +134,7 @@ def knows_colors(folder: Path, data: Path, order: list[int]) -> Path:
     """A model without class names that classifies the colors, with its classes in another order than the folder's."""
     folder = saved_model(folder, num_classes=3)
     network = load_model(folder)
-    x, y = features(network, opened(network, data, "train", workers=0))
+    x, y = features(network, open_images(network, data, "train", workers=0))
     with torch.no_grad():
         solved = torch.linalg.lstsq(
             torch.cat([x, torch.ones(len(x), 1)], 1), torch.eye(3)[y][:, order]
@@ -381,7 +381,7 @@ def test_evaluate_deit_on_flowers(real_data):
     deit = timm.create_model("deit_tiny_patch16_224").eval()
     deit.load_state_dict(load_file(real_data / "deit-tiny" / "deit_tiny_patch16_224.safetensors"))
     train, test = (
-        features(deit, opened(deit, str(real_data / "flowers5"), split))
+        features(deit, open_images(deit, str(real_data / "flowers5"), split))
         for split in ("train", "test")
     )
     values = few_shot(train, test, supports(train[1], (1, 5, 10, 25), range(3)), 5)

@@ -16,7 +16,7 @@ from torchvision.transforms.functional import gaussian_blur
 from vitlens import TokenGrid
 from vitlens.attribution import relevance
 from vitlens.attribution.target import Target
-from vitlens.faithfulness import Randomization, blurred, curves, random_maps, randomization, table
+from vitlens.faithfulness import Randomization, blur, curves, random_maps, randomization, table
 
 TARGET = torch.tensor([3, 1])
 PARTS = (
@@ -44,7 +44,7 @@ def test_curves_of_a_linear_model_have_closed_areas():
     model, x, m = linear(), images(), maps(2, 4, 6)
     mean = torch.stack([torch.stack([c.mean().expand(64, 96) for c in one]) for one in x])
     colors = torch.tensor([1.0, 2.0, 3.0]).double()[:, None, None]
-    blanks = {"mean": mean, "blur": blurred(x, 16), "zero": 0 * x, colors: colors.expand_as(x)}
+    blanks = {"mean": mean, "blur": blur(x, 16), "zero": 0 * x, colors: colors.expand_as(x)}
     for (baseline, blank), step in itertools.product(blanks.items(), (1, 5, 24)):
         result = curves(model, x, m, TARGET, baseline=baseline, step=step, score="logit", grid=GRID)
         gain = gains(model, x, blank, TARGET)
@@ -168,16 +168,14 @@ def test_curves_break_ties_by_the_seed():
     assert torch.equal(curves(model, x, m, 3, **options).insertion, shifted.insertion)
 
 
-def test_blurred_equals_torchvision():
+def test_blur_equals_torchvision():
     x = images(1, (81, 81))
     inside = (..., slice(24, -24), slice(24, -24))  # the two mirror edges differently
+    torch.testing.assert_close(blur(x, 3)[inside], gaussian_blur(x, [25, 25], [3.0, 3.0])[inside])
     torch.testing.assert_close(
-        blurred(x, 3)[inside], gaussian_blur(x, [25, 25], [3.0, 3.0])[inside]
-    )
-    torch.testing.assert_close(
-        blurred(torch.ones(1, 3, 20, 9), 16), torch.ones(1, 3, 20, 9)
+        blur(torch.ones(1, 3, 20, 9), 16), torch.ones(1, 3, 20, 9)
     )  # wider than the image
-    assert blurred(x.bfloat16(), 3).dtype == torch.bfloat16
+    assert blur(x.bfloat16(), 3).dtype == torch.bfloat16
 
 
 def test_curves_share_full_batches_and_memory_of_one_batch():

@@ -17,7 +17,7 @@ from support import encoded, refuses, write
 from torch import nn
 
 from vitlens import UnsupportedModelError, attention, capture, load_model, report
-from vitlens.attribution.target import resolved
+from vitlens.attribution.target import resolve_target
 from vitlens.data import ImageStream, Samples, load
 from vitlens.data.imageset import Fitting
 from vitlens.images import samples
@@ -227,7 +227,9 @@ def test_scores_of_a_single_output_are_values():
     logits = torch.tensor([[62.3]])
     (((_, value),),) = top_classes(model, logits)
     assert abs(value - 62.3) < 1e-5
-    assert torch.equal(resolved(model, logits, 0).measured(logits, "probability"), logits[:, 0])
+    assert torch.equal(
+        resolve_target(model, logits, 0).measure(logits, "probability"), logits[:, 0]
+    )
     several = load_model("test_vit", pretrained=False, num_classes=3, outputs="value")
     assert torch.equal(scores(several, logits.expand(1, 3)), logits.expand(1, 3))
     assert (

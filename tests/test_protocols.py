@@ -12,7 +12,7 @@ from support import clouds, encoded, refuses, write
 from timm.data import ImageNetInfo, RealLabelsImagenet
 from timm.models import save_for_hf
 
-from vitlens.classes import class_numbers, matched
+from vitlens.classes import class_numbers, describe_match
 from vitlens.scores import (
     Score,
     mean_of,
@@ -25,7 +25,9 @@ from vitlens.scores import (
 )
 from vitlens_paper.evaluate import evaluate, few_shot, nearest, support, supports
 from vitlens_paper.evaluate.classifiers import least_squares
-from vitlens_paper.evaluate.protocols import Evaluation, Tuned, group_means, vtab_tasks
+from vitlens_paper.evaluate.options import Evaluation
+from vitlens_paper.evaluate.protocols import TunedScore, group_means, vtab_tasks
+from vitlens_paper.evaluate.session import open_session
 from vitlens_paper.tasks import VTAB
 
 
@@ -250,20 +252,22 @@ def test_class_numbers_of_other_models(vit):
     named.label_names = list("abcdefghijkl")
     refuses("classes 0 to 9", class_numbers, named, digits)
     assert class_numbers(vit(num_classes=12, depth=1), digits).tolist() == list(range(10))
-    assert matched(named, ("a", "b")) == "" and "numbers are taken as" in matched(named, ("3", "7"))
+    assert describe_match(named, ("a", "b")) == "" and "numbers are taken as" in describe_match(
+        named, ("3", "7")
+    )
     unnamed = vit(num_classes=14, depth=1)
-    assert matched(unnamed, tuple("abcdefghijklmn")).endswith(
+    assert describe_match(unnamed, tuple("abcdefghijklmn")).endswith(
         "by position, because the model has no class names."
     )
     numbered = sorted(
         f"class {i}" for i in range(14)
     )  # where the order departs from the natural one is shown
-    assert matched(unnamed, numbered).endswith(
+    assert describe_match(unnamed, numbered).endswith(
         "class 7, …; sorted by their numbers, number 2 would be class 2."
     )
-    assert "number 0 would be a" in matched(unnamed, ("b", "a")) and "number 0 would" in matched(
-        unnamed, ("1b", "1a")
-    )
+    assert "number 0 would be a" in describe_match(
+        unnamed, ("b", "a")
+    ) and "number 0 would" in describe_match(unnamed, ("1b", "1a"))
 
 
 def test_matched_prints_order_of_classes(vit, tmp_path):
@@ -284,7 +288,7 @@ def test_matched_prints_order_of_classes(vit, tmp_path):
 
 def test_group_means_need_complete_groups():
     found = {
-        t.name: Tuned(proportion(80 + i, 100), 100)
+        t.name: TunedScore(proportion(80 + i, 100), 100)
         for i, t in enumerate(VTAB)
         if t.group != "structured"
     }
@@ -295,7 +299,9 @@ def test_group_means_need_complete_groups():
         and means["vtab natural"].images == 700
     )
     assert (
-        group_means({t.name: Tuned(proportion(50, 100), 100) for t in VTAB})["vtab"].score.value
+        group_means({t.name: TunedScore(proportion(50, 100), 100) for t in VTAB})[
+            "vtab"
+        ].score.value
         == 50
     )
     assert [t.name for t in vtab_tasks(["vtab/dtd", "pcam"])] == ["vtab/dtd", "vtab/pcam"] and len(
@@ -338,9 +344,24 @@ def test_evaluate_module_equals_folder(vit, tmp_path):
 def test_evaluation_measures_the_weights_of_a_checkpoint(tmp_path):
     model = timm.create_model("test_vit")
     torch.save(model.state_dict(), tmp_path / "mine.pth")
-    e = Evaluation("test_vit", "digits", "knn", device="cpu", checkpoint=tmp_path / "mine.pth")
-    assert e.name == "test_vit, mine.pth"
+    evaluation = Evaluation(model="test_vit", data="digits", checkpoint=tmp_path / "mine.pth")
+    session = open_session(evaluation, device="cpu")
+    assert session.name == "test_vit, mine.pth"
     assert all(
-        torch.equal(value, e.network.state_dict()[name])
+        torch.equal(value, session.network.state_dict()[name])
         for name, value in model.state_dict().items()
     )
+
+
+def test_evaluate_names_arguments_in_errors():
+    for message, arguments in (
+        ("knn does not read the argument seeds, which is for fewshot", {"seeds": 2}),
+        (
+            "An option must be one of data, checkpoint, neighbors, got 'neighbours'",
+            {"neighbours": 2},
+        ),
+    ):
+        refuses(message, evaluate, "test_vit", "digits", "knn", **arguments)
+    refuses("Name a data set or a folder with the argument data", evaluate, "test_vit")
+    tuned = {"protocol": "finetune", "checkpoint": "mine.pth"}
+    refuses("got the argument checkpoint. Name one", evaluate, "test_vit", "digits", **tuned)

@@ -19,7 +19,7 @@ from vitlens import load_model
 from vitlens.data import ImageSet, ImageStream, Samples, imageset, load
 from vitlens.data.augment import Augment, seed_of
 from vitlens.data.imageset import uint8_tensor
-from vitlens_paper.evaluate.reading import opened
+from vitlens_paper.evaluate.reading import open_images
 
 SIZE = 24
 CROP = Augment(flip=0.5, scale=(0.3, 1.0), ratio=(3 / 4, 4 / 3), cutmix=0.5)
@@ -95,7 +95,7 @@ def test_validation_pixels_of_training_and_evaluation_are_equal(tmp_path):
     model = load_model(SPECIMEN)
     ours, theirs = (
         load(tmp_path, "whole", size=64),
-        opened(model, str(tmp_path), "whole", workers=0),
+        open_images(model, str(tmp_path), "whole", workers=0),
     )
     assert ours.images.equal(joined(theirs, [torch.arange(4)])[0])
     assert (

@@ -259,6 +259,20 @@ def test_help_imports_no_pytorch():
     assert "ViT-H/14" in found.stdout and found.stdout.count("Usage") == 5
 
 
+def test_inspect_loads_no_other_commands():
+    code = (
+        "import sys\n"
+        "from vitlens.cli import run\n"
+        "sys.argv = ['vitlens', 'inspect', '--nothing']\n"
+        "try: run()\n"
+        "except SystemExit: pass\n"
+        "others = ['vitlens_paper', 'vitlens_explorer', 'vitlens.attribution', 'vitlens.data.sources']\n"
+        "print(*(name for name in others if name in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "No such option: --nothing" in done.stderr and done.stdout.strip() == ""
+
+
 def test_dir_shows_public_names_alone():
     assert (
         {"capture", "load_model", "attention", "plot"}

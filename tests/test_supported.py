@@ -25,7 +25,7 @@ from experiments.support import (
 )
 from vitlens import attribution, capture, report, stream, tokens
 from vitlens.attribution import like
-from vitlens.attribution.target import bound
+from vitlens.attribution.target import bind_target
 from vitlens.images import samples
 from vitlens.recorder.forward import pooled_features, run
 from vitlens.recorder.supported import UnsupportedModelError, family, head_count, transformer
@@ -196,7 +196,7 @@ def check_stream(name):
     with torch.no_grad():
         features = pooled_features(model, images)
         if not family(model).classes:
-            expected = bound(model, target)[0].score(features)
+            expected = bind_target(model, target)[0].score(features)
         else:
             expected = run(model, images)[range(3), target]
     torch.testing.assert_close(parts.logits, expected, atol=1e-9, rtol=0)

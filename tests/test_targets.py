@@ -13,7 +13,7 @@ from support import images, refuses, vitlens
 from experiments.support import small
 from vitlens import UnsupportedModelError, capture, faithfulness, report
 from vitlens.attribution import METHODS, explained, like, relevance, text
-from vitlens.attribution.target import NothingToExplain, bound
+from vitlens.attribution.target import NothingToExplain, bind_target
 from vitlens.images import ImageError, samples
 from vitlens.models import load_model, preprocess
 from vitlens.recorder.forward import pooled_features
@@ -51,7 +51,7 @@ def cosine_by_hand(model, x, others):
 
 def score(model, x, target, against=None):
     """(B,) scores of a target of features."""
-    target, _ = bound(model, target, against)
+    target, _ = bind_target(model, target, against)
     with torch.no_grad():
         return target.score(pooled_features(model, x))
 

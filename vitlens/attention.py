@@ -49,7 +49,9 @@ class Statistic:
     """A statistic of attention, added up over blocks of rows, last layer first.
 
     >>> class Peak(vitlens.attention.Statistic):  # largest weight of a query, from weights (B, H, Q, T)
-    ...     name, add = "peak", lambda self, queries, logits, weights: self.sums.append(weights.amax(-1))
+    ...     name = "peak"
+    ...     def add(self, queries, logits, weights):
+    ...         self.sums.append(weights.amax(-1))
     >>> vitlens.attention.summary(attn, Peak()).peak.shape  # the mean over all queries
     torch.Size([2, 12, 3])
 
@@ -60,9 +62,8 @@ class Statistic:
     name: str
     title: str
     logits = False
-    row: Tensor | None = (
-        None  # (B, T) weights of the queries that a rollout needs next, or None for all queries
-    )
+    # (B, T) weights of the queries that a rollout needs next, or None for all queries
+    row: Tensor | None = None
 
     def applies(self, attn: Attention) -> bool:
         """True if the statistic is defined for the model. Otherwise a summary holds None."""
@@ -70,7 +71,9 @@ class Statistic:
 
     def begin(self, attn: Attention, images: slice) -> None:
         """Reset the sums for the next part of the batch."""
-        self.grid, self.layers, self.sums = attn.grid, [], []
+        self.grid = attn.grid
+        self.layers = []
+        self.sums = []
 
     def add(self, queries: slice, logits: Tensor | None, weights: Tensor) -> None:
         """Append the values of a block of queries to `sums`."""
@@ -115,15 +118,15 @@ class Summary:
             raise ValueError(
                 f"No statistic of {', '.join(self.values)} has one number per head. Add mean_distance."
             )
-        means = {name: to_float64(self.values[name]) for name in self.by_head}
-        means = {
-            name: mean.reshape(-1, *mean.shape[-2:]).mean(0).cpu() for name, mean in means.items()
-        }
-        layer, head = torch.ones_like(means[self.by_head[0]]).nonzero().T
-        columns = {"layer": layer, "head": head} | {
-            name: mean.flatten() for name, mean in means.items()
-        }
-        return pd.DataFrame({name: column.numpy() for name, column in columns.items()})
+        means = {}
+        for name in self.by_head:
+            values = to_float64(self.values[name])  # (B, L, H), or (L, H) of `mean_over`
+            means[name] = values.reshape(-1, *values.shape[-2:]).mean(0).cpu()
+        layer, head = torch.ones_like(means[self.by_head[0]]).nonzero().T.numpy()
+        table = pd.DataFrame({"layer": layer, "head": head})
+        for name, mean in means.items():
+            table[name] = mean.flatten().numpy()
+        return table
 
     def __getattr__(self, name: str) -> Tensor | None:
         values = self.__dict__.get("values", {})
@@ -209,13 +212,17 @@ def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = F
     for statistic in statistics:
         if not isinstance(statistic, Statistic):
             require_known(statistic, STATISTICS, "A statistic")
-    named = STATISTICS | ({"mean_distance": _MeanDistance(True)} if renormalize else {})
-    chosen = [named[key] if isinstance(key, str) else key for key in statistics or STATISTICS]
-    values = _run(attn, *(statistic for statistic in chosen if statistic.applies(attn)))
-    values = {statistic.name: values.get(statistic.name) for statistic in chosen}
-    by_head = [
-        s.name for s in chosen if type(s).result is Statistic.result and values[s.name].dim() == 3
-    ]
+    known = dict(STATISTICS)
+    if renormalize:
+        known["mean_distance"] = _MeanDistance(True)
+    chosen = [known[key] if isinstance(key, str) else key for key in statistics or STATISTICS]
+    results = _run(attn, *(statistic for statistic in chosen if statistic.applies(attn)))
+    values = {statistic.name: results.get(statistic.name) for statistic in chosen}
+    by_head = []
+    for statistic in chosen:
+        stacked = type(statistic).result is Statistic.result
+        if stacked and values[statistic.name].dim() == 3:
+            by_head.append(statistic.name)
     return Summary(values, attn[0].q.shape[0], tuple(by_head))
 
 
@@ -231,15 +238,17 @@ def mean_over(
     All images must have one size. statistics, renormalize: as in `summary`. The model runs without gradients, in eval
     mode, on its own device. Its mode is restored afterwards.
     """
-    bare, like = unwrap(model), next(model.parameters())
-    total: dict[str, Tensor] = {}
-    grid, count = None, 0
+    bare = unwrap(model)
+    parameter = next(model.parameters())
+    total: dict[str, Tensor | None] = {}
+    grid = None
+    count = 0
     with eval_mode(model), torch.no_grad():
         for batch in loader:
             images = batch[0] if isinstance(batch, list | tuple) else batch
             require_images(images, bare)
             with capture(model) as attn:
-                run(model, images.to(like))
+                run(model, images.to(parameter))
             grid = grid or attn.grid
             if attn.grid != grid:
                 raise ValueError(
@@ -247,9 +256,10 @@ def mean_over(
                 )
             part = summary(attn, *statistics, renormalize=renormalize)
             for name, values in part.values.items():
-                total[name] = (
-                    None if values is None else total.get(name, 0) + to_float64(values).sum(0)
-                )
+                if values is None:
+                    total[name] = None
+                else:
+                    total[name] = total.get(name, 0) + to_float64(values).sum(0)
             count += part.images
     if not count:
         raise ValueError("The loader yields no batch of images.")
@@ -262,7 +272,8 @@ def read_row(attn: Attention, query: tuple[int, int] | int | None = None) -> Ten
 
     Raises ValueError for a model whose head reads no weighted sum of its tokens.
     """
-    row = torch.zeros(len(attn[0].q), attn.grid.tokens, device=attn[0].q.device, dtype=attn[0].wide)
+    q = attn[0].q
+    row = torch.zeros(len(q), attn.grid.tokens, device=q.device, dtype=attn[0].wide)
     if query is not None:
         row[:, attn.grid.position(query)] = 1.0
         return row
@@ -291,39 +302,46 @@ def contrast(maps: Tensor) -> Tensor:
             "The values of a map must be 0 or more for its contrast. Clamp them first."
         )
     patches = values.shape[-1]
-    top = (patches / 10 - torch.arange(patches, device=values.device)).clamp(0, 1).to(values)
+    rank = torch.arange(patches, device=values.device)
+    top = (patches / 10 - rank).clamp(0, 1).to(values)  # 1 in the brightest tenth, 0 below it
     total = values.sum(-1)
     return torch.where(total > 0, 10 * (values @ top) / total, 1.0)
 
 
 def _run(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:
     """Statistics by name, in one pass in float32 or wider: last layer first, a few images at a time."""
-    if statistics:
-        _require_capture(attn, statistics[0].name)
+    if not statistics:
+        return {}
+    _require_capture(attn, statistics[0].name)
     statistics = [copy(statistic) for statistic in statistics]
-    batch, heads, tokens, _ = attn[0].q.shape
-    block = BLOCK.get(attn[0].q.device.type, BLOCK["cpu"])
+    q = attn[0].q
+    batch, heads, tokens, _ = q.shape
+    block = BLOCK.get(q.device.type, BLOCK["cpu"])
     chunk = max(1, block // (heads * tokens * tokens))
     parts = []
-    with full_precision(attn[0].q.device):
+    with full_precision(q.device):
         for start in range(0, batch, chunk):
             images = slice(start, min(start + chunk, batch))
             rows = max(8, block // ((images.stop - start) * heads * tokens))
-            for statistic in statistics:
-                statistic.begin(attn, images)
-            for index in reversed(range(len(attn))):
-                for queries, logits, weights in _blocks(
-                    attn[index].images(images), rows, statistics
-                ):
-                    for statistic in statistics:
-                        statistic.add(queries, logits, weights)
-                for statistic in statistics:
-                    statistic.end_layer()
+            _run_images(attn, images, rows, statistics)
             parts.append([statistic.result() for statistic in statistics])
-    return {
-        statistic.name: torch.cat(results)
-        for statistic, *results in zip(statistics, *parts, strict=True)
-    }
+    results = {}
+    for statistic, *values in zip(statistics, *parts, strict=True):
+        results[statistic.name] = torch.cat(values)
+    return results
+
+
+def _run_images(attn: Attention, images: slice, rows: int, statistics: Sequence[Statistic]) -> None:
+    """Add all layers of some images to the statistics, last layer first, in blocks of rows."""
+    for statistic in statistics:
+        statistic.begin(attn, images)
+    for index in reversed(range(len(attn))):
+        layer = attn[index].images(images)
+        for queries, logits, weights in _blocks(layer, rows, statistics):
+            for statistic in statistics:
+                statistic.add(queries, logits, weights)
+        for statistic in statistics:
+            statistic.end_layer()
 
 
 def _blocks(
@@ -336,35 +354,42 @@ def _blocks(
                 logits = logits.clamp_(min=torch.finfo(logits.dtype).min)
             yield queries, logits, weights
         return
-    pulled = [statistic.row for statistic in statistics]
-    # a rollout starts with few queries, often one
-    needed = None if any(row is None for row in pulled) else torch.cat(pulled).any(0)
+    needed = None
+    if all(statistic.row is not None for statistic in statistics):
+        # A rollout starts with few queries, often one.
+        needed = torch.cat([statistic.row for statistic in statistics]).any(0)
     for queries, weights in layer.rows(2 * rows, reuse=True, only=needed):
         yield queries, None, weights
 
 
 class _MeanDistance(Statistic):
-    name, title = "mean_distance", "mean attention distance in input pixels"
+    name = "mean_distance"
+    title = "mean attention distance in input pixels"
 
     def __init__(self, renormalize: bool = False):
-        self.renormalize = self.logits = renormalize
+        self.renormalize = renormalize
+        self.logits = renormalize
 
     def add(self, queries, logits, weights):
         prefix = self.grid.prefix
-        first, last = max(queries.start - prefix, 0), queries.stop - prefix
+        first = max(queries.start - prefix, 0)  # the first patch among the queries
+        last = queries.stop - prefix
         if last <= first:
             return
-        among = (logits if self.renormalize else weights)[
-            :, :, prefix + first - queries.start :, prefix:
-        ]
+        skipped = prefix + first - queries.start
         if self.renormalize:  # not by division, because attention to patches may underflow
-            among = among.softmax(-1)
-        distances = self.grid.distances(first, last, dtype=among.dtype, device=among.device)
-        self.sums.append(torch.einsum("bhqk,qk->bhq", among, distances))
+            to_patches = logits[:, :, skipped:, prefix:].softmax(-1)
+        else:
+            to_patches = weights[:, :, skipped:, prefix:]
+        distances = self.grid.distances(
+            first, last, dtype=to_patches.dtype, device=to_patches.device
+        )
+        self.sums.append(torch.einsum("bhqk,qk->bhq", to_patches, distances))
 
 
 class _Entropy(Statistic):
-    name, title = "entropy", "entropy of a query's attention in nats"
+    name = "entropy"
+    title = "entropy of a query's attention in nats"
     logits = True
 
     def add(self, queries, logits, weights):
@@ -374,7 +399,8 @@ class _Entropy(Statistic):
 
 
 class _Received(Statistic):
-    name, title = "received", "attention each patch receives"
+    name = "received"
+    title = "attention each patch receives"
 
     def __init__(self, prefix: bool = False):
         self.prefix = prefix
@@ -383,15 +409,20 @@ class _Received(Statistic):
         self.sums.append(weights.new_ones(weights.shape[-2]) @ weights)
 
     def end_layer(self):
-        total, self.sums = sum(self.sums[1:], self.sums[0]), []
-        self.layers.append(total[..., 0 if self.prefix else self.grid.prefix :] / self.grid.tokens)
+        total = sum(self.sums[1:], self.sums[0])
+        if not self.prefix:
+            total = total[..., self.grid.prefix :]
+        self.layers.append(total / self.grid.tokens)
+        self.sums = []
 
 
 class _Rollout(Statistic):
-    name, title = "rollout", "attention rollout from the read-out to the input"
+    name = "rollout"
+    title = "attention rollout from the read-out to the input"
 
     def __init__(self, query=None, head_fusion: str = "mean", discard: float = 0.0):
-        self.query, self.discard = query, discard
+        self.query = query
+        self.discard = discard
         fusions = {"mean": Tensor.mean, "max": Tensor.amax, "min": Tensor.amin}
         require_known(head_fusion, fusions, "head_fusion")
         self.fuse = fusions[head_fusion]
@@ -407,23 +438,29 @@ class _Rollout(Statistic):
     def add(self, queries, logits, weights):
         row = self.row[:, queries]
         if self.fuse is Tensor.mean and not self.discard:  # rows of A sum to 1, so Â = ½A + ½I
-            self.pulled += (row[:, None, None] @ weights).squeeze(-2).mean(1) / 2
+            by_head = row[:, None, None] @ weights
+            self.pulled += by_head.squeeze(-2).mean(1) / 2
             self.pulled[:, queries] += row / 2
             return
         fused = self.fuse(weights, 1)
-        if dropped := int(self.discard * fused.shape[-1]):
+        dropped = int(self.discard * fused.shape[-1])
+        if dropped:
             fused = fused.scatter(-1, fused.topk(dropped, largest=False).indices, 0.0)
         row = row / (fused.sum(-1) + 1)
         self.pulled += torch.einsum("bq,bqk->bk", row, fused)
         self.pulled[:, queries] += row
 
     def end_layer(self):
-        self.row, self.pulled = self.pulled, torch.zeros_like(self.pulled)
+        self.row = self.pulled
+        self.pulled = torch.zeros_like(self.row)
 
     def result(self):
         return self.grid.image_map(self.row)
 
 
 STATISTICS: dict[str, Statistic] = {
-    s.name: s for s in (_MeanDistance(), _Entropy(), _Received(), _Rollout())
+    "mean_distance": _MeanDistance(),
+    "entropy": _Entropy(),
+    "received": _Received(),
+    "rollout": _Rollout(),
 }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitlens.models import class_count, label_names
 from vitlens.recorder import supported
 
-__all__ = ["class_numbers", "imagenet_numbers", "matched"]
+__all__ = ["class_numbers", "describe_match", "imagenet_numbers"]
 __dir__ = __all__.copy
 
 ADVICE = (
@@ -26,7 +26,7 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
 
     Matches by name if both have names: the model's own, or WordNet ids (n01440764) and WordNet names (tench) for models
     of ImageNet. Otherwise matches by number (`by_number`), or by position if the numbers of classes are equal.
-    `matched` returns the kind of match. Accuracy is always over all of the model's classes.
+    `describe_match` returns the kind of match. Accuracy is always over all of the model's classes.
 
     Raises ValueError for a class without a match, for two classes with one match, and for fewer classes called 0, 1, 2
     … than the model's named classes.
@@ -34,25 +34,25 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
     >>> class_numbers(model, ("Egyptian cat", "Persian cat"))
     tensor([32, 31])
     """
-    count, every = class_count(model), _names(model)
+    count = class_count(model)
     if not count:
         raise ValueError(
             "Accuracy needs a classifier head, which this model lacks. Fine-tune it, or choose a protocol on features "
             "(fewshot, knn, probe)."
         )
+    model_names = _names(model)
     if by_number(model, names):
         numbers = [int(name) for name in names]
-        if every and len(names) < count and sorted(numbers) == list(range(len(names))):
+        first_classes = sorted(numbers) == list(range(len(names)))
+        if model_names and len(names) < count and first_classes:
             raise ValueError(
                 f"The data's classes 0 to {len(names) - 1} would match the first of the model's {count:,} classes by "
                 f"number ({label_names(model)[0]} …). {ADVICE}"
             )
         return torch.tensor(numbers)
-    if len(names) == count and all(
-        not every or _plain(name) in every[i] for i, name in enumerate(names)
-    ):
-        return torch.arange(count)  # in order; two of ImageNet's classes are called crane
-    numbers = _numbers(every)
+    if len(names) == count and _in_order(names, model_names):
+        return torch.arange(count)  # also with two classes of one name, as ImageNet's crane
+    numbers = _numbers(model_names)
     matches = [numbers.get(_plain(name)) for name in names]
     missing = [name for name, number in zip(names, matches, strict=True) if number is None]
     if missing or len(set(matches)) < len(matches):
@@ -63,37 +63,55 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
     return torch.tensor(matches)
 
 
-def matched(model: nn.Module, names: tuple[str, ...]) -> str:
+def _in_order(names: tuple[str, ...], model_names: list[list[str]]) -> bool:
+    """True if each name is a name of the model's class with its number, and if the model has no names."""
+    if not model_names:
+        return True
+    return all(_plain(name) in own for name, own in zip(names, model_names, strict=True))
+
+
+def describe_match(model: nn.Module, names: tuple[str, ...]) -> str:
     """Note on the kind of match in `class_numbers`, or "" for a match by name.
 
-    >>> matched(model, ("31", "32"))
+    >>> describe_match(model, ("31", "32"))
     "The data's classes have no names, so their numbers are taken as the model's class numbers."
     """
     if by_number(model, names):
         return "The data's classes have no names, so their numbers are taken as the model's class numbers."
     if _names(model):
         return ""
-    pieces = [re.findall(r"\d+|\D+", name) for name in names]
-    keys = [
-        [(s.isdecimal(), int(s) if s.isdecimal() else s) for s in several] for several in pieces
-    ]
     note = "The classes are matched by position, because the model has no class names."
-    by_numbers, as_text = [name for _, name in sorted(zip(keys, names, strict=True))], sorted(names)
+    as_text = sorted(names)
+    by_numbers = sorted(names, key=_natural_key)
     if by_numbers == as_text == [*names]:
         return note
-    how, other = (
-        ("as text", as_text) if by_numbers == [*names] else ("by their numbers", by_numbers)
-    )
-    apart = next(i for i, name in enumerate(names) if name != other[i])
-    shown = ", ".join(names[:12]) + ", …" * (len(names) > 12)
-    return f"{note} Their order is {shown}; sorted {how}, number {apart} would be {other[apart]}."
+    if by_numbers == [*names]:
+        how, other = "as text", as_text
+    else:
+        how, other = "by their numbers", by_numbers
+    first = next(i for i, name in enumerate(names) if name != other[i])
+    listed = ", ".join(names[:12])
+    if len(names) > 12:
+        listed += ", …"
+    return f"{note} Their order is {listed}; sorted {how}, number {first} would be {other[first]}."
+
+
+def _natural_key(name: str) -> tuple[list[tuple[bool, int | str]], str]:
+    """Key that sorts names by the numbers in them."""
+    parts = [
+        (True, int(part)) if part.isdecimal() else (False, part)
+        for part in re.findall(r"\d+|\D+", name)
+    ]
+    return parts, name
 
 
 def by_number(model: nn.Module, names: tuple[str, ...]) -> bool:
     """True if `names` are numbers of the model's classes, whose names are not numbers."""
     if any(name.isdecimal() for name in label_names(model) or []):
         return False  # directories 0 … 11 are sorted as 0, 1, 10, 11, 2 …, as are the names of a model trained on them
-    return all(name.isdecimal() for name in names) and max(map(int, names)) < class_count(model)
+    if not all(name.isdecimal() for name in names):
+        return False
+    return max(map(int, names)) < class_count(model)
 
 
 def imagenet_numbers(model: nn.Module) -> Tensor | None:
@@ -104,14 +122,15 @@ def imagenet_numbers(model: nn.Module) -> Tensor | None:
     >>> imagenet_numbers(model) is None  # the bundled model has 200 classes
     True
     """
-    ours, theirs = _names(model), _imagenet("imagenet-1k")
-    if len(ours) == len(theirs) and all(
-        mine[0] in names for mine, names in zip(ours, theirs, strict=True)
-    ):
-        return torch.arange(len(theirs))
-    numbers = _numbers(theirs)
-    matches = torch.tensor([numbers.get(mine[0], -1) for mine in ours], dtype=torch.int64)
-    return matches if matches[matches >= 0].sort().values.equal(torch.arange(len(theirs))) else None
+    model_names = [names[0] for names in _names(model)]
+    imagenet = _imagenet("imagenet-1k")
+    every = torch.arange(len(imagenet))
+    if len(model_names) == len(imagenet) and _in_order(tuple(model_names), imagenet):
+        return every
+    numbers = _numbers(imagenet)
+    matches = torch.tensor([numbers.get(name, -1) for name in model_names], dtype=torch.int64)
+    matched = matches[matches >= 0].sort().values
+    return matches if matched.equal(every) else None
 
 
 def _plain(name: str) -> str:
@@ -121,29 +140,33 @@ def _plain(name: str) -> str:
 def _names(model: nn.Module) -> list[list[str]]:
     """Names of each class of the model, the most specific first, or [] without names."""
     named = supported.label_names(model) is not None
-    own = named or class_count(model) != getattr(
-        model, "num_classes", None
-    )  # another head has other classes
-    subset = None if own else infer_imagenet_subset(model)
-    if not subset:
-        return [[_plain(name)] for name in label_names(model) or []]
-    return _imagenet(subset)
+    replaced = class_count(model) != getattr(model, "num_classes", None)  # another head
+    subset = None
+    if not named and not replaced:
+        subset = infer_imagenet_subset(model)
+    if subset:
+        return _imagenet(subset)
+    return [[_plain(name)] for name in label_names(model) or []]
 
 
 @functools.cache
 def _imagenet(subset: str) -> list[list[str]]:
     """WordNet id and names of each class of ImageNet or of a subset."""
     info = ImageNetInfo(subset)
-    texts = [(wnid, info.label_name_to_description(wnid)) for wnid in info.label_names()]
-    return [[wnid, _plain(text), *map(_plain, text.split(","))] for wnid, text in texts]
+    classes = []
+    for wordnet_id in info.label_names():
+        text = info.label_name_to_description(wordnet_id)
+        parts = [_plain(part) for part in text.split(",")]
+        classes.append([wordnet_id, _plain(text), *parts])
+    return classes
 
 
-def _numbers(every: list[list[str]]) -> dict[str, int]:
+def _numbers(classes: list[list[str]]) -> dict[str, int]:
     """Class numbers by name, without names that two classes share. Whole names take precedence over their parts."""
     numbers: dict[str, int | None] = {}
     for part in (slice(0, 2), slice(2, None)):
         new: dict[str, int | None] = {}
-        for number, names in enumerate(every):
+        for number, names in enumerate(classes):
             for name in dict.fromkeys(names[part]):
                 new[name] = None if name in new else number
         numbers = new | numbers

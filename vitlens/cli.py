@@ -21,16 +21,14 @@ from typing import Annotated, TextIO
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand
 
-from vitlens.attribution import METHODS
-from vitlens.data.sources import source_names
 from vitlens.plugins import load_plugins
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-WrongCommandLine = (
-    typer.BadParameter.__base__
-)  # click's UsageError, wherever the installed typer has it from
+# click's UsageError, wherever the installed typer has it from
+WrongCommandLine = typer.BadParameter.__base__
 
 
 def main() -> None:
@@ -56,22 +54,29 @@ def command_line() -> typer.Typer:
     return app
 
 
+def command_line_for(arguments: list[str]) -> typer.Typer:
+    """The application for these arguments, without plugins if the first one names a command of this file."""
+    own = [command.callback.__name__ for command in app.registered_commands]
+    if arguments and arguments[0] in own:
+        return app
+    return command_line()
+
+
 def run() -> None:
     """Run the `vitlens` command and raise SystemExit with its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # escape characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():
-        os.environ.setdefault(
-            "TQDM_MININTERVAL", "60"
-        )  # seconds between the updates of a progress bar in a file
+        # seconds between the updates of a progress bar in a file
+        os.environ.setdefault("TQDM_MININTERVAL", "60")
+    arguments = sys.argv[1:] or ["--help"]
     try:
-        code = command_line()(
-            None if sys.argv[1:] else ["--help"], prog_name="vitlens", standalone_mode=False
-        )
+        command = command_line_for(arguments)
+        code = command(arguments, prog_name="vitlens", standalone_mode=False)
     except WrongCommandLine as error:
-        command = error.ctx.command_path if error.ctx else "vitlens"
-        code = _fail(f"{error.format_message().rstrip('.')}; see `{command} --help`.")
+        path = error.ctx.command_path if error.ctx else "vitlens"
+        code = _fail(f"{error.format_message().rstrip('.')}; see `{path} --help`.")
     except (ValueError, OSError, MemoryError, FloatingPointError, ModuleNotFoundError) as error:
         code = _fail(" ".join(str(error).split()))
     except (KeyboardInterrupt, typer.Abort):
@@ -94,11 +99,10 @@ def _fail(message: str) -> int:
 
 def names_in(text: str | tuple) -> tuple[str, ...]:
     """The names in a text such as "a, b, c"."""
-    return (
-        text
-        if isinstance(text, tuple)
-        else tuple(part.strip() for part in text.split(",") if part.strip())
-    )
+    if isinstance(text, tuple):
+        return text
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(part for part in parts if part)
 
 
 def result_file(path: Path | None) -> Path | None:
@@ -136,11 +140,7 @@ Checkpoint = Annotated[
         help="File with the weights of the model (.pth, .safetensors, .npz).",
     ),
 ]
-LABELED = f"Labeled images: a folder with a subfolder for each class, or {source_names()}."
-_QUICK, _OTHERS = (
-    ", ".join(n for n, method in METHODS.items() if method.quick is quick)
-    for quick in (True, False)
-)
+LABELED = "Labeled images: a folder with a subfolder for each class, or {sources}."
 Data = Annotated[str, Option(help=LABELED)]
 Folder = Annotated[Path, Option(file_okay=False, help="Folder for the results.")]
 Device = Annotated[str, Option(help="Device to compute on: cpu, cuda, cuda:1 or mps.")]
@@ -170,6 +170,30 @@ Settings = Annotated[
 ]
 
 
+def registered_names() -> dict[str, str]:
+    """Names of sources of data and of methods, by the placeholder for them in help texts."""
+    from vitlens.attribution import METHODS
+    from vitlens.data.sources import source_names
+
+    quick = [name for name, method in METHODS.items() if method.quick]
+    others = [name for name, method in METHODS.items() if not method.quick]
+    return {
+        "{sources}": source_names(),
+        "{quick_methods}": ", ".join(quick),
+        "{other_methods}": ", ".join(others),
+    }
+
+
+class ListingCommand(TyperCommand):
+    """A command that fills the registered names into its help texts when help is printed."""
+
+    def format_help(self, ctx: typer.Context, formatter) -> None:
+        for placeholder, names in registered_names().items():
+            for parameter in self.params:
+                parameter.help = (parameter.help or "").replace(placeholder, names)
+        super().format_help(ctx, formatter)
+
+
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
     """Import in this block without the garbage collector, and exempt the imported objects from it.
@@ -190,8 +214,9 @@ def echo(message: str, file: TextIO | None = None) -> None:
     """Print a line above the progress bar, to stderr by default."""
     from tqdm import tqdm
 
-    tqdm.write(message, file=file or sys.stderr)
-    (file or sys.stderr).flush()
+    file = file or sys.stderr
+    tqdm.write(message, file=file)
+    file.flush()
 
 
 def note(message: str) -> None:
@@ -216,14 +241,8 @@ def model_and_images(model: str | None, images: list[Path] | None) -> tuple[str 
 
     The model is None, for the bundled one, without arguments or if the first is an image or a folder without a model.
     """
-    from vitlens.images import is_image
-
-    path, images = Path(model or ""), images or []
-    files = "config.json", "adapter_config.json", "model.safetensors", "recipe.json"
-    holds_model = any(
-        True for file in files for place in ("", "*/") for _ in path.glob(place + file)
-    )
-    if model and not (path.is_dir() and not holds_model or path.is_file() and is_image(path)):
+    images = images or []
+    if model and not _names_images(Path(model)):
         return model, images
     if model:
         import timm
@@ -232,9 +251,20 @@ def model_and_images(model: str | None, images: list[Path] | None) -> tuple[str 
             raise typer.BadParameter(
                 f"{model} is a model of timm and a folder of images. Write ./{model} for images."
             )
-        images = [path, *images]
+        images = [Path(model), *images]
     note("No model is named, so the bundled one is used.")
     return None, images
+
+
+def _names_images(path: Path) -> bool:
+    """True for an image, and for a folder that holds no model, also not in its folders."""
+    from vitlens.images import is_image
+
+    if path.is_dir():
+        files = ("config.json", "adapter_config.json", "model.safetensors", "recipe.json")
+        patterns = [place + file for file in files for place in ("", "*/")]
+        return not any(any(path.glob(pattern)) for pattern in patterns)
+    return path.is_file() and is_image(path)
 
 
 def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str, object]]:
@@ -245,12 +275,14 @@ def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str,
     from vitlens.images import image_files, samples
 
     if not paths:
-        return (run_images(Path(model)) if model else []) or list(samples().items())
-    files = [
-        file
-        for path in paths
-        for file in ([f for _, f in image_files(path, note)] if path.is_dir() else [path])
-    ]
+        images = run_images(Path(model)) if model else []
+        return images or list(samples().items())
+    files = []
+    for path in paths:
+        if path.is_dir():
+            files += [file for _, file in image_files(path, note)]
+        else:
+            files.append(path)
     count = Counter(file.name for file in files)
     return [(file.name if count[file.name] == 1 else str(file), file) for file in files]
 
@@ -264,15 +296,14 @@ def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
         about = json.loads((model.parent / "data.json").read_text("utf-8"))
         split = load(about["data"], "valid", size=8, stream=True, workers=0, root=about["root"])
         split = split.subset(min(count, len(split)))
-        images = [(split.samples.name(i), decode(split.samples, i)) for i in range(len(split))]
+        images = []
+        for i, label in enumerate(split.labels.tolist()):
+            title = f"{split.samples.name(i)}, {split.class_names[label]}"
+            images.append((title, decode(split.samples, i)))
     except (OSError, ValueError, KeyError, TypeError):
         return []
     note(f"No image is named, so {len(images)} validation images of {about['data']} are used.")
-    return [
-        (f"{name}, {split.class_names[label]}", image)
-        for (name, image), label in zip(images, split.labels.tolist(), strict=True)
-        if not isinstance(image, str)
-    ]
+    return [(title, image) for title, image in images if not isinstance(image, str)]
 
 
 def working_device(name: str | None):
@@ -337,7 +368,7 @@ def inspect(
     with importing():
         from tqdm import tqdm
 
-        from vitlens import report
+        import vitlens.report as report
         from vitlens.data.files import check_writable
         from vitlens.images import image_files
         from vitlens.models import load_model
@@ -349,18 +380,19 @@ def inspect(
     more = image_files(data, note) if data else []
     shown = named_images(images, model)
     check_writable(out, "--out")
-    vits = [load_model(model, checkpoint=checkpoint), *([load_model(beside)] if beside else [])]
+    vits = [load_model(model, checkpoint=checkpoint)]
+    if beside:
+        vits.append(load_model(beside))
     vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
-    inspections = [
-        report.inspect(
-            vit, shown, tqdm(more, unit="image", disable=len(more) < 12), on_error=on_error
-        )
-        for vit in vits
-    ]
+    inspections = []
+    for vit in vits:
+        bar = tqdm(more, unit="image", disable=len(more) < 12)
+        inspections.append(report.inspect(vit, shown, bar, on_error=on_error))
     paths = report.write_inspection(inspections[0], out)
     names = [inspection.model for inspection in inspections]
-    names = [model or "bundled model", beside] if beside and names[0] == names[1] else names
+    if beside and names[0] == names[1]:
+        names = [model or "bundled model", beside]
     headings = dict(zip(names, inspections, strict=True))
     if beside:
         paths += report.write_beside(headings, out)
@@ -376,7 +408,7 @@ def inspect(
     return int(bool(failures))
 
 
-@app.command()
+@app.command(cls=ListingCommand)
 def explain(
     model: AnyModel = None,
     images: Images = None,
@@ -408,7 +440,7 @@ def explain(
         Option(
             parser=names_in,
             metavar="NAMES",
-            help=f"Methods. By default {_QUICK}. The others are {_OTHERS}.",
+            help="Methods. By default {quick_methods}. The others are {other_methods}.",
         ),
     ] = (),
     out: Folder = Path("explanations"),
@@ -438,7 +470,8 @@ def explain(
     with importing():
         from tqdm import tqdm
 
-        from vitlens import attribution, report
+        import vitlens.report as report
+        from vitlens import attribution
         from vitlens.data.files import check_writable
         from vitlens.models import load_model
 
@@ -452,10 +485,12 @@ def explain(
     check_writable(out, "--out")
     parts = len(attribution.methods(methods or None))
     goal, contrast = _targets(target, against, like or [], text or [])
-    where, stale = working_device(device), (out / "scores.csv").exists()
-    vit, explained, scored = load_model(model, checkpoint=checkpoint).to(where), [], []
+    torch_device = working_device(device)
+    had_scores = (out / "scores.csv").exists()
+    vit = load_model(model, checkpoint=checkpoint).to(torch_device)
+    explained, scored = [], []
 
-    def kept(explanations: Iterator, done: list) -> Iterator:
+    def collecting(explanations: Iterator, done: list) -> Iterator:
         """The explanations. Each is added to `done` after it is written, when the next one is requested."""
         for explanation in explanations:
             yield explanation
@@ -477,22 +512,22 @@ def explain(
                 on_part=lambda _: bar.update(),
                 on_note=lambda words: echo(f"Note: {words}", sys.stdout),
             )
-            for path in report.write_explanations(kept(made, explained), out):
+            for path in report.write_explanations(collecting(made, explained), out):
                 echo(str(path), sys.stdout)
-        if stale and not scores:
+        if had_scores and not scores:
             note(f"removed scores.csv, which an earlier run left in {out}.")
         if scores:
             with tqdm(unit="forward", delay=1) as bar:
                 made = report.score(vit, explained, on_forwards=on_forwards, **options)
-                for path in report.write_explanations(kept(made, scored), out):
+                for path in report.write_explanations(collecting(made, scored), out):
                     if path.suffix == ".csv":  # the paths of the figures are printed above
                         echo(str(path), sys.stdout)
     except KeyboardInterrupt:
         if not explained:
             raise
-        results = f"the maps of {len(explained)} of {len(shown)} images" + (
-            " and the scores so far" if scored else ""
-        )
+        results = f"the maps of {len(explained)} of {len(shown)} images"
+        if scored:
+            results += " and the scores so far"
         echo(f"vitlens: stopped; {results} are in {out}.")
         raise SystemExit(130) from None
     return int(bool(failures))
@@ -507,14 +542,17 @@ def _targets(target: str, against: str, like: list[Path], text: list[str]) -> tu
     if len(text) + bool(text and against) > 2:
         raise typer.BadParameter("A contrast is between two texts, got more. Give --text twice.")
     if text:
-        texts = [*text, *([against] if against else [])]
-        return (*map(targets.text, texts), None)[:2]
+        goal, *others = [targets.text(each) for each in text]
+        if against:
+            others = [targets.text(against)]
+        return goal, others[0] if others else None
     if like:
-        return targets.like(like), targets.like(Path(against)) if against else None
+        goal = targets.like(like)
+        return goal, targets.like(Path(against)) if against else None
     return target or None, against or None
 
 
-@app.command()
+@app.command(cls=ListingCommand)
 def train(
     recipe: Annotated[
         str, Option(help="Name of a recipe (see --list), or a JSON file. Required for a new run.")
@@ -579,26 +617,23 @@ def train(
     from vitlens.train.recipes import RECIPES
     from vitlens.train.runs import read_recipe, run
 
+    settings = settings or []
     if list_recipes and recipe:
-        for key, value, meaning in read_recipe(recipe).override(*(settings or ())).described():
-            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-            print(f"{f'{key}={shown}':<36} {meaning}")
-        return
+        _print_settings(read_recipe(recipe).override(*settings))
+        return 0
     if list_recipes:
         for row in RECIPES.values():
-            sizes = (
-                f"patch {row.patch_size}, width {row.width}, depth {row.depth}, {row.heads} heads"
-            )
-            length = f"{row.epochs} epochs" if row.epochs else f"{row.steps:,} steps"
-            print(
-                f"{row.name}: {'your --model' if row.continues else sizes}, {row.image_size} px, {length} of "
-                f"{row.batch_size} images, {row.optimizer}"
-            )
-        return
-    needed = {"out": out} if resume else {"recipe": recipe, "data": data, "out": out}
-    if missing := [name for name, given in needed.items() if not given]:
-        raise typer.BadParameter(f"Training needs --{missing[0]}.")
+            print(_recipe_line(row))
+        return 0
+    needed = {"recipe": recipe, "data": data, "out": out}
+    if resume:
+        needed = {"out": out}
+    for name, value in needed.items():
+        if not value:
+            raise typer.BadParameter(f"Training needs --{name}.")
     working_device(device)
+    if deterministic:
+        settings = [*settings, "deterministic=true"]
     account = run(
         recipe,
         data,
@@ -606,7 +641,7 @@ def train(
         model=model,
         resume=resume,
         max_minutes=max_minutes,
-        overrides=[*(settings or ()), *(["deterministic=true"] if deterministic else [])],
+        overrides=settings,
         device=device,
         seed=seed,
         export=export,
@@ -616,4 +651,29 @@ def train(
         stream=stream,
         workers=workers,
     )
-    return 128 + account["stopped_by"] if account["stopped_by"] else 0
+    signal = account["stopped_by"]
+    return 128 + signal if signal else 0
+
+
+def _print_settings(recipe) -> None:
+    """Print a line for each setting of a recipe."""
+    for key, value, meaning in recipe.describe():
+        if isinstance(value, tuple):
+            value = ",".join(map(str, value))
+        setting = f"{key}={value}"
+        print(f"{setting:<36} {meaning}")
+
+
+def _recipe_line(recipe) -> str:
+    """Summary of a recipe in a line."""
+    model = (
+        f"patch {recipe.patch_size}, width {recipe.width}, depth {recipe.depth}, "
+        f"{recipe.heads} heads"
+    )
+    if recipe.continues:
+        model = "your --model"
+    length = f"{recipe.epochs} epochs" if recipe.epochs else f"{recipe.steps:,} steps"
+    return (
+        f"{recipe.name}: {model}, {recipe.image_size} px, {length} of "
+        f"{recipe.batch_size} images, {recipe.optimizer}"
+    )

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.attribution.maps import outputs_of
-from vitlens.attribution.target import Target, bound, of_features, resolved
+from vitlens.attribution.target import Target, bind_target, of_features, resolve_target
 from vitlens.names import require_known
 from vitlens.recorder.forward import eval_mode, pooled_features, require_images, run
 from vitlens.recorder.grid import TokenGrid
@@ -137,7 +136,9 @@ def curves(
         grid=grid,
         internal_batch_size=internal_batch_size,
     )
-    return deque(parts, maxlen=1).pop()[-1]
+    for part in parts:
+        _, _, both = part
+    return both
 
 
 def partial_curves(
@@ -159,59 +160,69 @@ def partial_curves(
     The uncovered and the fully covered image come first, once for all maps and both curves, then map after map.
     """
     grid = _grid(model, images, grid)
-    batch, patches = len(images), grid.patches
-    if maps.shape[-3:] != (batch, grid.rows, grid.cols):
+    _require_maps(maps, len(images), grid)
+    target = _target(model, images, target, against, internal_batch_size)
+    if score is None:
+        score = next(iter(target.measures))
+    require_known(score, target.measures, "The score")
+    if step is None:
+        step = usual_step(grid.patches)
+    images = _on_model(model, images)
+    blanks = blank(images, baseline, grid)
+    patch_of_pixel = grid.pixel_patches(images.device)
+    counts = torch.tensor([*range(0, grid.patches, step), grid.patches], device=images.device)
+    visible, numbers = _steps(maps, counts, seed)
+    wide = torch.promote_types(images.dtype, torch.float32)
+    scores = images.new_full((len(numbers),), math.nan, dtype=wide)
+    for part in torch.arange(len(numbers), device=images.device).split(internal_batch_size):
+        image = numbers[part]
+        with eval_mode(model), torch.no_grad():
+            shown = visible[part].to(images.dtype)[:, None, patch_of_pixel]
+            covered = shown * images[image] + (1 - shown) * blanks[image]
+            output = outputs_of(model, covered, target.of_features).to(scores.dtype)
+            scores[part] = target.of(image).measure(output, score)
+            both = _curves_of(scores, counts, maps.shape[:-2])
+        yield part[-1].item() + 1, len(numbers), both
+
+
+def _require_maps(maps: Tensor, images: int, grid: TokenGrid) -> None:
+    """Raise ValueError unless the maps, (…, B, rows, cols), fit the images and their patches and are finite."""
+    if maps.shape[-3:] != (images, grid.rows, grid.cols):
         raise ValueError(
-            f"Maps must have the shape (…, {batch}, {grid.rows}, {grid.cols}), got {tuple(maps.shape)}. Give a map as "
+            f"Maps must have the shape (…, {images}, {grid.rows}, {grid.cols}), got {tuple(maps.shape)}. Give a map as "
             "its method returns it, not resized."
         )
     if not maps.isfinite().all():
         raise ValueError("Maps must be finite, or their order of the patches means nothing.")
-    target = _target(model, images, target, against, internal_batch_size)
-    score = next(iter(target.measures)) if score is None else score
-    require_known(score, target.measures, "The score")
-    step = usual_step(patches) if step is None else step
-    images = _on_model(model, images)
-    device, pixels, blanks = (
-        images.device,
-        grid.pixel_patches(images.device),
-        blank(images, baseline, grid),
-    )
-    counts = torch.tensor([*range(0, patches, step), patches], device=device)
-    # First the whole and the empty images, then, map by map, the steps of deletion and insertion.
-    ranks = order(maps, seed).argsort(-1).to(device)
-    shown = ranks.reshape(-1, batch, 1, patches) < counts[1:-1, None]  # (maps, B, S − 2, P)
-    between = torch.stack([~shown, shown], 2).flatten(0, -2)
-    ends = (
-        torch.tensor([True, False], device=device)
-        .repeat_interleave(batch)[:, None]
-        .expand(-1, patches)
-    )
-    visible, image = torch.cat([ends, between]), torch.arange(batch, device=device)
-    image = torch.cat(
-        [image, image, image.repeat_interleave(2 * shown.shape[2]).repeat(len(shown))]
-    )
-    scores = images.new_full(
-        (len(image),), math.nan, dtype=torch.promote_types(images.dtype, torch.float32)
-    )
-    for part in torch.arange(len(image), device=device).split(internal_batch_size):
-        with eval_mode(model), torch.no_grad():
-            seen, chosen = visible[part].to(images.dtype)[:, None, pixels], image[part]
-            covered = seen * images[chosen] + (1 - seen) * blanks[chosen]
-            output = outputs_of(model, covered, target.of_features).to(scores.dtype)
-            scores[part] = target.of(chosen).measured(output, score)
-            full, empty = (
-                end.expand(maps.shape[:-2])[..., None] for end in scores[: 2 * batch].split(batch)
-            )
-            deleted, inserted = (
-                scores[2 * batch :].reshape(*maps.shape[:-2], 2, shown.shape[2]).unbind(-2)
-            )
-            both = Curves(
-                counts,
-                torch.cat([full, deleted, empty], -1),
-                torch.cat([empty, inserted, full], -1),
-            )
-        yield part[-1].item() + 1, len(image), both
+
+
+def _steps(maps: Tensor, counts: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """The patches that each forward of `curves` shows, (N, P) bool, and the number of its image, (N,).
+
+    First the uncovered and the fully covered images, then, for each map and image, the steps of deletion between the
+    two and those of insertion.
+    """
+    *_, batch, rows, cols = maps.shape
+    ranks = order(maps, seed).argsort(-1).to(counts.device)
+    inserted = ranks.reshape(-1, batch, 1, rows * cols) < counts[1:-1, None]  # (maps, B, S − 2, P)
+    between = torch.stack([~inserted, inserted], 2)
+    everything = inserted.new_ones(batch, rows * cols)
+    visible = torch.cat([everything, ~everything, between.flatten(0, -2)])
+    image = torch.arange(batch, device=counts.device)
+    image_of_step = image.repeat_interleave(2 * inserted.shape[2]).repeat(len(inserted))
+    return visible, torch.cat([image, image, image_of_step])
+
+
+def _curves_of(scores: Tensor, counts: Tensor, shape: torch.Size) -> Curves:
+    """The curves from the scores of all `_steps`. shape: (…, B), that of the maps without rows and cols."""
+    batch = shape[-1]
+    full = scores[:batch].expand(shape)[..., None]
+    empty = scores[batch : 2 * batch].expand(shape)[..., None]
+    between = scores[2 * batch :].reshape(*shape, 2, len(counts) - 2)
+    deleted, inserted = between.unbind(-2)
+    deletion = torch.cat([full, deleted, empty], -1)
+    insertion = torch.cat([empty, inserted, full], -1)
+    return Curves(counts, deletion, insertion)
 
 
 def table(
@@ -232,24 +243,25 @@ def table(
     [1]
 
     maps: (B, rows, cols) by the name of their method. orders: number of random orders (`random_maps`), the same for all
-    images. options: those of `curves`. Columns: as in `ranked`.
+    images. options: those of `curves`. Columns: as in `rank_maps`.
     """
     grid = _grid(model, images, grid)
-    stacked = with_random(maps, grid, orders, seed)
-    return ranked(
-        curves(model, images, stacked, target, seed=seed, grid=grid, **options), list(maps)
-    )
+    stacked = add_random_maps(maps, grid, orders, seed)
+    both = curves(model, images, stacked, target, seed=seed, grid=grid, **options)
+    return rank_maps(both, list(maps))
 
 
-def with_random(maps: Mapping[str, Tensor], grid: TokenGrid, orders: int, seed: int = 0) -> Tensor:
+def add_random_maps(
+    maps: Mapping[str, Tensor], grid: TokenGrid, orders: int, seed: int = 0
+) -> Tensor:
     """(maps + orders, B, rows, cols) maps, followed by random orders of the patches, on the CPU in float64."""
     own = torch.stack([values.cpu().double() for values in maps.values()])
-    return torch.cat(
-        [own, random_maps(grid, orders, seed)[:, None].expand(-1, own.shape[1], -1, -1)]
-    )
+    images = own.shape[1]
+    random = random_maps(grid, orders, seed)[:, None].expand(-1, images, -1, -1)
+    return torch.cat([own, random])
 
 
-def ranked(both: Curves, names: Sequence[str]) -> DataFrame:
+def rank_maps(both: Curves, names: Sequence[str]) -> DataFrame:
     """A DataFrame with one row for each image and map, from the curves of maps of these names and of random orders.
 
     Columns, all per image and map:
@@ -263,29 +275,27 @@ def ranked(both: Curves, names: Sequence[str]) -> DataFrame:
     """
     import pandas as pd
 
-    areas = {"deletion": both.deletion_area, "insertion": both.insertion_area}
-    areas = {name: area.cpu().double() for name, area in areas.items()}
-    areas["difference"] = areas["insertion"] - areas["deletion"]
-    parts = []
+    deletion = both.deletion_area.cpu().double()
+    insertion = both.insertion_area.cpu().double()
+    areas = {"deletion": deletion, "insertion": insertion, "difference": insertion - deletion}
+    tables = []
     for image in range(both.deletion.shape[-2]):
         scores = pd.DataFrame({name: area[:, image].numpy() for name, area in areas.items()})
-        rows, chance = scores[: len(names)], scores[len(names) :].dropna()
-        rows.insert(0, "image", image)
-        rows.insert(1, "method", names)
-        rows = rows.join(
-            rows["difference"].rank(ascending=False, method="min").astype("Int64").rename("rank")
-        )
-        rows["random_orders"] = len(chance)
+        random = scores[len(names) :].dropna()
+        table = scores[: len(names)].copy()
+        table.insert(0, "image", image)
+        table.insert(1, "method", names)
+        ranks = table["difference"].rank(ascending=False, method="min")
+        table["rank"] = ranks.astype("Int64")
+        table["random_orders"] = len(random)
         for name in areas:
-            rows[f"random_{name}_mean"], rows[f"random_{name}_std"] = (
-                chance[name].mean(),
-                chance[name].std(),
-            )
-        rows["difference_z_score"] = (
-            rows.difference - rows.random_difference_mean
-        ) / rows.random_difference_std
-        parts.append(rows.assign(steps=len(both.counts) - 1))
-    return pd.concat(parts, ignore_index=True)
+            table[f"random_{name}_mean"] = random[name].mean()
+            table[f"random_{name}_std"] = random[name].std()
+        above = table["difference"] - table["random_difference_mean"]
+        table["difference_z_score"] = above / table["random_difference_std"]
+        table["steps"] = len(both.counts) - 1
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
 
 
 def random_maps(grid: TokenGrid, count: int, seed: int = 0) -> Tensor:
@@ -296,11 +306,8 @@ def random_maps(grid: TokenGrid, count: int, seed: int = 0) -> Tensor:
 
     A larger count with the same seed begins with the same maps. None of them is the order that breaks ties.
     """
-    return (
-        _permutations(grid.patches, count + 1, seed)[1:]
-        .float()
-        .unflatten(-1, (grid.rows, grid.cols))
-    )
+    orders = _permutations(grid.patches, count + 1, seed)[1:]
+    return orders.float().unflatten(-1, (grid.rows, grid.cols))
 
 
 def order(maps: Tensor, seed: int = 0) -> Tensor:
@@ -309,10 +316,10 @@ def order(maps: Tensor, seed: int = 0) -> Tensor:
     The seed breaks ties at random, in one order for all maps and images. So a constant map is a random order, equal
     maps have equal scores, and the scores of an image do not depend on its batch.
     """
-    shuffled = _permutations(maps.shape[-2:].numel(), 1, seed)[0]
-    return shuffled[
-        maps.detach().cpu().flatten(-2)[..., shuffled].argsort(dim=-1, descending=True, stable=True)
-    ]
+    values = maps.detach().cpu().flatten(-2)
+    shuffled = _permutations(values.shape[-1], 1, seed)[0]
+    places = values[..., shuffled].argsort(dim=-1, descending=True, stable=True)
+    return shuffled[places]
 
 
 def _permutations(patches: int, count: int, seed: int) -> Tensor:
@@ -328,16 +335,17 @@ def blank(images: Tensor, baseline: str | Tensor, grid: TokenGrid) -> Tensor:
     require_known(baseline, BASELINES, "baseline")
     if baseline == "mean":
         return images.mean((2, 3), keepdim=True).expand_as(images)
-    return blurred(images, max(grid.patch)) if baseline == "blur" else torch.zeros_like(images)
+    if baseline == "blur":
+        return blur(images, max(grid.patch))
+    return torch.zeros_like(images)
 
 
-def blurred(images: Tensor, sigma: float) -> Tensor:
+def blur(images: Tensor, sigma: float) -> Tensor:
     """(B, C, H, W) images blurred by a Gaussian of sigma pixels, cut off at 4 sigma, with mirrored edges."""
     from scipy.ndimage import gaussian_filter
 
-    smooth = gaussian_filter(
-        images.detach().cpu().double().numpy(), (0, 0, sigma, sigma), mode="reflect"
-    )
+    pixels = images.detach().cpu().double().numpy()
+    smooth = gaussian_filter(pixels, (0, 0, sigma, sigma), mode="reflect")
     return torch.from_numpy(smooth).to(images)
 
 
@@ -350,26 +358,25 @@ def _grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> TokenGrid
     """The grid of the images' patches: the argument, or that of a supported model."""
     bare = unwrap(model)
     require_images(images, bare)
-    if grid is None:
-        if not is_known(bare):
-            raise ValueError(
-                f"The patches of {model_name(bare)} are unknown. Pass `grid=TokenGrid(…)`."
-            )
-        return token_grid(bare, tuple(images.shape[-2:]))
-    return grid
+    if grid is not None:
+        return grid
+    if not is_known(bare):
+        raise ValueError(
+            f"The patches of {model_name(bare)} are unknown. Pass `grid=TokenGrid(…)`."
+        )
+    return token_grid(bare, tuple(images.shape[-2:]))
 
 
 def _target(model: nn.Module, images: Tensor, target, against, internal_batch_size: int) -> Target:
     """The `Target` of the images. Runs the model once on each image, unless target is a `Target`."""
     bare = unwrap(model)
-    target, against = bound(bare, target, against)
+    target, against = bind_target(bare, target, against)
     if isinstance(target, Target):
         return target
     with eval_mode(model), torch.no_grad():
         parts = _on_model(model, images).split(internal_batch_size)
-        return resolved(
-            bare, torch.cat([outputs_of(model, part, False) for part in parts]), target, against
-        )
+        output = torch.cat([outputs_of(model, part, False) for part in parts])
+        return resolve_target(bare, output, target, against)
 
 
 @dataclass(frozen=True)
@@ -427,73 +434,95 @@ def randomization(
     maps are compared, by default all.
     """
     target = _target(model, images, target, None, 32)
-    target = target if target.numbers is None else target.numbers
+    if target.numbers is not None:
+        target = target.numbers
     images = _on_model(model, images)
     subject = copy.deepcopy(unwrap(model)).eval()
-    before = method(subject, images, target).cpu().double()
-    parts, correlations, similarities = [], [], []
-    for part in _cascade(subject, seed, images[:1], of_features(target)):
+    original = method(subject, images, target).cpu().double()
+    parts = []
+    correlations = []
+    similarities = []
+    for part in _randomize_parts(subject, seed, images[:1], of_features(target)):
         if after is not None and part not in after:
             continue
         changed = method(subject, images, target).cpu().double()
+        pairs = list(zip(original, changed, strict=True))
         parts.append(part)
-        correlations.append(
-            [_rank_correlation(*pair) for pair in zip(before, changed, strict=True)]
-        )
-        similarities.append([_ssim(*pair) for pair in zip(before, changed, strict=True)])
+        correlations.append([_rank_correlation(a, b) for a, b in pairs])
+        similarities.append([_ssim(a, b) for a, b in pairs])
     return Randomization(
         tuple(parts), torch.tensor(correlations), torch.tensor(similarities), threshold
     )
 
 
-def _cascade(model: nn.Module, seed: int, image: Tensor, features: bool) -> Iterator[str]:
+def _randomize_parts(model: nn.Module, seed: int, image: Tensor, features: bool) -> Iterator[str]:
     """Randomize the model in place, part by part from the top, and yield the name of each random part.
 
     Parameters without effect on the logits or features of an image, as in a text tower, are left out.
     """
     generator = torch.Generator().manual_seed(seed)
+    path_of_blocks = _path_of_blocks(model)
     parts: dict[str, list[Tensor]] = {}
-    about = family(model) if is_known(model) else None
-    blocks = next(
-        (name for name, module in model.named_modules() if about and module is about.blocks), ""
-    )
+    for name, parameter in _parameters_with_effect(model, image, features):
+        part = _part_of_parameter(model, name, path_of_blocks)
+        parts.setdefault(part, []).append(parameter)
+    for part, parameters in reversed(parts.items()):
+        with torch.no_grad():
+            for parameter in parameters:
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                parameter.copy_(parameter.mean() + parameter.std(correction=0) * noise)
+        yield part
+
+
+def _parameters_with_effect(
+    model: nn.Module, image: Tensor, features: bool
+) -> list[tuple[str, Tensor]]:
+    """Names and parameters on which the logits or features of an image depend, for all that autograd knows."""
     named = {
-        name: p.requires_grad_() for name, p in model.named_parameters() if p.is_floating_point()
+        name: parameter.requires_grad_()
+        for name, parameter in model.named_parameters()
+        if parameter.is_floating_point()
     }
     with torch.enable_grad():
         output = pooled_features(model, image) if features else run(model, image)
-        gradients = [output] * len(named)  # all of them, where autograd does not reach the output
-        if output.requires_grad:
-            gradients = torch.autograd.grad(output.sum(), [*named.values()], allow_unused=True)
-    for (name, parameter), gradient in zip(named.items(), gradients, strict=True):
-        if gradient is None:
-            continue
-        part, *rest = name.split(".")
-        while rest and blocks.startswith(
-            f"{part}."
-        ):  # the parts of the module that holds the blocks
-            part = f"{part}.{rest.pop(0)}"
-        if isinstance(attrgetter(part)(model), nn.ModuleList | nn.Sequential):
-            part = f"{part}.{rest[0]}"
-        parts.setdefault(part, []).append(parameter)
-    del gradients
-    for part, parameters in reversed(parts.items()):
-        with torch.no_grad():
-            for p in parameters:
-                noise = torch.randn(p.shape, generator=generator).to(p)
-                p.copy_(p.mean() + p.std(correction=0) * noise)
-        yield part
+        if not output.requires_grad:  # autograd does not reach the output
+            return list(named.items())
+        gradients = torch.autograd.grad(output.sum(), [*named.values()], allow_unused=True)
+    return [
+        (name, parameter)
+        for (name, parameter), gradient in zip(named.items(), gradients, strict=True)
+        if gradient is not None
+    ]
+
+
+def _path_of_blocks(model: nn.Module) -> str:
+    """The name of the module that holds the blocks, or "" if the model is not supported or does not hold them so."""
+    if not is_known(model):
+        return ""
+    blocks = family(model).blocks
+    for name, module in model.named_modules():
+        if module is blocks:
+            return name
+    return ""
+
+
+def _part_of_parameter(model: nn.Module, name: str, path_of_blocks: str) -> str:
+    """The name of the part that a parameter belongs to: a block, or a module or parameter beside the blocks."""
+    part, *rest = name.split(".")
+    while rest and path_of_blocks.startswith(f"{part}."):
+        part = f"{part}.{rest.pop(0)}"
+    if isinstance(attrgetter(part)(model), nn.ModuleList | nn.Sequential):
+        part = f"{part}.{rest[0]}"
+    return part
 
 
 def _rank_correlation(a: Tensor, b: Tensor) -> float:
     from scipy.stats import spearmanr
 
-    constant = [bool((m == m.flatten()[0]).all()) for m in (a, b)]
-    return (
-        float(all(constant))
-        if any(constant)
-        else float(spearmanr(a.flatten(), b.flatten()).statistic)
-    )
+    constant = [bool((values == values[0, 0]).all()) for values in (a, b)]
+    if any(constant):
+        return float(all(constant))
+    return float(spearmanr(a.flatten(), b.flatten()).statistic)
 
 
 def _ssim(a: Tensor, b: Tensor) -> float:
@@ -503,5 +532,11 @@ def _ssim(a: Tensor, b: Tensor) -> float:
     side -= 1 - side % 2  # a window has a middle
     if side < 3:
         return float("nan")
-    a, b = ((m - m.min()) / (m.max() - m.min()).clamp(min=1e-300) for m in (a, b))
-    return float(structural_similarity(a.numpy(), b.numpy(), win_size=side, data_range=1.0))
+    a, b = _stretch(a).numpy(), _stretch(b).numpy()
+    return float(structural_similarity(a, b, win_size=side, data_range=1.0))
+
+
+def _stretch(values: Tensor) -> Tensor:
+    """The values stretched to 0 … 1. Constant values become 0."""
+    low, high = values.min(), values.max()
+    return (values - low) / (high - low).clamp(min=1e-300)

@@ -37,9 +37,9 @@ def kernels(model: nn.Module) -> Tensor:
         )
     if weight.dim() == 4:
         return weight.permute(0, 2, 3, 1)
-    p, q = about.grid(
-        about.preprocessing["input_size"][1:]
-    ).patch  # linear over flattened patches: NaFlex and SigLIP 2
+    # The embedding is linear over flattened patches, as in NaFlex and SigLIP 2.
+    size = about.preprocessing["input_size"][1:]
+    p, q = about.grid(size).patch
     if getattr(embed, "channels_last", True):
         return weight.unflatten(1, (p, q, -1))
     return weight.unflatten(1, (-1, p, q)).permute(0, 2, 3, 1)
@@ -65,8 +65,8 @@ def principal(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor,
     _, singular, vectors = torch.linalg.svd(matrix, full_matrices=False)
     largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
     vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
-    variance = singular.square() / singular.square().sum().clamp_min(
-        torch.finfo(torch.float64).tiny
-    )
+    squares = singular.square()
+    variance = squares / squares.sum().clamp_min(torch.finfo(torch.float64).tiny)
     k = min(k, len(filters) - 1)  # without its mean, each filter is given by the others
-    return vectors[:k].unflatten(1, filters.shape[1:]).float(), variance[:k].float()
+    components = vectors[:k].unflatten(1, filters.shape[1:])
+    return components.float(), variance[:k].float()

@@ -6,7 +6,7 @@ import io
 import os
 import re
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,13 +24,8 @@ MAX_ELONGATION = 100
 
 _ROUNDING = 1e-4  # floats may exceed [0, 1] by this, as after a bicubic resize
 _DRAWINGS = {"EPS", "WMF"}  # Pillow runs other programs to decode these
-_NO_IMAGES = _DRAWINGS | {
-    "BUFR",
-    "GRIB",
-    "HDF5",
-    "MPEG",
-    "PDF",
-}  # formats that Pillow opens but cannot decode
+_UNREADABLE = {"BUFR", "GRIB", "HDF5", "MPEG", "PDF"}  # Pillow opens but cannot decode these
+_NO_IMAGES = _DRAWINGS | _UNREADABLE
 _SAMPLES = (
     "skimage/data/astronaut.png",
     "skimage/data/chelsea.png",
@@ -50,9 +45,13 @@ class ImageError(ValueError):
 
 
 class ModelInput(np.ndarray):
-    """Images (B, H, W, 3) as a model received them, as `models.restore` returns them. Indexing keeps the type.
+    """Images (B, H, W, 3), or one (H, W, 3), with the pixels that a model received, as `models.restore` returns them.
 
-    layout: shape and strides of each image, or None for a copy of moved pixels, such as a rotated image.
+    A map fits such an image without a crop. The type guards against a map over another part of the image: an image that
+    is cropped, flipped, rotated or transposed is not `unmoved`, and results of computations are ordinary arrays. NumPy
+    moves pixels by changing the shape or the strides (the bytes from a pixel to the next ones), so both are compared.
+
+    layout: (shape, strides) of each image as received, or None after pixels have moved.
     """
 
     def __new__(cls, images: np.ndarray):
@@ -60,20 +59,26 @@ class ModelInput(np.ndarray):
         new.layout = images.shape[1:], images.strides[1:]
         return new
 
+    @property
+    def unmoved(self) -> bool:
+        """True for one image as the model received it."""
+        return (self.shape, self.strides) == self.layout
+
     def __array_finalize__(self, source):
-        same = source is not None and self.strides[-3:] == source.strides[-3:]
-        self.layout = getattr(source, "layout", None) if same else None
+        """Called by NumPy for every array made from another: a view, a copy or the result of an index."""
+        same_strides = source is not None and self.strides[-3:] == source.strides[-3:]
+        self.layout = getattr(source, "layout", None) if same_strides else None
 
     def __array_function__(self, *call):
-        result = super().__array_function__(
-            *call
-        )  # np.roll fills a new array with the same strides
-        return (
-            np.asarray(result) if isinstance(result, ModelInput) and result.base is None else result
-        )
+        """Called by NumPy for its functions. New arrays, such as np.roll's, have other pixels at the same strides."""
+        result = super().__array_function__(*call)
+        if isinstance(result, ModelInput) and result.base is None:
+            return np.asarray(result)
+        return result
 
     def __array_wrap__(self, result, *_):
-        return np.asarray(result)[()]  # results of computations are ordinary arrays or numbers
+        """Called by NumPy for results of arithmetic, which are ordinary arrays or numbers."""
+        return np.asarray(result)[()]
 
 
 def load_image(
@@ -94,51 +99,62 @@ def load_image(
     other sources, and for images of over `max_pixels` by their header, before decoding.
     """
     notes: list[str] = []
-    image = isinstance(source, Image.Image)
-    path = (
-        source
-        if isinstance(source, (str, os.PathLike))
-        else getattr(source, "filename" if image else "name", None)
-    )
-    named = isinstance(path, (str, os.PathLike)) and (path or path is source)
-    name = f"{os.fsdecode(path)[-200:]!r}" if named else f"the {type(source).__name__} given"
+    name = _name_of(source)
     try:
-        if isinstance(source, np.ndarray) or hasattr(source, "requires_grad"):
-            opened = nullcontext(_from_array(source, notes))
-        elif isinstance(source, Image.Image):
-            opened = nullcontext(source)
-        else:
-            opened = Image.open(
-                io.BytesIO(source) if isinstance(source, (bytes, bytearray, memoryview)) else source
-            )
-        with opened as image:
+        with _open(source, notes) as image:
             limit = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
             if not 0 < image.width * image.height <= limit:
                 raise ImageError(
                     f"has {image.width} × {image.height} pixels and must have 1 to {limit:,} (max_pixels)"
                 )
-            if image is not source and image.format in _DRAWINGS:
+            from_file = image is not source
+            if from_file and image.format in _DRAWINGS:
                 raise ImageError(f"is a drawing ({image.format}). Export it as PNG")
             result = rgb(image, notes, profiles=True)
             with suppress(Exception):  # the first frame is read, so the others may be damaged
-                if (
-                    image is not source and image.format != "MPO" and image.n_frames > 1
-                ):  # phones add previews
+                has_previews = image.format == "MPO"  # of phones
+                if from_file and not has_previews and image.n_frames > 1:
                     notes.append(f"holds {image.n_frames} images; the first is shown")
     except Exception as error:  # decoders raise many types on damaged files
-        if isinstance(error, ImageError):
-            reason = str(error)
-        elif isinstance(error, UnidentifiedImageError):
-            reason = "is damaged or in no format that Pillow reads (HEIC needs pillow-heif); export it as JPEG or PNG"
-        elif getattr(error, "strerror", None):
-            reason = f"cannot be read ({error.strerror})"
-        else:
-            text = " ".join(str(error).split())[:200]
-            reason = f"cannot be read ({type(error).__name__}: {text}); it is incomplete or damaged, or not an image"
-        raise ImageError(f"Expected an image, but {name} {reason}.") from error
+        raise ImageError(f"Expected an image, but {name} {_reason(error)}.") from error
     if notes and on_note is not None:
         on_note(f"{name[0].upper()}{name[1:]} {'; '.join(notes)}.")
     return result
+
+
+def _name_of(source) -> str:
+    """Path or kind of a source, for messages."""
+    path = source
+    if isinstance(source, Image.Image):
+        path = getattr(source, "filename", None)
+    elif not isinstance(source, (str, os.PathLike)):
+        path = getattr(source, "name", None)
+    if isinstance(path, (str, os.PathLike)) and (path or path is source):
+        return f"{os.fsdecode(path)[-200:]!r}"
+    return f"the {type(source).__name__} given"
+
+
+def _open(source, notes: list[str]) -> AbstractContextManager[Image.Image]:
+    """A context with the image of a source. It closes files that it opened, and no image of the caller."""
+    if isinstance(source, np.ndarray) or hasattr(source, "requires_grad"):
+        return nullcontext(_from_array(source, notes))
+    if isinstance(source, Image.Image):
+        return nullcontext(source)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        source = io.BytesIO(source)
+    return Image.open(source)
+
+
+def _reason(error: Exception) -> str:
+    """The reason why an image cannot be read, as the end of a sentence."""
+    if isinstance(error, ImageError):
+        return str(error)
+    if isinstance(error, UnidentifiedImageError):
+        return "is damaged or in no format that Pillow reads (HEIC needs pillow-heif); export it as JPEG or PNG"
+    if getattr(error, "strerror", None):
+        return f"cannot be read ({error.strerror})"
+    text = " ".join(str(error).split())[:200]
+    return f"cannot be read ({type(error).__name__}: {text}); it is incomplete or damaged, or not an image"
 
 
 def is_image(path: str | os.PathLike) -> bool:
@@ -173,25 +189,30 @@ def image_files(
     on_note: called with a sentence that counts and names the other files. Raises ValueError without image files.
     """
 
-    def natural(path: Path) -> list:
-        return [
-            (not part.isdecimal(), int(part) if part.isdecimal() else part)
-            for part in re.split(r"(\d+)", str(path.relative_to(folder)))
-        ]
-
-    files = sorted(
-        (p for p in folder.rglob("*") if p.is_file() and not hidden(p.relative_to(folder))),
-        key=natural,
-    )
+    paths = []
+    for path in folder.rglob("*"):
+        if path.is_file() and not hidden(path.relative_to(folder)):
+            paths.append(path)
+    paths.sort(key=lambda path: _natural_order(str(path.relative_to(folder))))
     images, others = [], []
-    for path in files:
-        (images if is_image(path) else others).append((str(path.relative_to(folder)), path))
+    for path in paths:
+        kind = images if is_image(path) else others
+        kind.append((str(path.relative_to(folder)), path))
     if not images:
         raise ValueError(f"The folder {folder} holds no images that Pillow opens.")
     if others and on_note is not None:
         names = ", ".join(name for name, _ in others[:5]) + (" …" if len(others) > 5 else "")
-        on_note(f"{len(others):,} of {len(files):,} files in {folder} are not images: {names}.")
+        on_note(f"{len(others):,} of {len(paths):,} files in {folder} are not images: {names}.")
     return images
+
+
+def _natural_order(name: str) -> list[tuple[bool, int | str]]:
+    """Key that sorts numbers in names by their value, and before letters."""
+    key = []
+    for part in re.split(r"(\d+)", name):
+        is_number = part.isdecimal()
+        key.append((not is_number, int(part) if is_number else part))
+    return key
 
 
 def samples() -> dict[str, Image.Image]:
@@ -242,7 +263,9 @@ def _from_array(source, notes: list[str]) -> Image.Image:
     values = source
     if not isinstance(source, np.ndarray):
         tensor = source.detach().cpu()
-        values = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        if tensor.is_floating_point():
+            tensor = tensor.float()
+        values = tensor.numpy()
         if values.ndim == 3 and values.shape[0] in (1, 3, 4):
             if values.shape[2] in (1, 3, 4):
                 raise ImageError(
@@ -253,9 +276,9 @@ def _from_array(source, notes: list[str]) -> Image.Image:
         raise ImageError(
             f"has shape {values.shape} and must be one image, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4)"
         )
-    return Image.fromarray(
-        _eight_bits(values[..., 0] if values.shape[2:] == (1,) else values, notes)
-    )
+    if values.shape[2:] == (1,):
+        values = values[..., 0]
+    return Image.fromarray(_eight_bits(values, notes))
 
 
 def _eight_bits(values: np.ndarray, notes: list[str]) -> np.ndarray:
@@ -265,18 +288,16 @@ def _eight_bits(values: np.ndarray, notes: list[str]) -> np.ndarray:
     if values.dtype.kind == "b":
         return values * np.uint8(255)
     if values.dtype.newbyteorder("=") == np.uint16:
-        if 0 < (highest := int(values.max())) < 2**14:
+        highest = int(values.max())
+        if 0 < highest < 2**14:
             notes.append(f"has levels up to {highest:,} of 65,535, so it may look dark")
         return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
-    if (
-        values.dtype.kind == "f" and values.min() >= -_ROUNDING and values.max() <= 1 + _ROUNDING
-    ):  # false for NaN
-        return np.rint(values.astype(np.float32) * 255).astype(np.uint8)
-    got = (
-        f"{values.dtype} from {values.min():g} to {values.max():g}"
-        if values.dtype.kind == "f"
-        else values.dtype
-    )
+    got = str(values.dtype)
+    if values.dtype.kind == "f":
+        low, high = values.min(), values.max()
+        if low >= -_ROUNDING and high <= 1 + _ROUNDING:  # false for NaN
+            return np.rint(values.astype(np.float32) * 255).astype(np.uint8)
+        got = f"{got} from {low:g} to {high:g}"
     raise ImageError(
         f"has values of {got}. Pass uint8, uint16, bool, or finite floats between 0 and 1"
     )
@@ -297,27 +318,26 @@ def _from_deep_gray(image: Image.Image, notes: list[str]) -> Image.Image:
 
 
 def _with_alpha(image: Image.Image) -> Image.Image:
-    own = (
-        image.convert("LA") if image.mode == "La" else image.copy()
-    )  # converting changes a palette's alpha in place
-    return own.convert("RGBA")
+    if image.mode == "La":
+        return image.convert("LA").convert("RGBA")
+    copy = image.copy()  # converting changes a palette's alpha in place
+    return copy.convert("RGBA")
 
 
 def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
     """Image converted to sRGB from its color profile, or unchanged if the profile is damaged, misfits or is sRGB."""
     colors = _with_alpha(image) if image.has_transparency_data else image
-    own = (
-        "CMYK"
-        if image.mode == "CMYK"
-        else "GRAY"
-        if image.mode in ("1", "L", "LA", "La")
-        else "RGB"
-    )
+    own = "RGB"
+    if image.mode == "CMYK":
+        own = "CMYK"
+    elif image.mode in ("1", "L", "LA", "La"):
+        own = "GRAY"
     try:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
         title = ImageCms.getProfileDescription(profile).strip()
         space = profile.profile.xcolor_space.strip()
-        if image.mode[0] in "IF" or space != own and (space, own) != ("RGB", "GRAY"):
+        fits = space == own or (space, own) == ("RGB", "GRAY")
+        if image.mode[0] in "IF" or not fits:
             raise ValueError("it does not fit the pixels")
         before = colors.convert({"GRAY": "L"}.get(space, space))
         after = ImageCms.profileToProfile(
@@ -333,12 +353,10 @@ def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
             "has a color profile that is damaged or does not fit its pixels, which was ignored"
         )
         return image
-    if (
-        own != "CMYK"
-        and np.abs(np.asarray(after, np.int16) - np.asarray(before.convert("RGB"), np.int16)).max()
-        <= 2
-    ):
-        return image
+    if own != "CMYK":
+        change = np.asarray(after, np.int16) - np.asarray(before.convert("RGB"), np.int16)
+        if np.abs(change).max() <= 2:
+            return image
     if colors is not image:
         after.putalpha(colors.getchannel("A"))
     notes.append(f"was converted from the color profile “{title}” to sRGB")

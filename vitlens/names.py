@@ -1,5 +1,6 @@
 """Names that users type: similar ones for a wrong name, and names that are imported on first use."""
 
+import re
 from collections.abc import Callable, Iterable
 
 import lazy_loader
@@ -14,23 +15,33 @@ def suggestion(word: str, names: Iterable[str], texts: Iterable[str] | None = No
     >>> suggestion("cat", ["bobcat", "catamount", "tabby cat"])
     ' Did you mean tabby cat, catamount?'
     """
-    import difflib
-    import re
+    from difflib import get_close_matches
 
-    def plain(text: str) -> str:
-        return " ".join(re.findall(r"[^\W_]+", text.lower()))
-
-    if not (key := plain(word)):
+    key = _plain(word)
+    if not key:
         return ""
-    names = [*names]
-    pairs = [(name, f" {plain(text)} ") for name, text in zip(names, texts or names, strict=True)]
-    similar = [name for end in (" ", "") for name, text in pairs if f" {key}{end}" in text]
-    similar = similar or [
-        name for name, text in pairs if key.replace(" ", "") in text.replace(" ", "")
-    ]
-    by_text = {plain(name): name for name in names}
-    similar = similar or [by_text[text] for text in difflib.get_close_matches(key, by_text, n=5)]
-    return f" Did you mean {', '.join([*dict.fromkeys(similar)][:5])}?" if similar else ""
+    names = list(names)
+    texts = list(texts or names)
+    pairs = [(name, f" {_plain(text)} ") for name, text in zip(names, texts, strict=True)]
+    similar = [name for name, text in pairs if f" {key} " in text]
+    similar += [name for name, text in pairs if f" {key}" in text]
+    if not similar:
+        letters = key.replace(" ", "")
+        similar = [name for name, text in pairs if letters in text.replace(" ", "")]
+    if not similar:
+        by_text = {_plain(name): name for name in names}
+        matches = get_close_matches(key, by_text, n=5)
+        similar = [by_text[text] for text in matches]
+    if not similar:
+        return ""
+    first = list(dict.fromkeys(similar))[:5]
+    return f" Did you mean {', '.join(first)}?"
+
+
+def _plain(text: str) -> str:
+    """Letters and digits of a text in lower case, with a space between words."""
+    words = re.findall(r"[^\W_]+", text.lower())
+    return " ".join(words)
 
 
 def require_known(
@@ -42,7 +53,7 @@ def require_known(
 
     >>> require_known("mean", ("mean", "zero"), "way")
     """
-    names = [*names]
+    names = list(names)
     if name not in names:
         hint = suggestion(str(name), names, texts)
         raise ValueError(f"{what} must be one of {', '.join(names)}, got {name!r}.{hint}")

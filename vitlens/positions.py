@@ -27,7 +27,8 @@ def table(model: nn.Module) -> Tensor:
     Raises ValueError for models without a learned table of positions (rotary, relative or no embeddings).
     """
     model = inner_transformer(model)
-    if (positions := family(model).positions()) is not None:
+    positions = family(model).positions()
+    if positions is not None:
         return positions
     rotary = any(getattr(module, "rope", None) is not None for module in model.modules())
     kind = "rotary embeddings" if rotary else "no learned table"
@@ -47,7 +48,8 @@ def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
     """
     positions = model_or_table if isinstance(model_or_table, Tensor) else table(model_or_table)
     unit = F.normalize(to_float64(positions), dim=-1)
-    return torch.einsum("rcd,ijd->rcij", unit, unit).clamp(-1, 1).float()
+    cosines = torch.einsum("rcd,ijd->rcij", unit, unit)
+    return cosines.clamp(-1, 1).float()
 
 
 def resize(
@@ -74,10 +76,9 @@ def resize(
 
         return resample_abs_pos_embed(pos_embed, size, [rows, cols], num_prefix_tokens=prefix)
     image = pos_embed[:, prefix:].unflatten(1, (rows, cols)).permute(0, 3, 1, 2)
-    image = F.interpolate(to_float64(image), size=size, mode="bilinear", align_corners=True).to(
-        pos_embed
-    )
-    return torch.cat([pos_embed[:, :prefix], image.flatten(2).mT], 1)
+    resized = F.interpolate(to_float64(image), size=size, mode="bilinear", align_corners=True)
+    patches = resized.to(pos_embed).flatten(2).mT
+    return torch.cat([pos_embed[:, :prefix], patches], 1)
 
 
 def rank_correlation(similarities: Tensor) -> float:
@@ -90,17 +91,21 @@ def rank_correlation(similarities: Tensor) -> float:
     True
     """
     rows, cols = similarities.shape[:2]
-    distance = TokenGrid(rows, cols, (1, 1)).distances(dtype=torch.float64, device="cpu").numpy()
-    different = ~np.eye(rows * cols, dtype=bool)
-    values = similarities.detach().cpu().reshape(rows * cols, rows * cols).numpy()[different]
-    if rows * cols < 3 or not np.isfinite(values).all():
+    count = rows * cols
+    different = ~np.eye(count, dtype=bool)
+    values = similarities.detach().cpu().reshape(count, count).numpy()[different]
+    if count < 3 or not np.isfinite(values).all():
         return math.nan
     if values.std() == 0:
         return 0.0
-    return float(np.corrcoef(_ranks(values), _ranks(distance[different]))[0, 1])
+    grid = TokenGrid(rows, cols, (1, 1))
+    distances = grid.distances(dtype=torch.float64, device="cpu").numpy()[different]
+    correlations = np.corrcoef(_ranks(values), _ranks(distances))
+    return float(correlations[0, 1])
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
     """Ranks from 0, with mean ranks for equal values. By hand, because importing scipy.stats takes a second."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (count.cumsum() - (count + 1) / 2)[place]
+    ranks = count.cumsum() - (count + 1) / 2
+    return ranks[place]

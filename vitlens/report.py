@@ -483,15 +483,15 @@ def explain(
     """
     from vitlens.attribution import explained, methods
     from vitlens.attribution.registry import SHARED
-    from vitlens.attribution.target import NothingToExplain, Similarity, resolved
+    from vitlens.attribution.target import NothingToExplain, Similarity, resolve_target
 
     model, count, chosen = unwrap(model), 0, methods(names)
     supported.attention_modules(model)  # raises for a module that contains a Vision Transformer
     if isinstance(target, Similarity):  # the compared image or text is the same for all images
-        target, against = target.bound(model), against.bound(model) if against else None
+        target, against = target.bind(model), against.bind(model) if against else None
     if not callable(target) and (classes := models.class_count(model)):
         for one, other in ((target, None if target is None else against), (against, None)):
-            resolved(model, torch.zeros(1, classes), one, other)
+            resolve_target(model, torch.zeros(1, classes), one, other)
     needs = {method.needs for method in chosen.values()} & {*SHARED}
     for name, x in prepared(model, images, on_error, on_note):
         try:
@@ -545,7 +545,7 @@ def score(
 
     orders: number of random orders. With fewer than 8 their standard deviation is left out. steps: largest number of
     steps of a curve. baseline, score: as in `faithfulness.curves`. on_forwards: called after each batch with the number
-    of forwards done and their total for this image. Columns of the scores: those of `faithfulness.ranked`, baseline,
+    of forwards done and their total for this image. Columns of the scores: those of `faithfulness.rank_maps`, baseline,
     and quantity, the y-axis of the curves.
 
     On Ctrl-C it yields the explanation with the maps that are completely scored, then raises KeyboardInterrupt.
@@ -564,7 +564,7 @@ def score(
             for done, total, known in faithfulness.partial_curves(
                 model,
                 explanation.input,
-                faithfulness.with_random(maps, grid, orders),
+                faithfulness.add_random_maps(maps, grid, orders),
                 explanation.question,
                 step=faithfulness.usual_step(grid.patches, steps),
                 baseline=baseline,
@@ -578,7 +578,7 @@ def score(
         except KeyboardInterrupt as error:
             interrupt = error
         if both is not None:
-            table = faithfulness.ranked(both, list(maps)).drop(columns="image")
+            table = faithfulness.rank_maps(both, list(maps)).drop(columns="image")
             if table["random_orders"][0] < ORDERS:
                 table[[name for name in table if name.endswith(("_std", "_z_score"))]] = math.nan
             if interrupt and (unknown := table["difference"].isna()).any():
@@ -597,7 +597,7 @@ def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     """target, against, value and title of an `Explanation`."""
     about = models.title(model)
     if target.numbers is None:
-        name, value = target.called(0), target.score(output)[0].item()
+        name, value = target.label(0), target.score(output)[0].item()
         title = f"Why is {name} {number(value)}? {about}"
         if than := getattr(target.function, "than", ""):
             more, differ = "more" if value > 0 else "less", number(abs(value))

@@ -40,6 +40,11 @@ class Score(NamedTuple):
     high: float
 
 
+def in_percent(value: float, low: float, high: float) -> Score:
+    """Score from shares in 0…1."""
+    return Score(100 * float(value), 100 * float(low), 100 * float(high))
+
+
 def around(mean: float, below: float, above: float) -> Score:
     """Score from the half widths of its interval, clipped to 0…100."""
     return Score(float(mean), max(0.0, float(mean - below)), min(100.0, float(mean + above)))
@@ -53,8 +58,8 @@ def proportion(right: int, images: int) -> Score:
     """
     from scipy.stats import binomtest
 
-    interval = binomtest(int(right), int(images)).proportion_ci(LEVEL, method="wilson")
-    return Score(*(100 * float(x) for x in (right / images, *interval)))
+    low, high = binomtest(int(right), int(images)).proportion_ci(LEVEL, method="wilson")
+    return in_percent(right / images, low, high)
 
 
 def student(values: Sequence[float]) -> float:
@@ -65,11 +70,10 @@ def student(values: Sequence[float]) -> float:
     """
     from scipy.stats import sem, t
 
-    return (
-        float(sem(values) * t.ppf((1 + LEVEL) / 2, len(values) - 1))
-        if len(values) > 1
-        else float("inf")
-    )
+    if len(values) == 1:
+        return float("inf")
+    quantile = t.ppf((1 + LEVEL) / 2, len(values) - 1)
+    return float(sem(values) * quantile)
 
 
 def paired(lost: int, gained: int, images: int) -> Score:
@@ -84,9 +88,11 @@ def paired(lost: int, gained: int, images: int) -> Score:
 
     n = images + 2
     middle = (gained - lost) / n
-    half = norm.ppf((1 + LEVEL) / 2) * np.sqrt(((gained + lost + 1) / n - middle**2) / n)
-    score = ((gained - lost) / images, max(-1.0, middle - half), min(1.0, middle + half))
-    return Score(*(100 * float(x) for x in score))
+    variance = ((gained + lost + 1) / n - middle**2) / n
+    half = norm.ppf((1 + LEVEL) / 2) * np.sqrt(variance)
+    low = max(-1.0, middle - half)
+    high = min(1.0, middle + half)
+    return in_percent((gained - lost) / images, low, high)
 
 
 def of_seeds(values: Sequence[float]) -> Score:
@@ -111,7 +117,9 @@ def over_seeds(values: Sequence[float], images: int) -> Score:
     mean = np.mean(values)
     half = student(values) if len(values) > 1 else 0.0
     _, low, high = proportion(round(mean / 100 * images), images)
-    return around(mean, *(np.hypot(half, max(side, 0.0)) for side in (mean - low, high - mean)))
+    below = max(mean - low, 0.0)
+    above = max(high - mean, 0.0)
+    return around(mean, np.hypot(half, below), np.hypot(half, above))
 
 
 def mean_of(scores: Sequence[Score]) -> Score:
@@ -121,9 +129,9 @@ def mean_of(scores: Sequence[Score]) -> Score:
     85.0
     """
     value, low, high = np.array(scores).T
-    return around(
-        value.mean(), *(np.linalg.norm(side) / len(value) for side in (value - low, high - value))
-    )
+    below = np.linalg.norm(value - low) / len(value)
+    above = np.linalg.norm(high - value) / len(value)
+    return around(value.mean(), below, above)
 
 
 def top_k(classes: Tensor, labels: Tensor, k: int) -> Score:
@@ -132,7 +140,8 @@ def top_k(classes: Tensor, labels: Tensor, k: int) -> Score:
     >>> top_k(torch.tensor([[281, 282], [3, 4]]), labels=torch.tensor([282, 5]), k=2).value
     50.0
     """
-    return proportion(int((classes[:, :k] == labels[:, None]).any(1).sum()), len(labels))
+    right = (classes[:, :k] == labels[:, None]).any(1)
+    return proportion(int(right.sum()), len(labels))
 
 
 @functools.cache
@@ -156,9 +165,8 @@ def validation_numbers(names: Sequence[str]) -> Tensor:
     tensor([1])
     """
     matches = [NUMBER.search(name) for name in names]
-    return torch.tensor(
-        [int(match[1]) - 1 if match else -1 for match in matches], dtype=torch.int64
-    )
+    numbers = [int(match[1]) - 1 if match else -1 for match in matches]
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def real(classes: Tensor, numbers: Tensor) -> tuple[Score, int]:
@@ -170,12 +178,12 @@ def real(classes: Tensor, numbers: Tensor) -> tuple[Score, int]:
     >>> real(torch.tensor([[795]]), numbers=torch.tensor([1]))[0].value
     100.0
     """
-    labels = real_labels()
-    right = [
-        int(c) in labels[n]
-        for c, n in zip(classes[:, 0].tolist(), numbers.tolist(), strict=True)
-        if labels[n]
-    ]
+    by_image = real_labels()
+    right = []
+    for predicted, number in zip(classes[:, 0].tolist(), numbers.tolist(), strict=True):
+        labels = by_image[number]
+        if labels:
+            right.append(int(predicted) in labels)
     if not right:
         raise ValueError(
             "ReaL labels are missing for all of these images. Use more of ImageNet's validation images."

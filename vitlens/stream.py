@@ -24,21 +24,24 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from vitlens.attribution.balanced import held, held_fixed, leaf, product, require_sum
+from vitlens.attribution.balanced import detach, leaf, linear_forward, product, require_sum
 from vitlens.attribution.maps import (
+    Hook,
     attention_times_gradient,
-    captured,
-    checked,
-    explaining,
+    explanation_mode,
+    prepare_inputs,
     require_layers,
     require_own_head,
+    run_with_capture,
 )
-from vitlens.attribution.target import Target, of_features, resolved
+from vitlens.attribution.target import Target, of_features, resolve_target
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import Attention
 from vitlens.recorder.shapes import repr_with_shapes
@@ -89,19 +92,23 @@ class Contributions:
 
     @property
     def parts(self) -> Tensor:
-        layers = torch.cat([self.heads, self.mlps[..., None]], -1).flatten(1)
-        return torch.cat(
-            [self.embedding[:, None], layers, self.pool[:, None], self.biases[:, None]], 1
-        )
+        layers = torch.cat([self.heads, self.mlps[..., None]], -1)
+        parts = [
+            self.embedding[:, None],
+            layers.flatten(1),
+            self.pool[:, None],
+            self.biases[:, None],
+        ]
+        return torch.cat(parts, 1)
 
     @property
     def names(self) -> list[str]:
         layers, heads = self.heads.shape[1:]
-        names = [
-            [*(f"layer {i} head {j}" for j in range(heads)), f"layer {i} MLP"]
-            for i in range(layers)
-        ]
-        return ["embedding", *sum(names, []), "MLP of the pool", "biases"]
+        names = ["embedding"]
+        for layer in range(layers):
+            names += [f"layer {layer} head {head}" for head in range(heads)]
+            names.append(f"layer {layer} MLP")
+        return [*names, "MLP of the pool", "biases"]
 
 
 def contributions(
@@ -119,7 +126,8 @@ def contributions(
 
     model, images, target, against, names: as in `help(vitlens.attribution)`.
     """
-    return _read_directly(model, images, target, against, names)[0]
+    added, _, _ = _contributions_and_capture(model, images, target, against, names)
+    return added
 
 
 def direct_by_head(
@@ -138,7 +146,8 @@ def direct_by_head(
     returns prefix tokens, too.
     """
     _, written = contributions_by_token(model, images, target, against, names=names)
-    return family(transformer(unwrap(model))).grid(images.shape[-2:]).image_map(written)
+    grid = family(transformer(unwrap(model))).grid(images.shape[-2:])
+    return grid.image_map(written)
 
 
 def contributions_by_token(
@@ -152,14 +161,15 @@ def contributions_by_token(
 
     model, images, target, against, names: as in `help(vitlens.attribution)`.
     """
-    added, attn, chosen = _read_directly(model, images, target, against, names)
-    require_layers(model, chosen, attn.has_gradient())
+    added, attn, target = _contributions_and_capture(model, images, target, against, names)
+    require_layers(model, target, attn.has_gradient())
     layers = []
     with torch.no_grad():
         for layer in attn:
             written = torch.zeros_like(layer.k[..., 0], dtype=layer.wide)
-            for _, read in attention_times_gradient(layer, layer.gradient.any(-1).any(1)):
-                written += read.sum(2)
+            reached = layer.gradient.any(-1).any(1)
+            for _, from_tokens in attention_times_gradient(layer, reached):
+                written += from_tokens.sum(2)
             layers.append(written)
     return added, torch.stack(layers, 1)
 
@@ -179,57 +189,86 @@ def direct_map(
     return direct_by_head(model, images, target, against, names=names).sum((1, 2))
 
 
-def _read_directly(
+def _contributions_and_capture(
     model: nn.Module, images: Tensor, target, against, names
 ) -> tuple[Contributions, Attention, Target]:
     """The contributions, a capture with the gradients along the residual stream, and the target."""
-    model, images, target, against = checked(model, images, target, against)
-    inner, leaves = transformer(model), defaultdict(list)
+    model, images, target, against = prepare_inputs(model, images, target, against)
+    inner = transformer(model)
     require_pre_norm(inner)
-    about = family(inner)
-    blocks, pool = about.blocks, about.pool.module if about.pool else nn.Identity()
-    hooks = [
-        (
-            blocks[0].register_forward_pre_hook,
-            lambda _, args: (leaf(args[0], leaves["embedding"]), *args[1:]),
-        )
-    ]
-    for where, block in [*enumerate(blocks), ("pool", pool)]:
-        for name, module in block.named_modules():
-            if re.fullmatch(NORMS, name) or (where == "pool" and name in ("norm", "layernorm")):
-                hooks.append((module.register_forward_pre_hook, lambda _, args: held(args[0])))
-            elif re.fullmatch(MLPS, name):
-                hooks.append(
-                    (
-                        module.register_forward_hook,
-                        lambda _, args, out, at=where: leaf(out, leaves[at]),
-                    )
-                )
-    with held_fixed(model, images, hooks) as zeros:
-        attn, output = captured(model, images, of_features(target), gradients=True)
+    leaves = defaultdict(list)
+    hooks = list(_hooks_on_stream(inner, leaves))
+    with linear_forward(model, images, hooks) as zeros:
+        attn, output = run_with_capture(model, images, of_features(target), gradients=True)
         attn.cuts.clear()  # the hooks detach the inputs of the layers
-        chosen = resolved(model, output, target, against, names)
-        also = [tensor for group in leaves.values() for tensor in group]
-        *gradients, by_zeros = attn.differentiate(chosen.score(output).sum(), also=[*also, zeros])
+        target = resolve_target(model, output, target, against, names)
+        tensors = [tensor for group in leaves.values() for tensor in group]
+        score = target.score(output).sum()
+        *gradients, by_zeros = attn.differentiate(score, also=[*tensors, zeros])
     with torch.no_grad():
-        written = {"pool": torch.zeros_like(by_zeros)}
-        for where, group in leaves.items():
-            written[where] = sum(product(tensor, gradients.pop(0)).sum(1) for tensor in group)
+        sums = _sum_by_part(leaves, gradients)
+        heads = [product(layer.output, layer.gradient).sum(-1) for layer in attn]
+        mlps = [sums[number] for number in range(len(attn))]
         added = Contributions(
-            chosen.score(output.detach()),
-            written["embedding"],
-            torch.stack([product(layer.output, layer.gradient).sum(-1) for layer in attn], 1),
-            torch.stack([written[number] for number in range(len(attn))], 1),
-            written["pool"],
-            by_zeros,
+            logits=target.score(output.detach()),
+            embedding=sums["embedding"],
+            heads=torch.stack(heads, 1),
+            mlps=torch.stack(mlps, 1),
+            pool=sums.get("pool", torch.zeros_like(by_zeros)),
+            biases=by_zeros,
         )
     require_sum(model, added.parts, added.logits)
-    return added, attn, chosen
+    return added, attn, target
+
+
+Leaves = defaultdict[int | str, list[Tensor]]
+"""Additions to the residual stream, as leaves of autograd's graph, by part: "embedding", the number of a layer for its
+MLPs, and "pool" for that of an attention pool."""
+
+
+def _hooks_on_stream(model: nn.Module, leaves: Leaves) -> Iterator[Hook]:
+    """Hooks that detach the inputs of norms before heads and MLPs, so that only the residual stream has a gradient.
+
+    They turn the input of the first block and the outputs of MLPs into leaves, which are appended to `leaves`.
+    """
+
+    def begin(_, args: tuple) -> tuple:
+        return (leaf(args[0], leaves["embedding"]), *args[1:])
+
+    def detach_input(_, args: tuple) -> Tensor:
+        return detach(args[0])
+
+    def leaf_of(part: int | str, _, args: tuple, output: Tensor) -> Tensor:
+        return leaf(output, leaves[part])
+
+    about = family(model)
+    yield about.blocks[0].register_forward_pre_hook, begin
+    parts = dict(enumerate(about.blocks))
+    if about.pool:
+        parts["pool"] = about.pool.module
+    for part, block in parts.items():
+        for name, module in block.named_modules():
+            norm_of_pool = part == "pool" and name in ("norm", "layernorm")
+            if norm_of_pool or re.fullmatch(NORMS, name):
+                yield module.register_forward_pre_hook, detach_input
+            elif re.fullmatch(MLPS, name):
+                yield module.register_forward_hook, partial(leaf_of, part)
+
+
+def _sum_by_part(leaves: Leaves, gradients: list[Tensor]) -> dict[int | str, Tensor]:
+    """(B,) gradient × addition, summed over the additions of each part. gradients: in the order of the leaves."""
+    gradients = iter(gradients)
+    sums = {}
+    for part, tensors in leaves.items():
+        products = [product(tensor, next(gradients)) for tensor in tensors]
+        sums[part] = sum(by_token.sum(1) for by_token in products)
+    return sums
 
 
 def require_pre_norm(model: nn.Module) -> None:
     """Raise UnsupportedModelError unless every block adds the outputs of attention and MLP to the tokens."""
-    if reason := family(model).stream_problem:
+    reason = family(model).stream_problem
+    if reason:
         raise UnsupportedModelError(
             f"vitlens cannot take the logits of {model_name(model)} apart: {reason}."
         )
@@ -249,10 +288,10 @@ def lens(model: nn.Module, images: Tensor, layer: int = -1) -> tuple[Tensor, Ten
     layer: its number, −1 for the last. Raises IndexError for a layer that does not exist, and ValueError for a module
     with another head behind its Vision Transformer.
     """
-    model, images, *_ = checked(model, images)
+    model, images, _, _ = prepare_inputs(model, images)
     inner = transformer(model)
     number = layer_number(len(family(inner).blocks), layer)
-    with explaining(model, gradients=False):
+    with explanation_mode(model, gradients=False):
         layers, output = features(model, images)
         require_own_head(model, family(inner).head(layers[-1]), output)
         return read_out(inner, layers[number])
@@ -273,5 +312,7 @@ def read_each(model: nn.Module, tokens: Tensor) -> Tensor:
     >>> vitlens.stream.read_each(model, torch.zeros(2, 197, 192)).shape
     torch.Size([2, 197, 200])
     """
-    alone = tokens.flatten(0, 1)[:, None].expand(-1, len(family(model).prefix) + 1, -1)
-    return family(model).head(alone).unflatten(0, tokens.shape[:2])
+    about = family(model)
+    length = len(about.prefix) + 1
+    alone = tokens.flatten(0, 1)[:, None].expand(-1, length, -1)
+    return about.head(alone).unflatten(0, tokens.shape[:2])

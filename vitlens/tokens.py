@@ -51,22 +51,27 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
     that holds one supported model are the output of the module. Raises UnsupportedModelError for models that a capture
     refuses, and ValueError for images that the model does not take.
     """
-    model, inner = unwrap(model), transformer(model)
-    attention_modules(inner)
+    model = unwrap(model)
+    inner = transformer(model)
+    attention_modules(inner)  # raises for a model without layers to read
     require_images(images, model)
-    blocks, expected = family(inner).blocks, family(inner).grid(tuple(images.shape[-2:])).tokens
+    about = family(inner)
+    expected = about.grid(tuple(images.shape[-2:])).tokens
     layers = []
-    hooks = [
-        (block.register_forward_hook, lambda _, args, output: layers.append(output))
-        for block in blocks
-    ]
+
+    def append(_, args: tuple, output: Tensor) -> None:
+        layers.append(output)
+
+    hooks = [(block.register_forward_hook, append) for block in about.blocks]
     with eval_mode(model), thread_hooks(hooks):
         output = run(model, cast(model, images))
-    if (counts := [tokens.shape[1] for tokens in layers]) != [expected] * len(blocks):
-        got = f"{', '.join(map(str, sorted({*counts})))} after {len(counts)}"
+    counts = [tokens.shape[1] for tokens in layers]
+    if counts != [expected] * len(about.blocks):
+        different = ", ".join(str(count) for count in sorted(set(counts)))
         raise UnsupportedModelError(
-            f"Expected {expected} tokens after each of {len(blocks)} layers of {type(model).__name__}, got {got}: it "
-            "leaves patches out, merges them, resizes the images, or runs the layers more or less than once."
+            f"Expected {expected} tokens after each of {len(about.blocks)} layers of {type(model).__name__}, got "
+            f"{different} after {len(counts)}: it leaves patches out, merges them, resizes the images, or runs the "
+            "layers more or less than once."
         )
     return layers, output
 
@@ -109,10 +114,10 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
     variances, axes = torch.linalg.eigh(centered.mT @ centered)
     scores = centered @ axes.flip(-1)[:, :k]
     largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
+    signs = torch.where(largest < 0, -1.0, 1.0)
     total = variances.sum().clamp_min(torch.finfo(torch.float64).tiny)
-    return (scores * torch.where(largest < 0, -1.0, 1.0)).float(), (
-        variances.flip(0)[:k] / total
-    ).float()
+    shares = variances.flip(0)[:k] / total
+    return (scores * signs).float(), shares.float()
 
 
 def colors(scores: Tensor) -> Tensor:
@@ -155,22 +160,35 @@ def colored(
     Colored(colors=(2, 196, 3), variance=(3))
     """
     units = F.normalize(to_float64(tokens), dim=-1)
-    kept = torch.ones(units.shape[:2], dtype=torch.bool) if outliers is None else ~outliers.cpu()
+    if outliers is None:
+        outliers = torch.zeros(units.shape[:2], dtype=torch.bool)
+    kept = ~outliers.cpu()
+    kept_scores, variance = components(units[kept])
     scores = units.new_zeros(*kept.shape, 3)
-    scores[kept], variance = (part.double() for part in components(units[kept]))
+    scores[kept] = kept_scores.double()
+    variance = variance.double()
     if like is not None:
-        related = torch.corrcoef(torch.cat([scores[kept], like[kept]], 1).mT)[:3, 3:].nan_to_num()
-        order = list(
-            max(
-                itertools.permutations(range(3)),
-                key=lambda order: related[order, range(3)].abs().sum(),
-            )
-        )
-        scores = scores[..., order] * torch.where(related[order, range(3)] < 0, -1.0, 1.0)
+        order, signs = _match_components(scores[kept], like[kept])
+        scores = scores[..., order] * signs
         variance = variance[order]
-    low, high = scores[kept].quantile(torch.tensor([0.02, 0.98], dtype=torch.double), 0)
-    colors = ((scores - low) / (high - low).clamp_min(1e-12)).clamp(0, 1)
-    return Colored(torch.where(kept[..., None], colors, GRAY).float(), variance.float())
+    percentiles = torch.tensor([0.02, 0.98], dtype=torch.double)
+    low, high = scores[kept].quantile(percentiles, 0)
+    stretched = (scores - low) / (high - low).clamp_min(1e-12)
+    colors = torch.where(kept[..., None], stretched.clamp(0, 1), GRAY)
+    return Colored(colors.float(), variance.float())
+
+
+def _match_components(scores: Tensor, like: Tensor) -> tuple[list[int], Tensor]:
+    """The order of components and their signs, (3,), for which scores (P, 3) correlate best with `like`, (P, 3)."""
+    of_all = torch.corrcoef(torch.cat([scores, like], 1).mT)
+    correlations = of_all[:3, 3:].nan_to_num()  # (component, color)
+
+    def total(order: tuple[int, ...]) -> Tensor:
+        return correlations[order, range(3)].abs().sum()
+
+    order = list(max(itertools.permutations(range(3)), key=total))
+    signs = torch.where(correlations[order, range(3)] < 0, -1.0, 1.0)
+    return order, signs
 
 
 class Pairs(NamedTuple):
@@ -200,7 +218,10 @@ def correspondences(a: Tensor, b: Tensor) -> Pairs:
     >>> vitlens.tokens.correspondences(torch.eye(3), torch.eye(3)[[2, 0, 1]]).nearest
     tensor([1, 2, 0])
     """
-    cosines = F.normalize(to_float64(a), dim=1) @ F.normalize(to_float64(b), dim=1).mT
+    units_of_a = F.normalize(to_float64(a), dim=1)
+    units_of_b = F.normalize(to_float64(b), dim=1)
+    cosines = units_of_a @ units_of_b.mT
     similarity, nearest = cosines.max(1)
-    mutual = cosines.argmax(0)[nearest] == torch.arange(len(a), device=a.device)
+    nearest_in_a = cosines.argmax(0)
+    mutual = nearest_in_a[nearest] == torch.arange(len(a), device=a.device)
     return Pairs(nearest, similarity.float(), mutual)

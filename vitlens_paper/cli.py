@@ -15,6 +15,7 @@ from vitlens.cli import (
     AnyDevice,
     Checkpoint,
     Data,
+    ListingCommand,
     Model,
     Root,
     Settings,
@@ -23,13 +24,13 @@ from vitlens.cli import (
     note,
     working_device,
 )
-from vitlens_paper.evaluate import PROTOCOLS
+from vitlens_paper.evaluate.options import PROTOCOLS, Evaluation, check_options, given_options
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add `evaluate`, `ablate` and `paper` to the command line."""
-    app.command()(evaluate)
-    app.command()(ablate)
+    app.command(cls=ListingCommand)(evaluate)
+    app.command(cls=ListingCommand)(ablate)
     paper = typer.Typer(help="The paper's models and tables, and the cost of models.")
     for command in (models, table, compute):
         paper.command()(command)
@@ -46,20 +47,26 @@ def numbers_in(text: str | tuple) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
+def flag(option: str) -> str:
+    """Name of an option of `Evaluation` on the command line."""
+    return "--set" if option == "settings" else f"--{option}"
+
+
 def list_tasks(listed: bool) -> None:
     """Print a line for every named data set, and end the command."""
     from vitlens_paper.tasks import TASKS
 
-    for task in TASKS.values() if listed else ():
-        forbidden = [
-            word for word, allowed in (("flip", task.flip), ("crop", task.crop)) if not allowed
-        ]
-        print(
-            f"{task.name}: {task.group + ', ' if task.group else ''}{task.classes:,} classes, {task.source}"
-            + (f", no {' and no '.join(forbidden)}" if forbidden else "")
-        )
-    if listed:
-        raise typer.Exit
+    if not listed:
+        return
+    for task in TASKS.values():
+        parts = [task.group] if task.group else []
+        parts += [f"{task.classes:,} classes", task.source]
+        augmentations = {"flip": task.flip, "crop": task.crop}
+        forbidden = [f"no {name}" for name, allowed in augmentations.items() if not allowed]
+        if forbidden:
+            parts.append(" and ".join(forbidden))
+        print(f"{task.name}: {', '.join(parts)}")
+    raise typer.Exit
 
 
 def evaluate(
@@ -116,41 +123,43 @@ def evaluate(
     ] = False,
 ) -> int:
     """Measure a model: accuracy, few-shot, nearest neighbors, a linear probe, fine-tuning, VTAB-1k."""
-    from vitlens_paper import evaluate as evaluation
-    from vitlens_paper.evaluate.protocols import command_of
+    from vitlens_paper.evaluate.protocols import measure
+    from vitlens_paper.evaluate.records import read_results, write
+    from vitlens_paper.evaluate.records import table as text_table
+    from vitlens_paper.evaluate.session import command_of, open_session
 
     working_device(device)
     if out is not None and out.exists():
-        evaluation.read_results(out)  # refuse a file of another kind before the measurement
-    question = evaluation.Evaluation(
-        model,
-        data,
-        protocol,
-        shots,
-        seeds,
-        neighbors,
-        tasks,
-        recipe,
-        tuple(settings or ()),
-        runs,
-        root,
-        workers,
-        device,
-        command_of(sys.argv[1:]),
-        note,
-        checkpoint=checkpoint,
+        read_results(out)  # refuse a file of another kind before the measurement
+    options = {
+        "shots": shots,
+        "seeds": seeds,
+        "neighbors": neighbors,
+        "tasks": tasks,
+        "recipe": recipe,
+        "settings": settings,
+    }
+    options = {name: value for name, value in options.items() if value}
+    check_options(protocol, given_options(data, checkpoint, options), flag)
+    if "runs" in PROTOCOLS[protocol].options:
+        options["runs"] = runs
+    evaluation = Evaluation(
+        model=model, data=data, protocol=protocol, options=options, checkpoint=checkpoint
     )
+    command = command_of(sys.argv[1:])
+    session = open_session(
+        evaluation, root=root, workers=workers, device=device, command=command, say=note
+    )
+    writes = session.world.rank == 0  # only one of several processes
     records = []
     try:
-        for record in evaluation.evaluate(question):
+        for record in measure(session):
             records.append(record)
-            if (
-                out is not None and question.world.rank == 0
-            ):  # immediately, because a long evaluation may be stopped
-                evaluation.write(out, [record])
+            if out is not None and writes:  # immediately, because a long evaluation may be stopped
+                write(out, [record])
     finally:
-        if records and question.world.rank == 0:
-            print(evaluation.table(records))
+        if records and writes:
+            print(text_table(records))
 
 
 def ablate(
@@ -177,7 +186,7 @@ def ablate(
 ) -> None:
     """Replace the output of each head alone, and measure the change of accuracy, KL divergence and margin."""
     from vitlens_paper.evaluate import ablation
-    from vitlens_paper.evaluate.protocols import command_of
+    from vitlens_paper.evaluate.session import command_of
 
     working_device(device)
     effects = ablation.effects(
@@ -195,7 +204,7 @@ def ablate(
         command=command_of(sys.argv[1:]),
         say=note,
     )
-    shown = [
+    columns = [
         "layer",
         "head",
         "way",
@@ -208,7 +217,7 @@ def ablate(
         "margin",
     ]
     print("The ten largest by KL:")
-    print(effects.nlargest(10, "kl")[shown].round(3).to_string(index=False))
+    print(effects.nlargest(10, "kl")[columns].round(3).to_string(index=False))
     print(out)
 
 
@@ -220,11 +229,11 @@ def models(
     """List the models of the paper: parameters, FLOPs, exaFLOPs of pre-training, timm's weights."""
     from vitlens_paper import COSTS, MODELS, TABLE_6
 
-    if not (
-        chosen := [
-            m for m in MODELS.values() if only.lower() in f"{m.name} {m.timm} {m.kind}".lower()
-        ]
-    ):
+    chosen = []
+    for model in MODELS.values():
+        if only.lower() in f"{model.name} {model.timm} {model.kind}".lower():
+            chosen.append(model)
+    if not chosen:
         raise typer.BadParameter(
             f"No model of the paper has {only!r} in its name. The models are {', '.join(MODELS)}."
         )
@@ -236,18 +245,19 @@ def models(
     )
     for model in chosen:
         cost = COSTS[model.name]
-        printed = [(row.epochs, row.exaflops) for row in TABLE_6 if row.model == model.name]
-        spent = ", ".join(
-            f"{epochs}: {cost.pretraining(epochs):.0f} ({exaflops})" for epochs, exaflops in printed
-        )
-        names = ", ".join(each.timm for each in model.weights) or "none"
+        spent = []
+        for row in TABLE_6:
+            if row.model == model.name:
+                counted = cost.pretraining(row.epochs)
+                spent.append(f"{row.epochs}: {counted:.0f} ({row.exaflops})")
+        weights = [each.timm for each in model.weights]
         print(
             line.format(
                 model.name,
                 f"{cost.parameters / 1e6:.1f} M",
                 f"{cost.flops / 1e9:.1f}",
-                spent or "–",
-                names,
+                ", ".join(spent) or "–",
+                ", ".join(weights) or "none",
             )
         )
     print(
@@ -270,7 +280,7 @@ def table(
     tables = [paper.table_2, paper.table_5]
     if any((paper.row_of(record) or "").startswith("VTAB") for record in measured):
         tables.append(paper.table_9)
-    print("\n\n".join(table(measured) for table in tables))
+    print("\n\n".join(text_of(measured) for text_of in tables))
 
 
 def compute(
@@ -291,14 +301,7 @@ def compute(
     rows = table(models, sizes)
     if out is not None:
         rows.to_csv(out, index=False, lineterminator="\n")
-    shown = rows.rename(
-        columns={"image_size": "px", "parameters": "parameters (M)", "flops": "GFLOPs"}
-    )
-    print(
-        shown.assign(
-            **{
-                "parameters (M)": (rows.parameters / 1e6).round(1),
-                "GFLOPs": (rows.flops / 1e9).round(1),
-            }
-        ).to_string(index=False)
-    )
+    printed = rows.rename(columns={"image_size": "px"})
+    printed["parameters (M)"] = (printed.pop("parameters") / 1e6).round(1)
+    printed["GFLOPs"] = (printed.pop("flops") / 1e9).round(1)
+    print(printed.to_string(index=False))

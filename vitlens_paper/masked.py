@@ -41,7 +41,8 @@ def corruption(
     """
     u = torch.rand(batch, patches, device=device)
     own = torch.arange(patches, device=device).expand(batch, -1)
-    other = (own + torch.randint(1, patches, (batch, patches), device=device)) % patches
+    offset = torch.randint(1, patches, (batch, patches), device=device)
+    other = (own + offset) % patches
     source = torch.where(u < (MASKED + REPLACED) * share, other, own)
     source = torch.where(u < MASKED * share, -1, source)
     return u < share, source
@@ -59,11 +60,12 @@ def colors(pixels: Tensor, patch: int, side: int = 1) -> Tensor:
     pixels: (B, 3, H, W) integers from 0 to 255. Each channel is ⌊8 · mean / 256⌋, in exact integer arithmetic.
     """
     part = patch // side
-    cells = in_patches(pixels.long(), patch).unflatten(
-        2, (side, part, side, part)
-    )  # B P side part side part C
-    levels = LEVELS * cells.sum(dim=(3, 5)).flatten(2, 3) // (256 * part * part)
-    return (levels * torch.tensor([LEVELS**2, LEVELS, 1], device=pixels.device)).sum(-1)
+    patches = in_patches(pixels.long(), patch)
+    cells = patches.unflatten(2, (side, part, side, part))  # B P side part side part C
+    sums = cells.sum(dim=(3, 5)).flatten(2, 3)
+    levels = LEVELS * sums // (256 * part * part)
+    weights = torch.tensor([LEVELS**2, LEVELS, 1], device=pixels.device)
+    return (levels * weights).sum(-1)
 
 
 def color_of(ids: Tensor) -> Tensor:
@@ -85,19 +87,12 @@ def check(recipe: Recipe) -> None:
             "objective=mean-color, colors-4x4 or pixels."
         )
     keywords = recipe.model_kwargs
-    if (
-        recipe.init
-        or recipe.continues
-        or recipe.patch_drop
-        or keywords.get("attention") == "axial"
-        or recipe.head != "linear"
-        or recipe.loss != "softmax"
-        or recipe.label_smoothing
-        or recipe.augment.mixup
-        or recipe.augment.cutmix
-        or keywords.get("dynamic_img_size")
-        or keywords.get("dynamic_img_pad")
-    ):
+    starts_from_weights = recipe.init or recipe.continues
+    needs_labels = recipe.head != "linear" or recipe.loss != "softmax" or recipe.label_smoothing
+    mixes_images = recipe.augment.mixup or recipe.augment.cutmix
+    leaves_out_patches = recipe.patch_drop or keywords.get("attention") == "axial"
+    many_sizes = keywords.get("dynamic_img_size") or keywords.get("dynamic_img_pad")
+    if starts_from_weights or needs_labels or mixes_images or leaves_out_patches or many_sizes:
         raise ValueError(
             f"objective={recipe.objective} starts from random weights without labels, on whole images of one size: "
             "leave out init, patch_drop, attention=axial, head, loss, label_smoothing, mixup, cutmix and dynamic sizes."
@@ -142,8 +137,10 @@ class MaskedPatches(nn.Module):
     def predicted(self, model: nn.Module, x: Tensor, source: Tensor) -> Tensor:
         """Head outputs (B, P, outputs) for every patch, with the patch embeddings replaced by those of `source`."""
         tokens = model.patch_embed(x)
-        there = tokens.gather(1, source.clamp(min=0)[..., None].expand_as(tokens))
-        tokens = torch.where((source < 0)[..., None], self.mask_token.to(tokens.dtype), there)
+        indices = source.clamp(min=0)[..., None].expand_as(tokens)
+        masked = (source < 0)[..., None]
+        mask_token = self.mask_token.to(tokens.dtype)
+        tokens = torch.where(masked, mask_token, tokens.gather(1, indices))
         z = model.norm_pre(model._pos_embed(tokens))
         for block in model.blocks:
             z = block(z)
@@ -153,15 +150,13 @@ class MaskedPatches(nn.Module):
         """The mean loss of the corrupted patches."""
         predicted = predicted.float()
         if self.regresses:
-            losses = (predicted - in_patches(x.float(), self.patch).flatten(2)).square().mean(-1)
+            pixels = in_patches(x.float(), self.patch).flatten(2)
+            losses = (predicted - pixels).square().mean(-1)
         else:
             target = colors(restored(x, self.mean, self.std), self.patch, self.side)
-            logits = predicted.unflatten(-1, (self.side**2, COLORS))
-            losses = (
-                F.cross_entropy(logits.flatten(0, 2), target.flatten(), reduction="none")
-                .view_as(target)
-                .mean(-1)
-            )
+            logits = predicted.unflatten(-1, (self.side**2, COLORS)).flatten(0, 2)
+            entropies = F.cross_entropy(logits, target.flatten(), reduction="none")
+            losses = entropies.view_as(target).mean(-1)
         return (losses * corrupted).sum() / corrupted.sum().clamp(min=1)
 
     def pictured(self, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -172,7 +167,8 @@ class MaskedPatches(nn.Module):
         if self.regresses:
             pixels = pixels.unflatten(-1, (-1, 3)) * self.std.flatten() + self.mean.flatten()
         else:
-            pixels = color_of(pixels.unflatten(-1, (self.side**2, COLORS)).argmax(-1))
+            logits = pixels.unflatten(-1, (self.side**2, COLORS))
+            pixels = color_of(logits.argmax(-1))
         return {
             "corrupted": corrupted.view(len(x), rows, cols),
             "source": source.view(len(x), rows, cols),

@@ -99,7 +99,8 @@ def _weights(name: str) -> Weights:
 def _argument(text: str) -> tuple[str, int | tuple[int, ...]]:
     """Name and value of "depth=12" or "layers=3-4-6-3"."""
     name, value = text.split("=")
-    return name, tuple(map(int, value.split("-"))) if "-" in value else int(value)
+    numbers = tuple(int(number) for number in value.split("-"))
+    return name, numbers if len(numbers) > 1 else numbers[0]
 
 
 MODELS: dict[str, Model] = {}
@@ -108,17 +109,24 @@ COSTS: dict[str, Cost] = {}
 """Costs by model name, counted once by `evaluate.compute.cost` so that `vitlens paper models` needs no PyTorch."""
 for _row in cells("models"):
     _name, _size = _row["name"], int(_row["image_size"])
-    _arguments = dict(map(_argument, _row["arguments"].split()))
-    _public = tuple(map(_weights, _row["weights"].split()))
-    MODELS[_name] = Model(_name, _row["kind"], _row["timm"], _arguments, _public, _size)
-    COSTS[_name] = Cost(int(_row["parameters"]), int(_row["flops"]), _size, int(_row["features"]))
+    MODELS[_name] = Model(
+        name=_name,
+        kind=_row["kind"],
+        timm=_row["timm"],
+        arguments=dict(_argument(text) for text in _row["arguments"].split()),
+        weights=tuple(_weights(name) for name in _row["weights"].split()),
+        image_size=_size,
+    )
+    COSTS[_name] = Cost(
+        parameters=int(_row["parameters"]),
+        flops=int(_row["flops"]),
+        image_size=_size,
+        features=int(_row["features"]),
+    )
 
 CALLED = {
-    "R152x4": (
-        "BiT-L R152x4",
-        "BiT-M R152x4",
-        "BiT-S R152x4",
-    ),  # one network, by the data of its pre-training
+    # one network, by the data of its pre-training
+    "R152x4": ("BiT-L R152x4", "BiT-M R152x4", "BiT-S R152x4"),
     "EfficientNet-L2": ("Noisy Student L2",),
 }
 """Other names of a model. The first is the one in Table 2."""
@@ -130,10 +138,11 @@ def origin(name: str) -> tuple[Model | None, Weights | None]:
     >>> vitlens_paper.origin("vit_base_patch16_224.augreg_in21k")[0].name
     'ViT-B/16'
     """
-    architecture = name.removeprefix("timm/").partition(".")[0]
+    timm_name = name.removeprefix("timm/")
+    architecture = timm_name.partition(".")[0]
     for model in MODELS.values():
         for weights in model.weights:
-            if weights.timm == name.removeprefix("timm/"):
+            if weights.timm == timm_name:
                 return model, weights
     for model in MODELS.values():
         known = {weights.timm.partition(".")[0] for weights in model.weights}
@@ -167,16 +176,16 @@ def build(model: str | Model, **overrides) -> "nn.Module":
     from timm.layers import StdConv2d
     from timm.models import ResNetV2, build_model_with_cfg
 
-    model = find(model) if isinstance(model, str) else model
+    if isinstance(model, str):
+        model = find(model)
     arguments = {"num_classes": 1000, **model.arguments, **overrides}
     try:
         if model.kind != "ResNet":
             return timm.create_model(model.timm, **arguments)
         # The architecture of BiT's weights, by class, because timm names only ResNets with weights.
-        form = {"stem_type": "fixed", "conv_layer": partial(StdConv2d, eps=1e-8)}
-        built = build_model_with_cfg(
-            ResNetV2, model.timm, pretrained=False, **{**form, **arguments}
-        )
+        arguments.setdefault("stem_type", "fixed")
+        arguments.setdefault("conv_layer", partial(StdConv2d, eps=1e-8))
+        built = build_model_with_cfg(ResNetV2, model.timm, pretrained=False, **arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ValueError(

@@ -19,10 +19,12 @@ def register_data() -> None:
     from vitlens_paper.tasks import TASKS
 
     sources.register("wds/OWNER/SET", "vitlens_paper.shards:webdataset")
-    sources.register("vtab/TASK", "vitlens_paper.vtab:vtab")
-    sources.register("vtab800/TASK", "vitlens_paper.vtab:vtab800")
+    sources.register("vtab/TASK", "vitlens_paper.vtab_samples:vtab")
+    sources.register("vtab800/TASK", "vitlens_paper.vtab_samples:vtab800")
     sources.FORMATS[".tar"] = "vitlens_paper.shards:shards"
-    sources.ALIASES.update({task.name: task.source for task in TASKS.values() if not task.group})
+    for task in TASKS.values():
+        if not task.group:
+            sources.ALIASES[task.name] = task.source
 
 
 def register_recipes() -> None:

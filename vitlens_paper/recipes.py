@@ -13,10 +13,8 @@ from vitlens_paper import CLASSES, TABLE_1, TABLE_3, TABLE_4, FineTuning, Pretra
 if TYPE_CHECKING:
     from vitlens.train import Recipe
 
-GRAY = {
-    "mean": (0.5, 0.5, 0.5),
-    "std": (0.5, 0.5, 0.5),
-}  # pixels in [−1, 1], as in the official code
+# Normalization of pixels to [−1, 1], as in the official code.
+GRAY = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 VARIANTS = {variant.name[4]: variant for variant in TABLE_1}  # by the letter B, L or H
 SHORT = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
 # Epochs of a row of Table 4 on its first data set, for about ten validations a run.
@@ -25,9 +23,8 @@ EPOCHS = {"ImageNet": 8, "CIFAR-100": 100, "Oxford-IIIT Pets": 71, "VTAB": 2500}
 
 def pretraining(row: Pretraining, model: str) -> Recipe:
     """The recipe of a row of Table 3 for a model such as ViT-B/16, with the smaller of two numbers of epochs."""
-    from vitlens.data.augment import (
-        Augment,
-    )  # inside, because vitlens.train loads this file when it is imported
+    # inside, because vitlens.train loads this file when it is imported
+    from vitlens.data.augment import Augment
     from vitlens.train.settings import Recipe
 
     variant, patch = VARIANTS[model[4]], int(model.partition("/")[2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from vitlens_paper.evaluate.records import Record
 from vitlens_paper.models import CALLED, origin
@@ -61,14 +61,18 @@ def row_of(record: Record) -> str | None:
     """
     if record.protocol not in TRANSFER:
         return None
-    if row := VTAB_ROWS.get(record.data.lower()):
-        return row if record.metric in ("mean", "top1") else None
-    row = ROWS.get(re.sub("[^a-z0-9]", "", record.data.lower().removeprefix("torch/")))
-    if record.metric == "real":
-        row = REAL if row == IMAGENET else None
+    data = record.data.lower()
+    if data in VTAB_ROWS:
+        return VTAB_ROWS[data] if record.metric in ("mean", "top1") else None
+    letters = re.sub("[^a-z0-9]", "", data.removeprefix("torch/"))
+    row = ROWS.get(letters)
+    if record.metric == "real" and row == IMAGENET:
+        row = REAL
     elif record.metric != "top1":
-        row = None
-    whole = TEST_IMAGES.get(row, 0)
+        return None
+    if row is None:
+        return None
+    whole = TEST_IMAGES[row]
     return row if 0.99 * whole <= record.images <= whole else None
 
 
@@ -78,29 +82,29 @@ def table_2(records: Iterable[Record]) -> str:
     >>> print(vitlens_paper.table_2([])[:13])
     Table 2: top-
     """
-    records, rows = list(records), list(TABLE_2[0].accuracy)
-    published = {
-        (CALLED.get(p.model, (p.model,))[0], p.data): _printed(p, rows)
-        | {"TPUv3-core-days": f"{p.core_days:,}"}
-        for p in TABLE_2
-    }
+    records = list(records)
+    rows = list(TABLE_2[0].accuracy)
+    published = {}
+    for p in TABLE_2:
+        name = CALLED[p.model][0] if p.model in CALLED else p.model
+        cost = {"TPUv3-core-days": f"{p.core_days:,}"}
+        published[name, p.data] = _accuracy_cells(p, rows) | cost
     title = (
         "Table 2: top-1, %. Published: mean ± standard deviation of three fine-tunings, ViTs on ImageNet at 512 or 518 "
         "pixels.\nMeasured: value [95 % interval]."
     )
-    first = "; ".join(
-        f"{p.model} {', '.join(f'{k} {v}' for k, v in _printed(p).items())}"
-        for p in FIRST_SUBMISSION
-    )
-    note = f"The first submission of the paper (October 2020) had other numbers: {first}."
-    others = [
-        f"Not in this table: {r.model} on {r.data}, {r.manner}, {r.metric}: {r.cell}"
-        for r in records
-        if row_of(r) is None
+    first = []
+    for p in FIRST_SUBMISSION:
+        cells = [f"{row} {cell}" for row, cell in _accuracy_cells(p).items()]
+        first.append(f"{p.model} {', '.join(cells)}")
+    notes = [
+        f"The first submission of the paper (October 2020) had other numbers: {'; '.join(first)}."
     ]
-    return _text(
-        title, [*rows, "TPUv3-core-days"], published, _columns(records, rows), [note, *others]
-    )
+    for r in records:
+        if row_of(r) is None:
+            measured = f"{r.model} on {r.data}, {r.manner}, {r.metric}: {r.cell}"
+            notes.append(f"Not in this table: {measured}")
+    return _text(title, [*rows, "TPUv3-core-days"], published, _columns(records, rows), notes)
 
 
 def table_5(records: Iterable[Record]) -> str:
@@ -114,21 +118,19 @@ def table_5(records: Iterable[Record]) -> str:
     rows = list(TABLE_5[0].accuracy)
     published: dict[tuple[str, str], dict] = {}
     for p in TABLE_5:
-        printed = {(p.data, row): cell for row, cell in _printed(p, rows).items()}
-        published.setdefault((p.model, ""), {}).update(printed)
+        cells = {(p.data, row): cell for row, cell in _accuracy_cells(p, rows).items()}
+        published.setdefault((p.model, ""), {}).update(cells)
+    sources = list(dict.fromkeys(p.data for p in TABLE_5))
     columns = []
     for column in _columns(records, rows):
-        weights = origin(next(iter(column.values())).model)[1]
-        data = weights.data if weights else "unknown data"
-        columns.append({(data, row): record for row, record in column.items()})
-    sources = [*dict.fromkeys(p.data for p in TABLE_5)]
-    sources += ["unknown data"] * any(
-        key[0] == "unknown data" for column in columns for key in column
-    )
+        _, weights = origin(_first(column).model)
+        source = weights.data if weights else "unknown data"
+        columns.append({(source, row): record for row, record in column.items()})
+        if not weights and source not in sources:
+            sources.append(source)
     title = "Table 5: top-1 after fine-tuning at 384 pixels, %. Measured: value [95 % interval]."
-    return _text(
-        title, [(source, row) for source in sources for row in rows], published, columns, []
-    )
+    every_row = [(source, row) for source in sources for row in rows]
+    return _text(title, every_row, published, columns, [])
 
 
 def table_9(records: Iterable[Record]) -> str:
@@ -137,39 +139,45 @@ def table_9(records: Iterable[Record]) -> str:
     >>> print(vitlens_paper.table_9([])[:7])
     Table 9
     """
-    rows = [
-        row
-        for group in VTAB
-        for row in (*(f"VTAB {task}" for task in VTAB[group]), f"VTAB {group}")
-    ] + ["VTAB"]
+    rows = []
+    for group, tasks in VTAB.items():
+        rows += [f"VTAB {task}" for task in tasks]
+        rows.append(f"VTAB {group}")
+    rows.append("VTAB")
     published = {}
     for p in TABLE_9:
-        values = {**p.accuracy, **groups(p.accuracy), "VTAB": p.accuracy["VTAB"]}
-        published[p.model, p.data] = {
-            row: f"{values[row.removeprefix('VTAB ')]:.1f}" for row in rows
-        }
+        values = {**groups(p.accuracy), **p.accuracy}  # the mean over all tasks as printed
+        cells = {row: f"{values[row.removeprefix('VTAB ')]:.1f}" for row in rows}
+        published[p.model, p.data] = cells
     title = "Table 9: top-1 on the tasks of VTAB-1k, %, and below each group its mean. Measured: value [95 % interval]."
     return _text(title, rows, published, _columns(records, rows), [])
 
 
-def _printed(published: Published, rows: Iterable[str] = ()) -> dict[str, str]:
+def _accuracy_cells(published: Published, rows: Iterable[str] = ()) -> dict[str, str]:
     """Published accuracies as "value ± spread" by row, default all rows."""
-    return {
-        row: f"{published.accuracy[row]:.2f}"
-        + (f" ± {published.spread[row]:.2f}" if row in published.spread else "")
-        for row in rows or published.accuracy
-        if row in published.accuracy
-    }
+    cells = {}
+    for row in rows or published.accuracy:
+        if row in published.accuracy:
+            cells[row] = f"{published.accuracy[row]:.2f}"
+        if row in published.spread:
+            cells[row] += f" ± {published.spread[row]:.2f}"
+    return cells
 
 
 def _columns(records: Iterable[Record], rows: Iterable[str]) -> list[dict[str, Record]]:
     """Latest record of each row, in a column for each model, weights, recipe, and with or without training."""
     columns: dict[tuple, dict[str, Record]] = {}
     for record in sorted(records, key=lambda r: r.when):
-        if (row := row_of(record)) in rows:
-            key = record.model, record.weights, record.recipe or "", record.protocol == "top1"
+        row = row_of(record)
+        if row in rows:
+            untrained = record.protocol == "top1"
+            key = record.model, record.weights, record.recipe or "", untrained
             columns.setdefault(key, {})[row] = record
     return [columns[key] for key in sorted(columns)]
+
+
+def _first(column: Mapping[object, Record]) -> Record:
+    return next(iter(column.values()))
 
 
 def _text(
@@ -189,19 +197,18 @@ def _text(
     frame.index.names = [None] * frame.index.nlevels
     lines = [title, "", frame.to_string(line_width=WIDTH - 2), ""]
     for number, column in enumerate(measured, 1):
-        record = next(iter(column.values()))
-        counts = ", ".join(
-            f"{row if isinstance(row, str) else row[1]}: {r.images:,}" for row, r in column.items()
-        )
-        lines.append(f"({number}) {record.model}: {_described(record)}; {record.manner}")
-        versions = ", ".join(
-            f"{name} {version}" for name, version in sorted(record.versions.items())
-        )
-        lines.append(f"    images: {counts}; {record.when[:10]}; {versions}")
+        record = _first(column)
+        counts = []
+        for row, r in column.items():
+            data = row if isinstance(row, str) else row[1]
+            counts.append(f"{data}: {r.images:,}")
+        versions = [f"{name} {version}" for name, version in sorted(record.versions.items())]
+        lines.append(f"({number}) {record.model}: {_describe_weights(record)}; {record.manner}")
+        lines.append(f"    images: {', '.join(counts)}; {record.when[:10]}; {', '.join(versions)}")
     return "\n".join([*lines, *notes])
 
 
-def _described(record: Record) -> str:
+def _describe_weights(record: Record) -> str:
     """Description of a record's model and weights, with the weights' digest."""
     model, weights = origin(record.model)
     digest = f", SHA-256 {record.weights}" if record.weights else ""
@@ -209,9 +216,7 @@ def _described(record: Record) -> str:
         return f"not a model of the paper{digest}"
     if weights is None:
         return f"{model.name}, with unknown weights{digest}"
-    whose = (
-        "the paper's weights"
-        if weights.source == "paper"
-        else f"weights of {weights.source}, not the paper's"
-    )
+    whose = "the paper's weights"
+    if weights.source != "paper":
+        whose = f"weights of {weights.source}, not the paper's"
     return f"{model.name} pre-trained on {weights.data}, {whose}{digest}"

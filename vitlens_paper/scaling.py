@@ -11,6 +11,7 @@ from matplotlib.transforms import offset_copy
 
 import vitlens_paper as paper
 from vitlens.plot.style import array, canvas, charts, palette, rule, use_style
+from vitlens_paper.tables import Published
 
 KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45", "^")}
 NAMES = {"ViT": "ViT", "hybrid": "hybrid, on an R50", "ResNet": "ResNet (BiT)"}
@@ -30,10 +31,11 @@ SIZES = {
 
 def count(value: float, _=None) -> str:
     """Text of a number of images, such as 1.3 M, as a Matplotlib formatter, too."""
-    size, letter = next(
-        ((size, letter) for size, letter in ((1e6, " M"), (1e3, " k")) if value >= size), (1, "")
-    )
-    return f"{value / size:.3g}{letter}"
+    if value >= 1e6:
+        return f"{value / 1e6:.3g} M"
+    if value >= 1e3:
+        return f"{value / 1e3:.3g} k"
+    return f"{value:.3g}"
 
 
 def transfer() -> plt.Figure:
@@ -45,21 +47,24 @@ def transfer() -> plt.Figure:
     """
     with use_style():
         figure, axes = charts(("Average of five data sets", "ImageNet"), 900, 430)
-        for k, ax in enumerate(axes):
+        values = (
+            [row.average for row in paper.TABLE_6],
+            [row.accuracy["ImageNet"] for row in paper.TABLE_6],
+        )
+        for ax, accuracies in zip(axes, values, strict=True):
             ax.set(xscale="log", xlabel="Compute of pre-training (exaFLOPs)")
-            for row in paper.TABLE_6:
+            for row, value in zip(paper.TABLE_6, accuracies, strict=True):
                 color, marker = KINDS[paper.MODELS[row.model].kind]
-                value = row.accuracy["ImageNet"] if k else row.average
                 size = 5 if row.epochs == 7 else 7.5
                 ax.plot(row.exaflops, value, marker, color=color, ms=size, mec="white", mew=0.6)
-                at = (-4, 0, "right", "bottom") if row.model in LEFT else (5, 0, "left", "top")
+                left = row.model in LEFT
                 ax.annotate(
                     row.model.replace("ViT-", ""),
                     (row.exaflops, value),
-                    at[:2],
+                    (-4, 0) if left else (5, 0),
                     textcoords="offset points",
-                    ha=at[2],
-                    va=at[3],
+                    ha="right" if left else "left",
+                    va="bottom" if left else "top",
                     color=color,
                     size=7.5,
                 )
@@ -68,13 +73,12 @@ def transfer() -> plt.Figure:
             ax.xaxis.set_minor_locator(NullLocator())
             ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         axes[0].set_ylabel("Top-1 after fine-tuning (%)")
-        kinds = {NAMES[kind]: KINDS[kind] for kind in KINDS} | {
-            "small: 7 epochs of JFT-300M, large: 14": ("none", "")
-        }
-        handles = [
-            plt.Line2D([], [], color=color, marker=marker, ls="", ms=8, mec="white")
-            for color, marker in kinds.values()
-        ]
+        kinds = {NAMES[kind]: look for kind, look in KINDS.items()}
+        kinds["small: 7 epochs of JFT-300M, large: 14"] = ("none", "")
+        handles = []
+        for color, marker in kinds.values():
+            handle = plt.Line2D([], [], color=color, marker=marker, ls="", ms=8, mec="white")
+            handles.append(handle)
         figure.legend(
             handles, kinds, loc="outside lower left", ncols=4, frameon=False, handletextpad=0.2
         )
@@ -92,18 +96,14 @@ def vtab() -> plt.Figure:
     rows |= {"BiT-M R152x4, ImageNet-21k": paper.BIT_M_VTAB}
     colors = "#0173b2", "#0173b2", "#56b4e9", "#949494"
     with use_style():
-        titles = [
-            "All 19 tasks",
-            *(f"{group} ({len(tasks)})" for group, tasks in paper.VTAB.items()),
-        ]
+        titles = ["All 19 tasks"]
+        titles += [f"{group} ({len(tasks)})" for group, tasks in paper.VTAB.items()]
         figure, axes = charts(titles, 900, 34 * len(rows) + 88, sharey=True)
         for ax, (group, limits) in zip(axes, LIMITS.items(), strict=True):
             values = [accuracy[group] for accuracy in rows.values()]
             rule(ax, "x")
             ax.hlines(range(len(rows)), 0, values, color="0.85", linewidth=1, zorder=1)
-            low, high = min(limits[0], *values), max(limits[1], *values)
-            room = 0.16 * (high - low)
-            ax.set_xlim(low - room * (low < limits[0]), high + room * (high > limits[1]))
+            ax.set_xlim(_widened(limits, values))
             ax.set(ylim=(len(rows) - 0.5, -0.5), xlabel="Top-1 (%)")
             ax.set_yticks(range(len(rows)), rows)
             ax.tick_params(axis="y", length=0)
@@ -118,6 +118,18 @@ def vtab() -> plt.Figure:
                     size=8,
                 )
     return figure
+
+
+def _widened(limits: tuple[float, float], values: Sequence[float]) -> tuple[float, float]:
+    """Limits with room for values beyond them."""
+    low = min(limits[0], *values)
+    high = max(limits[1], *values)
+    room = 0.16 * (high - low)
+    if low < limits[0]:
+        low -= room
+    if high > limits[1]:
+        high += room
+    return low, high
 
 
 def pretraining_size(*, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
@@ -135,19 +147,18 @@ def pretraining_size(*, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
             xlabel="Images of pre-training",
             ylabel="ImageNet top-1 after fine-tuning (%)",
         )
-        bit = [*paper.BIT, next(p for p in paper.TABLE_2 if p.model == "R152x4")]
-        bit = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in bit]
-        ax.plot(*zip(*bit, strict=True), "-^", color="0.6", ms=6, label="BiT R152x4", zorder=1)
+        bit = [*paper.BIT, *(p for p in paper.TABLE_2 if p.model == "R152x4")]
+        images, accuracies = _on_imagenet(bit)
+        ax.plot(images, accuracies, "-^", color="0.6", ms=6, label="BiT R152x4", zorder=1)
         for k, (model, (edge, face)) in enumerate(SIZES.items()):
-            rows = [
-                (paper.IMAGES[p.data], p.accuracy["ImageNet"])
-                for p in paper.TABLE_5
-                if p.model == model
-            ]
+            rows = [p for p in paper.TABLE_5 if p.model == model]
+            images, accuracies = _on_imagenet(rows)
             aside = offset_copy(ax.transData, ax.figure, x=9 * (k - 2), units="points")
-            ax.update_datalim(rows)  # Matplotlib does not do so for shifted points
+            # Matplotlib does not update the limits for shifted points.
+            ax.update_datalim(np.column_stack([images, accuracies]))
             ax.plot(
-                *zip(*rows, strict=True),
+                images,
+                accuracies,
                 "o",
                 mec=edge,
                 mfc=face,
@@ -157,14 +168,19 @@ def pretraining_size(*, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
                 transform=aside,
             )
         ax.margins(0.12, 0.07)
-        ax.set_xticks(
-            [*paper.IMAGES.values()],
-            [f"{name}\n{count(images)}" for name, images in paper.IMAGES.items()],
-        )
+        labels = [f"{name}\n{count(images)}" for name, images in paper.IMAGES.items()]
+        ax.set_xticks([*paper.IMAGES.values()], labels)
         ax.xaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
         ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, labelspacing=0.8)
     return result
+
+
+def _on_imagenet(rows: Sequence[Published]) -> tuple[list[int], list[float]]:
+    """Images of pre-training and accuracies on ImageNet."""
+    images = [paper.IMAGES[row.data] for row in rows]
+    accuracies = [row.accuracy["ImageNet"] for row in rows]
+    return images, accuracies
 
 
 def few_shot(
@@ -188,12 +204,25 @@ def few_shot(
         ax.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
         lines = []
         for color, (name, rows) in zip(palette(len(series)), series.items(), strict=True):
-            look = {"color": color, "ms": 6, "mec": "white", "mew": 0.6, "lw": 1.6, "label": name}
-            lines += ax.plot(rows[:, 0], rows[:, 1], "o-", **look)
-            if rows.shape[1] == 4 and len(series) <= 3:
-                ax.fill_between(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.15, lw=0)
-            elif rows.shape[1] == 4:
-                ax.vlines(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.5, lw=2)
+            images, accuracies = rows[:, 0], rows[:, 1]
+            lines += ax.plot(
+                images,
+                accuracies,
+                "o-",
+                color=color,
+                ms=6,
+                mec="white",
+                mew=0.6,
+                lw=1.6,
+                label=name,
+            )
+            if rows.shape[1] < 4:
+                continue
+            low, high = rows[:, 2], rows[:, 3]
+            if len(series) <= 3:
+                ax.fill_between(images, low, high, color=color, alpha=0.15, lw=0)
+            else:
+                ax.vlines(images, low, high, color=color, alpha=0.5, lw=2)
         ax.margins(0.05, 0.08)
         _ticks(ax, series.values())
         lines = sorted(lines, key=lambda line: -line.get_ydata()[-1])
@@ -217,7 +246,8 @@ def _ticks(ax: plt.Axes, series: Iterable[np.ndarray]) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
     sizes = sorted({float(n) for rows in series for n in rows[:, 0]})
     low, high = np.log(ax.get_xlim())
-    if (np.diff(np.log(sizes)) >= 0.08 * (high - low)).all():
+    gaps = np.diff(np.log(sizes)) / (high - low)
+    if (gaps >= 0.08).all():
         ax.set_xticks(sizes, map(count, sizes))
     else:
         ax.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,18 @@ class Streamed:
     def in_memory(self, most: int) -> list[bytes]:
         """The encoded images in the order of `keys`. Raises ValueError for more than `most` bytes."""
         numbers = {key: i for i, key in enumerate(self.keys)}
-        images, size = [b""] * len(self.keys), 0
+        images = [b""] * len(self.keys)
+        size = 0
         for key, image, _ in _examples(self.shards):
-            if key in numbers:
-                images[numbers[key]] = image
-                if (size := size + len(image)) > most:
-                    raise ValueError(
-                        f"The images in {self.shards[0].parent} take more than half of the free memory ({most:,} "
-                        "bytes). Unpack them into class folders, or convert them to Parquet files."
-                    )
+            if key not in numbers:
+                continue
+            images[numbers[key]] = image
+            size += len(image)
+            if size > most:
+                raise ValueError(
+                    f"The images in {self.shards[0].parent} take more than half of the free memory ({most:,} "
+                    "bytes). Unpack them into class folders, or convert them to Parquet files."
+                )
         return images
 
 
@@ -56,29 +59,29 @@ def shards(folder: Path, split: str) -> Samples:
     The split is in their names or the name of their folder, where `nshards.txt` may hold their number. Samples with a
     label below 0 are left out. Class names are in `classes.json` or, one per line, in `classnames.txt`, else numbers.
     """
-    files, keys, labels = _files(folder, split), [], []
+    files = _files(folder, split)
     if not files:
         raise ValueError(
             f"{folder} lacks some or all shards of its {split} split: tar files with {' or '.join(SPLITS[split])} in "
             "their names, or in a folder of that name."
         )
+    keys, labels = [], []
     for key, image, label in _examples(files):
         if type(label) is not int or image is None:
+            missing = "image in the format of the first" if image is None else "label"
             raise ValueError(
-                f"{': '.join(key)} has no {'image in the format of the first' if image is None else 'label'}. Images "
-                "must have one format, each with a number in a .cls file or under 'label' in a .json file."
+                f"{': '.join(key)} has no {missing}. Images must have one format, each with a number in a .cls file "
+                "or under 'label' in a .json file."
             )
         if label >= 0:
             keys.append(key)
             labels.append(label)
-    samples = Samples(
-        Streamed(files, keys),
-        labels,
-        read_class_names(folder) or (),
-        [": ".join(key) for key in keys],
-    )
-    alone = split == "train" or not _files(folder, "train")
-    return with_class_names(samples, None if alone else lambda: shards(folder, "train"))
+    file_names = [": ".join(key) for key in keys]
+    class_names = read_class_names(folder) or ()
+    samples = Samples(Streamed(files, keys), labels, class_names, file_names)
+    if split == "train" or not _files(folder, "train"):
+        return with_class_names(samples, None)
+    return with_class_names(samples, lambda: shards(folder, "train"))
 
 
 def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | None, object]]:
@@ -94,11 +97,7 @@ def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | 
                 if isinstance(kind, datasets.Image):
                     rows = rows.cast_column(name, datasets.Image(decode=False))
             for row in rows:
-                image = next(
-                    (v["bytes"] for v in row.values() if isinstance(v, dict) and "bytes" in v), None
-                )
-                sidecar = row.get("json") or row.get("jsn") or {}
-                label = sidecar.get("label") if row.get("cls") is None else row["cls"]
+                image, label = _image_in(row), _label_in(row)
                 if image is not None or label is not None:
                     yield (file.name, row["__key__"]), image, label
         except Exception as problem:
@@ -106,6 +105,22 @@ def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | 
                 f"{file} is not a complete WebDataset shard ({reason(problem)}). Download it again, or unpack it if it "
                 "holds class folders."
             ) from problem
+
+
+def _image_in(row: Mapping[str, Any]) -> bytes | None:
+    """The first encoded image of a sample."""
+    for value in row.values():
+        if isinstance(value, dict) and "bytes" in value:
+            return value["bytes"]
+    return None
+
+
+def _label_in(row: Mapping[str, Any]) -> object:
+    """The label of a sample, from its .cls file or under "label" in its .json file, or None."""
+    if row.get("cls") is not None:
+        return row["cls"]
+    sidecar = row.get("json") or row.get("jsn") or {}
+    return sidecar.get("label")
 
 
 def _files(folder: Path, split: str) -> list[Path]:
@@ -117,37 +132,39 @@ def _files(folder: Path, split: str) -> list[Path]:
     for word in EVERY_SPLIT:
         inside = sorted((folder / word).glob("*.tar"), key=lambda file: (len(file.name), file))
         count = folder / word / "nshards.txt"
-        if inside and not (count.is_file() and count.read_text().strip() != str(len(inside))):
+        complete = not count.is_file() or count.read_text().strip() == str(len(inside))
+        if inside and complete:
             by_split.setdefault(word, []).extend(inside)
     chosen = find_split(split, by_split)
+    if not chosen:
+        return []
     listed: dict[str, Any] = {}
     for file in (folder / "info.json", folder / "_info.json"):
-        listed = (
-            json.loads(file.read_text(encoding="utf-8")).get("splits", {})
-            if file.is_file()
-            else listed
-        )
-    names = listed.get(find_split(split, listed) or "", {}).get("filenames", ())
-    return by_split[chosen] if chosen and all((folder / name).is_file() for name in names) else []
+        if file.is_file():
+            listed = json.loads(file.read_text(encoding="utf-8")).get("splits", {})
+    described = listed.get(find_split(split, listed) or "", {})
+    for name in described.get("filenames", ()):
+        if not (folder / name).is_file():
+            return []
+    return by_split[chosen]
 
 
 def _fetch(name: str, folder: Path, split: str) -> None:
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.txt", "*.json"] + [
-        pattern for word in SPLITS[split] for pattern in (f"{word}/*", f"*{word}*.tar")
-    ]
+    patterns = ["*.txt", "*.json"]
+    for word in SPLITS[split]:
+        patterns += [f"{word}/*", f"*{word}*.tar"]
     failure = None
     try:
         snapshot_download(name, repo_type="dataset", local_dir=folder, allow_patterns=patterns)
     except Exception as problem:  # the network, the hub, the disk
         failure = problem
-    if not _files(
-        folder, split
-    ):  # without a network, the hub returns half a download without an error
+    # Without a network, the hub returns half a download without an error.
+    if not _files(folder, split):
+        problem = reason(failure) if failure else "shards are missing"
         raise ValueError(
-            f"wds/{name} is not in {folder} and cannot be downloaded "
-            f"({reason(failure) if failure else 'shards are missing'}). Run `hf download {name} --repo-type dataset "
-            f"--local-dir {folder}` on a machine with network access, and copy the result."
+            f"wds/{name} is not in {folder} and cannot be downloaded ({problem}). Run `hf download {name} "
+            f"--repo-type dataset --local-dir {folder}` on a machine with network access, and copy the result."
         ) from failure
     announce(f"Downloaded wds/{name}", folder)

@@ -103,20 +103,25 @@ def cells(table: str) -> list[dict[str, str]]:
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
+CONVERSIONS = {"str": str, "int": int, "float": float}
+"""Types of the values in cells, by their names in annotations."""
+
+
 def _values(kind: type, row: Mapping[str, str]) -> dict[str, object]:
     """Fields of a dataclass from the cells of a row, converted to their annotated types. Tuples are split at "; "."""
     values = {}
     for column in fields(kind):
-        name = re.search("str|int|float", column.type)
-        if name and (text := row.get(column.name)):
-            parts = [
-                {"str": str, "int": int, "float": float}[name[0]](part) for part in text.split("; ")
-            ]
-            values[column.name] = tuple(parts) if column.type.startswith("tuple") else parts[0]
+        match = re.search("str|int|float", column.type)
+        text = row.get(column.name)
+        if not match or not text:
+            continue
+        convert = CONVERSIONS[match[0]]
+        parts = [convert(part) for part in text.split("; ")]
+        values[column.name] = tuple(parts) if column.type.startswith("tuple") else parts[0]
     return values
 
 
-def _settings(kind: type, table: str) -> tuple:
+def _rows(kind: type, table: str) -> tuple:
     return tuple(kind(**_values(kind, row)) for row in cells(table))
 
 
@@ -125,27 +130,32 @@ def _results(table: str) -> tuple[Published, ...]:
     about = {column.name for column in fields(Published)}
     published = []
     for row in cells(table):
-        printed = {
-            data: text.split(" ± ") for data, text in row.items() if data not in about and text
-        }
-        accuracy = {data: float(parts[0]) for data, parts in printed.items()}
-        spread = {data: float(parts[1]) for data, parts in printed.items() if len(parts) > 1}
+        accuracy, spread = {}, {}
+        for data, text in row.items():
+            if data in about or not text:
+                continue
+            value, _, deviation = text.partition(" ± ")
+            accuracy[data] = float(value)
+            if deviation:
+                spread[data] = float(deviation)
         published.append(Published(**_values(Published, row), accuracy=accuracy, spread=spread))
     return tuple(published)
 
 
-TABLE_1: tuple[Variant, ...] = _settings(Variant, "table_1")
-TABLE_3: tuple[Pretraining, ...] = _settings(Pretraining, "table_3")
-TABLE_4: tuple[FineTuning, ...] = _settings(FineTuning, "table_4")
-TABLE_2, TABLE_5, TABLE_6, TABLE_7, TABLE_9 = (
-    _results(f"table_{number}") for number in (2, 5, 6, 7, 9)
-)
+TABLE_1: tuple[Variant, ...] = _rows(Variant, "table_1")
+TABLE_3: tuple[Pretraining, ...] = _rows(Pretraining, "table_3")
+TABLE_4: tuple[FineTuning, ...] = _rows(FineTuning, "table_4")
+TABLE_2 = _results("table_2")
+TABLE_5 = _results("table_5")
+TABLE_6 = _results("table_6")
+TABLE_7 = _results("table_7")
+TABLE_9 = _results("table_9")
 
-TABLE_8: dict[str, dict[str, float]] = {
-    row.pop("positions"): {place: float(value) for place, value in row.items() if value}
-    for row in cells("table_8")
-}
+TABLE_8: dict[str, dict[str, float]] = {}
 """5-shot accuracy in percent, by the recipe's `positions` and `positions_at`."""
+for _row in cells("table_8"):
+    _positions = _row.pop("positions")
+    TABLE_8[_positions] = {place: float(value) for place, value in _row.items() if value}
 FIRST_SUBMISSION = _results("table_2_first")
 """Rows of Table 2 in the first submission (October 2020) that differ from the final `TABLE_2`."""
 BIT = _results("bit")
@@ -158,11 +168,10 @@ VTAB: dict[str, tuple[str, ...]] = {}
 VTAB_NAMES: dict[str, str] = {}
 """Names in `VTAB` of the tasks and groups of VTAB-1k, by their names in `vitlens evaluate`."""
 for _row in cells("vtab"):
-    VTAB[_row["group"]] = (*VTAB.get(_row["group"], ()), _row["task"])
-    VTAB_NAMES |= {
-        f"vtab {_row['group'].lower()}": _row["group"],
-        f"vtab/{_row['vitlens']}": _row["task"],
-    }
+    _group, _task = _row["group"], _row["task"]
+    VTAB[_group] = (*VTAB.get(_group, ()), _task)
+    VTAB_NAMES[f"vtab {_group.lower()}"] = _group
+    VTAB_NAMES[f"vtab/{_row['vitlens']}"] = _task
 
 
 def groups(accuracy: Mapping[str, float]) -> dict[str, float]:
@@ -174,6 +183,7 @@ def groups(accuracy: Mapping[str, float]) -> dict[str, float]:
     86.7
     """
     members = {"VTAB": sum(VTAB.values(), ()), **VTAB}
-    return {
-        name: sum(accuracy[task] for task in tasks) / len(tasks) for name, tasks in members.items()
-    }
+    means = {}
+    for name, tasks in members.items():
+        means[name] = sum(accuracy[task] for task in tasks) / len(tasks)
+    return means

@@ -39,14 +39,18 @@ class Task:
 
 
 def _task(row: dict[str, str]) -> Task:
-    numbers = {name: int(row[name] or 0) for name in ("classes", "raw_classes")}
-    return Task(**row | numbers | {name: row[name] != "no" for name in ("flip", "crop")})
-
-
-TASKS = {
-    row["name"]: _task(row)
-    for row in csv.DictReader(
-        Path(__file__).with_suffix(".csv").read_text(encoding="utf-8").splitlines()
+    return Task(
+        name=row["name"],
+        group=row["group"],
+        classes=int(row["classes"]),
+        source=row["source"],
+        recipe=row["recipe"],
+        flip=row["flip"] != "no",
+        crop=row["crop"] != "no",
+        raw_classes=int(row["raw_classes"] or 0),
     )
-}
+
+
+_LINES = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8").splitlines()
+TASKS = {row["name"]: _task(row) for row in csv.DictReader(_LINES)}
 VTAB = tuple(task for task in TASKS.values() if task.group)

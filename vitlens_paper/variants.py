@@ -59,19 +59,19 @@ BY_TIMM = ("none", "mean")
 """Values that timm's keywords cover. All others need `vitlens_vit`."""
 
 
-def chosen(settings: Mapping) -> dict[str, str]:
+def settings_that_differ(settings: Mapping) -> dict[str, str]:
     """Settings that differ from the plain model."""
-    return {
-        name: settings[name]
-        for name, values in SETTINGS.items()
-        if name in settings and settings[name] != values[0]
-    }
+    variants = {}
+    for name, (plain, *_) in SETTINGS.items():
+        if name in settings and settings[name] != plain:
+            variants[name] = settings[name]
+    return variants
 
 
 def keywords(settings: Mapping) -> dict:
     """Keywords of timm or `vitlens_vit` for the variants in settings."""
     words, own = {}, {}
-    for name, value in chosen(settings).items():
+    for name, value in settings_that_differ(settings).items():
         words |= KEYWORDS.get(value, {})
         if value not in BY_TIMM:
             own[name] = value
@@ -83,15 +83,15 @@ def resolve(architecture: str, settings: Mapping) -> tuple[str, dict]:
 
     The architecture is `vitlens_vit` if timm lacks a variant. Raises ValueError for a keyword that a variant sets.
     """
-    variants = chosen(settings)
+    variants = settings_that_differ(settings)
     words = keywords(variants)
     rest = {name: value for name, value in settings.items() if name not in SETTINGS}
     for name in rest:
         if name in words:
-            choices = " and ".join(
-                f"model.{setting}={value}" for setting, value in variants.items()
+            choices = [f"model.{setting}={value}" for setting, value in variants.items()]
+            raise ValueError(
+                f"model.{name} is set by {' and '.join(choices)}. Leave model.{name} out."
             )
-            raise ValueError(f"model.{name} is set by {choices}. Leave model.{name} out.")
     by_timm = all(value in BY_TIMM for value in variants.values())
     return architecture if by_timm else NAME, {**words, **rest}
 
@@ -114,20 +114,21 @@ def upgrade(settings: Mapping) -> dict:
     if not all(name in settings for name in SETTINGS):
         check_former(settings)
         return {**settings}
-    kept = {name: value for name, value in settings.items() if name not in SETTINGS}
-    return {**kept, "model_kwargs": {**kept.get("model_kwargs", {}), **chosen(settings)}}
+    upgraded = {name: value for name, value in settings.items() if name not in SETTINGS}
+    model_kwargs = upgraded.get("model_kwargs", {})
+    upgraded["model_kwargs"] = {**model_kwargs, **settings_that_differ(settings)}
+    return upgraded
 
 
 def check(settings: Mapping) -> None:
     """Raise ValueError for invalid combinations of keywords of `vitlens_vit`."""
     for name, values in SETTINGS.items():
         require_known(settings.get(name, values[0]), values, name)
-    variants = chosen(settings)
+    variants = settings_that_differ(settings)
     _check_positions(settings, variants)
     _check_attention(settings, variants)
-    if any(
-        settings.get(name) for name in ("dynamic_img_size", "dynamic_img_pad", "no_embed_class")
-    ):
+    unsupported = ("dynamic_img_size", "dynamic_img_pad", "no_embed_class")
+    if any(settings.get(name) for name in unsupported):
         raise ValueError(
             f"{NAME} takes images of one size, with positions for all tokens. Leave dynamic_img_size and "
             "no_embed_class out."
@@ -136,11 +137,9 @@ def check(settings: Mapping) -> None:
 
 def _check_positions(settings: Mapping, variants: Mapping) -> None:
     positions = variants.get("positions", "learned-1d")
-    has_table = (
-        positions == "learned-2d"
-        or positions == "learned-1d"
-        and settings.get("pos_embed") != "none"
-    )
+    has_table = positions in ("learned-1d", "learned-2d")
+    if positions == "learned-1d" and settings.get("pos_embed") == "none":
+        has_table = False
     if "positions_at" in variants and not has_table:
         raise ValueError("positions_at is for learned tables: learned-1d, learned-2d.")
     if positions != "learned-1d" and settings.get("pos_embed", "none") != "none":
@@ -189,11 +188,10 @@ class Table(nn.Module):
         if "pos_embed" in self._parameters:
             return self.pos_embed
         rows, cols = len(self.row_pos_embed), len(self.col_pos_embed)
-        halves = (
-            self.col_pos_embed.expand(rows, -1, -1),
-            self.row_pos_embed[:, None].expand(-1, cols, -1),
-        )
-        return F.pad(torch.cat(halves, -1).flatten(0, 1), (0, 0, self.prefix, 0))[None]
+        by_column = self.col_pos_embed.expand(rows, -1, -1)
+        by_row = self.row_pos_embed[:, None].expand(-1, cols, -1)
+        patches = torch.cat((by_column, by_row), -1).flatten(0, 1)
+        return F.pad(patches, (0, 0, self.prefix, 0))[None]
 
 
 class PlacedAttention(Attention):
@@ -213,28 +211,29 @@ class PlacedAttention(Attention):
     def forward(self, x: Tensor, attn_mask: Tensor = None, is_causal: bool = False) -> Tensor:
         if attn_mask is not None or is_causal:
             raise ValueError(f"{NAME} does not support attention masks.")
-        q, k, v = (
-            self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        q, k = self.q_norm(q), self.k_norm(k)
+        x = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=self.mask(q),
+            dropout_p=self.attn_drop.p if self.training else 0.0,
+            scale=self.scale,
         )
-        q, k, scale = self.placed(self.q_norm(q), self.k_norm(k))
-        mask = self.mask(q, scale)
-        drop = self.attn_drop.p if self.training else 0.0
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop, scale=scale)
-        return self.proj_drop(self.proj(self.norm(x.transpose(1, 2).flatten(2))))
+        x = self.norm(x.transpose(1, 2).flatten(2))
+        return self.proj_drop(self.proj(x))
 
-    def mask(self, q: Tensor, scale: float) -> Tensor | None:
+    def mask(self, q: Tensor) -> Tensor | None:
         """Mask or bias for the attention logits: the visible keys, the bias, or the bias of visible keys."""
         visible = self.visible(q)
-        bias = self.bias(q, scale)
+        bias = self.bias(q)
         if bias is None:
             return visible
         if visible is None:
             return bias
         return bias.masked_fill(~visible, -torch.inf)
-
-    def placed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Queries, keys and the scale of their dot products."""
-        return q, k, self.scale
 
     def visible(self, q: Tensor) -> Tensor | None:
         """Mask (T, T), True for visible keys of a query, or None if all keys are visible."""
@@ -244,14 +243,14 @@ class PlacedAttention(Attention):
         line = place % self.grid[1] if self.layer % 2 else place // self.grid[1]
         return line[:, None] == line
 
-    def bias(self, q: Tensor, scale: float) -> Tensor | None:
+    def bias(self, q: Tensor) -> Tensor | None:
         """Bias (B, H, T, T) on the attention logits for the relative positions of two patches, or None."""
         if self.offset_pos_embed is None:
             return None
         patches = (len(self.offset_pos_embed) + 1) // 2
         place = torch.arange(patches, device=q.device)
         offset = place[:, None] - place + patches - 1
-        bias = (q[:, :, -patches:] * scale) @ self.offset_pos_embed.mT
+        bias = (q[:, :, -patches:] * self.scale) @ self.offset_pos_embed.mT
         bias = bias.gather(-1, offset.expand(*bias.shape[:2], -1, -1))
         prefix = q.shape[2] - patches
         return F.pad(bias, (prefix, 0, prefix, 0)).to(q.dtype)

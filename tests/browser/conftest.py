@@ -10,7 +10,7 @@ from timm.models import save_for_hf
 from browser.fronts import chromium, notebook
 
 CELLS = (
-    "import numpy as np, vitlens\nfrom vitlens import widgets\nmodel = vitlens.load_model('vit')",
+    "import numpy as np, vitlens\nimport vitlens_explorer as widgets\nmodel = vitlens.load_model('vit')",
     "explorer = widgets.explore(model)\nexplorer",
     "widgets.compare(model, vitlens.load_model('vit', pretrained=False))",
     "widgets.positions(model)",

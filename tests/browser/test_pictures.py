@@ -14,7 +14,7 @@ PAINT = """([width, height, pixels, panel]) => {
     const view = (text) => new DataView(bytes(text).buffer);
     const base = { width, height, data: new Uint8ClampedArray(bytes(pixels)) };
     const scale = panel.scale && { ...panel.scale, colors: view(panel.scale.colors) };
-    return [...painted(base, { ...panel, scale, values: view(panel.values) }).data];
+    return [...paintMap(base, { ...panel, scale, values: view(panel.values) }).data];
 }"""
 
 
@@ -22,7 +22,7 @@ PAINT = """([width, height, pixels, panel]) => {
 def drawings(browser):
     """A page in which the functions of the scripts are global."""
     page = browser.new_page()
-    page.add_script_tag(content=front.joined())
+    page.add_script_tag(content=front.join_scripts())
     yield page
     page.close()
 

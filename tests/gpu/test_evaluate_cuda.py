@@ -7,7 +7,7 @@ import torch
 from vitlens.data import load
 from vitlens.train import World
 from vitlens_paper.evaluate import features
-from vitlens_paper.evaluate.reading import named_classes, opened, read
+from vitlens_paper.evaluate.reading import open_images, read, top_classes
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="NO CUDA DEVICE: the GPU tests were not run"
@@ -20,13 +20,13 @@ def test_features_and_classes_agree_with_the_cpu():
         "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=96, depth=2, num_heads=3
     )
     model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 32, 32)}
-    data = opened(model, "digits", "test", workers=1)
+    data = open_images(model, "digits", "test", workers=1)
     here, labels = features(model, data)
-    named = read(model, data, named_classes(model)).values[:, 0]
+    named = read(model, data, top_classes(model)).values[:, 0]
     model.cuda()
     there, same = features(model, data, world=World(device=torch.device("cuda")))
     torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-3)
     assert torch.equal(labels, same)
-    assert (read(model, data, named_classes(model)).values[:, 0] == named).float().mean() > 0.99
+    assert (read(model, data, top_classes(model)).values[:, 0] == named).float().mean() > 0.99
     held = load("digits", "valid", size=32, device="cuda")
     assert features(model, held)[0].device.type == "cpu"

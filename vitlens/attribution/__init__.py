@@ -9,7 +9,8 @@ features, which models without classes have too. names: the class names in order
 explains the target's logit, or, with `against` another class or function, the difference of the two.
 
 The model runs in eval mode. Its mode and every `.grad` are unchanged afterwards. Maps are not rescaled. The quick
-methods can share one forward and one backward, or take your capture:
+methods can share one forward and one backward, or take your capture in place of the model (the three things that may be
+their first argument are listed at `vitlens.attribution.maps.Explainable`):
 
     run = explained(model, images, target, needs={"gradients", "readings"})
     relevance(run), legrad(run)
@@ -36,9 +37,8 @@ __all__ = sorted({*_names, *METHODS})
 
 
 def __getattr__(name: str) -> object:
-    if (
-        name in METHODS and name not in _names
-    ):  # "direct", and methods that other packages have registered
+    # "direct", and methods that other packages have registered
+    if name in METHODS and name not in _names:
         return METHODS[name].function
     return _find(name)
 

@@ -3,19 +3,40 @@
 The weights of attention, the deviations by which norms divide and, for balanced gradients, the gates of activations are
 constants for autograd. All values stay those of the model, bit for bit. Nothing is patched: a mode sees PyTorch's
 functions, and hooks cut the graph or begin it.
+
+How the second half of this file works. `_LinearMode` sees each call of a PyTorch function while the model runs:
+
+* Fused attention gets a detached query, key and mask, so that only the value has a gradient.
+* A function in the tables `NORMS` and `ACTIVATIONS` equals scale·(x − its mean over some axes) + bias, with a scale
+  that depends on x. This `LinearForm`, with the scale detached, gives the gradient.
+* The result of a function in `LENGTHS` and `SIGMOIDS` is detached.
+* A bias that `F.linear` or `+` adds is multiplied by 1 + zeros, with one zero for each image. So the gradient by the
+  zeros is the sum of all biases.
+
+`_StandIn` joins the two halves: the result that the model computed, and the gradient of the linear form. The form's own
+value is never computed, so the logits cannot change by rounding. To support one more function, add it to a table.
+`require_sum` fails if a function is missing.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.attribution.maps import Constants, Hook, captured, checked, explaining, require_layers
-from vitlens.attribution.target import of_features, resolved
+from vitlens.attribution.maps import (
+    Constants,
+    Hook,
+    explanation_mode,
+    prepare_inputs,
+    require_layers,
+    run_with_capture,
+)
+from vitlens.attribution.target import of_features, resolve_target
 from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.multihead import explicit_attention
 from vitlens.recorder.precision import full_precision
@@ -37,47 +58,68 @@ def balanced_gradients(
 
     model, images, target, against, names: as in `help(vitlens.attribution)`.
     """
-    model, images, target, against = checked(model, images, target, against)
-    first, *others = family(transformer(model)).blocks
+    model, images, target, against = prepare_inputs(model, images, target, against)
     tokens = []
-    hooks = [(first.register_forward_pre_hook, lambda _, args: (leaf(args[0], tokens), *args[1:]))]
-    hooks += [
-        (block.register_forward_pre_hook, lambda _, args: tokens.append(args[0]))
-        for block in others
+    hooks = [
+        *_hooks_on_tokens(family(transformer(model)).blocks, tokens),
+        *_hooks_on_gates(model),
     ]
-    for mlp in model.modules():
-        if "glu" in type(mlp).__name__.lower() and hasattr(
-            mlp, "act"
-        ):  # one half is a gate of the other
-            hooks.append((mlp.act.register_forward_hook, lambda _, args, out: held(out)))
-    with held_fixed(model, images, hooks, activations=True) as zeros:
-        attn, output = captured(model, images, of_features(target))
-        target = resolved(model, output, target, against, names)
+    with linear_forward(model, images, hooks, activations=True) as zeros:
+        attn, output = run_with_capture(model, images, of_features(target))
+        target = resolve_target(model, output, target, against, names)
         *by_tokens, by_zeros = torch.autograd.grad(
             target.score(output).sum(), [*tokens, zeros], allow_unused=True, materialize_grads=True
         )
-    require_layers(
-        model, target, torch.stack([gradient.flatten(1).any(1) for gradient in by_tokens])
-    )
+    reached = torch.stack([gradient.flatten(1).any(1) for gradient in by_tokens])
+    require_layers(model, target, reached)
     products = [product(x, gradient) for x, gradient in zip(tokens, by_tokens, strict=True)]
-    require_sum(
-        model, torch.cat([products[0], by_zeros[:, None]], 1), target.score(output.detach())
-    )
+    parts = torch.cat([products[0], by_zeros[:, None]], 1)
+    require_sum(model, parts, target.score(output.detach()))
     return attn.grid.image_map(torch.stack(products).sum(0))
 
 
+def _hooks_on_tokens(blocks: Sequence[nn.Module], tokens: list[Tensor]) -> Iterator[Hook]:
+    """Hooks that append the input of each block. That of the first block becomes a leaf of the graph."""
+
+    def begin(_, args: tuple) -> tuple:
+        return (leaf(args[0], tokens), *args[1:])
+
+    def append(_, args: tuple) -> None:
+        tokens.append(args[0])
+
+    first, *others = blocks
+    yield first.register_forward_pre_hook, begin
+    for block in others:
+        yield block.register_forward_pre_hook, append
+
+
+def _hooks_on_gates(model: nn.Module) -> Iterator[Hook]:
+    """Hooks that make the activations in GLUs constant. A GLU multiplies one half of its input by this gate."""
+
+    def detach_output(_, args: tuple, output: Tensor) -> Tensor:
+        return detach(output)
+
+    for module in model.modules():
+        if "glu" in type(module).__name__.lower() and hasattr(module, "act"):
+            yield module.act.register_forward_hook, detach_output
+
+
 @contextlib.contextmanager
-def held_fixed(
-    model: nn.Module, images: Tensor, hooks: list[Hook], *, activations: bool = False
+def linear_forward(
+    model: nn.Module, images: Tensor, hooks: Sequence[Hook], *, activations: bool = False
 ) -> Iterator[Tensor]:
     """In this block, a forward is linear for autograd. Yields the (B,) zeros that stand for biases.
 
-    hooks: as in `thread_hooks`. activations: hold the gates of activations fixed too.
+    hooks: as in `thread_hooks`. activations: make the gates of activations constant too.
     """
     with torch.inference_mode(False):  # zeros made in that mode have no gradient
         zeros = images.new_zeros(len(images), requires_grad=True)
-    fixed = _Fixed(model, zeros, activations)
-    with explaining(model, constants=fixed), full_precision(images.device), thread_hooks(hooks):
+    mode = _LinearMode(model, zeros, activations)
+    with (
+        explanation_mode(model, constants=mode),
+        full_precision(images.device),
+        thread_hooks(hooks),
+    ):
         yield zeros
 
 
@@ -89,17 +131,16 @@ def product(values: Tensor, gradient: Tensor) -> Tensor:
 
 def require_sum(model: nn.Module, parts: Tensor, logits: Tensor) -> None:
     """Raise UnsupportedModelError unless the parts, (B, parts), sum to the logits, (B,), up to rounding."""
-    off = (parts.sum(1) - logits).abs() / parts.abs().sum(1).clamp_min(
-        torch.finfo(parts.dtype).tiny
-    )
-    if not (off <= torch.finfo(logits.dtype).eps ** 0.5).all():
+    size = parts.abs().sum(1).clamp_min(torch.finfo(parts.dtype).tiny)
+    error = (parts.sum(1) - logits).abs() / size
+    if not (error <= torch.finfo(logits.dtype).eps ** 0.5).all():
         raise UnsupportedModelError(
-            f"vitlens cannot take the logits of {model_name(model)} apart: its parts miss the logit by {off.max():.2g} "
-            "of their size, so a part is neither linear nor a known norm, attention or MLP."
+            f"vitlens cannot take the logits of {model_name(model)} apart: its parts miss the logit by "
+            f"{error.max():.2g} of their size, so a part is neither linear nor a known norm, attention or MLP."
         )
 
 
-def held(tensor: Tensor) -> Tensor:
+def detach(tensor: Tensor) -> Tensor:
     """The tensor, detached. Hidden from the capture, which refuses a graph that is cut."""
     with torch._C.DisableTorchFunction():
         return tensor.detach()
@@ -112,121 +153,167 @@ def leaf(tensor: Tensor, leaves: list[Tensor]) -> Tensor:
     return leaves[-1]
 
 
-class _Fixed(Constants):
+@dataclass(frozen=True)
+class LinearForm:
+    """The function scale·(x − its mean over `axes`) + bias, whose gradient replaces that of a call with input x.
+
+    scale: detached, or None for 1. axes: () to subtract no mean. bias: detached or not, or None.
+    """
+
+    x: Tensor
+    scale: Tensor | None = None
+    axes: tuple[int, ...] = ()
+    bias: Tensor | None = None
+
+
+def _layer_norm(
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> LinearForm:
+    """A layer norm with a constant standard deviation."""
+    axes = tuple(range(-len(shape), 0))
+    scale = (detach(x).var(axes, correction=0, keepdim=True) + eps).rsqrt()
+    if weight is not None:
+        scale = scale * detach(weight)
+    return LinearForm(x, scale, axes, bias)
+
+
+def _rms_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> LinearForm:
+    """A root-mean-square norm with a constant root mean square."""
+    if eps is None:
+        eps = torch.finfo(x.dtype).eps
+    axes = tuple(range(-len(shape), 0))
+    square = detach(x).square().mean(axes, keepdim=True)
+    scale = (square + eps).rsqrt()
+    if weight is not None:
+        scale = scale * detach(weight)
+    return LinearForm(x, scale)
+
+
+NORMS = {F.layer_norm: _layer_norm, F.rms_norm: _rms_norm}
+"""Functions of the arguments of a norm that return its linear form."""
+
+LENGTHS = {Tensor.norm}
+"""Functions by whose result a cosine divides. Their results are detached."""
+
+SIGMOIDS = {torch.sigmoid, Tensor.sigmoid}
+"""Gates, whose results are detached for balanced gradients."""
+
+ACTIVATIONS = {F.gelu, F.silu}
+"""Activations x·gate(x), whose linear form for balanced gradients is x times the constant gate(x)."""
+
+SUMS = {Tensor.add, Tensor.__add__, Tensor.__iadd__}
+"""Functions that add their second argument to the first. It is a bias if it has fewer dimensions than the result."""
+
+
+class _LinearMode(Constants):
     """Make attention weights and the deviations in norms constants for autograd, too, so that its graph is linear.
 
     All values are those of the model, bit for bit. Biases and other added vectors are multiplied by 1 + zeros, so the
-    gradient by the zeros is the sum of all biases, for each image.
+    gradient by the zeros is the sum of all biases, for each image. See the docstring of the file.
     """
 
     def __init__(self, model: nn.Module, zeros: Tensor, activations: bool):
         super().__init__(model)
-        self.zeros, self.activations = zeros, activations
+        self.zeros = zeros
+        self.activations = activations
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in (F.scaled_dot_product_attention, explicit_attention):
             query, key, value, *rest = args
-            query, key, *rest = (
-                held(t) if isinstance(t, Tensor) else t for t in (query, key, *rest)
-            )
-            if isinstance(
-                kwargs.get("attn_mask"), Tensor
-            ):  # relative positions depend on the queries
-                kwargs = {**kwargs, "attn_mask": held(kwargs["attn_mask"])}
-            return super().__torch_function__(func, types, (query, key, value, *rest), kwargs)
+            rest = [detach(each) if isinstance(each, Tensor) else each for each in rest]
+            args = (detach(query), detach(key), value, *rest)
+            # Relative positions in the mask depend on the queries.
+            if isinstance(kwargs.get("attn_mask"), Tensor):
+                kwargs = {**kwargs, "attn_mask": detach(kwargs["attn_mask"])}
+            return super().__torch_function__(func, types, args, kwargs)
         result = super().__torch_function__(func, types, args, kwargs)
         with torch._C.DisableTorchFunction():  # hide the replacement of the call from outer modes
-            return self._linear(func, result, *args, **kwargs)
+            if not isinstance(result, Tensor) or not result.requires_grad:
+                return result
+            if func in LENGTHS or (self.activations and func in SIGMOIDS):
+                return detach(result)
+            form = self._linear_form(func, result, args, kwargs)
+            return result if form is None else self._stand_in(result, form)
 
-    def _linear(self, func: Callable, result: object, *args, **kwargs):
-        """The result of a call, or a tensor of the same values with a linear graph."""
-        if not (isinstance(result, Tensor) and result.requires_grad):
-            return result
-        if func in _NORMS:
-            factor, axes, bias = _NORMS[func](*args, **kwargs)
-            return self._stand_in(result, args[0], factor, axes, bias)
-        if func in _LENGTHS or (self.activations and func in _SIGMOIDS):
-            return held(result)
-        if self.activations and func in _ACTIVATIONS:
-            x = held(args[0])
-            return self._stand_in(result, args[0], torch.where(x == 0, 0.5, held(result) / x))
-        bias = None
-        if func is F.linear:
-            bias = kwargs.get("bias", args[2] if len(args) > 2 else None)
-        elif func in _SUMS and isinstance(args[1], Tensor) and args[1].dim() < result.dim():
-            bias = args[1]
-        return result if bias is None else self._stand_in(result, result, bias=bias)
+    def _linear_form(
+        self, func: Callable, result: Tensor, args: tuple, kwargs: dict
+    ) -> LinearForm | None:
+        """The linear form of a call, or None if the call is linear itself and adds no bias."""
+        if func in NORMS:
+            return NORMS[func](*args, **kwargs)
+        if func in ACTIVATIONS and self.activations:
+            x = detach(args[0])
+            gate = torch.where(x == 0, 0.5, detach(result) / x)
+            return LinearForm(args[0], gate)
+        bias = _added_bias(func, result, args, kwargs)
+        return None if bias is None else LinearForm(result, bias=bias)
 
-    def _stand_in(
-        self, result: Tensor, x: Tensor, factor=None, axes: tuple[int, ...] = (), bias=None
-    ) -> Tensor:
-        added = None if bias is None else self._zeros_like(result) * held(bias)
-        return _StandIn.apply(
-            result.data, x, factor, axes, added
-        )  # .data: autograd may have saved the result
+    def _stand_in(self, result: Tensor, form: LinearForm) -> Tensor:
+        """A tensor with the values of the result and the gradient of the form."""
+        added = None
+        if form.bias is not None:
+            added = self._zeros_like(result) * detach(form.bias)
+        values = result.data  # without the graph, which may have saved the result
+        return _StandIn.apply(values, form.x, form.scale, form.axes, added)
 
     def _zeros_like(self, result: Tensor) -> Tensor:
         """The zeros in a shape that broadcasts to (B, …), or (T, B, D) or (T·B, D) in torch.nn.MultiheadAttention."""
         images = len(self.zeros)
-        if len(result) != images and result.dim() == 2:
+        if len(result) == images:
+            return self.zeros.view(-1, *[1] * (result.dim() - 1))
+        if result.dim() == 2:
             return self.zeros.repeat(len(result) // images)[:, None]
-        if len(result) != images:
-            return self.zeros.view(1, -1, *[1] * (result.dim() - 2))
-        return self.zeros.view(-1, *[1] * (result.dim() - 1))
+        return self.zeros.view(1, -1, *[1] * (result.dim() - 2))
+
+
+def _added_bias(func: Callable, result: Tensor, args: tuple, kwargs: dict) -> Tensor | None:
+    """The vector that a call adds for all images, or None."""
+    if func is F.linear:
+        return kwargs.get("bias", args[2] if len(args) > 2 else None)
+    if func in SUMS and isinstance(args[1], Tensor) and args[1].dim() < result.dim():
+        return args[1]
+    return None
 
 
 class _StandIn(torch.autograd.Function):
-    """Values with the gradient of the linear function factor·(x − its mean over `axes`) + added, which equals them."""
+    """Values with the gradient of the linear function scale·(x − its mean over `axes`) + added, which equals them.
+
+    This is the one place where the graph does not follow the values: forward returns the given values, and backward
+    differentiates the linear function by x and by `added`.
+    """
 
     @staticmethod
     def forward(
         ctx,
         values: Tensor,
         x: Tensor,
-        factor: Tensor | None,
+        scale: Tensor | None,
         axes: tuple[int, ...],
         added: Tensor | None,
     ):
         ctx.mark_dirty(values)  # or it would be a view, which a model may not change in place
-        ctx.save_for_backward(factor)
-        ctx.axes, ctx.added = axes, None if added is None else added.shape
+        ctx.save_for_backward(scale)
+        ctx.axes = axes
+        ctx.added_shape = None if added is None else added.shape
         return values
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple:
-        (factor,), by_x = ctx.saved_tensors, gradient
+        (scale,) = ctx.saved_tensors
+        by_x = gradient
+        by_added = None
         with torch._C.DisableTorchFunction():
-            if factor is not None:
-                by_x = by_x * factor
+            if scale is not None:
+                by_x = by_x * scale
             if ctx.axes:
                 by_x = by_x - by_x.mean(ctx.axes, keepdim=True)
-            return (
-                None,
-                by_x,
-                None,
-                None,
-                None if ctx.added is None else gradient.sum_to_size(ctx.added),
-            )
-
-
-def _layer_norm(
-    x: Tensor, shape: Sequence[int], weight=None, bias=None, eps: float = 1e-5
-) -> tuple:
-    """Factor, axes of the mean and bias of a layer norm with a constant standard deviation."""
-    axes = tuple(range(-len(shape), 0))
-    scale = (held(x).var(axes, correction=0, keepdim=True) + eps).rsqrt()
-    return scale if weight is None else scale * held(weight), axes, bias
-
-
-def _rms_norm(x: Tensor, shape: Sequence[int], weight=None, eps: float | None = None) -> tuple:
-    square = held(x).square().mean(tuple(range(-len(shape), 0)), keepdim=True)
-    scale = (square + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt()
-    return scale if weight is None else scale * held(weight), (), None
-
-
-_NORMS = {F.layer_norm: _layer_norm, F.rms_norm: _rms_norm}
-_ACTIVATIONS = {F.gelu, F.silu}
-_LENGTHS = {Tensor.norm}  # by which a cosine divides
-_SIGMOIDS = {torch.sigmoid, Tensor.sigmoid}
-_SUMS = {Tensor.add, Tensor.__add__, Tensor.__iadd__}
+            if ctx.added_shape is not None:
+                by_added = gradient.sum_to_size(ctx.added_shape)
+        return None, by_x, None, None, by_added

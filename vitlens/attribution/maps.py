@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitlens import attention
-from vitlens.attribution.target import Target, bound, of_features, resolved
+from vitlens.attribution.target import Target, bind_target, of_features, resolve_target
 from vitlens.models.classes import require_classes
 from vitlens.recorder.forward import (
     eval_mode,
@@ -64,8 +64,17 @@ class Explained:
     __repr__ = repr_with_shapes
 
 
+Explainable = nn.Module | Attention | Explained
+"""What a method that shares its forward takes as its first argument, `model`.
+
+* A model. The method also takes images and a target, and runs the model.
+* A capture with `gradients=True`, after `attn.differentiate(score)`. The method takes nothing else.
+* The result of `explained`, which made all that the method needs. The method takes nothing else.
+"""
+
+
 def explained(
-    model: nn.Module | Attention | Explained,
+    model: Explainable,
     images: Tensor | None = None,
     target: object = None,
     *,
@@ -86,66 +95,83 @@ def explained(
     """
     if isinstance(model, Explained):
         return model
+    needs = set(needs)
     if isinstance(model, Attention):
-        if model[-1].gradient is None and {*needs} != {"capture"}:
+        if model[-1].gradient is None and needs != {"capture"}:
             raise ValueError(
                 "The capture has no gradients. Run `with capture(model, gradients=True) as attn: "
                 "logits = model(images)` and `attn.differentiate(logits[:, 3].sum())`, or pass model and images."
             )
         return Explained(model)
-    needs = set(needs)
     backward = bool(needs & {"gradients", "readings", "inputs"})
-    model, images, target, against = checked(model, images, target, against)
-    blocks, modules = family(transformer(model)).blocks, attention_modules(transformer(model))
+    model, images, target, against = prepare_inputs(model, images, target, against)
+    inner = transformer(model)
+    blocks = family(inner).blocks
+    modules = attention_modules(inner)
     layer = layer_number(len(modules), layer)
-    tokens, given, hooks = [], [], []
+    hooks = []
+    tokens = []
+    layer_inputs = []
     if "readings" in needs:
-        hooks += [
-            (block.register_forward_hook, lambda _, args, output: tokens.append(output))
-            for block in blocks
-        ]
+        hooks += _hooks_on_outputs(blocks, tokens)
     if "inputs" in needs:
-        hooks += _keep_inputs(blocks[layer], modules[layer], given)
-    readings, inputs = None, {}
-    with explaining(model, gradients=backward):
+        hooks += _hooks_on_inputs(blocks[layer], modules[layer], layer_inputs)
+    readings = None
+    inputs = {}
+    with explanation_mode(model, gradients=backward):
         with thread_hooks(hooks):
-            attn, output = captured(model, images, of_features(target), gradients=backward)
-        target = resolved(model, output, target, against, names)
+            attn, output = run_with_capture(model, images, of_features(target), gradients=backward)
+        target = resolve_target(model, output, target, against, names)
         if backward:
             target.require_slope(output.detach())
         if "readings" in needs:
-            readings = _read(model, attn, tokens, output, target, keep_graph=needs != {"readings"})
+            keep_graph = needs != {"readings"}
+            readings = _read_layers(model, attn, tokens, output, target, keep_graph=keep_graph)
         if needs & {"gradients", "inputs"}:
-            by_given = attn.differentiate(target.score(output).sum(), also=given)
+            by_inputs = attn.differentiate(target.score(output).sum(), also=layer_inputs)
             require_layers(model, target, attn.has_gradient())
-            if given:
-                inputs[layer] = torch.cat(given, -1).detach(), torch.cat(by_given, -1)
+            if layer_inputs:
+                activation = torch.cat(layer_inputs, -1).detach()
+                inputs[layer] = (activation, torch.cat(by_inputs, -1))
     return Explained(attn, output.detach(), target, readings, inputs)
 
 
-def _keep_inputs(
-    block: nn.Module, modules: list[tuple[str, nn.Module]], given: list[Tensor]
+def _hooks_on_outputs(blocks: Sequence[nn.Module], outputs: list[Tensor]) -> Iterator[Hook]:
+    """Hooks that append the output of each block."""
+
+    def append(_, args: tuple, output: Tensor) -> None:
+        outputs.append(output)
+
+    for block in blocks:
+        yield block.register_forward_hook, append
+
+
+def _hooks_on_inputs(
+    block: nn.Module, modules: list[tuple[str, nn.Module]], inputs: list[Tensor]
 ) -> Iterator[Hook]:
     """Hooks that append the inputs of a block's attention, in a graph that begins with the block at the latest."""
 
     def begin(_, args: tuple) -> tuple:
-        return args if args[0].requires_grad else (args[0].detach().requires_grad_(), *args[1:])
+        if args[0].requires_grad:
+            return args
+        return (args[0].detach().requires_grad_(), *args[1:])
+
+    def append_input(_, args: tuple, named: dict) -> None:
+        inputs.append(args[0] if args else named["hidden_states"])
+
+    def append_output(_, args: tuple, output: Tensor) -> None:
+        inputs.append(output)
 
     yield block.register_forward_pre_hook, begin
     for _, module in modules:
-        if hasattr(
-            module, "in_norm"
-        ):  # a ParallelScalingBlock is the attention, and its input is its norm's output
-            yield module.in_norm.register_forward_hook, lambda _, args, output: given.append(output)
+        if hasattr(module, "in_norm"):
+            # A ParallelScalingBlock is the attention, and its input is its norm's output.
+            yield module.in_norm.register_forward_hook, append_output
         else:
-            with_names = partial(module.register_forward_pre_hook, with_kwargs=True)
-            yield (
-                with_names,
-                lambda _, args, named: given.append(args[0] if args else named["hidden_states"]),
-            )
+            yield partial(module.register_forward_pre_hook, with_kwargs=True), append_input
 
 
-def _read(
+def _read_layers(
     model: nn.Module,
     attn: Attention,
     tokens: list[Tensor],
@@ -156,8 +182,9 @@ def _read(
 ) -> Attention:
     """A twin of the capture with the gradients, layer by layer, of the score read right after the layer by the model's
     final norm, pooling and head."""
-    inner, readings = transformer(model), attn.twin()
-    outputs = [family(inner).head(leaving, pre_logits=target.of_features) for leaving in tokens]
+    head = family(transformer(model)).head
+    readings = attn.twin()
+    outputs = [head(leaving, pre_logits=target.of_features) for leaving in tokens]
     require_own_head(model, outputs[-1], output)
     readings.differentiate([target.score(read).sum() for read in outputs], keep_graph=keep_graph)
     require_layers(model, target, readings.has_gradient())
@@ -173,16 +200,16 @@ def require_own_head(model: nn.Module, read: Tensor, output: Tensor) -> None:
         )
 
 
-def checked(
+def prepare_inputs(
     model: nn.Module, images: Tensor, target: object = None, against: object = None
 ) -> tuple[nn.Module, Tensor, object, object]:
-    """The unwrapped model, the images on its device and in its dtype, and the `bound` target and contrast.
+    """The unwrapped model, the images on its device and in its dtype, and target and contrast as of `bind_target`.
 
     Raises for a model or images that cannot be explained.
     """
     model = unwrap(model)
     attention_modules(model if of_features(target) else transformer(model))
-    target, against = bound(model, target, against)
+    target, against = bind_target(model, target, against)
     require_images(images, model)
     with torch.inference_mode(False):
         images = images.clone() if images.is_inference() else images.detach()
@@ -194,23 +221,30 @@ def outputs_of(model: nn.Module, images: Tensor, features: bool) -> Tensor:
     return pooled_features(unwrap(model), images) if features else run(model, images)
 
 
-def captured(
-    model: nn.Module, images: Tensor, features: bool = False, **options
+def run_with_capture(
+    model: nn.Module, images: Tensor, features: bool = False, *, gradients: bool = False
 ) -> tuple[Attention, Tensor]:
     """A capture of the Vision Transformer that `model` is or wraps, and the outputs of `model`.
 
-    options: those of `capture`. Raises ValueError if a wrapper resizes the images, because maps would not fit them.
+    features, gradients: as in `outputs_of` and `capture`. Raises ValueError if a wrapper resizes the images, because
+    maps would not fit them.
     """
-    inner, returned = transformer(model), [None]
-    keep = (
-        inner.register_forward_hook,
-        lambda _, args, output: returned.append(getattr(output, "logits", output)),
-    )
-    with thread_hooks([keep]), capture(model, **options) as attn:
-        output = outputs_of(model, images, features)
+    inner = transformer(model)
     if inner is model:
+        with capture(model, gradients=gradients) as attn:
+            output = outputs_of(model, images, features)
         return attn, output
-    if returned[-1] is output:
+    inner_outputs = [None]
+
+    def append(_, args: tuple, output: object) -> None:
+        inner_outputs.append(getattr(output, "logits", output))
+
+    with (
+        thread_hooks([(inner.register_forward_hook, append)]),
+        capture(model, gradients=gradients) as attn,
+    ):
+        output = outputs_of(model, images, features)
+    if inner_outputs[-1] is output:
         require_classes(inner)
     if attn.grid.image != tuple(images.shape[-2:]):
         raise ValueError(
@@ -221,7 +255,7 @@ def captured(
 
 
 @contextlib.contextmanager
-def explaining(
+def explanation_mode(
     model: nn.Module, *, gradients: bool = True, constants: Constants | None = None
 ) -> Iterator[None]:
     """Run the model in eval mode in this block, with gradients by activations. Restores its mode afterwards.
@@ -233,18 +267,18 @@ def explaining(
     def refuse(where: str) -> None:
         raise UnsupportedModelError(cut_graph(model_name(model), where))
 
-    # Checkpointing would run the blocks again, in the threads of the backward pass.
-    modes = [
-        eval_mode(model),
-        without_checkpointing(transformer(model)),
-        torch.inference_mode(False),
-    ]
-    modes.append(torch.enable_grad() if gradients else torch.no_grad())
-    if gradients:
-        modes += [constants] if constants else [Constants(model), report_cuts(model, refuse)]
     with contextlib.ExitStack() as stack:
-        for mode in modes:
-            stack.enter_context(mode)
+        stack.enter_context(eval_mode(model))
+        # Checkpointing would run the blocks again, in the threads of the backward pass.
+        stack.enter_context(without_checkpointing(transformer(model)))
+        stack.enter_context(torch.inference_mode(False))
+        if not gradients:
+            stack.enter_context(torch.no_grad())
+        else:
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(constants or Constants(model))
+            if constants is None:
+                stack.enter_context(report_cuts(model, refuse))
         yield
 
 
@@ -254,7 +288,7 @@ def require_layers(model: nn.Module, target: Target, reached: Tensor) -> None:
     reached: (L, B), as `attn.has_gradient()`.
     """
     for layer, image in (~reached).nonzero()[:1].tolist():
-        raise ValueError(no_gradient(model_name(model), target.called(image), layer))
+        raise ValueError(no_gradient(model_name(model), target.label(image), layer))
 
 
 class Constants(TorchFunctionMode):
@@ -265,17 +299,19 @@ class Constants(TorchFunctionMode):
         self.parameters = {id(p): p for p in model.parameters()}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = {name: self._constant(value) for name, value in (kwargs or {}).items()}
-        return func(*map(self._constant, args), **kwargs)
+        args = [self._detach(value) for value in args]
+        kwargs = {name: self._detach(value) for name, value in (kwargs or {}).items()}
+        return func(*args, **kwargs)
 
-    def _constant(self, value):
+    def _detach(self, value: object) -> object:
+        """A parameter detached, also within lists and tuples. Any other value unchanged."""
         if type(value) in (list, tuple):
-            return type(value)(map(self._constant, value))
+            return type(value)(map(self._detach, value))
         return value.detach() if id(value) in self.parameters else value
 
 
 def rollout(
-    model,
+    model: Explainable,
     images=None,
     target=None,
     *,
@@ -298,7 +334,7 @@ def rollout(
 
 
 def relevance(
-    model,
+    model: Explainable,
     images=None,
     target=None,
     *,
@@ -310,8 +346,9 @@ def relevance(
 
     R starts as the identity and every layer adds R ← R + Ā·R, with Ā = mean over heads of (A ⊙ ∇A)⁺ and ∇A the gradient
     of the target's logit. The map is the read-out's row of R − I, pulled back from the top, r ← r + r·Ā, so R is never
-    formed. I is left out because a mean over patches reads the patches themselves. For a class token this changes
-    nothing. An attention pool is one more layer. Prefix tokens are dropped without rescaling.
+    formed. Without I, paths made only of residual connections are excluded. Otherwise mean pooling would add a constant
+    to every patch. For a class token this changes nothing. An attention pool is one more layer. Prefix tokens are
+    dropped without rescaling.
 
     >>> vitlens.attribution.relevance(model, images, "Egyptian cat", against="tabby").shape
     torch.Size([2, 14, 14])
@@ -322,12 +359,12 @@ def relevance(
     attn = explained(model, images, target, against=against, names=names).attn
     read, moved = _readout(attn, query)
     for layer in reversed(attn):
-        moved = moved + _pulled(layer, read + moved)
+        moved = moved + _pull_back(layer, read + moved)
     return attn.grid.image_map(moved)
 
 
 def gradient_rollout(
-    model,
+    model: Explainable,
     images=None,
     target=None,
     *,
@@ -345,22 +382,23 @@ def gradient_rollout(
       paired with its own gradient.
     * head_fusion="positive": G = mean over heads of (A ⊙ ∇A)⁺, the average of Chefer, Gur and Wolf (CVPR 2021, eq. 13).
 
-    The part that reaches a patch through identities alone is left out, because a mean over patches reads the patches
-    themselves. An attention pool is one more layer, without identity. Prefix tokens are dropped without rescaling.
+    Paths made only of residual connections are excluded. Otherwise mean pooling would add a constant to every patch. An
+    attention pool is one more layer, without identity. Prefix tokens are dropped without rescaling.
 
     >>> vitlens.attribution.gradient_rollout(model, images, "Egyptian cat").shape
     torch.Size([2, 14, 14])
 
     model, images, target, against, names: as in `help(vitlens.attribution)`. query: as in `relevance`.
     """
-    mean_first = {"mean": True, "positive": False}[head_fusion]
+    fuse = {"mean": _positive_mean, "positive": _mean_of_positive}[head_fusion]
     attn = explained(model, images, target, against=against, names=names).attn
     still, moved = _readout(attn, query)  # `still` has passed identities only
     moved /= moved.sum(-1, keepdim=True).clamp_min_(torch.finfo(moved.dtype).tiny)
     for layer in reversed(attn):
-        row, pulled = still + moved, torch.zeros_like(moved)
+        row = still + moved
+        pulled = torch.zeros_like(moved)
         for queries, product in attention_times_gradient(layer, row):
-            fused = product.mean(1).clamp_(min=0) if mean_first else product.clamp_(min=0).mean(1)
+            fused = fuse(product)
             total = fused.sum(-1) + 1
             with full_precision(row.device):
                 pulled += torch.einsum("bq,bqk->bk", row[:, queries] / total, fused)
@@ -371,7 +409,7 @@ def gradient_rollout(
 
 
 def attention_gradient(
-    model,
+    model: Explainable,
     images=None,
     target=None,
     *,
@@ -396,10 +434,14 @@ def attention_gradient(
     read, pooled = _readout(attn, query)
     if layer is None and query is None and attn.pool is not None:
         return attn.grid.image_map(pooled)
-    return attn.grid.image_map(_pulled(attn[-1 if layer is None else layer], read + pooled))
+    number = -1 if layer is None else layer
+    row = _pull_back(attn[number], read + pooled)
+    return attn.grid.image_map(row)
 
 
-def legrad(model, images=None, target=None, *, against=None, names=None, first: int = 0) -> Tensor:
+def legrad(
+    model: Explainable, images=None, target=None, *, against=None, names=None, first: int = 0
+) -> Tensor:
     """(B, rows, cols) LeGrad (Bousselham et al., ICCV 2025, arXiv 2404.03214).
 
     The tokens Z_l that leave layer l are read as if it were the last, by the model's final norm, pooling and head:
@@ -414,15 +456,15 @@ def legrad(model, images=None, target=None, *, against=None, names=None, first: 
     model, images, target, against, names: as in `help(vitlens.attribution)`. first: the first layer of the mean. The
     authors' code takes the last two, −2.
     """
-    attn = explained(
-        model, images, target, against=against, names=names, needs=("readings",)
-    ).readings
-    total = [_received(attn[number]) for number in range(layer_number(len(attn), first), len(attn))]
-    return attn.grid.image_map(torch.stack(total).mean(0))
+    run = explained(model, images, target, against=against, names=names, needs=("readings",))
+    attn = run.readings
+    numbers = range(layer_number(len(attn), first), len(attn))
+    total = torch.stack([_gradient_received(attn[number]) for number in numbers])
+    return attn.grid.image_map(total.mean(0))
 
 
 def grad_cam(
-    model, images=None, target=None, *, against=None, names=None, layer: int = -1
+    model: Explainable, images=None, target=None, *, against=None, names=None, layer: int = -1
 ) -> Tensor:
     """(B, rows, cols) Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2) of the input tokens of one layer's attention.
 
@@ -440,9 +482,11 @@ def grad_cam(
     run = explained(
         model, images, target, against=against, names=names, needs=("inputs",), layer=layer
     )
-    grid, parts = run.attn.grid, run.inputs[layer_number(len(run.attn), layer)]
-    wide = torch.promote_types(parts[0].dtype, torch.float32)
-    activation, gradient = (part[:, grid.prefix :].to(wide) for part in parts)
+    grid = run.attn.grid
+    activation, gradient = run.inputs[layer_number(len(run.attn), layer)]
+    wide = torch.promote_types(activation.dtype, torch.float32)
+    activation = activation[:, grid.prefix :].to(wide)
+    gradient = gradient[:, grid.prefix :].to(wide)
     values = (activation * gradient.mean(1, keepdim=True)).sum(-1).clamp_(min=0)
     return values.unflatten(-1, (grid.rows, grid.cols))
 
@@ -455,11 +499,11 @@ def _readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Te
     """
     read = attention.read_row(attn, query)
     pooled = torch.zeros_like(read)
-    if (
-        query is None and attn.pool is not None
-    ):  # latents that the head does not read have no gradient
+    if query is None and attn.pool is not None:
         product = attn.pool.weights() * attn.pool.weights_gradient()
-        pooled[:, attn.grid.tokens - product.shape[-1] :] = product.clamp_(min=0).mean(1).sum(1)
+        first = attn.grid.tokens - product.shape[-1]
+        # The sum is over the latents. Those that the head does not read have no gradient.
+        pooled[:, first:] = _mean_of_positive(product).sum(1)
         read = torch.zeros_like(read)
     return read, pooled
 
@@ -467,34 +511,41 @@ def _readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Te
 def _blocks(layer: Layer, selected: Tensor) -> Iterator[Tensor]:
     """Yield the positions of the selected queries in blocks of rows. selected: (T,) bool."""
     batch, heads, tokens, _ = layer.k.shape
-    size = max(
-        8,
-        attention.BLOCK.get(selected.device.type, attention.BLOCK["cpu"])
-        // (batch * heads * tokens),
-    )
+    block = attention.BLOCK.get(selected.device.type, attention.BLOCK["cpu"])
+    size = max(8, block // (batch * heads * tokens))
     yield from selected.nonzero().flatten().split(size)
 
 
 def attention_times_gradient(layer: Layer, row: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (queries (Q,), A ⊙ ∂score/∂A (B, H, Q, T)) for all queries with a nonzero weight in row, (B, T)."""
     for queries in _blocks(layer, row.ne(0).any(0)):
-        yield queries, layer.logits(queries).softmax(-1).mul_(layer.weights_gradient(queries))
+        weights = layer.logits(queries).softmax(-1)
+        yield queries, weights.mul_(layer.weights_gradient(queries))
 
 
-def _pulled(layer: Layer, row: Tensor) -> Tensor:
+def _positive_mean(product: Tensor) -> Tensor:
+    """(B, Q, T) positive part of the mean over heads, of (B, H, Q, T)."""
+    return product.mean(1).clamp_(min=0)
+
+
+def _mean_of_positive(product: Tensor) -> Tensor:
+    """(B, Q, T) mean over heads of the positive parts, of (B, H, Q, T). Overwrites its argument."""
+    return product.clamp_(min=0).mean(1)
+
+
+def _pull_back(layer: Layer, row: Tensor) -> Tensor:
     """(B, T) row · mean over heads of (A ⊙ ∇A)⁺."""
     pulled = torch.zeros_like(row)
     for queries, product in attention_times_gradient(layer, row):
         with full_precision(row.device):
-            pulled += torch.einsum("bq,bqk->bk", row[:, queries], product.clamp_(min=0).mean(1))
+            pulled += torch.einsum("bq,bqk->bk", row[:, queries], _mean_of_positive(product))
     return pulled
 
 
-def _received(layer: Layer) -> Tensor:
+def _gradient_received(layer: Layer) -> Tensor:
     """(B, T) positive gradient of the attention to each token, mean over heads and queries."""
     total = torch.zeros_like(layer.k[:, 0, :, 0], dtype=layer.wide)
-    for queries in _blocks(
-        layer, layer.gradient.any(-1).any(1).any(0)
-    ):  # the others' gradient is zero
-        total += layer.weights_gradient(queries).clamp_(min=0).mean(1).sum(1)
+    reached = layer.gradient.any(-1).any(1).any(0)  # the other queries' gradient is zero
+    for queries in _blocks(layer, reached):
+        total += _mean_of_positive(layer.weights_gradient(queries)).sum(1)
     return total / layer.q.shape[-2]

@@ -10,13 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens.attribution.maps import captured, checked, explained, explaining, outputs_of
-from vitlens.attribution.target import of_features, resolved
+from vitlens.attribution.maps import (
+    explained,
+    explanation_mode,
+    outputs_of,
+    prepare_inputs,
+    run_with_capture,
+)
+from vitlens.attribution.target import Target, of_features, resolve_target
 from vitlens.recorder.grid import TokenGrid
 
 
@@ -33,12 +40,14 @@ class OneImage:
     grid: TokenGrid
 
     @torch.no_grad()
-    def seen(self, covers: Tensor, internal_batch_size: int) -> Tensor:
-        """(N,) scores of the image. Patches that are 0 in covers, (N, P), show the baseline."""
-        pixels, scores = self.grid.pixel_patches(self.image.device)[None], []
-        for part in covers.to(self.image).split(internal_batch_size):
-            seen = part[:, pixels]
-            scores.append(self.scores(seen * self.image + (1 - seen) * self.blank)[:, 0])
+    def scores_with_covers(self, covers: Tensor, internal_batch_size: int) -> Tensor:
+        """(N,) scores of the image with covered patches. covers: (N, P), 1 for a patch that shows the baseline."""
+        patch_of_pixel = self.grid.pixel_patches(self.image.device)[None]
+        scores = []
+        for part in (1 - covers).to(self.image).split(internal_batch_size):
+            visible = part[:, patch_of_pixel]
+            pixels = visible * self.image + (1 - visible) * self.blank
+            scores.append(self.scores(pixels)[:, 0])
         return torch.cat(scores)
 
 
@@ -67,16 +76,13 @@ def integrated_gradients(
     """
 
     def map_of(one: OneImage) -> Tensor:
-        values = (
-            _captum()
-            .IntegratedGradients(one.scores)
-            .attribute(
-                one.image, one.blank, 0, n_steps=n_steps, internal_batch_size=internal_batch_size
-            )
+        method = _captum().IntegratedGradients(one.scores)
+        values = method.attribute(
+            one.image, one.blank, 0, n_steps=n_steps, internal_batch_size=internal_batch_size
         )
         return _patch_sums(values, one.grid)
 
-    return _each_image(map_of, model, images, target, against, names, baseline, gradients=True)
+    return _map_each_image(map_of, model, images, target, against, names, baseline, gradients=True)
 
 
 def occlusion(
@@ -102,17 +108,22 @@ def occlusion(
     """
 
     def map_of(one: OneImage) -> Tensor:
-        rows, cols = one.grid.rows, one.grid.cols
-        height, width = min(window, rows), min(window, cols)
-        covered = torch.zeros(rows - height + 1, cols - width + 1, rows, cols)
-        for top, left in np.ndindex(*covered.shape[:2]):
-            covered[top, left, top : top + height, left : left + width] = 1
-        covered = covered.flatten(2).flatten(0, 1)
-        scores = one.seen(torch.cat([torch.ones(1, rows * cols), 1 - covered]), internal_batch_size)
-        covered = covered.to(scores)
-        return ((scores[0] - scores[1:]) @ covered / covered.sum(0))[None]
+        rows = one.grid.rows
+        cols = one.grid.cols
+        height = min(window, rows)
+        width = min(window, cols)
+        covers = torch.zeros(rows - height + 1, cols - width + 1, rows, cols)
+        for top, left in np.ndindex(*covers.shape[:2]):
+            covers[top, left, top : top + height, left : left + width] = 1
+        covers = covers.view(-1, rows * cols)
+        nothing = torch.zeros(1, rows * cols)
+        scores = one.scores_with_covers(torch.cat([nothing, covers]), internal_batch_size)
+        losses = scores[0] - scores[1:]
+        covers = covers.to(scores)
+        means = losses @ covers / covers.sum(0)
+        return means[None]
 
-    return _each_image(map_of, model, images, target, against, names, baseline)
+    return _map_each_image(map_of, model, images, target, against, names, baseline)
 
 
 def _captum():
@@ -125,7 +136,7 @@ def _captum():
     return captum.attr
 
 
-def _each_image(
+def _map_each_image(
     map_of: Callable[[OneImage], Tensor],
     model: nn.Module,
     images: Tensor,
@@ -139,39 +150,40 @@ def _each_image(
 
     gradients: require that gradients reach every layer and that the score has a slope.
     """
-    model, images, target, against = checked(model, images, target, against)
-    with explaining(model):
+    model, images, target, against = prepare_inputs(model, images, target, against)
+    with explanation_mode(model):
         with torch.no_grad():
-            one, *others = images.split(1)
-            attn, output = captured(model, one, of_features(target))
-            output = torch.cat(
-                [output, *(outputs_of(model, other, of_features(target)) for other in others)]
-            )
-        target = resolved(model, output, target, against, names)
+            first, *others = images.split(1)
+            attn, output = run_with_capture(model, first, of_features(target))
+            outputs = [outputs_of(model, other, of_features(target)) for other in others]
+            output = torch.cat([output, *outputs])
+        target = resolve_target(model, output, target, against, names)
         if gradients:
-            explained(
-                model, images[:1], target.of(torch.zeros(1, dtype=torch.long, device=images.device))
-            )
+            number = torch.zeros(1, dtype=torch.long, device=images.device)
+            explained(model, images[:1], target.of(number))  # raises if a layer has no gradient
             target.require_slope(output)
         wide = images.to(torch.promote_types(images.dtype, torch.float32))
         blanks = torch.as_tensor(baseline).detach().to(wide).expand_as(wide)
         maps = []
         for index in range(len(images)):
-
-            def scores(pixels: Tensor, index: int = index) -> Tensor:
-                output = outputs_of(model, pixels.to(images.dtype), target.of_features).to(
-                    pixels.dtype
-                )
-                return target.of(torch.full((len(pixels),), index, device=pixels.device)).score(
-                    output
-                )[:, None]
-
+            score = partial(_scores_of, model, target, index, images.dtype)
             chosen = slice(index, index + 1)
-            maps.append(map_of(OneImage(wide[chosen], blanks[chosen], scores, attn.grid)).detach())
+            one = OneImage(wide[chosen], blanks[chosen], score, attn.grid)
+            maps.append(map_of(one).detach())
     return torch.cat(maps).to(wide).unflatten(-1, (attn.grid.rows, attn.grid.cols))
+
+
+def _scores_of(
+    model: nn.Module, target: Target, image: int, dtype: torch.dtype, pixels: Tensor
+) -> Tensor:
+    """(B, 1) scores of pixels, (B, C, H, W), for the target of one image. The model runs in `dtype`."""
+    output = outputs_of(model, pixels.to(dtype), target.of_features).to(pixels.dtype)
+    numbers = torch.full((len(pixels),), image, device=pixels.device)
+    return target.of(numbers).score(output)[:, None]
 
 
 def _patch_sums(values: Tensor, grid: TokenGrid) -> Tensor:
     """(B, P) sums of pixel values (B, C, H, W) over the channels and pixels of each patch."""
-    pixels, patches = values.sum(1).flatten(1), grid.pixel_patches(values.device).flatten()
+    pixels = values.sum(1).flatten(1)
+    patches = grid.pixel_patches(values.device).flatten()
     return pixels.new_zeros(len(pixels), grid.patches).index_add_(1, patches, pixels)

@@ -13,6 +13,20 @@ _ARGUMENTS = ("model", "images", "target", "against", "names")
 
 
 @dataclass(frozen=True)
+class Imported:
+    """A function of a module that is imported on the first call. address: "module:name"."""
+
+    address: str
+
+    def load(self) -> Callable:
+        module, name = self.address.split(":")
+        return getattr(importlib.import_module(module), name)
+
+    def __call__(self, *args, **options):
+        return self.load()(*args, **options)
+
+
+@dataclass(frozen=True)
 class Method:
     """An attribution method. Calling it calls its function.
 
@@ -22,24 +36,23 @@ class Method:
     name: in Python and on the command line. title: in figures and lists. needs: "capture", "gradients", "readings" or
     "inputs" for a method that takes an `Explained` made with these, "model" for one that runs the model once itself,
     "pixels" or "patches" for one that runs it many times, with gradients by the pixels or with patches covered. cost:
-    of one map, in words. source: the function, or the module from which its first call imports it. quick: True for the
-    defaults of `explain`. forwards_per_patch: forwards that each patch adds to the cost.
+    of one map, in words. source: the function, which may be `Imported`. quick: True for the defaults of `explain`.
+    forwards_per_patch: forwards that each patch adds to the cost.
     """
 
     name: str
     title: str
     needs: str
     cost: str
-    source: str | Callable
+    source: Callable
     quick: bool = False
     forwards_per_patch: int = 0
 
     @property
     def function(self) -> Callable:
-        if callable(self.source):
-            return self.source
-        module, _, name = self.source.partition(":")
-        return getattr(importlib.import_module(module), name or self.name)
+        if isinstance(self.source, Imported):
+            return self.source.load()
+        return self.source
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
@@ -81,51 +94,110 @@ def methods(names: Iterable[str] | None = None) -> dict[str, Method]:
     """
     if names is None:
         return {name: method for name, method in METHODS.items() if method.quick}
+    names = list(names)
     texts = [f"{method.name} {method.title}" for method in METHODS.values()]
-    for name in (names := list(names)):
+    for name in names:
         require_known(name, METHODS, "A method", texts)
     return {name: METHODS[name] for name in names}
 
 
 _ONCE = "one forward and one backward, shared by all that need no more"
-_MAPS, _CAPTUM = "vitlens.attribution.maps", "vitlens.attribution.pixels"
-for _row in (
-    Method("relevance", "relevance (Chefer et al. 2021)", "gradients", _ONCE, _MAPS, quick=True),
-    Method("gradient_rollout", "gradient rollout", "gradients", _ONCE, _MAPS, quick=True),
-    Method("legrad", "LeGrad", "readings", f"{_ONCE}, and half a backward", _MAPS, quick=True),
-    Method("attention_gradient", "attention × gradient", "gradients", _ONCE, _MAPS, quick=True),
-    Method("grad_cam", "Grad-CAM", "inputs", _ONCE, _MAPS, quick=True),
+
+register(
+    Method(
+        "relevance",
+        "relevance (Chefer et al. 2021)",
+        "gradients",
+        _ONCE,
+        Imported("vitlens.attribution.maps:relevance"),
+        quick=True,
+    )
+)
+register(
+    Method(
+        "gradient_rollout",
+        "gradient rollout",
+        "gradients",
+        _ONCE,
+        Imported("vitlens.attribution.maps:gradient_rollout"),
+        quick=True,
+    )
+)
+register(
+    Method(
+        "legrad",
+        "LeGrad",
+        "readings",
+        f"{_ONCE}, and half a backward",
+        Imported("vitlens.attribution.maps:legrad"),
+        quick=True,
+    )
+)
+register(
+    Method(
+        "attention_gradient",
+        "attention × gradient",
+        "gradients",
+        _ONCE,
+        Imported("vitlens.attribution.maps:attention_gradient"),
+        quick=True,
+    )
+)
+register(
+    Method(
+        "grad_cam",
+        "Grad-CAM",
+        "inputs",
+        _ONCE,
+        Imported("vitlens.attribution.maps:grad_cam"),
+        quick=True,
+    )
+)
+register(
     Method(
         "rollout",
         "rollout, the same for every class",
         "capture",
         "one forward, shared by all",
-        _MAPS,
+        Imported("vitlens.attribution.maps:rollout"),
         quick=True,
-    ),
+    )
+)
+register(
     Method(
         "balanced_gradients",
         "balanced gradient × input (LibraGrad)",
         "model",
         "one forward and one backward",
-        "vitlens.attribution.balanced",
+        Imported("vitlens.attribution.balanced:balanced_gradients"),
         quick=True,
-    ),
-    Method("direct", "direct contributions", "model", "one forward", "vitlens.stream:direct_map"),
+    )
+)
+register(
+    Method(
+        "direct",
+        "direct contributions",
+        "model",
+        "one forward",
+        Imported("vitlens.stream:direct_map"),
+    )
+)
+register(
     Method(
         "integrated_gradients",
         "Integrated Gradients",
         "pixels",
         "50 forwards and backwards",
-        _CAPTUM,
-    ),
+        Imported("vitlens.attribution.pixels:integrated_gradients"),
+    )
+)
+register(
     Method(
         "occlusion",
         "occlusion",
         "patches",
         "a forward for each patch",
-        _CAPTUM,
+        Imported("vitlens.attribution.pixels:occlusion"),
         forwards_per_patch=1,
-    ),
-):
-    register(_row)
+    )
+)

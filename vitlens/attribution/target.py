@@ -27,7 +27,7 @@ from vitlens.recorder.supported import embed_texts, model_name
 
 
 class NothingToExplain(ValueError):
-    """Error for a target without slope: a class contrasted with itself, or an image compared with itself."""
+    """Error for a score with zero gradient: a class minus itself, or an image's similarity to itself."""
 
 
 @dataclass(frozen=True)
@@ -51,37 +51,35 @@ class Target:
     def measures(self) -> Mapping[str, str]:
         """Scores that insertion and deletion may measure, with descriptions. The first is the default."""
         if isinstance(self.function, Similarity):
-            return {"similarity": f"{self.called(0)} ({self.function.unit})"}
+            return {"similarity": f"{self.label(0)} ({self.function.unit})"}
         if self.function is not None:
-            return {"score": self.called(0)}
-        among, less = (
-            ("", "") if self.against is None else (" among the two", " less that of the other")
-        )
+            return {"score": self.label(0)}
+        less = "" if self.against is None else " less that of the other"
         if self.outputs == "value":
             return {"value": f"the value of the output{less}"}
-        logit = {"logit": f"the logit of the class{less}"}
-        if self.outputs == "independent" and self.against is not None:
-            return logit
-        return {"probability": f"the probability of the class{among}"} | logit
+        logit = f"the logit of the class{less}"
+        if self.against is None:
+            return {"probability": "the probability of the class", "logit": logit}
+        if self.outputs == "independent":
+            return {"logit": logit}
+        return {"probability": "the probability of the class among the two", "logit": logit}
 
     def score(self, output: Tensor) -> Tensor:
         """(B,) logits of the classes minus those of the contrast, or scores of the function."""
         if self.function is not None:
             return self.function(output)
-        score = output.gather(-1, self.numbers[:, None])[:, 0]
-        return (
-            score
-            if self.against is None
-            else score - output.gather(-1, self.against[:, None])[:, 0]
-        )
+        score = _of_classes(output, self.numbers)
+        if self.against is None:
+            return score
+        return score - _of_classes(output, self.against)
 
-    def measured(self, output: Tensor, measure: str) -> Tensor:
+    def measure(self, output: Tensor, name: str) -> Tensor:
         """(B,) values of one of the `measures`. With a contrast, the probability is that among the two classes."""
-        if measure != "probability":
+        if name != "probability":
             return self.score(output)
         if self.against is not None:
             return self.score(output).sigmoid()
-        return scores(self.outputs, output).gather(-1, self.numbers[:, None])[:, 0]
+        return _of_classes(scores(self.outputs, output), self.numbers)
 
     def require_slope(self, output: Tensor) -> None:
         """Raise NothingToExplain if a similarity is at its maximum."""
@@ -90,17 +88,22 @@ class Target:
 
     def of(self, images: Tensor) -> Target:
         """The targets of the images with these numbers, (N,)."""
-        numbers, against = (
-            part if part is None else part[images] for part in (self.numbers, self.against)
-        )
-        return replace(self, numbers=numbers, against=against)
+        if self.numbers is None:  # a function is the same for all images
+            return self
+        against = None if self.against is None else self.against[images]
+        return replace(self, numbers=self.numbers[images], against=against)
 
-    def called(self, image: int) -> str:
+    def label(self, image: int) -> str:
+        """The class of an image, or the name of the function, for messages and figures."""
         if self.function is None:
             return f"class {self.numbers[image].item()}"
-        return getattr(self.function, "name", None) or getattr(
-            self.function, "__name__", "the score"
-        )
+        name = getattr(self.function, "name", None)
+        return name or getattr(self.function, "__name__", "the score")
+
+
+def _of_classes(values: Tensor, numbers: Tensor) -> Tensor:
+    """(B,) values of the classes with these numbers, (B,), from (B, classes) values."""
+    return values.gather(-1, numbers[:, None])[:, 0]
 
 
 @dataclass(frozen=True)
@@ -123,15 +126,16 @@ class Similarity:
 
     @property
     def name(self) -> str:
-        return f"the similarity to {self.to}{f' minus that to {self.than}' if self.than else ''}"
+        name = f"the similarity to {self.to}"
+        return f"{name} minus that to {self.than}" if self.than else name
 
-    def bound(self, model: nn.Module) -> Similarity:
+    def bind(self, model: nn.Module) -> Similarity:
         """The same function with its vector in the features of this model."""
         if self.vector is not None:
             return self
         with eval_mode(model), torch.inference_mode(False), torch.no_grad():
             vector = self.embed(model)
-        if not (vector.isfinite().all() and vector.any()):
+        if not vector.isfinite().all() or not vector.any():
             raise ValueError(
                 f"The features of {self.to} are zero or not finite, so nothing is similar to them."
             )
@@ -153,9 +157,11 @@ class Similarity:
 
     def require_slope(self, features: Tensor) -> None:
         """Raise NothingToExplain at a cosine of ±1, whose gradient consists of rounding errors."""
-        unit, vector = _unit(features), self.vector.to(_wide(features))
+        unit = _unit(features)
+        vector = self.vector.to(unit)
         across = vector - (unit @ vector)[:, None] * unit
-        if (across.norm(dim=-1) <= torch.finfo(features.dtype).eps ** 0.5 * vector.norm()).any():
+        rounding = torch.finfo(features.dtype).eps ** 0.5 * vector.norm()
+        if (across.norm(dim=-1) <= rounding).any():
             raise NothingToExplain(
                 f"{self.name} is at its maximum, so every gradient is zero: the image is compared with itself. Give "
                 "another image, or use a method without gradients, such as occlusion."
@@ -173,28 +179,35 @@ def like(images: object, *, name: str = "") -> Similarity:
     default that of the file. A method raises ImageError for a file that is not an image.
     """
     sources = images if isinstance(images, list | tuple) else [images]
-    count = sum(len(source) if isinstance(source, Tensor) else 1 for source in sources)
-    if not name and count > 1:
-        name = f"the mean of {count} images"
-    elif not name:
-        name = Path(sources[0]).name if isinstance(sources[0], str | Path) else "the given image"
+    name = name or _name_of_images(sources)
 
     def embed(model: nn.Module) -> Tensor:
-        size, to = built_size(model), next(model.parameters())
-        batches = [
-            image if isinstance(image, Tensor) else preprocess(model, image, size=size)
-            for image in sources
-        ]
-        return _unit(
-            torch.cat(
-                [_unit(pooled_features(model, batch.detach().to(to))) for batch in batches]
-            ).mean(0)
-        )
+        size = built_size(model)
+        parameter = next(model.parameters())
+        units = []
+        for source in sources:
+            batch = source if isinstance(source, Tensor) else preprocess(model, source, size=size)
+            units.append(_unit(pooled_features(model, batch.detach().to(parameter))))
+        return _unit(torch.cat(units).mean(0))
 
-    shown = [(Path(each).name if isinstance(each, str | Path) else name, each) for each in sources]
-    return Similarity(
-        name, embed, images=tuple(pair for pair in shown if not isinstance(pair[1], Tensor))
-    )
+    shown = []
+    for source in sources:
+        if not isinstance(source, Tensor):
+            shown.append((_file_name(source) or name, source))
+    return Similarity(name, embed, images=tuple(shown))
+
+
+def _name_of_images(sources: Sequence[object]) -> str:
+    """The name of a file, or words for an image without a file or for several images."""
+    count = sum(len(source) if isinstance(source, Tensor) else 1 for source in sources)
+    if count > 1:
+        return f"the mean of {count} images"
+    return _file_name(sources[0]) or "the given image"
+
+
+def _file_name(source: object) -> str:
+    """The name of a file without its directory, or "" for an image from memory."""
+    return Path(source).name if isinstance(source, str | Path) else ""
 
 
 def text(prompt: str, *, tokenizer: Callable | None = None) -> Similarity:
@@ -207,16 +220,20 @@ def text(prompt: str, *, tokenizer: Callable | None = None) -> Similarity:
     prompts to the input of the text tower, by default the model's own. Raises ValueError for a model without a text
     tower, and OSError without a tokenizer.
     """
-    return Similarity(
-        f"“{prompt}”", lambda model: _unit(embed_texts(model, [prompt], tokenizer))[0]
-    )
+
+    def embed(model: nn.Module) -> Tensor:
+        return _unit(embed_texts(model, [prompt], tokenizer))[0]
+
+    return Similarity(f"“{prompt}”", embed)
 
 
 def _wide(features: Tensor) -> Tensor:
+    """The features in float32 or wider."""
     return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 def _unit(features: Tensor) -> Tensor:
+    """The features scaled to length 1, in float32 or wider."""
     return F.normalize(_wide(features), dim=-1)
 
 
@@ -225,7 +242,7 @@ def of_features(target: object) -> bool:
     return getattr(target, "of_features", False)
 
 
-def bound(model: nn.Module, target: object, against: object = None) -> tuple[object, object]:
+def bind_target(model: nn.Module, target: object, against: object = None) -> tuple[object, object]:
     """target and against, with a function and its contrast as one `Target`. Classes are returned unchanged.
 
     Raises ValueError for classes of a model without a classifier.
@@ -235,31 +252,34 @@ def bound(model: nn.Module, target: object, against: object = None) -> tuple[obj
     if not callable(target):
         require_classes(model)
         return target, against
-    one, other = (f.bound(model) if isinstance(f, Similarity) else f for f in (target, against))
-    if other is None:
-        return Target(function=one), None
-    if not callable(other) or of_features(one) != of_features(other):
+    if isinstance(target, Similarity):
+        target = target.bind(model)
+    if isinstance(against, Similarity):
+        against = against.bind(model)
+    if against is None:
+        return Target(function=target), None
+    if not callable(against) or of_features(target) != of_features(against):
         raise ValueError(
             "A contrast is between two classes or between two functions of the same input."
         )
-    if isinstance(one, Similarity) and isinstance(other, Similarity):
-        return Target(function=one - other), None
+    if isinstance(target, Similarity) and isinstance(against, Similarity):
+        return Target(function=target - against), None
 
     def difference(output: Tensor) -> Tensor:
-        return one(output) - other(output)
+        return target(output) - against(output)
 
-    difference.of_features = of_features(one)
+    difference.of_features = of_features(target)
     return Target(function=difference), None
 
 
-def resolved(
+def resolve_target(
     model: nn.Module,
     output: Tensor,
     target: object,
     against: object = None,
     names: Sequence[str] | None = None,
 ) -> Target:
-    """The `Target` for the output (or features) of a model. target, against: as `bound` returns them.
+    """The `Target` for the output (or features) of a model. target, against: as `bind_target` returns them.
 
     Raises ValueError for an output that is not finite, and NothingToExplain for a class contrasted with itself.
     """
@@ -273,13 +293,18 @@ def resolved(
     if isinstance(target, Target):
         return target
     numbers = classes(model, output, target, names)
-    others = None if against is None else classes(model, output, against, names)
-    if others is not None and (same := numbers == others).any():
-        raise NothingToExplain(
-            f"Class {numbers[same][0].item()} cannot be contrasted with itself. Give another class."
-        )
+    others = None
+    if against is not None:
+        others = classes(model, output, against, names)
+        same = numbers[numbers == others]
+        if len(same):
+            raise NothingToExplain(
+                f"Class {same[0].item()} cannot be contrasted with itself. Give another class."
+            )
     kind = output_kind(model)
-    return Target(numbers, others, "value" if kind == "classes" and output.shape[1] == 1 else kind)
+    if kind == "classes" and output.shape[1] == 1:
+        kind = "value"
+    return Target(numbers, others, kind)
 
 
 def classes(
@@ -294,16 +319,14 @@ def classes(
     count, total = logits.shape
     if target is None:
         return logits.argmax(-1)
-    target = (
-        target.tolist() if hasattr(target, "tolist") else target
-    )  # tensors, NumPy's arrays and numbers
+    if hasattr(target, "tolist"):  # tensors, NumPy's arrays and numbers
+        target = target.tolist()
     targets = target if isinstance(target, list | tuple) else [target]
     if names is None and any(isinstance(label, str) for label in targets):
         names = label_names(model, total)
-    known = [
-        _number(model, label, names, total) if isinstance(label, str) else label
-        for label in targets
-    ]
+    known = []
+    for label in targets:
+        known.append(_number(model, label, names, total) if isinstance(label, str) else label)
     try:
         numbers = [operator.index(number) for number in known]
     except TypeError as error:
@@ -312,28 +335,34 @@ def classes(
         raise ValueError(
             f"target must be one class or one for each of {count} images, got {len(numbers)}."
         )
-    if outside := [number for number in numbers if not 0 <= number < total]:
-        raise ValueError(f"{model_name(model)} has classes 0 to {total - 1}, got {outside[0]}.")
+    for number in numbers:
+        if not 0 <= number < total:
+            raise ValueError(f"{model_name(model)} has classes 0 to {total - 1}, got {number}.")
     return torch.tensor(numbers, device=logits.device).expand(count)
 
 
 def _number(model: nn.Module, name: str, names: Sequence[str] | None, total: int) -> int:
     """The number of a class by its whole name, one of its synonyms, or its number as a string."""
     key = name.strip().lower()
-    labels = [label.lower() for label in names or ()]
-    synonyms = [[part.strip() for part in label.split(",")] for label in labels]
-    numbers = [i for i, label in enumerate(labels) if label == key]
-    numbers = numbers or [i for i, parts in enumerate(synonyms) if key in parts]
+    labels = names or ()
+    numbers = [number for number, label in enumerate(labels) if label.lower() == key]
+    if not numbers:
+        numbers = [number for number, label in enumerate(labels) if key in _synonyms(label.lower())]
     if len(numbers) == 1:
         return numbers[0]
-    if not numbers and key.removeprefix("-").isdecimal():
+    numeric = f" Give a number from 0 to {total - 1}."
+    if numbers:
+        raise ValueError(
+            f"{model_name(model)} has several classes called {name!r}, {numbers}.{numeric}"
+        )
+    if key.removeprefix("-").isdecimal():
         return int(key)
-    problem = (
-        f"has several classes called {name!r}, {numbers}"
-        if numbers
-        else f"has no class called {name!r}"
-    )
-    close = [] if numbers else [part.strip() for label in names or () for part in label.split(",")]
-    hint = suggestion(name, close) or f" Give a number from 0 to {total - 1}."
+    known = [synonym for label in labels for synonym in _synonyms(label)]
     unnamed = "" if names else " Its classes have no names."
-    raise ValueError(f"{model_name(model)} {problem}.{unnamed}{hint}")
+    hint = suggestion(name, known) or numeric
+    raise ValueError(f"{model_name(model)} has no class called {name!r}.{unnamed}{hint}")
+
+
+def _synonyms(label: str) -> list[str]:
+    """The names of a class, which ImageNet separates by commas."""
+    return [synonym.strip() for synonym in label.split(",")]

@@ -53,11 +53,15 @@ def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
     'trilobite'
     """
     model = module_with_facts(model, "label_names")
-    names, classes = supported.label_names(model), class_count(model)
-    count = classes if count is None else count
+    names = supported.label_names(model)
+    classes = class_count(model)
+    if count is None:
+        count = classes
     if names is None and count == classes == 1000:
-        names = [*_imagenet_names()]
-    return names if names is not None and count in (None, len(names)) else None
+        names = list(_imagenet_names())
+    if names is None or count not in (None, len(names)):
+        return None
+    return names
 
 
 @functools.cache
@@ -76,12 +80,17 @@ def output_kind(model: nn.Module) -> str:
     'classes'
     """
     model = module_with_facts(model, "outputs", "config")
+    own = getattr(model, "outputs", None)
+    if own in OUTPUTS:
+        return own
     card = card_of(model)
-    for kind in (getattr(model, "outputs", None), card.outputs if card else None):
-        if kind in OUTPUTS:
-            return kind
-    problem = getattr(getattr(model, "config", None), "problem_type", None)
-    return _PROBLEMS.get(problem, "value" if class_count(model) == 1 else "classes")
+    if card is not None and card.outputs in OUTPUTS:
+        return card.outputs
+    config = getattr(model, "config", None)
+    problem = getattr(config, "problem_type", None)
+    if problem in _PROBLEMS:
+        return _PROBLEMS[problem]
+    return "value" if class_count(model) == 1 else "classes"
 
 
 def scores(model: nn.Module | str, logits: Tensor) -> Tensor:
@@ -96,7 +105,9 @@ def scores(model: nn.Module | str, logits: Tensor) -> Tensor:
     kind = model if isinstance(model, str) else output_kind(model)
     if kind == "classes" and logits.shape[-1] > 1:
         return logits.softmax(-1)
-    return logits.sigmoid() if kind == "independent" else logits
+    if kind == "independent":
+        return logits.sigmoid()
+    return logits
 
 
 def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple[str, float]]]:
@@ -112,5 +123,8 @@ def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple
         raise ValueError(f"Expected logits of shape (B, classes), got {tuple(logits.shape)}.")
     names = label_names(model, logits.shape[-1])
     values, classes = scores(model, logits).topk(min(k, logits.shape[-1]))
-    labels = [[names[c] if names else str(c) for c in row] for row in classes.tolist()]
-    return [[*zip(*pair, strict=True)] for pair in zip(labels, values.tolist(), strict=True)]
+    best = []
+    for numbers, row in zip(classes.tolist(), values.tolist(), strict=True):
+        labels = [names[number] if names else str(number) for number in numbers]
+        best.append(list(zip(labels, row, strict=True)))
+    return best

@@ -15,10 +15,10 @@ import timm
 import torch
 from torch import nn
 
-from vitlens.models.checkpoints import fill, report, require_patches
+from vitlens.models.checkpoints import fill, print_note, require_patches
 from vitlens.models.classes import OUTPUTS
-from vitlens.models.preprocessing import TransformersProcessor, measured
-from vitlens.names import reject, require_known, suggestion
+from vitlens.models.preprocessing import TransformersProcessor, measure_preprocessing
+from vitlens.names import require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
 from vitlens.recorder.supported import family, input_channels
@@ -27,6 +27,9 @@ from vitlens.recorder.supported.card import card_of, write_card
 
 SPECIMEN = Path(__file__).parent.parent.parent / "data" / "checkpoints" / "vit_tiny_patch16_224"
 """Folder of the bundled model, in a clone of the project."""
+
+_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json")
+"""Names of files that stand for the model in their folder."""
 
 _PREPROCESSING = ("input_size", "interpolation", "crop_pct", "mean", "std")
 
@@ -61,35 +64,17 @@ def load_model(
             "model, such as vit_tiny_patch16_224."
         )
     name = str(SPECIMEN if name_or_path is None else name_or_path).removeprefix("local-dir:")
-    is_file = Path(name).name in (
-        "config.json",
-        "model.safetensors",
-        "model.safetensors.index.json",
-    )
-    folder = Path(name).parent if is_file else Path(name)
-    library, _, rest = name.partition(":")
+    folder = Path(name).parent if Path(name).name in _FILES else Path(name)
     try:
-        if library == "open_clip":
-            model = _open_clip(rest, pretrained, checkpoint, **kwargs)
-        elif checkpoint is not None:
-            model = fill(
-                load_model(name_or_path, pretrained=False, **kwargs), Path(checkpoint), kwargs
-            )
-        elif library == "hf" or folder.is_dir() and _is_transformers(folder):
-            model = _transformers(rest if library == "hf" else str(folder), pretrained, **kwargs)
-        elif library == "torchvision":
-            model = _torchvision(rest, pretrained, **kwargs)
-        elif name and folder.is_dir():
-            model = _folder(folder, pretrained, **kwargs)
-        else:
-            model = _timm(name, pretrained, **kwargs)
+        model = _open(name, folder, pretrained, checkpoint, kwargs)
     except (ValueError, ModuleNotFoundError):
         raise
     except Exception as error:
         text = " ".join(str(error).split())[:400].rstrip(".!")
-        kind = ConnectionError if not Path(name).exists() and _is_hub_error(error) else ValueError
-        advice = " Check the network, or open a folder" if kind is ConnectionError else ""
-        raise kind(f"{name} cannot be opened ({type(error).__name__}: {text}).{advice}") from error
+        sentence = f"{name} cannot be opened ({type(error).__name__}: {text})."
+        if not Path(name).exists() and _is_hub_error(error):
+            raise ConnectionError(f"{sentence} Check the network, or open a folder") from error
+        raise ValueError(sentence) from error
     card = card_of(model)
     kind = outputs or (card.outputs if card else None)
     if kind is not None:
@@ -101,17 +86,42 @@ def load_model(
     return model.eval()
 
 
+def _open(
+    name: str,
+    folder: Path,
+    pretrained: bool,
+    checkpoint: str | os.PathLike | None,
+    kwargs: dict,
+) -> nn.Module:
+    """A model by the library that its name begins with, from its folder, or of timm."""
+    library, _, rest = name.partition(":")
+    if library == "open_clip":
+        return _from_open_clip(rest, pretrained, checkpoint, **kwargs)
+    if checkpoint is not None:
+        model = load_model(name, pretrained=False, **kwargs)
+        return fill(model, Path(checkpoint), kwargs)
+    if library == "hf":
+        return _from_transformers(rest, pretrained, **kwargs)
+    if folder.is_dir() and _is_transformers(folder):
+        return _from_transformers(str(folder), pretrained, **kwargs)
+    if library == "torchvision":
+        return _from_torchvision(rest, pretrained, **kwargs)
+    if name and folder.is_dir():
+        return _from_folder(folder, pretrained, **kwargs)
+    return _from_timm(name, pretrained, **kwargs)
+
+
 def short(name: str) -> str:
     """The last part of a path, or RUN/model for the model of a run, so that results contain no local paths.
 
     >>> vitlens.models.opening.short("vit_tiny_patch16_224"), vitlens.models.opening.short("/home/me/runs/digits/model")
     ('vit_tiny_patch16_224', 'digits/model')
     """
-    if not name or not (
-        Path(name).exists() or Path(name).is_absolute()
-    ):  # Path("") is the current folder
+    path = Path(name)
+    is_path = path.exists() or path.is_absolute()
+    if not name or not is_path:  # Path("") is the current folder
         return name
-    path = Path(name).resolve()
+    path = path.resolve()
     return f"{path.parent.name}/model" if path.name == "model" else path.name
 
 
@@ -125,99 +135,83 @@ def _is_hub_error(error: BaseException | None) -> bool:
     return False
 
 
-def _timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
-    if (
-        os.sep in name
-        or name.startswith((".", "hf-hub:", "hf_hub:"))
-        or not timm.is_model(name.split(".")[0])
-    ):
-        from torchvision.models import list_models
-
-        if Path(name).is_file():
-            known = stem if timm.is_model(stem := Path(name).stem) else "vit_tiny_patch16_224"
-            raise ValueError(
-                f"{name} is a file, not a model. Weights need the name of their model, too: {known} with "
-                f"checkpoint={name} (on the command line --checkpoint)."
-            )
-        owner, _, rest = name.removeprefix("hf-hub:").removeprefix("hf_hub:").partition("/")
-        if name in list_models():
-            hint = f" Did you mean torchvision:{name}?"
-        elif owner == "timm" and timm.is_model(rest.split(".")[0]):
-            hint = f" Did you mean {rest}?"
-        elif re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", f"{owner}/{rest}"):
-            hint = (
-                f" Did you mean {'open_clip' if owner.startswith('ViT-') else 'hf'}:{owner}/{rest}?"
-            )
-        else:
-            hint = "" if os.sep in name else suggestion(name, sorted(timm.list_models(), key=len))
-        raise ValueError(
-            f"{name!r} matches no file or folder, and timm {timm.__version__} has no model of that name."
-            f"{hint}"
-        )
+def _from_timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
+    """A model of timm by its name."""
+    elsewhere = os.sep in name or name.startswith((".", "hf-hub:", "hf_hub:"))
+    if elsewhere or not timm.is_model(name.split(".")[0]):
+        raise _unknown_name(name)
     model = timm.create_model(name, pretrained=pretrained, **kwargs)
     if pretrained and "patch_size" in kwargs:
+        others = {k: v for k, v in kwargs.items() if k not in ("patch_size", "img_size")}
         with torch.device("meta"):
-            plain = timm.create_model(
-                name, **{k: v for k, v in kwargs.items() if k not in ("patch_size", "img_size")}
-            )
-        require_patches({key: value.shape for key, value in plain.named_parameters()}, model, name)
+            published = timm.create_model(name, **others)
+        shapes = {key: value.shape for key, value in published.named_parameters()}
+        require_patches(shapes, model, name)
     return model
 
 
-def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
+def _unknown_name(name: str) -> ValueError:
+    """Error for a name that is no model's, with names that may be meant."""
+    from torchvision.models import list_models
+
+    path = Path(name)
+    if path.is_file():
+        known = path.stem if timm.is_model(path.stem) else "vit_tiny_patch16_224"
+        return ValueError(
+            f"{name} is a file, not a model. Weights need the name of their model, too: {known} with "
+            f"checkpoint={name} (on the command line --checkpoint)."
+        )
+    owner, _, rest = name.removeprefix("hf-hub:").removeprefix("hf_hub:").partition("/")
+    if name in list_models():
+        hint = f" Did you mean torchvision:{name}?"
+    elif owner == "timm" and timm.is_model(rest.split(".")[0]):
+        hint = f" Did you mean {rest}?"
+    elif re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", f"{owner}/{rest}"):
+        library = "open_clip" if owner.startswith("ViT-") else "hf"
+        hint = f" Did you mean {library}:{owner}/{rest}?"
+    elif os.sep in name:
+        hint = ""
+    else:
+        hint = suggestion(name, sorted(timm.list_models(), key=len))
+    return ValueError(
+        f"{name!r} matches no file or folder, and timm {timm.__version__} has no model of that name."
+        f"{hint}"
+    )
+
+
+def _from_folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
     """A model in timm's hub layout."""
-    config_file, weights_file = folder / "config.json", folder / "model.safetensors"
-    adapter = folder / "adapter_config.json"
-    if adapter.is_file() and not config_file.is_file():
-        base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
-        raise ValueError(
-            f"{folder} holds a LoRA adapter of {base}, not a model. Open {base} with its library and "
-            "peft, call merge_and_unload(), and save the result."
-        )
-    if (folder / "recipe.json").is_file() and not config_file.is_file():
-        found = (folder / "model" / "config.json").is_file()
-        raise ValueError(
-            f"{folder} is the folder of a training run. "
-            + (
-                f"Its model is {folder / 'model'}."
-                if found
-                else f"It has no model yet: `vitlens train --resume --out {folder}` continues the run, and "
-                "--export writes the model of a stopped one."
-            )
-        )
-    if absent := [file.name for file in (config_file, weights_file) if not file.is_file()]:
-        raise ValueError(
-            f"The folder {folder} has no {absent[0]}. A model folder holds config.json and "
-            "model.safetensors. A file of weights alone goes to checkpoint= (--checkpoint), with the name "
-            "of its model."
-        )
+    config_file = folder / "config.json"
+    weights_file = folder / "model.safetensors"
+    _require_model_folder(folder, config_file, weights_file)
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
-        settings, architecture = config.get("pretrained_cfg") or config, str(config["architecture"])
+        settings = config.get("pretrained_cfg") or config
+        architecture = str(config["architecture"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{config_file} is not a model's configuration ({type(error).__name__}: {error})."
         ) from error
-    if script := config.get("built_by"):
+    script = config.get("built_by")
+    if script:
         raise ValueError(
             f"{folder} holds a model built by {script}. Build it there, then load model.safetensors."
         )
     if not timm.is_model(architecture):
         load_plugins("models")
-    if timm.models.parse_model_name(f"local-dir:{folder}")[1] != str(
-        folder
-    ):  # before 1.0.30 it reads an address
+    _, path_in_timm, *_ = timm.models.parse_model_name(f"local-dir:{folder}")
+    if path_in_timm != str(folder):  # before 1.0.30 it reads an address
         raise ValueError(
             f"timm {timm.__version__} opens no folder with # or ? in its path, as in {folder}. Rename it."
         )
+
     # Named, because timm before 1.0.29 may take other weights in the folder for the model's, pickled ones too.
     overlay = kwargs.pop("pretrained_cfg_overlay", {})
     overlay |= {"source": "", "file": str(weights_file), "custom_load": False}
     missing = [key for key in _PREPROCESSING if settings.get(key) is None]
-    default = (
-        timm.get_pretrained_cfg(architecture, allow_unregistered=True)
-        or timm.models.PretrainedCfg()
-    )
+    default = timm.get_pretrained_cfg(architecture, allow_unregistered=True)
+    if default is None:
+        default = timm.models.PretrainedCfg()
     overlay |= {key: getattr(default, key) for key in missing}
     if "input_size" in missing:
         overlay["fixed_input_size"] = default.fixed_input_size
@@ -225,28 +219,19 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
         f"local-dir:{folder}", pretrained, pretrained_cfg_overlay=overlay, **kwargs
     )
     if pretrained:
-        from safetensors import safe_open
-
-        with safe_open(weights_file, "pt") as file:
-            names = file.keys()
-            shapes = {name: file.get_slice(name).get_shape() for name in names}
-            require_patches(shapes, model, weights_file)
+        require_patches(_shapes(weights_file), model, weights_file)
     if missing:
-        if "input_size" in missing and (size := family(model).built_size):
+        size = family(model).built_size
+        if "input_size" in missing and size:
             model.pretrained_cfg["input_size"] = (input_channels(model), *size)
         guess = (
             f"{config_file} has no {', '.join(missing)}; those of timm's {architecture} are used."
         )
         write_card(model, guess=guess)
-        report(guess)
-    names = config.get("label_names") or settings.get("label_names")
-    if isinstance(names, dict) and set(names) == {
-        str(i) for i in range(len(names))
-    }:  # {"0": "tench", …}
-        names = [names[str(i)] for i in range(len(names))]
-    if names and (
-        "num_classes" not in kwargs or len(names) == model.num_classes
-    ):  # not those of another head
+        print_note(guess)
+    names = _listed_names(config.get("label_names") or settings.get("label_names"))
+    # Names for another number of classes are ignored if the caller asked for that number.
+    if names and ("num_classes" not in kwargs or len(names) == model.num_classes):
         if not isinstance(names, list) or len(names) != model.num_classes:
             raise ValueError(
                 f"label_names in {config_file} must be a list of {model.num_classes} names."
@@ -256,6 +241,52 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
     return model
 
 
+def _require_model_folder(folder: Path, config_file: Path, weights_file: Path) -> None:
+    """Raise ValueError for a folder without a model in timm's layout: an adapter, a run, or one with missing files."""
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file() and not config_file.is_file():
+        base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        raise ValueError(
+            f"{folder} holds a LoRA adapter of {base}, not a model. Open {base} with its library and "
+            "peft, call merge_and_unload(), and save the result."
+        )
+    if (folder / "recipe.json").is_file() and not config_file.is_file():
+        model = folder / "model"
+        if (model / "config.json").is_file():
+            advice = f"Its model is {model}."
+        else:
+            advice = (
+                f"It has no model yet: `vitlens train --resume --out {folder}` continues the run, and "
+                "--export writes the model of a stopped one."
+            )
+        raise ValueError(f"{folder} is the folder of a training run. {advice}")
+    for file in (config_file, weights_file):
+        if not file.is_file():
+            raise ValueError(
+                f"The folder {folder} has no {file.name}. A model folder holds config.json and "
+                "model.safetensors. A file of weights alone goes to checkpoint= (--checkpoint), with the name "
+                "of its model."
+            )
+
+
+def _shapes(weights_file: Path) -> dict[str, list[int]]:
+    """Shapes of the weights in a file of safetensors, by name."""
+    from safetensors import safe_open
+
+    with safe_open(weights_file, "pt") as file:
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+
+
+def _listed_names(names):
+    """Names of classes as a list, from one or from {"0": "tench", …}. Other values are returned unchanged."""
+    if not isinstance(names, dict):
+        return names
+    numbers = [str(number) for number in range(len(names))]
+    if set(names) != set(numbers):
+        return names
+    return [names[number] for number in numbers]
+
+
 def _is_transformers(folder: Path) -> bool:
     with suppress(OSError, ValueError, TypeError):
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -263,7 +294,7 @@ def _is_transformers(folder: Path) -> bool:
     return False
 
 
-def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
+def _from_transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
     """A vision model of transformers from the hub or a folder, with safetensors weights and its image processor."""
     _require_library("transformers", "transformers", name)
     import transformers
@@ -273,61 +304,64 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
     config, unused = _here_first(
         transformers.AutoConfig.from_pretrained, name, return_unused_kwargs=True, **kwargs
     )
-    kind = (config.architectures or [""])[0].replace("ViTMAEForPreTraining", "ViTMAEModel")
+    class_name = (config.architectures or [""])[0].replace("ViTMAEForPreTraining", "ViTMAEModel")
     known = sorted(key.rsplit(".", 1)[-1] for key in MODELS)
-    if kind not in known or unused:
-        wrong = (
-            f"the setting {next(iter(unused))}"
-            if unused
-            else f"the class {kind or '(none in config.json)'}"
-        )
+    if class_name not in known or unused:
+        wrong = f"the class {class_name or '(none in config.json)'}"
+        if unused:
+            wrong = f"the setting {next(iter(unused))}"
         raise ValueError(
             f"vitlens does not support {wrong} of {name}. It supports {', '.join(known)} of transformers."
         )
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0
-    kind = getattr(transformers, kind)
-    if not pretrained:
-        model = kind._from_config(config, attn_implementation="sdpa")
-    else:
-        options = dict(
-            config=config,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-        model, info = _here_first(kind.from_pretrained, name, **options)
-        if (missing := info["missing_keys"]) and all(key.startswith("pooler.") for key in missing):
-            model, info = _here_first(
-                kind.from_pretrained, name, **options, add_pooling_layer=False
-            )
-        base = f"{kind.base_model_prefix}."  # a model without a head may get weights with one
-        lists = tuple(
-            f"{path}.".removeprefix(base)
-            for path, part in model.named_modules()
-            if isinstance(part, nn.ModuleList)
-        )
-        beyond = [
-            key for key in info["unexpected_keys"] if key.removeprefix(base).startswith(lists)
-        ]
-        if wrong := sorted(info["missing_keys"]) + sorted(beyond):
-            raise ValueError(
-                f"The weights of {name} do not fit its config.json: {len(wrong)} are missing or have no "
-                f"place, such as {wrong[0]}."
-            )
+    kind = getattr(transformers, class_name)
+    model = _build_transformers(kind, name, config, pretrained)
     write_card(model, architecture=Path(name).name)
     try:
         processor = _here_first(transformers.AutoImageProcessor.from_pretrained, name)
         transform = TransformersProcessor(processor)
-        measured(transform)
+        measure_preprocessing(transform)
         write_card(model, transform=transform)
     except Exception as error:
         if not isinstance(error, OSError) or (Path(name) / "preprocessor_config.json").is_file():
             text = " ".join(str(error).split())[:300]
             raise ValueError(f"The image processor of {name} cannot be used: {text}") from error
-        guess = f"{name} has no image processor; the usual one of {kind.__name__} is used."
+        guess = f"{name} has no image processor; the usual one of {class_name} is used."
         write_card(model, guess=guess)
-        report(guess)
+        print_note(guess)
+    return model
+
+
+def _build_transformers(kind: type, name: str, config, pretrained: bool) -> nn.Module:
+    """A model of a class of transformers, with random weights or with those of its name, which must be complete."""
+    if not pretrained:
+        return kind._from_config(config, attn_implementation="sdpa")
+    options = {
+        "config": config,
+        "attn_implementation": "sdpa",
+        "use_safetensors": True,
+        "output_loading_info": True,
+    }
+    model, info = _here_first(kind.from_pretrained, name, **options)
+    missing = info["missing_keys"]
+    if missing and all(key.startswith("pooler.") for key in missing):
+        options["add_pooling_layer"] = False
+        model, info = _here_first(kind.from_pretrained, name, **options)
+    base = f"{kind.base_model_prefix}."  # a model without a head may get weights with one
+    lists = tuple(
+        f"{path}.".removeprefix(base)
+        for path, part in model.named_modules()
+        if isinstance(part, nn.ModuleList)
+    )
+    unexpected = info["unexpected_keys"]
+    beyond = [key for key in unexpected if key.removeprefix(base).startswith(lists)]
+    wrong = sorted(info["missing_keys"]) + sorted(beyond)
+    if wrong:
+        raise ValueError(
+            f"The weights of {name} do not fit its config.json: {len(wrong)} are missing or have no "
+            f"place, such as {wrong[0]}."
+        )
     return model
 
 
@@ -346,7 +380,7 @@ def _require_library(package: str, extra: str, name: str) -> None:
         )
 
 
-def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Module:
+def _from_open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Module:
     """A CLIP of open_clip by the name of its architecture and, after a slash, of its weights."""
     _require_library("open_clip", "openclip", name)
     import open_clip
@@ -354,20 +388,14 @@ def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Mod
     name, _, tag = name.partition("/")
     if pretrained and checkpoint is None:
         tags = [f"{name}/{known}" for known in open_clip.list_pretrained_tags_by_model(name)]
-        listed = ", ".join(tags) or "no such model"
-        reject(
-            [
-                (
-                    f"{name}/{tag}" not in tags,
-                    f"open_clip has no weights {name}/{tag}. It has {listed}.",
-                )
-            ]
-        )
-    quick = bool((open_clip.get_pretrained_cfg(name, tag) or {}).get("quick_gelu"))
+        if f"{name}/{tag}" not in tags:
+            listed = ", ".join(tags) or "no such model"
+            raise ValueError(f"open_clip has no weights {name}/{tag}. It has {listed}.")
+    published = open_clip.get_pretrained_cfg(name, tag) or {}
     options = {
-        "device": torch.empty(0).device,
-        "force_quick_gelu": quick,
-    } | kwargs  # also the meta device
+        "device": torch.empty(0).device,  # also the meta device
+        "force_quick_gelu": bool(published.get("quick_gelu")),
+    } | kwargs
     if pretrained or checkpoint is not None:
         source = tag if checkpoint is None else str(checkpoint)
         model, transform = open_clip.create_model_from_pretrained(name, source, **options)
@@ -381,7 +409,7 @@ def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Mod
     return model
 
 
-def _torchvision(name: str, pretrained: bool, **kwargs) -> nn.Module:
+def _from_torchvision(name: str, pretrained: bool, **kwargs) -> nn.Module:
     """A Vision Transformer of torchvision with its default weights, or the weights after a slash in its name."""
     from torchvision import models
 

@@ -24,29 +24,29 @@ class TransformersProcessor:
     """An image processor of transformers as a function from an RGB image to (C, H, W)."""
 
     def __init__(self, processor):
-        self.processor, self.interpolation = (
-            processor,
-            Image.Resampling(processor.resample).name.lower(),
-        )
+        self.processor = processor
+        self.interpolation = Image.Resampling(processor.resample).name.lower()
 
     def __call__(self, image: Image.Image) -> Tensor:
-        if hasattr(
-            self.processor, "max_num_patches"
-        ):  # SigLIP 2: one square, so that images make a batch
+        takes_any_shape = hasattr(self.processor, "max_num_patches")  # SigLIP 2
+        if takes_any_shape:  # one square, so that images make a batch
             side = int(self.processor.max_num_patches**0.5) * self.processor.patch_size
             image = image.resize((side, side), self.processor.resample)
         inputs = self.processor(images=image, return_tensors="pt")
         values = inputs["pixel_values"][0]
-        if "spatial_shapes" in inputs:  # SigLIP 2: patches (P, p·q·C)
-            (rows, cols), side = inputs["spatial_shapes"][0].tolist(), self.processor.patch_size
-            patches = (
-                values[: rows * cols].unflatten(1, (side, side, -1)).unflatten(0, (rows, cols))
-            )
+        if "spatial_shapes" in inputs:  # SigLIP 2 returns patches (P, p·q·C)
+            rows, cols = inputs["spatial_shapes"][0].tolist()
+            side = self.processor.patch_size
+            patches = values[: rows * cols].reshape(rows, cols, side, side, -1)
             values = patches.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)
         return values
 
 
-def _crop_box(
+_MAIN, _MINOR = 240, 15
+"""Levels of two ramps in an image of coordinates. The small perpendicular one averages out the rounding to 8 bits."""
+
+
+def _measure_crop(
     transform: Callable[[Image.Image], Tensor], size: tuple[int, int], mode: str = "RGB"
 ) -> tuple[float, float, float, float]:
     """(left, top, right, bottom) of the part that a transform crops from an image of `size` = (width, height) pixels.
@@ -54,38 +54,47 @@ def _crop_box(
     Measured on images whose levels are coordinates. With padding it extends beyond the image. Raises ImageError for
     an aspect ratio over 100, and if the image fills too few rows or columns of the input.
     """
-
-    def transformed(levels) -> np.ndarray:
-        image = Image.fromarray(
-            np.broadcast_to(np.round(levels).astype(np.uint8), size[::-1]).copy()
-        )
-        return transform(image.convert(mode))[0].double().numpy()
-
     width, height = size
     _require_compact(width, height)
-    x, y = (np.linspace(0, 1, side, dtype=np.float32) for side in size)
-    y = y[:, None]
-    low, high = transformed(0), transformed(255)
-    inside = high - low > 0.99 * (high - low).max()  # padding is the same in both
-    # each ramp has a small perpendicular one, which averages out the rounding to 8 bits
-    ramps = (240 * a + 15 * b for a, b in ((x, y), (y, x)))
-    one, other = (255 * (transformed(ramp) - low)[inside] / (high - low)[inside] for ramp in ramps)
+
+    def transformed(levels) -> np.ndarray:
+        """First channel of the transformed image with these levels."""
+        pixels = np.round(levels).astype(np.uint8)
+        image = Image.fromarray(np.broadcast_to(pixels, (height, width)).copy())
+        return transform(image.convert(mode))[0].double().numpy()
+
+    black = transformed(0)
+    white = transformed(255)
+    contrast = white - black
+    inside = contrast > 0.99 * contrast.max()  # padding is the same in both
+
+    x = np.linspace(0, 1, width, dtype=np.float32)
+    y = np.linspace(0, 1, height, dtype=np.float32)[:, None]
+    across = transformed(_MAIN * x + _MINOR * y)
+    down = transformed(_MAIN * y + _MINOR * x)
+    across = 255 * (across - black)[inside] / contrast[inside]
+    down = 255 * (down - black)[inside] / contrast[inside]
+    seen_x = (_MAIN * across - _MINOR * down) * (width - 1)
+    seen_y = (_MAIN * down - _MINOR * across) * (height - 1)
+    seen = np.stack([seen_x, seen_y], 1) / (_MAIN**2 - _MINOR**2)
+
     rows, cols = np.nonzero(inside)
-    middle = np.ones(len(rows), bool)
-    for places in (rows, cols):  # filters have less support at the edges
-        middle &= np.abs(places - (places.min() + places.max()) / 2) <= np.ptp(places) / 4
-    places = np.column_stack([cols + 0.5, rows + 0.5, np.ones(len(rows))])[middle]
-    seen = np.stack(
-        [(240 * one - 15 * other) * (width - 1), (240 * other - 15 * one) * (height - 1)], 1
-    )
-    seen = seen[middle] / (240**2 - 15**2)
-    slopes, _, rank, _ = np.linalg.lstsq(places, seen + 0.5, rcond=None)
+    middle = _in_middle_half(rows) & _in_middle_half(cols)  # filters have less support at the edges
+    places = np.column_stack([cols + 0.5, rows + 0.5, np.ones(len(rows))])
+    slopes, _, rank, _ = np.linalg.lstsq(places[middle], seen[middle] + 0.5, rcond=None)
     if rank < 3:
         raise ImageError(
             f"The model's input shows too little of an image of {width} × {height} pixels. Crop it first."
         )
-    edges = np.array([[0, 0, 1], [inside.shape[1], inside.shape[0], 1]]) @ slopes
-    return tuple(edges.ravel().tolist())
+    input_height, input_width = inside.shape
+    corners = np.array([[0, 0, 1], [input_width, input_height, 1]])
+    return tuple((corners @ slopes).ravel().tolist())
+
+
+def _in_middle_half(places: np.ndarray) -> np.ndarray:
+    """True for places in the middle half of their range."""
+    center = (places.min() + places.max()) / 2
+    return np.abs(places - center) <= np.ptp(places) / 4
 
 
 def _require_compact(width: int, height: int) -> None:
@@ -97,46 +106,51 @@ def _require_compact(width: int, height: int) -> None:
 
 
 @functools.lru_cache(maxsize=32)
-def measured(transform: Callable[[Image.Image], Tensor]) -> dict:
+def measure_preprocessing(transform: Callable[[Image.Image], Tensor]) -> dict:
     """Preprocessing of a library in timm's settings, measured on images.
 
     Uniform images give the mean and the standard deviation. Images of coordinates give `crop_pct` and `crop_mode`.
     """
 
-    def level(value: int) -> Tensor:
-        flat = transform(Image.new("RGB", (256, 256), (value,) * 3)).double()
+    def transformed(level: int) -> Tensor:
+        """Values of the channels in the middle of a transformed uniform image."""
+        flat = transform(Image.new("RGB", (256, 256), (level,) * 3)).double()
         return flat[:, flat.shape[1] // 2, flat.shape[2] // 2]
 
-    black, gray, white = level(0), level(51), level(255)
-    if not torch.allclose(
-        gray, black + (white - black) / 5, atol=1e-3 * float((white - black).abs().max())
-    ):
+    black = transformed(0)
+    gray = transformed(51)  # a fifth of 255
+    white = transformed(255)
+    contrast = white - black
+    if not torch.allclose(gray, black + contrast / 5, atol=1e-3 * float(contrast.abs().max())):
         raise ValueError("Its outputs are not a linear function of the levels of an image.")
-    mean, std = -black / (white - black), 1 / (white - black)
+    mean = -black / contrast
+    std = 1 / contrast
+
     width, height = 320, 240
     channels, rows, cols = transform(Image.new("RGB", (width, height))).shape
-    left, top, right, bottom = _crop_box(transform, (width, height))
-    across, down = (right - left) / cols, (bottom - top) / rows
-    shares = (right - left) / width, (bottom - top) / height
-    mode = (
-        "squash"
-        if abs(across - down) > 0.02 * down
-        else "border"
-        if max(shares) > 1.02
-        else "center"
-    )
-    name = getattr(transform, "interpolation", "bicubic")
+    left, top, right, bottom = _measure_crop(transform, (width, height))
+    share = max((right - left) / width, (bottom - top) / height)
+    pixel_width = (right - left) / cols
+    pixel_height = (bottom - top) / rows
+    if abs(pixel_width - pixel_height) > 0.02 * pixel_height:
+        mode = "squash"
+    elif share > 1.02:
+        mode = "border"
+    else:
+        mode = "center"
+    crop_pct = 1.0 if mode == "border" else min(1.0, round(share * 200) / 200)
+    interpolation = getattr(transform, "interpolation", "bicubic")
     return {
         "input_size": (channels, rows, cols),
         "mean": tuple(mean.tolist()),
         "std": tuple(std.tolist()),
-        "interpolation": getattr(name, "value", name),
+        "interpolation": getattr(interpolation, "value", interpolation),
         "crop_mode": mode,
-        "crop_pct": 1.0 if mode == "border" else min(1.0, round(max(shares) * 200) / 200),
+        "crop_pct": crop_pct,
     }
 
 
-def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
+def library_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
     """Preprocessing by the library of a model, from an RGB image to (C, H, W). None for timm models."""
     model = module_with_facts(model, "pretrained_cfg")
     card = card_of(model)
@@ -144,21 +158,34 @@ def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
         return card.transform
     if vars(model).get("pretrained_cfg"):
         return None
-    tower = getattr(model, "visual", model)
-    if isinstance(settings := getattr(tower, "preprocess_cfg", None), dict):  # open_clip
-        from open_clip.transform import PreprocessCfg, image_transform_v2
-
-        transform = image_transform_v2(PreprocessCfg(**settings), is_train=False)
+    transform = _open_clip_transform(model) or _transformers_transform(model)
+    if transform is not None:
         write_card(model, transform=transform)
-        return transform
-    if origin := getattr(getattr(model, "config", None), "name_or_path", None):
-        with suppress(Exception):  # without a processor on this disk, use that of its class
-            from transformers import AutoImageProcessor
+    return transform
 
-            processor = AutoImageProcessor.from_pretrained(origin, local_files_only=True)
-            transform = TransformersProcessor(processor)
-            write_card(model, transform=transform)
-            return transform
+
+def _open_clip_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
+    """Preprocessing of a model of open_clip, or None for other models."""
+    tower = getattr(model, "visual", model)
+    settings = getattr(tower, "preprocess_cfg", None)
+    if not isinstance(settings, dict):
+        return None
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+
+    return image_transform_v2(PreprocessCfg(**settings), is_train=False)
+
+
+def _transformers_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
+    """Image processor of a model of transformers, or None for other models and without one on this disk."""
+    config = getattr(model, "config", None)
+    origin = getattr(config, "name_or_path", None)
+    if not origin:
+        return None
+    with suppress(Exception):  # without a processor on this disk, use that of its class
+        from transformers import AutoImageProcessor
+
+        processor = AutoImageProcessor.from_pretrained(origin, local_files_only=True)
+        return TransformersProcessor(processor)
     return None
 
 
@@ -172,7 +199,7 @@ def guessed(model: nn.Module) -> str:
     card = card_of(model)
     if card is not None:
         return card.guess
-    if vars(model).get("pretrained_cfg") or _own_transform(model) is not None:
+    if vars(model).get("pretrained_cfg") or library_transform(model) is not None:
         return ""
     return f"{model_name(model)} has no pretrained_cfg, so its preprocessing is a guess: {data_config(model)}."
 
@@ -183,12 +210,10 @@ def built_size(model: nn.Module) -> tuple[int, int] | None:
     >>> vitlens.models.built_size(model)
     (224, 224)
     """
-    transform = _own_transform(model)
-    return (
-        family(inner_transformer(model)).built_size
-        if transform is None
-        else measured(transform)["input_size"][1:]
-    )
+    transform = library_transform(model)
+    if transform is None:
+        return family(inner_transformer(model)).built_size
+    return measure_preprocessing(transform)["input_size"][1:]
 
 
 def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
@@ -200,35 +225,34 @@ def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     >>> vitlens.models.data_config(model)["interpolation"]
     'bilinear'
     """
-    own = _own_transform(model)
+    transform = library_transform(model)
     model = module_with_facts(model, "pretrained_cfg")
-    config = dict(family(model).preprocessing if own is None else measured(own))
+    config = dict(measure_preprocessing(transform) if transform else family(model).preprocessing)
     channels, height, width = config["input_size"]
     if channels not in (1, 3):
         raise ImageError(f"Expected a model with 1 or 3 input channels, got one with {channels}.")
-    height, width = size or (height, width)
-    if channels == 1:
-        config.update({key: (float(np.mean(config[key])),) for key in ("mean", "std")})
     for key in ("mean", "std"):
+        if channels == 1:
+            config[key] = (float(np.mean(config[key])),)
         if np.size(config[key]) not in (1, channels):
             raise ImageError(
                 f"Expected {channels} numbers as the {key} of {model_name(model)}, got {config[key]!r}."
             )
-    return config | {"input_size": (channels, height, width)}
+    config["input_size"] = (channels, *(size or (height, width)))
+    return config
 
 
-def _transform(
+def _make_transform(
     model: nn.Module, size: tuple[int, int] | None = None, whole: bool = False
-) -> Callable:
+) -> Callable[[Image.Image], Tensor]:
     """A function from a PIL image to the model's input (C, H, W)."""
-    config, own = data_config(model, size), _own_transform(model)
-    squashed = config["crop_mode"] == "squash" and config["crop_pct"] == 1
-    if (
-        own is not None
-        and config["input_size"] == measured(own)["input_size"]
-        and (squashed or not whole)
-    ):
-        return own
+    config = data_config(model, size)
+    transform = library_transform(model)
+    if transform is not None:
+        own_size = measure_preprocessing(transform)["input_size"]
+        shows_whole = config["crop_mode"] == "squash" and config["crop_pct"] == 1
+        if config["input_size"] == own_size and (shows_whole or not whole):
+            return transform
     if whole:
         config.update(crop_mode="squash", crop_pct=1.0)
     return create_transform(**config, is_training=False)
@@ -260,32 +284,51 @@ def preprocess(
     >>> vitlens.models.preprocess(model, [cat, cat]).shape
     torch.Size([2, 3, 224, 224])
     """
-    transform, config = _transform(model, size, whole), data_config(model, size)
-    channels, *sides = config["input_size"]
-    images = [*images.values()] if isinstance(images, dict) else images
-    if isinstance(images, str | os.PathLike) and os.path.isdir(images):
-        images = [file for _, file in image_files(Path(images), on_note)]
-    sources = images if isinstance(images, (list, tuple)) else [images]
+    transform = _make_transform(model, size, whole)
+    config = data_config(model, size)
+    mode = _image_mode(config)
+    sources = _listed(images, on_note)
     if not sources:
         raise ImageError("Expected an image or several, got none.")
     loaded = [load_image(source, on_note=on_note) for source in sources]
     for source, image in zip(sources, loaded, strict=True):
-        width, height = image.size
-        _require_compact(width, height)
-        scales = [length / side for length, side in zip((height, width), sides, strict=True)]
-        seen = (min(scales) * config["crop_pct"]) ** 2 / (
-            scales[0] * scales[1]
-        )  # share of the image
-        if on_note is not None and seen < 0.5 and config["crop_mode"] == "center" and not whole:
-            name = Path(source).name if isinstance(source, str | os.PathLike) else "An image"
-            on_note(
-                f"{name} of {width} × {height} pixels is cropped: the model sees the middle {seen:.0%} of it."
-            )
-    if on_note is not None and (sentence := guessed(model)):
-        on_note(sentence)
-    return torch.stack(
-        [transform(image.convert("L" if channels == 1 else "RGB")) for image in loaded]
-    )
+        _require_compact(*image.size)
+        if on_note is not None and config["crop_mode"] == "center" and not whole:
+            _note_crop(source, image, config, on_note)
+    guess = guessed(model)
+    if on_note is not None and guess:
+        on_note(guess)
+    return torch.stack([transform(image.convert(mode)) for image in loaded])
+
+
+def _listed(images, on_note: Callable[[str], None] | None) -> list | tuple:
+    """The sources of images in an argument of `preprocess`: an image, a folder, a list or a dictionary."""
+    if isinstance(images, dict):
+        return list(images.values())
+    if isinstance(images, str | os.PathLike) and os.path.isdir(images):
+        return [file for _, file in image_files(Path(images), on_note)]
+    if isinstance(images, list | tuple):
+        return images
+    return [images]
+
+
+def _image_mode(config: dict) -> str:
+    """Mode of the PIL images that a model takes."""
+    return "L" if config["input_size"][0] == 1 else "RGB"
+
+
+def _note_crop(source, image: Image.Image, config: dict, on_note: Callable[[str], None]) -> None:
+    """Call `on_note` with a sentence if the model's input shows less than half of an image."""
+    width, height = image.size
+    _, input_height, input_width = config["input_size"]
+    down = height / input_height
+    across = width / input_width
+    seen = (min(down, across) * config["crop_pct"]) ** 2 / (down * across)
+    if seen < 0.5:
+        name = Path(source).name if isinstance(source, str | os.PathLike) else "An image"
+        on_note(
+            f"{name} of {width} × {height} pixels is cropped: the model sees the middle {seen:.0%} of it."
+        )
 
 
 def crop_box(
@@ -299,9 +342,9 @@ def crop_box(
     >>> [round(edge) for edge in vitlens.models.crop_box(model, cat)]
     [75, 0, 376, 300]
     """
-    config = data_config(model, size)
-    mode = "L" if config["input_size"][0] == 1 else "RGB"
-    return _crop_box(_transform(model, size, whole), load_image(image).size, mode)
+    mode = _image_mode(data_config(model, size))
+    transform = _make_transform(model, size, whole)
+    return _measure_crop(transform, load_image(image).size, mode)
 
 
 def pixels(model: nn.Module) -> Callable[[Image.Image], Tensor]:
@@ -313,13 +356,17 @@ def pixels(model: nn.Module) -> Callable[[Image.Image], Tensor]:
     torch.Size([3, 224, 224])
     """
     config = data_config(model)
-    if (own := _own_transform(model)) is not None:
-        return functools.partial(_unnormalized, own, config["mean"], config["std"])
-    return create_transform(**config, is_training=False, use_prefetcher=True)
+    transform = library_transform(model)
+    if transform is None:
+        return create_transform(**config, is_training=False, use_prefetcher=True)
+    return functools.partial(_transform_to_levels, transform, config["mean"], config["std"])
 
 
-def _unnormalized(transform: Callable, mean: tuple, std: tuple, image: Image.Image) -> Tensor:
-    return _levels(transform(image)[None], mean, std)[0]
+def _transform_to_levels(
+    transform: Callable, mean: tuple, std: tuple, image: Image.Image
+) -> Tensor:
+    """uint8 (C, H, W) levels of a transformed image."""
+    return _to_levels(transform(image)[None], mean, std)[0]
 
 
 def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
@@ -332,15 +379,17 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
     (2, 224, 224, 3)
     """
     config = data_config(model)
-    if batch.ndim != 4 or batch.shape[1] != config["input_size"][0]:
-        raise ImageError(
-            f"Expected a batch (B, {config['input_size'][0]}, H, W), got {tuple(batch.shape)}."
-        )
-    levels = _levels(batch.detach().cpu().float(), config["mean"], config["std"])
-    return ModelInput(levels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy())
+    channels = config["input_size"][0]
+    if batch.ndim != 4 or batch.shape[1] != channels:
+        raise ImageError(f"Expected a batch (B, {channels}, H, W), got {tuple(batch.shape)}.")
+    levels = _to_levels(batch.detach().cpu().float(), config["mean"], config["std"])
+    colors = levels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+    return ModelInput(colors.contiguous().numpy())
 
 
-def _levels(batch: Tensor, mean: tuple, std: tuple) -> Tensor:
+def _to_levels(batch: Tensor, mean: tuple, std: tuple) -> Tensor:
     """uint8 (B, C, H, W) levels of a normalized batch."""
-    mean, std = (torch.tensor(part, dtype=torch.float32).view(1, -1, 1, 1) for part in (mean, std))
-    return ((batch * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+    means = torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)
+    deviations = torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1)
+    levels = (batch * deviations + means) * 255
+    return levels.round().clamp(0, 255).to(torch.uint8)

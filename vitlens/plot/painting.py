@@ -91,7 +91,7 @@ def require_finite(values: np.ndarray) -> None:
 
 def is_input(image) -> bool:
     """True for an image (H, W, 3) from `restore` that was not cropped, flipped or transposed afterwards."""
-    return isinstance(image, ModelInput) and (image.shape, image.strides) == image.layout
+    return isinstance(image, ModelInput) and image.unmoved
 
 
 def resolve_grid(shape: tuple[int, int], image, grid: TokenGrid | None) -> TokenGrid:

@@ -17,15 +17,15 @@ from vitlens.recorder.supported import family, is_known, model_name
 def require_images(images: object, model: nn.Module | None = None) -> None:
     """Raise ValueError unless images are floats (B, C, height, width) of a size that a known model takes."""
     if not isinstance(images, torch.Tensor):
-        raise _wrong_images(type(images).__name__)
+        raise _images_error(type(images).__name__)
     shape = tuple(images.shape)
     if len(shape) != 4 or len(images) == 0 or not images.is_floating_point():
-        raise _wrong_images(f"{images.dtype} of shape {shape}")
+        raise _images_error(f"{images.dtype} of shape {shape}")
     if model is not None and is_known(model):
         family(model).grid(shape[-2:])
 
 
-def _wrong_images(got: str) -> ValueError:
+def _images_error(got: str) -> ValueError:
     return ValueError(
         f"Expected images as a floating-point tensor of shape (B, C, height, width), got {got}. "
         "`vitlens.models.preprocess(model, pictures)` makes one."

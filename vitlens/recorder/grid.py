@@ -38,9 +38,9 @@ class TokenGrid:
 
     def __post_init__(self):
         if self.image is None:
-            object.__setattr__(self, "image", self._covered())
+            object.__setattr__(self, "image", self._extent())
 
-    def _covered(self) -> tuple[int, int]:
+    def _extent(self) -> tuple[int, int]:
         """(height, width) in pixels of all patches together."""
         return self.rows * self.patch[0], self.cols * self.patch[1]
 
@@ -57,13 +57,13 @@ class TokenGrid:
     @property
     def cut(self) -> tuple[int, int]:
         """(height, width) in pixels of the margins at the bottom and right that belong to no patch."""
-        height, width = self._covered()
+        height, width = self._extent()
         return max(0, self.image[0] - height), max(0, self.image[1] - width)
 
     @property
     def padded(self) -> tuple[int, int]:
         """(height, width) in pixels by which the last patches extend beyond the image."""
-        height, width = self._covered()
+        height, width = self._extent()
         return max(0, height - self.image[0]), max(0, width - self.image[1])
 
     def index(self, row: int, col: int) -> int:
@@ -129,6 +129,12 @@ class TokenGrid:
         total = (distance * pairs_y[:, None] * pairs_x).sum().item()
         attended = self.patches if renormalize else self.tokens
         return total / (self.patches * attended)
+
+    def mean_readout(self, tokens: slice) -> Tensor:
+        """(T,) read-out of a head that reads the mean of some tokens."""
+        row = torch.zeros(self.tokens, dtype=torch.float32, device="cpu")
+        row[tokens] = 1.0 / len(row[tokens])
+        return row
 
     def border(self) -> Tensor:
         """(P,) bool, True for patches of the outermost rows and columns."""

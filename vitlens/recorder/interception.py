@@ -58,14 +58,15 @@ def tensors_of(values: object) -> list[Tensor]:
 
 
 class Interception(TorchFunctionMode):
-    """Sees every torch call. The parameters used last tell which layer is running. The input of the embedding is the
-    image.
+    """Receives every torch call in its block. The layer that is running is the one whose parameters were used last. The
+    image is the input of the embedding.
 
     A subclass's `attend` takes a call of fused attention, (layer, call, name), the function and its arguments, and
     returns the output that the model gets.
 
-    layer: (layer, call, name) of the parameters used last, or None outside attention. grid: set before the first layer
-    from the size of the image.
+    layer: (layer, call, name) of the parameters used last, or None outside attention and in another model. grid: set
+    before the first layer from the size of the image. before_padding: by the id of a padded tensor, the tensor before
+    padding. begun: True from the first layer on, when the grid is fixed.
     """
 
     def __init__(self, model: nn.Module, modules: list):
@@ -81,8 +82,8 @@ class Interception(TorchFunctionMode):
         self.pads = hasattr(embedding, "backbone") or getattr(embedding, "dynamic_img_pad", False)
         self.channels = input_channels(model)
         self.image: Tensor | None = None
-        self.before_padding: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the padded tensor
-        self.begun = False  # True from the first layer on, when the grid is fixed
+        self.before_padding: dict[int, tuple[Tensor, Tensor]] = {}
+        self.begun = False
 
     def _owners(self, modules: list) -> dict[int, tuple[int, int, str]]:
         """(layer, call, name) of the attention that each parameter belongs to, by the parameter's id."""
@@ -141,15 +142,18 @@ class Interception(TorchFunctionMode):
             return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         index, call, _ = where
         with torch._C.DisableTorchFunction():  # outer modes must not see these calls
-            self.check(index, call, query, key, attn_mask, dropout_p, is_causal)
+            self.require_first(index, call)
+            self._check(index, query, key, attn_mask, dropout_p, is_causal)
         self.image = None
         self.before_padding.clear()
         return self.attend(where, func, query, key, value, attn_mask, **kwargs)
 
-    def check(
+    def require_first(self, index: int, call: int) -> None:
+        """Raise UnsupportedModelError if this call has run before and a subclass takes only one forward."""
+
+    def _check(
         self,
         index: int,
-        call: int,
         query,
         key,
         mask: Tensor | None,

@@ -78,9 +78,9 @@ def intervene(
     once before the block, in eval mode and without any intervention. A module that runs its Vision Transformer several
     times, or with other images, has no mean.
 
-    Interventions nest, and the inner one takes precedence. A capture, inside or outside, records the attention with
-    its blocked keys, and the head's own output rather than its replacement. Only forwards of this thread are changed.
-    In this block compiled models run eagerly, in all threads.
+    Interventions nest, and the inner one takes precedence. A capture records the attention with its blocked keys, and
+    the head's own output rather than its replacement, no matter which of both blocks is the inner one. Only forwards of
+    this thread are changed. In this block compiled models run eagerly, in all threads.
 
     Raises UnsupportedModelError for a model or call that `capture` refuses, IndexError for parts that do not exist, and
     RuntimeError for a part that did not run.
@@ -98,7 +98,7 @@ def intervene(
             return values[place]
 
         mode = Intervention(model, modules, values, replacement, blocks)
-        with mode.working():
+        with mode.active():
             THREAD.interventions.append(mode)
             try:
                 yield
@@ -171,7 +171,7 @@ class Intervention(Interception):
                 first += head_count(module)
 
     @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Call `act` in this block, by hooks for MLPs and the residual stream."""
         outputs: dict[tuple[str, int, int], list[Place]] = defaultdict(list)
         for place in self.places:
@@ -266,7 +266,7 @@ def outputs(
         kept[place] = part
 
     reader = Intervention(model, modules, places, keep)
-    with torch.no_grad(), eval_mode(whole), deactivate_others(reader), reader.working():
+    with torch.no_grad(), eval_mode(whole), deactivate_others(reader), reader.active():
         run(whole, images)
     return kept
 

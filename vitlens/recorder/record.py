@@ -241,14 +241,13 @@ class _Recorder(Interception):
         if isinstance(getattr(output, "logits", output), Tensor):
             self.attn.grid = self.grid
 
-    def check(self, index: int, call: int, *arguments) -> None:
+    def require_first(self, index: int, call: int) -> None:
         recorded = self.attn.pool if index == POOL else self.attn._calls[index][call]
         if recorded is not None:
             raise UnsupportedModelError(
                 f"One capture holds one forward, but {self.attn.model_name} ran a second time inside the same `with` "
                 "block. Open a new `with capture(model)` for each forward, or pass all images in one batch."
             )
-        super().check(index, call, *arguments)
 
     def attend(self, where, func, query, key, value, mask, **kwargs) -> Tensor:
         index, call, name = where
@@ -265,8 +264,8 @@ class _Recorder(Interception):
         with torch._C.DisableTorchFunction():
             layer = Layer(
                 name,
-                self._stored(query),
-                self._stored(all_heads(key, query)),
+                self._detach(query),
+                self._detach(all_heads(key, query)),
                 query.shape[-1] ** -0.5 if scale is None else float(scale),
                 None if mask is None else mask.detach(),
                 grid=None if index == POOL else self.grid,
@@ -274,8 +273,8 @@ class _Recorder(Interception):
             if self.values:
                 layer = replace(
                     layer,
-                    v=self._stored(all_heads(value, query)),
-                    output=output if self.gradients else self._stored(output),
+                    v=self._detach(all_heads(value, query)),
+                    output=output if self.gradients else self._detach(output),
                 )
             if index == POOL:
                 self.attn.pool = layer
@@ -285,7 +284,7 @@ class _Recorder(Interception):
             self.attn.grid = replace(self.grid, readout=None) if self.wrapped else self.grid
         return output
 
-    def _stored(self, tensor: Tensor) -> Tensor:
+    def _detach(self, tensor: Tensor) -> Tensor:
         """The tensor as a capture stores it. Autograd keeps q, k and v anyway, so their copies would save nothing."""
         return tensor.detach() if self.gradients else _compact_copy(tensor)
 

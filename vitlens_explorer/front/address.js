@@ -1,84 +1,103 @@
 // The state in the address of a page: #view=rollout&layer=8&head=mean&patch=5,7&off=0.2&sample=coffee
 
-const valuesOf = (frame) =>
-  Object.fromEntries(frame.controls.map(({ name, value }) => [name, value]));
 const RARE = ["way", "target", "against"]; // in the address only where they differ from the first frame
+const SETTLED = 300; // milliseconds without a drawing until the address is written: a drag is one entry of the history
+
+// Values of the controls of a frame by name.
+function valuesOf(frame) {
+  return Object.fromEntries(frame.controls.map(({ name, value }) => [name, value]));
+}
 
 // first: the values of the first frame. uploads: names of photos that are not in the address.
 function addressOf(frame, first, uploads) {
   const values = valuesOf(frame);
   const { query, row, column, off = [], photograph } = values;
-  const used = (name) =>
+  const isUsed = (name) =>
     frame.controls.some((each) => each.name === name && !each.hidden && !each.disabled);
   const given = {};
-  for (const name of ["view", "layer", "head"].filter(used)) given[name] = values[name];
-  if (used("query")) Object.assign(given, query === "patch" ? { patch: [row, column] } : { query });
+  for (const name of ["view", "layer", "head"].filter(isUsed)) given[name] = values[name];
+  if (isUsed("query")) {
+    if (query === "patch") given.patch = [row, column];
+    else given.query = query;
+  }
   if (off.length) given.off = off.map((place) => place.join("."));
-  for (const name of RARE.filter(used))
-    if (!same(values[name], first[name])) given[name] = [values[name]].flat().join(":");
+  for (const name of RARE.filter(isUsed)) {
+    if (!isEqual(values[name], first[name])) given[name] = [values[name]].flat().join(":");
+  }
   if (photograph !== first.photograph && !uploads.has(photograph)) given.sample = photograph;
-  return `#${new URLSearchParams(given)}`
-    .replaceAll("%2C", ",")
-    .replaceAll("%3A", ":")
-    .replaceAll("+", "%20");
+  const text = new URLSearchParams(given).toString();
+  return `#${text.replaceAll("%2C", ",").replaceAll("%3A", ":").replaceAll("+", "%20")}`;
+}
+
+// A number or a text of an address.
+const parseWord = (text) => (/^\d+$/.test(text) ? Number(text) : text);
+
+// A value of an address: a number, a text, or [kind, value].
+function parseValue(text) {
+  const pair = text.match(/^(\w+):(.+)$/s);
+  return pair ? pair.slice(1) : parseWord(text);
+}
+
+// Heads that are off, [layer, head] each.
+function parsePlaces(text) {
+  if (!text) return [];
+  return text.split(",").map((place) => place.split(".").map(parseWord));
 }
 
 // The values that an address sets, in an order that Page.change takes.
 function valuesIn(address, first) {
   const given = new URLSearchParams(address.slice(1));
-  const one = (text) => (/^\d+$/.test(text) ? Number(text) : text);
-  const read = (text) => text.match(/^(\w+):(.+)$/s)?.slice(1) || one(text); // a kind and its value, or a value
   const values = { photograph: given.get("sample") ?? first.photograph };
-  for (const name of ["view", "layer", "head", "query", "row", "column", "off", ...RARE])
-    values[name] = given.has(name) ? read(given.get(name)) : first[name];
+  for (const name of ["view", "layer", "head", "query", "row", "column", "off", ...RARE]) {
+    values[name] = given.has(name) ? parseValue(given.get(name)) : first[name];
+  }
   if (!given.has("head")) delete values.head; // each view has its own
-  const patch = given.get("patch")?.split(",").map(one);
-  if (patch) [values.query, values.row, values.column] = ["patch", ...patch];
-  values.off = given.get("off")
-    ? given
-        .get("off")
-        .split(",")
-        .map((place) => place.split(".").map(one))
-    : [];
-  for (const name of Object.keys(values)) if (!(name in first)) delete values[name];
+  const patch = given.get("patch")?.split(",").map(parseWord);
+  if (patch) {
+    values.query = "patch";
+    values.row = patch[0];
+    values.column = patch[1];
+  }
+  values.off = parsePlaces(given.get("off"));
+  for (const name of Object.keys(values)) {
+    if (!(name in first)) delete values[name];
+  }
   return values;
 }
 
-// Keeps the address of the page and the state of the source equal. Returns the function to call after a drawing.
-function addressed(model, uploads, send, notice) {
+// Keeps the address of the page and the state of the source equal. Returns {afterDrawing, stop}, functions to call.
+function syncAddress(model, uploads, send, notice) {
   const first = valuesOf(model.get("frame"));
   let how = "replaceState"; // for the first address, and after a state that came from an address
   let timer;
   const restore = (state) => {
     how = "replaceState";
     const values = valuesIn(location.hash, first);
-    const lost = state?.upload && !uploads.has(state.upload);
-    if (state?.upload && !lost) values.photograph = state.upload;
+    const upload = state?.upload;
+    const lost = upload && !uploads.has(upload);
+    if (upload && !lost) values.photograph = upload;
     send({ set: values });
-    if (lost)
-      notice(
-        `“${state.upload}” was uploaded and is not in the address of this page. Upload it again.`,
-      );
+    if (lost) {
+      notice(`“${upload}” was uploaded and is not in the address of this page. Upload it again.`);
+    }
   };
-  const onpopstate = ({ state }) => restore(state);
-  window.addEventListener("popstate", onpopstate);
-  if (location.hash.length > 1 || history.state?.upload) restore(history.state);
   const write = () => {
     const frame = model.get("frame");
     const { photograph } = valuesOf(frame);
-    const [address, upload] = [
-      addressOf(frame, first, uploads),
-      uploads.has(photograph) ? photograph : "",
-    ];
-    if (address !== location.hash || upload !== (history.state?.upload || ""))
+    const address = addressOf(frame, first, uploads);
+    const upload = uploads.has(photograph) ? photograph : "";
+    if (address !== location.hash || upload !== (history.state?.upload || "")) {
       history[how]({ upload }, "", address);
+    }
     how = "pushState";
   };
-  return {
-    drawn() {
-      clearTimeout(timer);
-      timer = setTimeout(write, 300); // a drag is one entry of the history
-    },
-    stop: () => window.removeEventListener("popstate", onpopstate),
+  const afterDrawing = () => {
+    clearTimeout(timer);
+    timer = setTimeout(write, SETTLED);
   };
+  const onpopstate = (event) => restore(event.state);
+  const stop = () => window.removeEventListener("popstate", onpopstate);
+  window.addEventListener("popstate", onpopstate);
+  if (location.hash.length > 1 || history.state?.upload) restore(history.state);
+  return { afterDrawing, stop };
 }

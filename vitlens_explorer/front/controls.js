@@ -1,134 +1,159 @@
+const MOST_BUTTONS = 4; // views of a question as buttons. More are in a menu
+
+function makeGroup(kind, label, attributes, ...nodes) {
+  return make("div", { class: kind, role: "group", "aria-label": label, ...attributes }, ...nodes);
+}
+
 // Where controls stand: in the form, above the panels, under the mosaic or a panel, or in a closed group of that name.
-function placeOf(place, { controls, top, folds, heads, panels }) {
+function makePlace(place, { controls, top, folds, heads, panels }) {
   const known = new Map();
-  if (!place || place === "top") return { known, parent: place ? top : controls, show: () => {} };
-  const parent = make("div", { class: "controls", role: "group", "aria-label": place });
+  if (!place) return { known, parent: controls, show: () => {} };
+  if (place === "top") return { known, parent: top, show: () => {} };
+  const parent = makeGroup("controls", place);
   const above = place === "heads" ? heads : panels.get(place)?.node;
-  const fold =
-    above ||
-    make("details", { class: "fold", "data-fold": place }, make("summary", {}, place), parent);
-  const around = above ? parent : fold;
-  (above || folds).append(around);
-  return { known, parent, show: (some) => (around.hidden = !some) };
+  let around = parent;
+  if (above) {
+    above.append(around);
+  } else {
+    const summary = make("summary", {}, place);
+    around = make("details", { class: "fold", "data-fold": place }, summary, parent);
+    folds.append(around);
+  }
+  const show = (some) => {
+    around.hidden = !some;
+  };
+  return { known, parent, show };
+}
+
+// A question: its tab, and a row with a line about it and its views, which are buttons or a menu.
+function makeQuestion(question, line, options, choose) {
+  const values = options.map(([, value]) => value);
+  const part = { values, last: values[0], buttons: [], menu: null };
+  part.tab = makeButton(question, () => choose(part.last), { class: "tab" });
+  if (options.length > MOST_BUTTONS) {
+    const items = options.map(([text, value]) => make("option", { "data-view": value }, text));
+    const onchange = () => choose(values[part.menu.selectedIndex]);
+    part.menu = make("select", { "aria-label": question, onchange }, ...items);
+  } else {
+    part.buttons = options.map(([text, value]) =>
+      makeButton(text, () => choose(value), { "data-view": value }),
+    );
+  }
+  const choices = part.menu ? [part.menu] : part.buttons;
+  const views = makeGroup("modes", question, { hidden: options.length === 1 }, ...choices);
+  part.row = make("div", { class: "asked" }, make("p", { class: "line" }, line), views);
+  return part;
 }
 
 // Questions in a row, and in a second row a line about the current one and its views.
-function questions({ name, label, options, groups, hidden, value: first }, send) {
-  const rest = [...options];
-  const set = (value) => {
+function makeQuestions({ name, label, options, groups, hidden, value: first }, send) {
+  const choose = (value) => {
     update(value);
     send({ set: { [name]: value } });
   };
-  const group = (kind, label, more, ...nodes) =>
-    make("div", { class: kind, role: "group", "aria-label": label, ...more }, ...nodes);
-  const parts = groups.map(([question, count, line]) => {
-    const own = rest.splice(0, count);
-    const values = own.map(([, value]) => value);
-    const part = { values, last: values[0] };
-    part.tab = button(question, () => set(part.last), { class: "tab" });
-    const many = count > 4; // a menu in place of buttons
-    const item = ([text, value]) =>
-      many
-        ? make("option", { "data-view": value }, text)
-        : button(text, () => set(value), { "data-view": value });
-    part.items = own.map(item);
-    const onchange = () => set(values[part.menu.selectedIndex]);
-    part.menu = many && make("select", { "aria-label": question, onchange }, ...part.items);
-    const views = group(
-      "modes",
-      question,
-      { hidden: count === 1 },
-      ...(many ? [part.menu] : part.items),
-    );
-    part.row = make("div", { class: "asked" }, make("p", { class: "line" }, line), views);
-    return part;
-  });
+  const rest = [...options];
+  const parts = groups.map(([question, count, line]) =>
+    makeQuestion(question, line, rest.splice(0, count), choose),
+  );
   const update = (value) => {
     for (const part of parts) {
       const at = part.values.indexOf(value);
       if (at >= 0) part.last = value;
-      press(part.tab, at >= 0);
+      setPressed(part.tab, at >= 0);
       part.row.hidden = at < 0;
       if (part.menu) part.menu.selectedIndex = at;
-      else part.items.forEach((item, k) => press(item, k === at));
+      part.buttons.forEach((button, k) => setPressed(button, k === at));
     }
   };
   update(first);
-  const tabs = group("tabs", label, {}, ...parts.map(({ tab }) => tab));
-  const node = group(
+  const tabs = parts.map((part) => part.tab);
+  const rows = parts.map((part) => part.row);
+  const attributes = { "data-control": name, hidden };
+  const node = makeGroup(
     "questions",
     label,
-    { "data-control": name, hidden },
-    tabs,
-    ...parts.map(({ row }) => row),
+    attributes,
+    makeGroup("tabs", label, {}, ...tabs),
+    ...rows,
   );
   return { node, update };
 }
 
-// A control of page.py: {node, update(value, message)}.
-function control(described, send) {
-  if (described.kind === "questions") return questions(described, send);
-  const {
-    name,
-    label,
-    kind,
-    options,
-    groups,
-    high,
-    step,
-    hint,
-    disabled,
-    hidden,
-    value: first,
-  } = described;
-  const id = `vitlens-${(number += 1)}`;
-  const set = (value) => send({ set: { [name]: value } });
-  const indexOf = (value) => options.findIndex((option) => same(option[1], value));
-  const field = (tag, attributes, ...children) =>
-    make(tag, { id, disabled, ...attributes }, ...children);
-  const output = kind === "range" && make("output", { for: id });
-  let input, update;
-  if (kind === "select") {
+const indexOfValue = (options, value) => options.findIndex((option) => isEqual(option[1], value));
+
+// The field of a control, by kind: {input, update(value, message)}, and for a range its output. set: sends a value.
+const FIELDS = {
+  select({ options, groups }, shared, set) {
     const choices = options.map(([text]) => make("option", {}, text));
     const grouped = groups.map(([label, count]) =>
       make("optgroup", { label }, ...choices.splice(0, count)),
     );
-    input = field(
-      "select",
-      { onchange: () => set(options[input.selectedIndex][1]) },
-      ...grouped,
-      ...choices,
-    );
-    update = (value) => (input.selectedIndex = indexOf(value));
-  } else if (kind === "check") {
-    input = field("input", { type: "checkbox", onchange: () => set(input.checked) });
-    update = (value) => (input.checked = value);
-  } else if (kind === "range") {
-    const chosen = () => options[input.value] ?? [input.value, Number(input.value)]; // its text and value
-    const say = () => {
-      output.textContent = chosen()[0];
-      input.setAttribute("aria-valuetext", chosen()[0]);
+    const onchange = () => set(options[input.selectedIndex][1]);
+    const input = make("select", { ...shared, onchange }, ...grouped, ...choices);
+    const update = (value) => {
+      input.selectedIndex = indexOfValue(options, value);
+    };
+    return { input, update };
+  },
+
+  check(described, shared, set) {
+    const onchange = () => set(input.checked);
+    const input = make("input", { ...shared, type: "checkbox", onchange });
+    const update = (value) => {
+      input.checked = value;
+    };
+    return { input, update };
+  },
+
+  range({ options, high, step }, shared, set) {
+    const output = make("output", { for: shared.id });
+    // Text and value of the slider's place.
+    const readPlace = () => options[input.value] ?? [input.value, Number(input.value)];
+    const writeText = () => {
+      const [text] = readPlace();
+      output.textContent = text;
+      input.setAttribute("aria-valuetext", text);
     };
     const oninput = () => {
-      say();
-      set(chosen()[1]);
+      writeText();
+      set(readPlace()[1]);
     };
     const ends = options.length ? { max: options.length - 1 } : { max: high, step };
-    input = field("input", { type: "range", min: 0, ...ends, oninput });
-    update = (value) => {
-      input.value = options.length ? Math.max(0, indexOf(value)) : value;
-      say();
+    const input = make("input", { ...shared, type: "range", min: 0, ...ends, oninput });
+    const update = (value) => {
+      input.value = options.length ? Math.max(0, indexOfValue(options, value)) : value;
+      writeText();
     };
-  } else {
-    let told; // last value from Python: keep typed text, also while an error about it is shown
-    const onchange = () => (input.value.trim() || told) && set(input.value.trim());
-    input = field("input", { type: "text", placeholder: hint, autocomplete: "off", onchange });
-    update = (value, message) => {
-      if (value !== told || (!message && !input.matches(":focus"))) input.value = told = value;
+    return { input, output, update };
+  },
+
+  text({ hint }, shared, set) {
+    let last; // value from Python: keep typed text, also while an error about it is shown
+    const onchange = () => {
+      const typed = input.value.trim();
+      if (typed || last) set(typed);
     };
-  }
-  const around = { class: `control ${kind}`, "data-control": name, hidden };
-  const node = make("div", around, make("label", { for: id }, label), input, output || "");
+    const own = { type: "text", placeholder: hint, autocomplete: "off", onchange };
+    const input = make("input", { ...shared, ...own });
+    const update = (value, message) => {
+      const idle = !message && !input.matches(":focus");
+      if (value === last && !idle) return;
+      last = value;
+      input.value = value;
+    };
+    return { input, update };
+  },
+};
+
+// A control of controls.py: {node, update(value, message)}.
+function makeControl(described, send) {
+  if (described.kind === "questions") return makeQuestions(described, send);
+  const { name, label, kind, disabled, hidden, value: first } = described;
+  const id = `vitlens-${nextNumber()}`;
+  const set = (value) => send({ set: { [name]: value } });
+  const { input, output = "", update } = FIELDS[kind](described, { id, disabled }, set);
+  const attributes = { class: `control ${kind}`, "data-control": name, hidden };
+  const node = make("div", attributes, make("label", { for: id }, label), input, output);
   update(first);
   return { node, update };
 }

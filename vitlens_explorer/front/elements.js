@@ -10,74 +10,93 @@
 const ALONE = document.documentElement.classList.contains("vitlens-page");
 const PART = 2 ** 19; // bytes of a file in one message, below the limits of all front ends
 const PACE = 40; // milliseconds between two messages of a drag
+const KEPT = 60000; // milliseconds until a file that was offered as a download is released
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }; // by row and column
 const SVG = ["svg", "path", "rect", "line", "text", "title", "g", "polyline", "circle"];
-let number = Date.now(); // message counter, unique over all widgets of the page and later visits
+
+let lastNumber = Date.now(); // of messages, unique over all widgets of the page and later visits
+
+function nextNumber() {
+  lastNumber += 1;
+  return lastNumber;
+}
 
 function make(tag, attributes = {}, ...children) {
   const space = SVG.includes(tag) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
   const node = document.createElementNS(space, tag);
   for (const [name, value] of Object.entries(attributes)) {
+    const absent = value === null || value === undefined || value === false;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (value === true) node.setAttribute(name, "");
-    else if (value !== null && value !== undefined && value !== false)
-      node.setAttribute(name, value);
+    else if (!absent) node.setAttribute(name, value === true ? "" : value);
   }
   // Keep notebooks from intercepting keys of the focused element.
-  if (attributes.tabindex === 0 || ["input", "select", "button"].includes(tag))
+  if (attributes.tabindex === 0 || ["input", "select", "button"].includes(tag)) {
     node.dataset.lmSuppressShortcuts = "true";
+  }
   if (tag === "h3") node.ariaLevel = 2; // below the h1 of a page or notebook
   node.append(...children);
   return node;
 }
 
-const button = (text, onclick, more) =>
-  make("button", { type: "button", class: "button", onclick, ...more }, text);
-const small = (text, onclick, more) => button(text, onclick, { class: "button small", ...more });
-const press = (node, pressed) => node.setAttribute("aria-pressed", String(Boolean(pressed)));
+function makeButton(text, onclick, attributes) {
+  return make("button", { type: "button", class: "button", onclick, ...attributes }, text);
+}
+
+function makeSmallButton(text, onclick, attributes) {
+  return makeButton(text, onclick, { class: "button small", ...attributes });
+}
+
+function setPressed(node, pressed) {
+  node.setAttribute("aria-pressed", String(Boolean(pressed)));
+}
 
 // A part that takes the focus, and whose arrow keys call move(rows, columns). It returns false where they do nothing.
-function steered(attributes, move, ...nodes) {
+function makeSteered(attributes, move, ...nodes) {
   const onkeydown = (event) => {
-    if (event.key in ARROWS && move(...ARROWS[event.key]) !== false) event.preventDefault();
+    if (!(event.key in ARROWS)) return;
+    const moved = move(...ARROWS[event.key]);
+    if (moved !== false) event.preventDefault();
   };
   return make("div", { tabindex: 0, role: "application", onkeydown, ...attributes }, ...nodes);
 }
 
 // Draws an image on a canvas of its size.
-function put(canvas, image) {
-  if (canvas.width !== image.width || canvas.height !== image.height)
-    [canvas.width, canvas.height] = [image.width, image.height];
+function putImage(canvas, image) {
+  if (canvas.width !== image.width || canvas.height !== image.height) {
+    canvas.width = image.width;
+    canvas.height = image.height;
+  }
   canvas.getContext("2d", { willReadFrequently: true }).putImageData(image, 0, 0);
   return canvas;
 }
 
 // [row, column] under the pointer, of cells [height, width] as shares of a node.
-function cellUnder({ clientX, clientY }, node, [height, width]) {
+function cellUnder(event, node, [height, width]) {
   const box = node.getBoundingClientRect();
-  return [(clientY - box.top) / box.height / height, (clientX - box.left) / box.width / width].map(
-    Math.floor,
-  );
+  const row = (event.clientY - box.top) / box.height / height;
+  const column = (event.clientX - box.left) / box.width / width;
+  return [Math.floor(row), Math.floor(column)];
 }
 
-// A frame of white, or of the color of its name, on black around a rectangle.
-const framed = (place, name = "") =>
-  ["rim", `frame ${name}`].map((kind) => make("rect", { class: kind, ...place }));
+// A frame of white, or of the color of its name, on black around a rectangle, as two nodes.
+function makeFrame(place, name = "") {
+  return ["rim", `frame ${name}`].map((kind) => make("rect", { class: kind, ...place }));
+}
 
 // Replaces what a node shows only if it changed, so that clicks and focus are kept.
-function renew(node, described, fresh) {
+function renew(node, described, makeNodes) {
   node.hidden = !described;
-  if (same(node.told, described)) return;
-  node.told = described;
-  const stops = () => [...node.querySelectorAll("button, [tabindex]")];
-  const held = stops().indexOf(document.activeElement);
-  node.replaceChildren(...(described ? fresh(described) : []));
-  stops()[held]?.focus();
+  if (isEqual(node.described, described)) return;
+  node.described = described;
+  const findStops = () => [...node.querySelectorAll("button, [tabindex]")];
+  const focused = findStops().indexOf(document.activeElement);
+  node.replaceChildren(...(described ? makeNodes(described) : []));
+  findStops()[focused]?.focus();
 }
 
 // A file to download. Browsers ask before a second one, so what is saved together is one file.
-function save(name, bytes) {
+function download(name, bytes) {
   const address = URL.createObjectURL(new Blob([bytes]));
   make("a", { href: address, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 60000);
+  setTimeout(() => URL.revokeObjectURL(address), KEPT);
 }

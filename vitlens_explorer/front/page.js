@@ -1,336 +1,418 @@
 const SLOW = 1000; // milliseconds until a page shows progress, and dims a map that is no longer the chosen one
-const forwards = (count) => `${count.toLocaleString("en")} forward${count === 1 ? "" : "s"}`;
-const lasting = (seconds) =>
-  seconds < 90 ? `${Math.ceil(seconds)} s` : `${Math.round(seconds / 60)} minutes`;
-const megabytes = (bytes) => (bytes / 2 ** 20).toFixed(1);
+const SOON = 150; // milliseconds until a page is marked as computing
+const MEGABYTE = 2 ** 20;
+
+const formatMegabytes = (bytes) => (bytes / MEGABYTE).toFixed(1);
+const formatForwards = (count) => `${count.toLocaleString("en")} forward${count === 1 ? "" : "s"}`;
+
+function formatSeconds(seconds) {
+  return seconds < 90 ? `${Math.ceil(seconds)} s` : `${Math.round(seconds / 60)} minutes`;
+}
+
+// [text, share] of what takes long, from the message {progress}.
+function describeProgress({ what, done, of, left }) {
+  if (!done) return [`${what} …`];
+  const count = of ? `${done.toLocaleString("en")} of ${formatForwards(of)}` : formatForwards(done);
+  const rest = left ? `, about ${formatSeconds(left)} left` : "";
+  return [`${what}: ${count}${rest}`, of && done / of];
+}
+
+// A function that sends messages of a drag over the image or along a slider: of those within PACE, the last one.
+function makePaced(send) {
+  let timer = null;
+  let next = null;
+  const sendNext = () => {
+    const content = next;
+    timer = null;
+    next = null;
+    if (content) sendPaced(content);
+  };
+  const sendPaced = (content) => {
+    if (timer) {
+      next = content;
+      return;
+    }
+    send(content);
+    timer = setTimeout(sendNext, PACE);
+  };
+  return sendPaced;
+}
+
+// Puts the nodes of described parts in a parent, in their order. Those that do not stay are made anew, with the focus.
+// known: the parts by name, {node, described, …}.
+function keepParts(known, parent, described, makePart, stays) {
+  for (const each of described) {
+    const old = known.get(each.name);
+    if (old && stays(old.described, each)) continue;
+    const next = { ...makePart(each), described: each };
+    known.set(each.name, next);
+    if (!old) continue;
+    const focused = old.node.matches(":focus-within");
+    old.node.replaceWith(next.node);
+    if (focused) next.node.querySelector("input, select")?.focus();
+  }
+  const names = described.map(({ name }) => name);
+  for (const name of [...known.keys()]) {
+    if (names.includes(name)) continue;
+    known.get(name).node.remove();
+    known.delete(name);
+  }
+  const nodes = names.map((name) => known.get(name).node);
+  const ordered = nodes.every((node, i) => parent.children[i] === node);
+  if (!ordered) parent.replaceChildren(...nodes);
+}
+
+const stayWithOtherValue = (old, next) =>
+  isEqual({ ...old, value: null }, { ...next, value: null });
 
 function render({ model, el }) {
-  const part = (kind, ...nodes) => make("div", { class: kind }, ...nodes);
-  const chart = (kind, more) => make("section", { class: `dots ${kind}`, ...more });
-  const alert = make("p", { class: "alert", role: "alert" });
-  const close = small("Close", () => {
-    [complaint, hushed] = ["", model.get("frame").answers];
-    notify();
-  });
-  const amount = make("span", { "aria-hidden": "true" });
-  const meter = make("progress", { "aria-label": "Progress" });
-  const stopper = small("Cancel", () => (coming ? complain("") : send({ cancel: true })));
-  const progress = part("notice progress", amount, meter, stopper);
-  const warning = part("notice", alert, close);
-  const heading = make(ALONE ? "h1" : "p", { class: "heading" });
-  const busy = make("span", { class: "busy", role: "status" });
-  const [tools, panels, top, folds] = ["tools", "panels", "top", "folds"].map((kind) => part(kind));
-  const named = ALONE && "Controls"; // forms with a name are landmarks, which a page has once
-  const onsubmit = (event) => event.preventDefault();
-  const controls = make("form", { class: "controls", "aria-label": named, onsubmit });
-  const about = make("p", { class: "note about", "aria-live": "polite" });
-  const list = make("ol", { class: "bars", "aria-label": "Most likely classes" });
-  const [written, said, trust] = [
-    chart("parts"),
-    chart("lens"),
-    chart("score", { "aria-live": "polite" }),
-  ];
-  const mosaic = mosaicOf((content) => drag(content));
-  const heads = make("section", { class: "heads" }, mosaic.node);
-  const six = sixOf((content) => send(content));
-  const charts = part("charts", heads, six.node, written, said, trust);
-  const side = part("side", part("choices", list, controls, folds, about), charts);
-  const body = part("body", panels, side);
-  const root = part(
-    "vitlens",
-    part("header", heading, tools),
-    part("notices", warning, progress),
-    top,
-    body,
-  );
-  const made = new Map(); // panels by name
-  const places = new Map(); // of controls
+  const knownPanels = new Map(); // by name
+  const places = new Map(); // of controls, by name
   const uploads = new Set(); // names of the photos that were uploaded
-  let sent = 0;
+  const aim = { at: null }; // chosen bar of the contributions without an answer yet
+  let sent = 0; // number of the last message
   let since = 0; // time of the first message without an answer
-  let saving = 0;
-  let turns = 0;
+  let saving = 0; // number of the last message that asked for a file
+  let drawings = 0;
   let coming = null; // current upload
   let long = null; // progress of a map, score or page
   let complaint = ""; // message of this page, such as of a file that was not sent
   let hushed; // number of the answer whose message was closed
   let gone = ""; // the alert while there is no kernel
-  let timer;
-  const stop = watch(model, (sentence) => {
-    gone = sentence;
-    body.inert = Boolean(gone);
-    notify();
-  });
-  const aim = { at: null };
+  let timer; // of the next notification
 
-  const waiting = () => sent > model.get("frame").answers;
+  // ---------------------------------------------------------------- messages
+
+  const isWaiting = () => sent > model.get("frame").answers;
+  const setSent = (value) => {
+    sent = value;
+    root.dataset.sent = sent;
+  };
   const send = (content, buffers = [], kept = "") => {
-    if (!waiting()) since = performance.now();
-    root.dataset.sent = sent = number += 1;
+    if (!isWaiting()) since = performance.now();
+    setSent(nextNumber());
     complaint = kept;
-    setTimeout(() => waiting() && notify(), 150);
+    setTimeout(() => {
+      if (isWaiting()) notify();
+    }, SOON);
     model.send({ ...content, number: sent }, undefined, buffers);
   };
-  // While dragging over the image or along a slider, only the last message counts.
-  let paced, next;
-  const drag = (content) => {
-    if (paced) return (next = content);
-    send(content);
-    paced = setTimeout(() => {
-      const last = next;
-      paced = next = null;
-      if (last) drag(last);
-    }, PACE);
+  const drag = makePaced(send);
+
+  // [text, share] of what takes long. Empty if nothing does.
+  const describeWork = () => {
+    if (gone) return [];
+    if (coming?.received) {
+      const { received, size } = coming;
+      const count = `${formatMegabytes(received)} of ${formatMegabytes(size)} MB`;
+      return [`Uploading: ${count}`, received / size];
+    }
+    if (long) return describeProgress(long);
+    const taken = isWaiting() ? performance.now() - since : 0;
+    return taken < SLOW ? [] : [`Computing: ${formatSeconds(taken / 1000)}`];
   };
-  // Text and share of what takes long, or undefined.
-  const running = () => {
-    const taken = waiting() ? performance.now() - since : 0;
-    if (gone) return undefined;
-    const { received, size } = coming || {};
-    if (received)
-      return [`Uploading: ${megabytes(received)} of ${megabytes(size)} MB`, received / size];
-    if (!long) return taken < SLOW ? undefined : [`Computing: ${lasting(taken / 1000)}`];
-    const { what, done, of, left } = long;
-    if (!done) return [`${what} …`];
-    const count = `${of ? `${done.toLocaleString("en")} of ` : ""}${forwards(of || done)}`;
-    return [`${what}: ${count}${left ? `, about ${lasting(left)} left` : ""}`, of && done / of];
+  const describeProblem = () => {
+    if (gone) return gone;
+    const { answers, message } = model.get("frame");
+    const parts = [complaint, answers === hushed ? "" : message];
+    return parts.filter(Boolean).join(" ");
   };
   // Shows the alert, and what takes long.
   const notify = () => {
-    const { answers, message } = model.get("frame");
-    const said = gone || [complaint, answers === hushed ? "" : message].filter(Boolean).join(" ");
-    if (said !== alert.textContent) alert.textContent = said;
-    warning.hidden = !said;
+    const problem = describeProblem();
+    if (problem !== alert.textContent) alert.textContent = problem;
+    warning.hidden = !problem;
     close.hidden = Boolean(gone);
-    const [text, share] = running() || [];
-    busy.textContent = !gone && (waiting() || coming || long) ? "Computing …" : "";
+    const [text, share] = describeWork();
+    const isComputing = !gone && (isWaiting() || coming || long);
+    busy.textContent = isComputing ? "Computing …" : "";
     progress.hidden = !text;
-    root.classList.toggle("stale", waiting() && performance.now() - since >= SLOW);
+    root.classList.toggle("stale", isWaiting() && performance.now() - since >= SLOW);
     clearTimeout(timer);
-    if (waiting() && !gone) timer = setTimeout(notify, SLOW);
+    if (isWaiting() && !gone) timer = setTimeout(notify, SLOW);
     amount.textContent = text;
     if (share) meter.value = share;
     else meter.removeAttribute("value");
   };
+  // Shows a problem in place of the current upload.
   const complain = (problem) => {
-    [coming, complaint] = [null, problem];
+    coming = null;
+    complaint = problem;
     notify();
   };
+  const hush = () => {
+    complaint = "";
+    hushed = model.get("frame").answers;
+    notify();
+  };
+  const cancel = () => {
+    if (coming) complain("");
+    else send({ cancel: true });
+  };
+  const requestFile = (name) => {
+    send({ press: name });
+    saving = sent;
+  };
+
+  // ---------------------------------------------------------------- photos
+
+  // Sends a part of an upload. Returns {received, problem}, or null if a new file has replaced this one.
+  const sendPart = async (upload, chosen) => {
+    const at = upload.received;
+    const end = model.near ? chosen.size : at + PART;
+    let data;
+    try {
+      data = await chosen.slice(at, end).arrayBuffer();
+    } catch (error) {
+      if (coming !== upload) return null;
+      return { problem: `${chosen.name} could not be read by this browser (${error.message}).` };
+    }
+    if (coming !== upload) return null;
+    const content = { upload: chosen.name, file: upload.id, at, of: chosen.size };
+    const confirmed = new Promise((done) => {
+      upload.confirm = done;
+    });
+    if (end < chosen.size) model.send(content, undefined, [data]);
+    else send(content, [data], complaint);
+    const answer = await confirmed;
+    if (coming !== upload) return null;
+    if (answer.problem) setSent(model.get("frame").answers); // the last message will not be answered
+    return answer;
+  };
   // Sends a file, to Python in parts, each after the last was confirmed. A new file replaces it.
-  const upload = async (file) => {
-    const mine = (coming = { id: (number += 1), received: 0, size: file.size });
-    const part = model.near ? file.size : PART;
+  const sendFile = async (chosen) => {
+    const upload = { id: nextNumber(), received: 0, size: chosen.size };
+    coming = upload;
     const most = model.get("frame").uploads;
-    const limit = `is larger than ${most / 2 ** 20} MB, the upload limit. Make it smaller`;
-    if (file.size > most) return complain(`${file.name} (${megabytes(file.size)} MB) ${limit}.`);
-    uploads.add(file.name);
+    if (chosen.size > most) {
+      const limit = `is larger than ${most / MEGABYTE} MB, the upload limit. Make it smaller`;
+      complain(`${chosen.name} (${formatMegabytes(chosen.size)} MB) ${limit}.`);
+      return;
+    }
+    uploads.add(chosen.name);
     do {
       notify();
-      const at = mine.received;
-      const data = await file
-        .slice(at, at + part)
-        .arrayBuffer()
-        .catch((error) => error);
-      if (coming !== mine) return;
-      if (data instanceof Error)
-        return complain(`${file.name} could not be read by this browser (${data.message}).`);
-      const content = { upload: file.name, file: mine.id, at, of: file.size };
-      const confirmed = new Promise((done) => (mine.confirm = done));
-      if (at + part < file.size) model.send(content, undefined, [data]);
-      else send(content, [data], complaint);
-      const { received, problem } = await confirmed;
-      if (coming !== mine) return;
-      if (problem) {
-        root.dataset.sent = sent = model.get("frame").answers; // the last message will not be answered
-        return complain(problem);
+      const answer = await sendPart(upload, chosen);
+      if (!answer) return;
+      if (answer.problem) {
+        complain(answer.problem);
+        return;
       }
-      mine.received = received;
-    } while (mine.received < file.size);
+      upload.received = answer.received;
+    } while (upload.received < upload.size);
     coming = null;
     notify();
   };
   // Photos that were dropped, pasted or chosen: the first one is uploaded.
-  const take = ({ files }, missing) => {
+  const takeFiles = ({ files }, missing) => {
     const [first] = files;
-    complaint =
-      files.length > 1
-        ? `${files.length} files were given. The first one, ${first.name}, is used.`
-        : "";
+    complaint = "";
+    if (files.length > 1) {
+      complaint = `${files.length} files were given. The first one, ${first.name}, is used.`;
+    }
     if (!first) complain(missing);
-    else if (ALONE && /hei[cf]$/i.test(first.type || first.name))
+    else if (ALONE && /hei[cf]$/i.test(first.type || first.name)) {
       complain("HEIC photos cannot be opened here. Export it as JPEG.");
-    else upload(first);
+    } else sendFile(first);
   };
-
-  const file = make("input", {
-    type: "file",
-    accept: "image/*",
-    "aria-label": "Upload a photo",
-    onchange: () => {
-      take(file, "");
-      file.value = "";
-    },
-  });
-  const uploader = make(
-    "label",
-    { class: "button" },
-    "Upload",
-    make("span", {}, ", drop, or paste"),
-    " a photo",
-    file,
-  );
-  const saved = (name) => () => {
-    send({ press: name });
-    saving = sent;
+  const takeChosen = () => {
+    takeFiles(file, "");
+    file.value = "";
   };
-  const saver = button("Save", saved("save"), {
-    title: "A zip file with the map, its numbers and the settings",
-  });
-  const pager = button("Save page", saved("page"), {
-    title: "One file that opens in a browser, without Python",
-  });
-  const guided = guide({ model, root, send, waiting, panels: made });
-  tools.append(uploader, saver, pager, guided.tour, busy);
-  root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
-  const place = ALONE ? document : root;
-  const takes = (event) => {
+  // True for a drop or pasted photo that this page takes. It then does not reach others.
+  const accept = (event) => {
     const most = model.get("frame").uploads;
     if (gone || !(ALONE || most)) return false;
     event.preventDefault(); // also where the browser would leave the page for the photo
     if (event.type !== "dragover") event.stopPropagation();
-    if (!most && event.type === "drop")
+    if (!most && event.type === "drop") {
       complain("A saved page takes no other photos. Use vitlens app.");
+    }
     return most > 0;
   };
   const handlers = {
     dragover(event) {
-      if (takes(event))
-        root.classList.toggle("dropping", event.dataTransfer.types.includes("Files"));
+      if (!accept(event)) return;
+      root.classList.toggle("dropping", event.dataTransfer.types.includes("Files"));
     },
-    dragleave: ({ relatedTarget }) =>
-      root.classList.toggle("dropping", relatedTarget && place.contains(relatedTarget)),
+    dragleave({ relatedTarget }) {
+      const inside = Boolean(relatedTarget && surroundings.contains(relatedTarget));
+      root.classList.toggle("dropping", inside);
+    },
     drop(event) {
       root.classList.remove("dropping");
-      if (takes(event))
-        take(event.dataTransfer, "A link or a text was dropped. Drop the file of a photo.");
+      if (!accept(event)) return;
+      takeFiles(event.dataTransfer, "A link or a text was dropped. Drop the file of a photo.");
     },
     paste(event) {
-      const typed =
-        event.target.matches?.("input, select, textarea") && !event.clipboardData.files.length;
-      const missing = "The clipboard has no photo. Copy one, and paste it again.";
-      if (!typed && takes(event)) take(event.clipboardData, missing);
+      const isField = event.target.matches?.("input, select, textarea");
+      if (isField && !event.clipboardData.files.length) return; // pasted text
+      if (!accept(event)) return;
+      takeFiles(event.clipboardData, "The clipboard has no photo. Copy one, and paste it again.");
     },
   };
-  for (const [event, handler] of Object.entries(handlers)) place.addEventListener(event, handler);
 
-  // The nodes of described parts in their order, made anew where they do not stay, with the focus.
-  const keep = (known, parent, described, fresh, stays) => {
-    for (const each of described) {
-      const old = known.get(each.name);
-      if (old && stays(old.described, each)) continue;
-      const next = { ...fresh(each), described: each };
-      known.set(each.name, next);
-      if (!old) continue;
-      const held = old.node.matches(":focus-within");
-      old.node.replaceWith(next.node);
-      if (held) next.node.querySelector("input, select")?.focus();
-    }
-    const names = described.map(({ name }) => name);
-    for (const name of [...known.keys()].filter((name) => !names.includes(name))) {
-      known.get(name).node.remove();
-      known.delete(name);
-    }
-    const nodes = names.map((name) => known.get(name).node);
-    if (!nodes.every((node, i) => parent.children[i] === node)) parent.replaceChildren(...nodes);
-  };
+  // ---------------------------------------------------------------- nodes
 
-  const draw = async () => {
-    const turn = (turns += 1);
-    const [frame, pictures] = [model.get("frame"), model.get("pictures")];
-    const stays = (old, next) => same({ ...old, value: null }, { ...next, value: null });
-    keep(
-      made,
-      panels,
-      frame.panels,
-      ({ name }) => panelOf(name, (content) => drag(content)),
-      () => true,
-    );
-    for (const name of new Set([...places.keys(), ...frame.controls.map((each) => each.place)])) {
-      if (!places.has(name))
-        places.set(name, placeOf(name, { controls, top, folds, heads, panels: made }));
+  const part = (kind, ...nodes) => make("div", { class: kind }, ...nodes);
+  const makeSection = (kind, attributes) =>
+    make("section", { class: `dots ${kind}`, ...attributes });
+  const alert = make("p", { class: "alert", role: "alert" });
+  const close = makeSmallButton("Close", hush);
+  const warning = part("notice", alert, close);
+  const amount = make("span", { "aria-hidden": "true" });
+  const meter = make("progress", { "aria-label": "Progress" });
+  const progress = part("notice progress", amount, meter, makeSmallButton("Cancel", cancel));
+
+  const heading = make(ALONE ? "h1" : "p", { class: "heading" });
+  const busy = make("span", { class: "busy", role: "status" });
+  const file = make("input", {
+    type: "file",
+    accept: "image/*",
+    "aria-label": "Upload a photo",
+    onchange: takeChosen,
+  });
+  const ways = make("span", {}, ", drop, or paste");
+  const uploader = make("label", { class: "button" }, "Upload", ways, " a photo", file);
+  const saver = makeButton("Save", () => requestFile("save"), {
+    title: "A zip file with the map, its numbers and the settings",
+  });
+  const pager = makeButton("Save page", () => requestFile("page"), {
+    title: "One file that opens in a browser, without Python",
+  });
+  const tools = part("tools");
+
+  const panels = part("panels");
+  const top = part("top");
+  const folds = part("folds");
+  const controls = make("form", {
+    class: "controls",
+    "aria-label": ALONE && "Controls", // forms with a name are landmarks, which a page has once
+    onsubmit: (event) => event.preventDefault(),
+  });
+  const about = make("p", { class: "note about", "aria-live": "polite" });
+  const bars = make("ol", { class: "bars", "aria-label": "Most likely classes" });
+  const contributions = makeSection("parts");
+  const lens = makeSection("lens");
+  const score = makeSection("score", { "aria-live": "polite" });
+  const mosaic = makeMosaic(drag);
+  const heads = make("section", { class: "heads" }, mosaic.node);
+  const six = makeSix(send);
+  const charts = part("charts", heads, six.node, contributions, lens, score);
+  const side = part("side", part("choices", bars, controls, folds, about), charts);
+  const body = part("body", panels, side);
+  const header = part("header", heading, tools);
+  const root = part("vitlens", header, part("notices", warning, progress), top, body);
+
+  const surroundings = ALONE ? document : root;
+  const guide = makeGuide({ model, root, send, isWaiting, panels: knownPanels });
+  tools.append(uploader, saver, pager, guide.tourButton, busy);
+  root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
+
+  // ---------------------------------------------------------------- drawing
+
+  const drawControls = (frame) => {
+    const names = new Set([...places.keys(), ...frame.controls.map((each) => each.place)]);
+    const parents = { controls, top, folds, heads, panels: knownPanels };
+    const makeOne = (each) => makeControl(each, each.kind === "range" ? drag : send);
+    for (const name of names) {
+      if (!places.has(name)) places.set(name, makePlace(name, parents));
       const { known, parent, show } = places.get(name);
       const here = frame.controls.filter((each) => each.place === name && each.kind !== "switches");
-      keep(
-        known,
-        parent,
-        here,
-        (each) => control(each, each.kind === "range" ? drag : send),
-        stays,
-      );
+      keepParts(known, parent, here, makeOne, stayWithOtherValue);
       // While an answer is outstanding, keep the controls as the user set them.
-      if (!waiting())
+      if (!isWaiting()) {
         for (const each of here) known.get(each.name).update(each.value, frame.message);
+      }
       show(here.some(({ hidden }) => !hidden));
     }
-    body.classList.toggle("several", frame.panels.length > 1);
-    if (!waiting()) aim.at = null;
-    renew(list, frame.bars?.length ? frame.bars : null, (each) => bars(each, send));
-    renew(written, frame.parts, (each) => contributions(each, send, aim));
-    renew(said, frame.lens, (each) => classes(each, send));
-    renew(trust, frame.score, (each) => {
-      const [panel] = frame.panels;
-      return curves(each, panel, pictures.picture, (...given) =>
-        made.get(panel.name).reveal(...given),
-      );
-    });
-    mosaic.update(frame.mosaic, waiting);
+  };
+  const drawCharts = (frame, pictures) => {
+    const reveal = (...values) => knownPanels.get(frame.panels[0].name).reveal(...values);
+    const makeScore = (each) => makeCurves(each, frame.panels[0], pictures.picture, reveal);
+    if (!isWaiting()) aim.at = null;
+    renew(bars, frame.bars?.length ? frame.bars : null, (each) => makeBars(each, send));
+    renew(contributions, frame.parts, (each) => makeContributions(each, send, aim));
+    renew(lens, frame.lens, (each) => makeLayerBars(each, send));
+    renew(score, frame.score, makeScore);
+    mosaic.update(frame.mosaic, isWaiting);
     six.update(frame.six, pictures);
+  };
+  const drawTools = (frame) => {
+    const limit = frame.uploads / MEGABYTE;
     uploader.hidden = !frame.uploads;
-    uploader.title = frame.uploads ? `Up to ${frame.uploads / 2 ** 20} MB, uploaded unchanged` : "";
+    uploader.title = frame.uploads ? `Up to ${limit} MB, uploaded unchanged` : "";
     saver.hidden = !frame.saves;
     pager.hidden = !frame.pages;
-    await Promise.all(
-      frame.panels.map((each) => made.get(each.name).update(each, pictures, waiting)),
-    );
-    if (turn !== turns) return; // a later frame was faster
-    notify();
-    const names = [
-      frame.controls.find(({ name }) => name === "photograph")?.value,
-      frame.model,
-    ].filter(Boolean);
+  };
+  const drawHeading = (frame) => {
+    const photo = frame.controls.find(({ name }) => name === "photograph")?.value;
+    const names = [photo, frame.model].filter(Boolean);
     heading.hidden = !frame.model;
     heading.textContent = names.join(" · ");
     if (ALONE) document.title = [...names, "vitlens"].join(" · ");
-    address?.drawn();
+  };
+  const draw = async () => {
+    drawings += 1;
+    const own = drawings;
+    const frame = model.get("frame");
+    const pictures = model.get("pictures");
+    const makeOne = ({ name }) => makePanel(name, drag);
+    keepParts(knownPanels, panels, frame.panels, makeOne, () => true);
+    drawControls(frame);
+    body.classList.toggle("several", frame.panels.length > 1);
+    drawCharts(frame, pictures);
+    drawTools(frame);
+    const updates = frame.panels.map((panel) =>
+      knownPanels.get(panel.name).update(panel, pictures, isWaiting),
+    );
+    await Promise.all(updates);
+    if (own !== drawings) return; // a later frame was faster
+    notify();
+    drawHeading(frame);
+    address?.afterDrawing();
     about.textContent = frame.about || "";
-    guided.drawn();
+    guide.afterDrawing();
     root.dataset.answers = frame.answers;
     root.dataset.sent = sent;
   };
-  const custom = (content, buffers) => {
-    if (content.ask) guided.answered(content, buffers);
+
+  // ---------------------------------------------------------------- the model
+
+  const receive = (content, buffers) => {
+    if (content.ask) guide.receive(content, buffers);
     else if (content.file && content.file === coming?.id) coming.confirm(content);
     else if ("progress" in content) {
       long = content.progress;
       notify();
     }
-    if (content.download && content.asked === saving)
-      save(content.download[0], bytesOf(buffers[0]));
+    if (content.download && content.asked === saving) {
+      download(content.download[0], bytesOf(buffers[0]));
+    }
   };
+  const stopWatching = watchKernel(model, (sentence) => {
+    gone = sentence;
+    body.inert = Boolean(gone);
+    notify();
+  });
+  for (const [event, handler] of Object.entries(handlers)) {
+    surroundings.addEventListener(event, handler);
+  }
   model.on("change:frame", draw);
-  model.on("msg:custom", custom);
+  model.on("msg:custom", receive);
   el.append(root);
   notify();
-  const address = ALONE ? addressed(model, uploads, send, complain) : null;
+  const address = ALONE ? syncAddress(model, uploads, send, complain) : null;
   draw();
   return () => {
-    stop();
+    stopWatching();
     address?.stop();
     clearTimeout(timer);
-    for (const [event, handler] of Object.entries(handlers))
-      place.removeEventListener(event, handler);
-    guided.stop();
+    for (const [event, handler] of Object.entries(handlers)) {
+      surroundings.removeEventListener(event, handler);
+    }
+    guide.stop();
     model.off("change:frame", draw);
-    model.off("msg:custom", custom);
+    model.off("msg:custom", receive);
   };
 }

@@ -1,84 +1,108 @@
-const decoded = new WeakMap();
+const SMALL = 180; // largest side of the photo in small maps, in pixels
+const WIDE = 1.8; // shape of photos whose panel takes the whole width
+const LEVELS = 256; // entries of a color table
+
+const decodedPhotos = new WeakMap();
 
 // Levels of an image in a size, by default its own.
-function levelsOf(image, width = image.width, height = image.height) {
+function readLevels(image, width = image.width, height = image.height) {
   const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
   context.drawImage(image, 0, 0, width, height);
   return context.getImageData(0, 0, width, height);
 }
 
-// {whole, small: of at most 180 pixels a side} levels of a photo.
-async function pixelsOf(view) {
-  if (!decoded.has(view)) {
+// {whole, small} levels of a photo.
+async function readPixels(view) {
+  if (!decodedPhotos.has(view)) {
     const plain = { colorSpaceConversion: "none", premultiplyAlpha: "none" };
     const image = await createImageBitmap(new Blob([bytesOf(view)], { type: "image/png" }), plain);
-    const scale = 180 / Math.max(image.width, image.height);
-    const reduced = [image.width, image.height].map((side) => Math.round(side * scale));
-    decoded.set(view, { whole: levelsOf(image), small: levelsOf(image, ...reduced) });
+    const scale = SMALL / Math.max(image.width, image.height);
+    const width = Math.round(image.width * scale);
+    const height = Math.round(image.height * scale);
+    const levels = { whole: readLevels(image), small: readLevels(image, width, height) };
+    decodedPhotos.set(view, levels);
   }
-  return decoded.get(view);
+  return decodedPhotos.get(view);
 }
 
 // For each of `length` pixels over `count` cells: the offsets of the two neighboring cells, `size` apart, and the
 // weight of the second.
-function between(length, count, size, smooth) {
-  const middles = Float64Array.from({ length }, (_, pixel) => ((pixel + 0.5) * count) / length);
-  const places = middles.map((place) =>
-    smooth ? Math.min(Math.max(place - 0.5, 0), count - 1) : place,
-  );
-  const first = Int32Array.from(places, (place) => Math.floor(place) * size);
-  const next = first.map((cell) => Math.min(cell + size, (count - 1) * size));
-  return [first, next, places.map((place) => (smooth ? place % 1 : 0))];
+function interpolate(length, count, size, smooth) {
+  const first = new Int32Array(length);
+  const next = new Int32Array(length);
+  const weights = new Float64Array(length);
+  const last = count - 1;
+  for (let pixel = 0; pixel < length; pixel += 1) {
+    const middle = ((pixel + 0.5) * count) / length;
+    const place = smooth ? Math.min(Math.max(middle - 0.5, 0), last) : middle;
+    first[pixel] = Math.floor(place) * size;
+    next[pixel] = Math.min(first[pixel] + size, last * size);
+    weights[pixel] = smooth ? place % 1 : 0;
+  }
+  return [first, next, weights];
+}
+
+// Makes the gray pixels of an image, and an image for the maps over it.
+function addGray(base) {
+  const { width, height, data } = base;
+  base.over = new ImageData(width, height);
+  base.gray = new Uint32Array(width * height);
+  let i = 0;
+  for (let p = 0; p < base.gray.length; p += 1) {
+    const level = (data[i] * 19595 + data[i + 1] * 38470 + data[i + 2] * 7471 + 32768) >> 16;
+    base.gray[p] = (data[i + 3] << 24) | (0x010101 * level);
+    i += 4;
+  }
 }
 
 // A map over the gray image, as in plot.overlay, valid until the next one over this image. One loop without closures,
 // because it runs at every click.
-function painted(base, panel) {
-  const { width, height, data } = base;
+function paintMap(base, panel) {
+  const { width, height } = base;
   const { rows, cols, strength, scale, smooth } = panel;
   if (!strength) return base;
-  if (!base.gray) {
-    base.over = new ImageData(width, height);
-    base.gray = new Uint32Array(width * height);
-    for (let p = 0, i = 0; i < data.length; p += 1, i += 4) {
-      const level = (data[i] * 19595 + data[i + 1] * 38470 + data[i + 2] * 7471 + 32768) >> 16;
-      base.gray[p] = (data[i + 3] << 24) | (0x010101 * level);
-    }
-  }
-  const [gray, out] = [base.gray, new Uint32Array(base.over.data.buffer)];
+  if (!base.gray) addGray(base);
+  const gray = base.gray;
+  const out = new Uint32Array(base.over.data.buffer);
   out.set(gray);
   const values = floatsOf(panel.values);
-  if (panel.hides)
+  if (panel.hides) {
     for (const [row, col] of panel.sinks) values[row * cols + col] = Math.max(scale.low, 0);
+  }
   const channels = values.length / (rows * cols);
   const table = scale && Float64Array.from(bytesOf(scale.colors)); // red, green, blue and opacity
-  const steps = table?.map((value, i) => (table[i + 4] ?? value) - value);
-  const [low, range] = scale ? [scale.low, scale.high - scale.low || 1] : [0, 1];
-  const [left, right, beside] = between(
-    Math.round(cols * panel.cell[1] * width),
-    cols,
-    channels,
-    smooth,
-  );
-  const [top, bottom, below] = between(
-    Math.round(rows * panel.cell[0] * height),
-    rows,
-    cols * channels,
-    smooth,
-  );
-  const [w, h] = [Math.min(width, left.length), Math.min(height, top.length)];
+  const steps = table?.map((value, i) => (table[i + 4] ?? value) - value); // to the next entry
+  const low = scale ? scale.low : 0;
+  const range = scale ? scale.high - scale.low || 1 : 1;
+  const across = Math.round(cols * panel.cell[1] * width); // pixels of the map
+  const down = Math.round(rows * panel.cell[0] * height);
+  const [left, right, beside] = interpolate(across, cols, channels, smooth);
+  const [top, bottom, below] = interpolate(down, rows, cols * channels, smooth);
+  const w = Math.min(width, across);
+  const h = Math.min(height, down);
   const line = new Float64Array(cols * channels); // the values at the height of a pixel
   for (let y = 0; y < h; y += 1) {
-    const [t, b, v] = [top[y], bottom[y], below[y]];
-    for (let i = 0; i < line.length; i += 1)
+    const t = top[y];
+    const b = bottom[y];
+    const v = below[y];
+    for (let i = 0; i < line.length; i += 1) {
       line[i] = ((values[t + i] * (1 - v) + values[b + i] * v - low) / range) * 255;
-    for (let x = 0, p = y * width; x < w; x += 1, p += 1) {
-      const [l, r, u] = [left[x], right[x], beside[x]];
-      let [red, green, blue, opacity] = [line[l] + (line[r] - line[l]) * u, 0, 0, strength];
+    }
+    let p = y * width;
+    for (let x = 0; x < w; x += 1) {
+      const l = left[x];
+      const r = right[x];
+      const u = beside[x];
+      let red = line[l] + (line[r] - line[l]) * u;
+      let green = 0;
+      let blue = 0;
+      let opacity = strength;
       if (table) {
-        const place = red > 255 ? 255 : red > 0 ? red : 0;
-        const k = 4 * (place | 0);
-        const part = place - (place | 0);
+        let place = red > 0 ? red : 0;
+        if (place > 255) place = 255;
+        const entry = place | 0;
+        const part = place - entry;
+        const k = 4 * entry;
         red = table[k] + steps[k] * part;
         green = table[k + 1] + steps[k + 1] * part;
         blue = table[k + 2] + steps[k + 2] * part;
@@ -88,37 +112,116 @@ function painted(base, panel) {
         blue = line[l + 2] + (line[r + 2] - line[l + 2]) * u;
       }
       const photo = (gray[p] & 255) * (1 - opacity) + 0.5;
-      const [high, middle] = [(blue * opacity + photo) << 16, (green * opacity + photo) << 8];
-      out[p] = (gray[p] & 0xff000000) | high | middle | (red * opacity + photo);
+      const third = (blue * opacity + photo) << 16;
+      const second = (green * opacity + photo) << 8;
+      const first = red * opacity + photo;
+      out[p] = (gray[p] & 0xff000000) | third | second | first;
+      p += 1;
     }
   }
   return base.over;
 }
 
 // Draws a photo with some patches of a panel filled with a color. The last row and column include the margins.
-function cover(canvas, base, { rows, cols, cell: [height, width] }, patches, fill) {
-  const context = put(canvas, base).getContext("2d");
+function coverPatches(canvas, base, { rows, cols, cell }, patches, fill) {
+  const context = putImage(canvas, base).getContext("2d");
   context.fillStyle = `rgb(${fill})`;
-  const [w, h] = [width * base.width, height * base.height];
+  const height = cell[0] * base.height;
+  const width = cell[1] * base.width;
   for (const patch of patches) {
-    const [row, col] = [Math.floor(patch / cols), patch % cols];
-    context.fillRect(
-      col * w,
-      row * h,
-      col === cols - 1 ? base.width : w,
-      row === rows - 1 ? base.height : h,
-    );
+    const row = Math.floor(patch / cols);
+    const col = patch % cols;
+    const across = col === cols - 1 ? base.width : width;
+    const down = row === rows - 1 ? base.height : height;
+    context.fillRect(col * width, row * height, across, down);
   }
 }
 
 // Lines between the cells [height, width] of a grid, as shares of the image.
-function gridLines({ rows, cols, cell: [height, width], lines = true }) {
+function makeGrid({ rows, cols, cell: [height, width], lines = true }) {
   const across = Array.from({ length: rows + 1 }, (_, r) => `M0 ${r * height}H${cols * width}`);
   const down = Array.from({ length: cols + 1 }, (_, c) => `M${c * width} 0V${rows * height}`);
   return make("path", { class: `grid ${lines ? "" : "faint"}`, d: [...across, ...down].join("") });
 }
 
-function panelOf(name, send) {
+// A token outside the photo, as a button that makes it the query.
+function makeToken({ query, name, share, now }, send) {
+  const title = `Look from ${name.replace(/^(?!the )/, "the ")}`;
+  const token = makeButton(name, () => send({ set: { query } }), { class: "token", title });
+  token.append(make("b", {}, share));
+  setPressed(token, now);
+  return token;
+}
+
+// A photo with its map, tokens, legend and caption. Returns functions for the page: `cell` is the [row, col] under the
+// pointer, and `panel` what the frame describes.
+function makePanel(name, send) {
+  let panel; // what the frame describes
+  let values; // of its map
+  let base; // levels of its photo
+  let hovered = null; // cell under the pointer
+  let asked = null; // cell that the pointer has picked since it is down
+  let looking = null; // map from the patch under the pointer
+  let pressed = false; // pointer is down on this image
+  let aim = null; // picked cell without an answer yet
+  let updates = 0;
+
+  const isInside = (place) => {
+    if (!place) return false;
+    const [row, col] = place;
+    return row >= 0 && row < panel.rows && col >= 0 && col < panel.cols;
+  };
+  const findCell = (event) => {
+    if (!panel) return null;
+    const place = cellUnder(event, canvas, panel.cell);
+    return isInside(place) ? place : null;
+  };
+  // The line under the photo.
+  const describeCell = () => {
+    const place = panel && (hovered || panel.selected);
+    if (!place) return "\u00a0";
+    if (looking) return `From row ${looking.selected.join(", column ")}. Click to stay here.`;
+    const where = `row ${place.join(", column ")}`;
+    const channels = values.length / (panel.rows * panel.cols);
+    if (!channels) return where;
+    const at = (place[0] * panel.cols + place[1]) * channels;
+    const numbers = [...values.subarray(at, at + channels)].map(formatNumber).join(", ");
+    return `${where}: ${numbers} ${panel.unit}`.trim();
+  };
+  const writeLine = () => {
+    under.textContent = describeCell();
+  };
+  const drawMarks = () => {
+    const [height, width] = panel.cell;
+    const { selected } = looking || panel;
+    const boxOf = ([row, col]) => ({ x: col * width, y: row * height, width, height });
+    const sinks = panel.sinks.map((place) => make("rect", { class: "sink", ...boxOf(place) }));
+    const frame = selected ? makeFrame(boxOf(selected)) : [];
+    marks.replaceChildren(makeGrid(panel), ...sinks, ...frame);
+  };
+  const pick = (place) => {
+    if (!place || !panel.picks || isEqual(place, asked)) return;
+    asked = place;
+    aim = place;
+    panel = { ...panel, selected: place }; // before the answer
+    drawMarks();
+    writeLine();
+    send({ pick: name, row: place[0], col: place[1] });
+  };
+  const hover = (place) => {
+    hovered = place;
+    writeLine();
+  };
+  const move = (...step) => {
+    if (!panel?.picks) return false;
+    asked = null;
+    hovered = null;
+    const ends = [panel.rows - 1, panel.cols - 1];
+    const moved = panel.selected?.map((at, i) => Math.min(Math.max(at + step[i], 0), ends[i]));
+    pick(moved || ends.map((end) => Math.ceil(end / 2)));
+    return true;
+  };
+
   const title = make("h3");
   const canvas = make("canvas", { role: "img" });
   const marks = make("svg", {
@@ -126,12 +229,7 @@ function panelOf(name, send) {
     preserveAspectRatio: "none",
     "aria-hidden": "true",
   });
-  const picture = steered(
-    { class: "picture" },
-    (...step) => (panel?.picks ? move(step) : false),
-    canvas,
-    marks,
-  );
+  const picture = makeSteered({ class: "picture" }, move, canvas, marks);
   const under = make("p", { class: "under", "aria-live": "off" });
   const tokens = make("div", {
     class: "tokens",
@@ -140,101 +238,40 @@ function panelOf(name, send) {
   });
   const beneath = make("div", { class: "beneath" }, under, tokens);
   const gradient = make("canvas");
-  const [least, most, unit] = [make("span"), make("span"), make("span", { class: "unit" })];
-  const legend = make(
-    "div",
-    { class: "legend", "aria-hidden": "true" },
-    least,
-    gradient,
-    most,
-    unit,
-  );
+  const least = make("span");
+  const most = make("span");
+  const unit = make("span", { class: "unit" });
+  const hidden = { "aria-hidden": "true" };
+  const legend = make("div", { class: "legend", ...hidden }, least, gradient, most, unit);
   const words = make("figcaption", { "aria-live": "polite" });
-  const node = make(
-    "figure",
-    { class: "panel", "data-panel": name },
-    title,
-    picture,
-    beneath,
-    legend,
-    words,
-  );
-  let panel, values, hovered, asked, base;
-  let looking = null; // map from the patch under the pointer
-  let pressed = false; // pointer is down on this image
-  let aim = null; // picked cell without an answer yet
-  let wanted = 0;
+  const parts = [title, picture, beneath, legend, words];
+  const node = make("figure", { class: "panel", "data-panel": name }, ...parts);
 
-  const inside = (place) => place?.every((at, i) => at >= 0 && at < [panel.rows, panel.cols][i]);
-  const cell = (event) => {
-    const place = panel && cellUnder(event, canvas, panel.cell);
-    return inside(place) ? place : null;
-  };
-  const tell = () => {
-    const place = panel && (hovered || panel.selected);
-    if (!place) return (under.textContent = "\u00a0");
-    if (looking)
-      return (under.textContent = `From row ${looking.selected.join(", column ")}. Click to stay here.`);
-    const channels = values.length / (panel.rows * panel.cols);
-    const at = (place[0] * panel.cols + place[1]) * channels;
-    const found = [...values.subarray(at, at + channels)].map(shown).join(", ");
-    const where = `row ${place.join(", column ")}`;
-    under.textContent = channels ? `${where}: ${found} ${panel.unit}`.trim() : where;
-  };
-  const tileOf = ({ query, name, share, now }) => {
-    const title = `Look from ${name.replace(/^(?!the )/, "the ")}`;
-    const tile = button(name, () => send({ set: { query } }), { class: "token", title });
-    tile.append(make("b", {}, share));
-    press(tile, now);
-    return tile;
-  };
-  const mark = () => {
-    const [height, width] = panel.cell;
-    const { selected } = looking || panel;
-    const boxOf = ([row, col]) => ({ x: col * width, y: row * height, width, height });
-    const sinks = panel.sinks.map((place) => make("rect", { class: "sink", ...boxOf(place) }));
-    marks.replaceChildren(gridLines(panel), ...sinks, ...(selected ? framed(boxOf(selected)) : []));
-  };
-  const pick = (place) => {
-    if (!place || !panel.picks || same(place, asked)) return;
-    asked = aim = place;
-    panel = { ...panel, selected: place }; // before the answer
-    mark();
-    tell();
-    send({ pick: name, row: place[0], col: place[1] });
-  };
-  const hover = (place) => {
-    hovered = place;
-    tell();
-  };
   picture.addEventListener("pointerdown", (event) => {
     asked = null;
     pressed = event.button === 0;
-    if (pressed) pick(cell(event));
+    if (pressed) pick(findCell(event));
   });
   picture.addEventListener("pointermove", (event) => {
     pressed = pressed && event.buttons === 1;
-    if (pressed) pick(cell(event));
-    hover(cell(event));
+    if (pressed) pick(findCell(event));
+    hover(findCell(event));
   });
   picture.addEventListener("pointerleave", () => hover(null));
-  const move = (step) => {
-    asked = hovered = null;
-    const ends = [panel.rows - 1, panel.cols - 1];
-    const moved = panel.selected?.map((at, i) => Math.min(Math.max(at + step[i], 0), ends[i]));
-    pick(moved || ends.map((end) => Math.ceil(end / 2)));
-  };
 
-  const paint = ({ ends, scale, ...next }) => {
-    put(canvas, painted(base, { scale, ...next }));
+  const paint = (described) => {
+    const { ends, scale } = described;
+    putImage(canvas, paintMap(base, described));
     legend.hidden = !ends;
     if (ends) {
-      put(gradient, new ImageData(new Uint8ClampedArray(bytesOf(scale.colors)), 256, 1));
-      [least.textContent, most.textContent] = ends;
-      unit.textContent = next.legend || next.unit;
+      const colors = new Uint8ClampedArray(bytesOf(scale.colors));
+      putImage(gradient, new ImageData(colors, LEVELS, 1));
+      least.textContent = ends[0];
+      most.textContent = ends[1];
+      unit.textContent = described.legend || described.unit;
     }
-    mark();
-    tell();
+    drawMarks();
+    writeLine();
   };
   // Shows another map of the same image, without its caption. null: the map of the last frame again.
   const peek = (other) => {
@@ -242,26 +279,32 @@ function panelOf(name, send) {
     looking = other && { ...panel, ...other };
     paint(looking || panel);
   };
-
   // Shows the photo with these patches covered, and a line about it. null: the map of the last frame again.
   const reveal = (patches, fill, line) => {
-    if (!patches) return paint(panel);
-    cover(canvas, base, panel, patches, fill);
+    if (!patches) {
+      paint(panel);
+      return;
+    }
+    coverPatches(canvas, base, panel, patches, fill);
     marks.replaceChildren();
     under.textContent = line;
   };
 
-  const update = async (next, pictures, waiting) => {
-    const turn = (wanted += 1);
-    const { whole } = await pixelsOf(pictures[next.picture]);
-    if (turn !== wanted) return;
-    [panel, base, looking, asked] = [next, whole, null, null];
-    if (!waiting() || !inside(aim)) aim = null;
-    if (!inside(hovered)) hovered = null; // the pointer may be outside the new grid
+  const update = async (next, pictures, isWaiting) => {
+    updates += 1;
+    const own = updates;
+    const { whole } = await readPixels(pictures[next.picture]);
+    if (own !== updates) return;
+    panel = next;
+    base = whole;
+    looking = null;
+    asked = null;
+    if (!isWaiting() || !isInside(aim)) aim = null;
+    if (!isInside(hovered)) hovered = null; // the pointer may be outside the new grid
     if (aim) panel = { ...next, selected: aim }; // keep a later pick than the answered one
     values = floatsOf(panel.values);
     node.style.setProperty("--shape", base.width / base.height);
-    node.classList.toggle("wide", base.width > 1.8 * base.height);
+    node.classList.toggle("wide", base.width > WIDE * base.height);
     title.textContent = panel.title;
     words.textContent = panel.words;
     canvas.setAttribute("aria-label", `${panel.title}. ${panel.words}`);
@@ -269,44 +312,41 @@ function panelOf(name, send) {
     picture.setAttribute("aria-label", `${panel.title}. ${how}`);
     picture.title = how;
     picture.classList.toggle("picks", Boolean(panel.picks));
-    renew(tokens, panel.tokens, (tiles) => tiles.map(tileOf));
+    renew(tokens, panel.tokens, (described) => described.map((token) => makeToken(token, send)));
     paint(panel);
   };
   return { node, update, peek, reveal, cell: () => hovered, panel: () => panel };
 }
 
 // Small maps side by side, each with its score. A click enlarges one.
-function sixOf(send) {
+function makeSix(send) {
   const title = make("h3");
   const list = make("div", { class: "maps" });
   const node = make("section", { class: "six" }, title, list);
-  const fresh = () => {
-    const parts = [
-      make("canvas", { "aria-hidden": "true" }),
-      make("span", { class: "name" }),
-      make("b"),
-    ];
-    return make("button", { type: "button", class: "map" }, ...parts);
+  const makeTile = () => {
+    const canvas = make("canvas", { "aria-hidden": "true" });
+    const name = make("span", { class: "name" });
+    return make("button", { type: "button", class: "map" }, canvas, name, make("b"));
+  };
+  const showTile = (button, tile, base) => {
+    const [canvas, name, words] = button.children;
+    putImage(canvas, paintMap(base, tile.values ? tile : { ...tile, strength: 0 }));
+    name.textContent = tile.title;
+    words.textContent = tile.failed ? "–" : tile.words || "…";
+    button.title = tile.failed || tile.title;
+    button.classList.toggle("coming", !tile.values);
+    setPressed(button, tile.now);
+    button.onclick = () => send({ set: { view: tile.view } });
   };
   const update = async (described, pictures) => {
     node.hidden = !described;
     if (!described) return;
-    const { small: base } = await pixelsOf(pictures[described.picture]);
+    const { small } = await readPixels(pictures[described.picture]);
     const { tiles } = described;
     title.textContent = described.title;
-    while (list.children.length < tiles.length) list.append(fresh());
+    while (list.children.length < tiles.length) list.append(makeTile());
     while (list.children.length > tiles.length) list.lastChild.remove();
-    tiles.forEach((tile, k) => {
-      const node = list.children[k];
-      const [canvas, name, words] = node.children;
-      put(canvas, painted(base, tile.values ? tile : { ...tile, strength: 0 }));
-      name.textContent = tile.title;
-      words.textContent = tile.failed ? "–" : tile.words || "…";
-      node.title = tile.failed || tile.title;
-      node.classList.toggle("coming", !tile.values);
-      press(node, tile.now);
-      node.onclick = () => send({ set: { view: tile.view } });
-    });
+    tiles.forEach((tile, k) => showTile(list.children[k], tile, small));
   };
   return { node, update };
 }

@@ -6,20 +6,27 @@ const ENDED =
 const AWAY =
   "The kernel cannot be reached. If this message stays, restart it and run the notebook again.";
 
-// Calls tell(message) when the kernel has ended or cannot be reached, and tell("") when it is back.
-function watch(model, tell) {
+// Calls notice(message) when the kernel has ended or cannot be reached, and notice("") when it is back. Returns a
+// function that ends this.
+function watchKernel(model, notice) {
   let ended = false;
   const end = (sentence) => {
     ended = true;
-    tell(sentence);
+    notice(sentence);
   };
-  model.on("lost", end);
-  const kernel = model.widget_manager?.kernel; // undefined in some front ends
   const slots = {
-    statusChanged: (_, status) => GONE.includes(status) && end(ENDED),
-    disposed: () => end(ENDED),
-    connectionStatusChanged: (_, status) => ended || tell(status === "connected" ? "" : AWAY),
+    statusChanged(_, status) {
+      if (GONE.includes(status)) end(ENDED);
+    },
+    disposed() {
+      end(ENDED);
+    },
+    connectionStatusChanged(_, status) {
+      if (!ended) notice(status === "connected" ? "" : AWAY);
+    },
   };
+  const kernel = model.widget_manager?.kernel; // undefined in some front ends
+  model.on("lost", end);
   for (const [signal, slot] of Object.entries(slots)) kernel?.[signal]?.connect(slot);
   return () => {
     model.off("lost", end);
@@ -31,21 +38,37 @@ function watch(model, tell) {
 class Source {
   traits = {};
   handlers = {};
-  get = (name) => this.traits[name];
-  on = (event, handler) => (this.handlers[event] ||= new Set()).add(handler);
-  off = (event, handler) => this.handlers[event]?.delete(handler);
-  emit = (event, ...values) =>
-    [...(this.handlers[event] || [])].forEach((handler) => handler(...values));
+
+  get(name) {
+    return this.traits[name];
+  }
+
+  on(event, handler) {
+    this.handlers[event] ||= new Set();
+    this.handlers[event].add(handler);
+  }
+
+  off(event, handler) {
+    this.handlers[event]?.delete(handler);
+  }
+
+  emit(event, ...values) {
+    const handlers = [...(this.handlers[event] || [])];
+    for (const handler of handlers) handler(...values);
+  }
 }
 
 // Message: length of the header, header, and byte strings, {"$": number} in the header. revive: maps all values.
-function unpacked(data, revive = (each) => each) {
+function unpack(data, revive = (each) => each) {
   const length = new DataView(data).getUint32(0, true);
   const text = new TextDecoder().decode(new Uint8Array(data, 4, length));
+  const parts = [];
   let at = 4 + length;
-  const parts = JSON.parse(text).sizes.map((size) => new DataView(data, (at += size) - size, size));
-  const { name, value } = JSON.parse(text, (_, each) =>
-    each?.$ === undefined ? revive(each) : parts[each.$],
-  );
+  for (const size of JSON.parse(text).sizes) {
+    parts.push(new DataView(data, at, size));
+    at += size;
+  }
+  const reviver = (_, each) => (each?.$ === undefined ? revive(each) : parts[each.$]);
+  const { name, value } = JSON.parse(text, reviver);
   return [name, value];
 }

@@ -2,168 +2,288 @@
 
 const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
 const LOOKS = 84; // milliseconds between two maps that follow the pointer: 12 in a second
-const LAYER = 600; // milliseconds that a layer is shown
+const LAYER = 600; // milliseconds for which playing shows a layer
+const BUSY = "button, select, input, textarea, summary, a, dialog, [contenteditable=true]"; // which take the space key
 
-// Steps of the tour: title, sentence, and nodes of the picture. about: the answer to {ask: "tour"}.
-function stepsOf(about, base) {
-  const { rows, cols, patch, image, row, col, pixels, token, position, prefix, sentences, value } =
-    about;
+// The step's title, and a function that makes its nodes, for each step. about: the answer to {ask: "tour"}.
+function makeScenes(about, base) {
+  const { rows, cols, patch, image, row, col, pixels, token, position, prefix, value } = about;
   const here = { frame: [row, col] };
   const pair = { ...here, key: patchAt(value, value.key) };
-  const photo = (marks, label) => mapOf(base, about, [], marks, label);
-  const near = Uint8ClampedArray.from(pixels.flat().flatMap((pixel) => [...pixel, 255]));
-  const enlarged = canvasOf(new ImageData(near, pixels[0].length), "The pixels of the patch", {
-    class: "pixels",
-  });
-  const cut = () => {
-    const node = photo(here, "The photo, cut into patches");
-    node.lastChild.prepend(
-      gridLines({ rows, cols, cell: [patch[0] / image[0], patch[1] / image[1]] }),
-    );
-    return [node];
+  const makePhoto = (marks, label) => makeMap(base, about, [], marks, label);
+  const makePixels = () => {
+    const levels = Uint8ClampedArray.from(pixels.flat().flatMap((pixel) => [...pixel, 255]));
+    const enlarged = new ImageData(levels, pixels[0].length);
+    return makeCanvas(enlarged, "The pixels of the patch", { class: "pixels" });
   };
-  const patches = softmax(value.logits).slice(prefix.length);
-  const vectors = () => [strip("token", token), position ? strip("position", position) : ""];
-  const ofHead = (values, head) =>
-    make(
-      "figure",
-      {},
-      mapOf(base, about, values, here, `Head ${head}`),
-      make("figcaption", {}, `head ${head}`),
-    );
-  const steps = {
-    Pixels: () => [photo(here, "The model's input"), enlarged],
-    Patches: cut,
-    "Tokens and positions": () => [photo(here, "The framed patch"), make("div", {}, ...vectors())],
-    "A query meets a key": () => [
-      photo(pair, "The two patches"),
-      make("div", {}, ...products(value)),
+  const makePatches = () => {
+    const node = makePhoto(here, "The photo, cut into patches");
+    const cell = [patch[0] / image[0], patch[1] / image[1]];
+    node.lastChild.prepend(makeGrid({ rows, cols, cell }));
+    return node;
+  };
+  const makeVectors = () => {
+    const added = position ? makeStrip("position", position) : "";
+    return make("div", {}, makeStrip("token", token), added);
+  };
+  const makeWeights = () => {
+    const weights = softmax(value.logits).slice(prefix.length);
+    return makeMap(base, about, weights, pair, "Weights of the patches");
+  };
+  const makeHead = (values, head) => {
+    const map = makeMap(base, about, values, here, `Head ${head}`);
+    return make("figure", {}, map, make("figcaption", {}, `head ${head}`));
+  };
+  return [
+    ["Pixels", () => [makePhoto(here, "The model's input"), makePixels()]],
+    ["Patches", () => [makePatches()]],
+    ["Tokens and positions", () => [makePhoto(here, "The framed patch"), makeVectors()]],
+    [
+      "A query meets a key",
+      () => [makePhoto(pair, "The two patches"), make("div", {}, ...makeProducts(value))],
     ],
-    Softmax: () => [mapOf(base, about, patches, pair, "Weights of the patches"), weighing(value)],
-    "Values, heads side by side": () => [make("div", { class: "row" }, ...about.heads.map(ofHead))],
-    "Residual stream and MLP": () => [streamChart(about)],
-    "Through the layers": () => depthOf(about, base, here),
-  };
-  return Object.entries(steps).map(([title, draw], k) => [title, sentences[k], draw]);
+    ["Softmax", () => [makeWeights(), makeSoftmax(value)]],
+    [
+      "Values, heads side by side",
+      () => [make("div", { class: "row" }, ...about.heads.map(makeHead))],
+    ],
+    ["Residual stream and MLP", () => [makeStreamChart(about)]],
+    ["Through the layers", () => makeDepth(about, base, here)],
+  ];
 }
 
 // Lengths of a token after each layer as a line, and of the additions of each layer as bars.
-function streamChart({ lengths, added }) {
-  const label = `Length of the token after each layer: ${lengths.slice(1).map(shown).join(", ")}`;
-  const { plot, x, y, tick } = chartOf(label, [...lengths, ...added.flat()], "layer");
-  const [middle, wide] = [(k) => (k + 0.5) / added.length, 0.3 / added.length];
-  const kinds =
-    added[0].length === 2
-      ? [
-          ["attention", "head"],
-          ["the MLP", "mlp"],
-        ]
-      : [["the layer", "head"]];
+function makeStreamChart({ lengths, added }) {
+  const after = lengths.slice(1);
+  const label = `Length of the token after each layer: ${after.map(formatNumber).join(", ")}`;
+  const { plot, x, y, tick } = makeChart(label, [...lengths, ...added.flat()], "layer");
+  const middleOf = (k) => (k + 0.5) / added.length;
+  const wide = 0.3 / added.length; // of a bar, as a share
+  let kinds = [["the layer", "head"]];
+  if (added[0].length === 2) {
+    kinds = [
+      ["attention", "head"],
+      ["the MLP", "mlp"],
+    ];
+  }
   added.forEach((parts, k) => {
     parts.forEach((value, i) => {
-      const from = middle(k) + (i - parts.length / 2) * wide;
-      const box = {
-        x: x(from),
-        width: 0.9 * (x(wide) - x(0)),
-        y: y(value),
-        height: y(0) - y(value),
-      };
-      const title = make("title", {}, `layer ${k}, ${kinds[i][0]}: ${shown(value)}`);
-      plot.append(make("rect", { class: `part ${kinds[i][1]}`, ...box }, title));
+      const [name, kind] = kinds[i];
+      const left = x(middleOf(k) + (i - parts.length / 2) * wide);
+      const width = 0.9 * (x(wide) - x(0));
+      const box = { x: left, width, y: y(value), height: y(0) - y(value) };
+      const title = make("title", {}, `layer ${k}, ${name}: ${formatNumber(value)}`);
+      plot.append(make("rect", { class: `part ${kind}`, ...box }, title));
     });
-    if (k % Math.ceil(added.length / 12) === 0) tick(middle(k), k);
+    if (k % Math.ceil(added.length / MOST_TICKS) === 0) tick(middleOf(k), k);
   });
-  const points = lengths
-    .slice(1)
-    .map((value, k) => `${x(middle(k))},${y(value)}`)
-    .join(" ");
+  const points = after.map((value, k) => `${x(middleOf(k))},${y(value)}`).join(" ");
   plot.append(make("polyline", { class: "curve", points }));
   const keys = kinds.map(([name, kind]) => [`added by ${name}`, `part ${kind}`]);
-  return make("div", { class: "dots" }, plot, keysOf([["token", ""], ...keys]));
+  return make("div", { class: "dots" }, plot, makeKeys([["token", ""], ...keys]));
 }
 
 // The patch's map in each layer, beside the class after each layer. Plays once, unless motion is reduced.
-function depthOf(about, base, marks) {
+function makeDepth(about, base, marks) {
   const { depth, lens, plain } = about;
-  const [map, list] = [make("div"), make("div", { class: "depth" })];
-  const rows = depth.map((values, layer) => ({
-    layer,
-    name: "",
-    share: largestOf(values),
-    plain: true,
-  }));
-  lens.forEach(([name, share], k) => Object.assign(rows[k], { name, share, plain }));
+  const map = make("div");
+  const list = make("div", { class: "depth" });
+  const rows = depth.map((values, layer) => {
+    if (!lens[layer]) return { layer, name: "", share: largestOf(values), plain: true };
+    const [name, share] = lens[layer];
+    return { layer, name, share, plain };
+  });
   const note = lens.length ? "" : "The largest weight on a patch in each layer.";
+  const last = depth.length - 1;
   let timer;
   const show = (at, plays) => {
-    const held = list.contains(document.activeElement);
-    map.replaceChildren(mapOf(base, about, depth[at], marks, `Layer ${at}, mean of the heads`));
-    const chosen = { title: `After layer ${at}`, rows, layer: at, note };
-    list.replaceChildren(...classes(chosen, ({ set }) => show(set.layer, false)));
-    if (held) list.querySelector("[aria-pressed=true]").focus();
+    const focused = list.contains(document.activeElement);
+    map.replaceChildren(makeMap(base, about, depth[at], marks, `Layer ${at}, mean of the heads`));
+    const described = { title: `After layer ${at}`, rows, layer: at, note };
+    list.replaceChildren(...makeLayerBars(described, ({ set }) => show(set.layer, false)));
+    if (focused) list.querySelector("[aria-pressed=true]").focus();
     clearTimeout(timer);
-    if (plays && at < depth.length - 1)
-      timer = setTimeout(() => list.isConnected && show(at + 1, true), LAYER);
+    if (plays && at < last) timer = setTimeout(() => playOn(at + 1), LAYER);
   };
-  show(STILL.matches ? depth.length - 1 : 0, !STILL.matches);
+  const playOn = (at) => {
+    if (list.isConnected) show(at, true);
+  };
+  if (STILL.matches) show(last, false);
+  else show(0, true);
   return [map, list];
 }
 
-// Buttons of the page for what this file does. send, waiting: of the page. panels: its panels by name.
-function guide({ model, root, send, waiting, panels }) {
+// The dialog of the tour, which a page that is nothing but a tour shows inline: {dialog, start(answer, base)}.
+function makeTour(model, root) {
+  let steps = []; // title, sentence, and a function that makes the nodes of the picture
+  let step = 0;
+  const close = () => dialog.close();
+  const onkeydown = (event) => {
+    if (event.key === "ArrowRight") go(step + 1);
+    if (event.key === "ArrowLeft") go(step - 1);
+  };
+  const dialog = make("dialog", { class: "tour", "aria-label": "Tour", onkeydown });
+
+  const makeDot = (k) => {
+    const [title] = steps[k];
+    const label = `Step ${k + 1}: ${title}`;
+    const current = k === step && "step";
+    const attributes = { class: "stop", title, "aria-label": label, "aria-current": current };
+    return makeButton("", () => go(k), attributes);
+  };
+  const makeNext = (inline) => {
+    if (step < steps.length - 1) return makeButton("Next", () => go(step + 1));
+    if (inline) return makeButton("Start again", () => go(0));
+    return makeButton("Close", close);
+  };
+  const go = (to) => {
+    const inline = model.get("frame").tour;
+    step = Math.min(Math.max(to, 0), steps.length - 1);
+    const [title, sentence, makeScene] = steps[step];
+    const next = makeNext(inline);
+    const closer = makeSmallButton("×", close, { "aria-label": "Close the tour", hidden: inline });
+    const label = make("span", { class: "note" }, `Step ${step + 1} of ${steps.length}`);
+    const back = makeButton("Back", () => go(step - 1), { disabled: !step });
+    const dots = make("span", {}, ...steps.map((_, k) => makeDot(k)));
+    const focused = !inline || dialog.contains(document.activeElement);
+    dialog.replaceChildren(
+      make("header", {}, make("h3", {}, title), label, closer),
+      make("p", { class: "sentence", "aria-live": "polite" }, sentence),
+      make("div", { class: "scene" }, ...makeScene()),
+      make("nav", {}, back, dots, next),
+    );
+    if (focused) next.focus({ preventScroll: true });
+  };
+  const start = (answer, base) => {
+    const inline = Boolean(model.get("frame").tour);
+    const scenes = makeScenes(answer, base);
+    steps = scenes.map(([title, makeScene], k) => [title, answer.sentences[k], makeScene]);
+    root.classList.toggle("touring", inline);
+    if (!dialog.open) {
+      if (inline) dialog.show();
+      else dialog.showModal();
+    }
+    go(0);
+  };
+  return { dialog, start };
+}
+
+// Playing through the layers: a button, and functions for the guide. findLayer: the control of the layer in the frame.
+function makePlayer(findLayer, send) {
+  let playing = false;
+  let timer;
+  const play = (now) => {
+    playing = now;
+    clearTimeout(timer);
+    button.textContent = now ? "❚❚ Pause" : "▶ Play layers";
+  };
+  const forward = () => {
+    const { value, high, options } = findLayer();
+    const layers = options.length
+      ? options.map((option) => option[1])
+      : [...Array(high + 1).keys()];
+    let layer = layers[layers.indexOf(value) + 1];
+    if (layer === undefined && !playing) layer = layers[0]; // from the last, the first follows
+    if (layer === undefined || button.hidden) play(false);
+    else send({ set: { layer } });
+  };
+  const toggle = () => {
+    if (!playing) forward();
+    play(!playing && !STILL.matches);
+  };
+  const button = makeSmallButton("▶ Play layers", toggle, { title: "Space" });
+  const pause = () => {
+    if (playing) play(false);
+  };
+  const onSpace = (event) => {
+    if (event.key !== " " || event.target.closest(BUSY) || button.hidden) return;
+    event.preventDefault();
+    toggle();
+  };
+  // Called after each drawing. The next layer follows after a while.
+  const continueAfter = (isWaiting) => {
+    clearTimeout(timer);
+    if (playing && !isWaiting()) timer = setTimeout(forward, LAYER);
+  };
+  return { button, pause, onSpace, continueAfter };
+}
+
+// Buttons of the page for what this file does. send, isWaiting: of the page. panels: its panels by name.
+function makeGuide({ model, root, send, isWaiting, panels }) {
   const numbers = {}; // of the last question of each kind
-  const ask = (kind, more) =>
-    model.send({ ask: kind, number: (numbers[kind] = number += 1), ...more }, undefined, []);
-  const can = (kind) => Boolean(model.get("frame").asks?.includes(kind));
-  const controlled = (name) => model.get("frame").controls.find((each) => each.name === name);
-  const map = () => panels.get("picture");
-  const over = ({ target }) => map()?.node.querySelector(".picture").contains(target);
+  const ask = (kind, content) => {
+    numbers[kind] = nextNumber();
+    model.send({ ask: kind, number: numbers[kind], ...content }, undefined, []);
+  };
+  const canAsk = (kind) => Boolean(model.get("frame").asks?.includes(kind));
+  const findControl = (name) => model.get("frame").controls.find((each) => each.name === name);
+  const findMap = () => panels.get("picture");
+  const isOverMap = (event) => findMap()?.node.querySelector(".picture").contains(event.target);
 
   // The map follows the pointer.
-  let [target, asked, seen, last, pinned] = [null, null, null, 0, null]; // patches, and the time of the last question
+  let target = null; // patch whose map is to be shown
+  let asked = null; // patch of the question without an answer
+  let seen = null; // patch of the last question
+  let last = 0; // time of the last question
+  let pinned = null; // query of the last frame
   const look = () => {
-    if (!target || asked || waiting() || same(target, seen) || same(target, pinned)) return;
+    if (!target || asked || isWaiting() || isEqual(target, seen) || isEqual(target, pinned)) return;
     const rest = model.near ? 0 : last + LOOKS - performance.now();
-    if (rest > 0) return setTimeout(look, rest);
-    [asked, seen, last] = [target, target, performance.now()];
-    ask("look", { row: asked[0], col: asked[1] });
+    if (rest > 0) {
+      setTimeout(look, rest);
+      return;
+    }
+    asked = target;
+    seen = target;
+    last = performance.now();
+    ask("look", { row: target[0], col: target[1] });
   };
-  const leave = (to = null) => {
-    target = to;
-    if (to && !same(to, pinned)) return look();
+  const lookFrom = (place) => {
+    target = place;
+    if (place && !isEqual(place, pinned)) {
+      look();
+      return;
+    }
     seen = null;
-    map()?.peek(null);
+    findMap()?.peek(null);
   };
-  const onpointermove = (event) => {
-    const follows =
-      can("look") && controlled("hover")?.value && event.pointerType !== "touch" && !STILL.matches;
-    const cell = over(event) && !event.buttons ? map().cell() : null;
+  const stopLooking = () => lookFrom(null);
+  const followPointer = (event) => {
+    const wanted = canAsk("look") && findControl("hover")?.value;
+    const follows = wanted && event.pointerType !== "touch" && !STILL.matches;
+    const cell = isOverMap(event) && !event.buttons ? findMap().cell() : null;
     if (cell && (event.shiftKey || !follows)) key = cell;
-    leave(follows && !event.shiftKey ? cell : null);
-    line();
+    lookFrom(follows && !event.shiftKey ? cell : null);
+    drawQuestion();
+  };
+  const receiveLook = (answer, values, colors) => {
+    asked = null;
+    if (target && !answer.problem) {
+      findMap().peek({ ...answer, values, scale: { ...answer.scale, colors } });
+    }
+    look();
   };
 
   // The value under the picture: of the patch that was last under the pointer, or of the one with the largest weight.
-  let key = null;
-  const how = small("", () => openValue({ key: chosen() }), { class: "button small how" });
-  const detail = make("section", {
-    class: "detail",
-    "aria-label": "How this weight comes about",
-    hidden: true,
-  });
-  const chosen = () => {
-    const { cols, values } = map().panel();
+  let key = null; // that patch
+  const findKey = () => {
+    if (key) return key;
+    const { cols, values } = findMap().panel();
     const weights = floatsOf(values);
-    const most = weights.indexOf(
-      largestOf(weights.filter((_, at) => !pinned || at !== pinned[0] * cols + pinned[1])),
-    );
-    return key || [Math.floor(most / cols), most % cols];
+    const query = pinned && pinned[0] * cols + pinned[1];
+    const others = weights.filter((_, at) => !pinned || at !== query);
+    const most = weights.indexOf(largestOf(others));
+    return [Math.floor(most / cols), most % cols];
   };
-  const line = () => {
-    how.hidden = !can("value");
-    if (how.hidden) return (detail.hidden = true);
-    const [[row, col], { values, cols }] = [chosen(), map().panel()];
-    const weight = shown(floatsOf(values)[row * cols + col]);
+  const drawQuestion = () => {
+    how.hidden = !canAsk("value");
+    if (how.hidden) {
+      detail.hidden = true;
+      return;
+    }
+    const [row, col] = findKey();
+    const { values, cols } = findMap().panel();
+    const weight = formatNumber(floatsOf(values)[row * cols + col]);
     how.textContent = `${weight} of the attention on row ${row}, column ${col}: how?`;
   };
   const closeValue = () => {
@@ -173,140 +293,86 @@ function guide({ model, root, send, waiting, panels }) {
   };
   const openValue = (content) => {
     key = content.key;
-    line();
+    drawQuestion();
     if (detail.hidden) detail.replaceChildren();
     detail.hidden = false;
     ask("value", content);
   };
-  detail.addEventListener("keydown", (event) => event.key === "Escape" && closeValue());
-  const onpointerdown = (event) => {
-    if (playing && !actions.contains(event.target) && !over(event)) play(false);
-    if (!event.shiftKey || !can("value") || !over(event)) return;
+  const receiveValue = (answer, base) => {
+    const fresh = !detail.firstChild;
+    const focused = detail.querySelector(".picture:focus");
+    detail.replaceChildren(...makeValue(answer, base, openValue, closeValue));
+    if (fresh) detail.scrollIntoView({ block: "nearest" });
+    if (focused) detail.querySelector(".picture").focus();
+  };
+  const openOnShift = (event) => {
+    if (!actions.contains(event.target) && !isOverMap(event)) player.pause();
+    if (!event.shiftKey || !canAsk("value") || !isOverMap(event)) return;
     event.stopPropagation(); // the query stays
-    if (map().cell()) openValue({ key: map().cell() });
+    const cell = findMap().cell();
+    if (cell) openValue({ key: cell });
   };
-
-  // The tour.
-  let [steps, step, toured] = [[], 0, null]; // toured: name of the photo
-  const dialog = make("dialog", {
-    class: "tour",
-    "aria-label": "Tour",
-    onkeydown: (event) => {
-      const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (by) go(step + by);
-    },
+  const how = makeSmallButton("", () => openValue({ key: findKey() }), {
+    class: "button small how",
   });
-  const go = (to) => {
-    const { tour: inline } = model.get("frame");
-    step = Math.min(Math.max(to, 0), steps.length - 1);
-    const [title, sentence, draw] = steps[step];
-    const dots = steps.map(([name], k) => {
-      const more = { class: "stop", title: name, "aria-label": `Step ${k + 1}: ${name}` };
-      return button("", () => go(k), { ...more, "aria-current": k === step && "step" });
-    });
-    const end = inline ? button("Start again", () => go(0)) : button("Close", () => dialog.close());
-    const next = step === steps.length - 1 ? end : button("Next", () => go(step + 1));
-    const closer = small("×", () => dialog.close(), {
-      "aria-label": "Close the tour",
-      hidden: inline,
-    });
-    const label = make("span", { class: "note" }, `Step ${step + 1} of ${steps.length}`);
-    const held = !inline || dialog.contains(document.activeElement);
-    dialog.replaceChildren(
-      make("header", {}, make("h3", {}, title), label, closer),
-      make("p", { class: "sentence", "aria-live": "polite" }, sentence),
-      make("div", { class: "scene" }, ...draw()),
-      make(
-        "nav",
-        {},
-        button("Back", () => go(step - 1), { disabled: !step }),
-        make("span", {}, ...dots),
-        next,
-      ),
-    );
-    if (held) next.focus({ preventScroll: true });
+  const detail = make("section", {
+    class: "detail",
+    "aria-label": "How this weight comes about",
+    hidden: true,
+  });
+  detail.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") closeValue();
+  });
+
+  const player = makePlayer(() => findControl("layer"), send);
+  const actions = make("div", { class: "actions" }, player.button, how);
+  const tour = makeTour(model, root);
+  const tourButton = makeButton("Tour", () => ask("tour"));
+  let toured = null; // name of the photo of the inline tour
+
+  const afterDrawing = () => {
+    const frame = model.get("frame");
+    tourButton.hidden = !canAsk("tour");
+    const layer = findControl("layer");
+    player.button.hidden = !frame.asks || !layer || layer.hidden || layer.disabled;
+    const map = findMap();
+    if (!map) return;
+    if (!how.isConnected) map.node.querySelector(".beneath").after(actions);
+    if (!detail.isConnected) map.node.append(detail);
+    const { selected, rows, cols } = map.panel();
+    if (!isEqual(selected, pinned) || key?.[0] >= rows || key?.[1] >= cols) {
+      target = null;
+      key = null;
+      pinned = selected;
+    }
+    seen = null;
+    drawQuestion();
+    if (!detail.hidden && !isWaiting()) ask("value", { key: findKey() });
+    look();
+    player.continueAfter(isWaiting);
+    const photo = findControl("photograph")?.value;
+    if (frame.tour && photo !== toured) ask("tour");
+    toured = photo;
+  };
+  const receive = async ({ ask: kind, number, answer }, buffers) => {
+    const colors = buffers.at(-1);
+    if (kind === "look") {
+      receiveLook(answer, buffers[0], colors);
+      return;
+    }
+    const { whole } = await readPixels(model.get("pictures").picture);
+    if (number !== numbers[kind] || answer.problem) return;
+    if (kind === "tour") tour.start({ ...answer, colors }, whole);
+    else if (!detail.hidden) receiveValue({ ...answer, colors }, whole);
   };
 
-  // Playing through the layers.
-  let [playing, timer] = [false, 0];
-  const play = (now) => {
-    playing = now;
-    clearTimeout(timer);
-    player.textContent = now ? "❚❚ Pause" : "▶ Play layers";
-  };
-  const forward = () => {
-    const { value, high, options } = controlled("layer");
-    const all = options.length ? options.map(([, layer]) => layer) : [...Array(high + 1).keys()];
-    const layer = all[all.indexOf(value) + 1] ?? (playing ? null : all[0]); // from the last, the first follows
-    if (layer === null || player.hidden) return play(false);
-    send({ set: { layer } });
-  };
-  const toggle = () => {
-    if (!playing) forward();
-    play(!playing && !STILL.matches);
-  };
-  const player = small("▶ Play layers", toggle, { title: "Space" });
-  const actions = make("div", { class: "actions" }, player, how);
-  const space = (event) => {
-    const busy = event.target.closest(
-      "button, select, input, textarea, summary, a, dialog, [contenteditable=true]",
-    );
-    if (event.key !== " " || busy || player.hidden) return;
-    event.preventDefault();
-    toggle();
-  };
-
-  const tour = button("Tour", () => ask("tour"));
   const keys = ALONE ? document : root;
-  keys.addEventListener("keydown", space, true);
-  root.addEventListener("pointermove", onpointermove);
-  root.addEventListener("pointerleave", () => leave());
-  root.addEventListener("keydown", () => leave());
-  root.addEventListener("pointerdown", onpointerdown, true);
-  root.append(dialog);
-  return {
-    tour,
-    drawn() {
-      tour.hidden = !can("tour");
-      const layer = controlled("layer");
-      player.hidden = !model.get("frame").asks || !layer || layer.hidden || layer.disabled;
-      if (!map()) return;
-      if (!how.isConnected) map().node.querySelector(".beneath").after(actions);
-      if (!detail.isConnected) map().node.append(detail);
-      const { selected, rows, cols } = map().panel();
-      const moved = !same(selected, pinned) || key?.[0] >= rows || key?.[1] >= cols;
-      if (moved) [target, key, pinned] = [null, null, selected];
-      seen = null;
-      line();
-      if (!detail.hidden && !waiting()) ask("value", { key: chosen() });
-      look();
-      clearTimeout(timer);
-      if (playing && !waiting()) timer = setTimeout(forward, LAYER);
-      const photo = controlled("photograph")?.value;
-      if (model.get("frame").tour && photo !== toured) ask("tour");
-      toured = photo;
-    },
-    async answered({ ask: kind, number: asking, answer }, buffers) {
-      const [colors, values] = [buffers.at(-1), buffers[0]];
-      if (kind === "look") {
-        asked = null;
-        if (target && !answer.problem)
-          map().peek({ ...answer, values, scale: { ...answer.scale, colors } });
-        return look();
-      }
-      const { whole: base } = await pixelsOf(model.get("pictures").picture);
-      if (asking !== numbers[kind] || answer.problem || (kind === "value" && detail.hidden)) return;
-      if (kind === "value") {
-        const [fresh, held] = [!detail.firstChild, detail.querySelector(".picture:focus")];
-        detail.replaceChildren(...openedValue({ ...answer, colors }, base, openValue, closeValue));
-        if (fresh) detail.scrollIntoView({ block: "nearest" });
-        return held && detail.querySelector(".picture").focus();
-      }
-      steps = stepsOf({ ...answer, colors }, base);
-      root.classList.toggle("touring", Boolean(model.get("frame").tour));
-      if (!dialog.open) dialog[model.get("frame").tour ? "show" : "showModal"]();
-      go(0);
-    },
-    stop: () => keys.removeEventListener("keydown", space, true),
-  };
+  keys.addEventListener("keydown", player.onSpace, true);
+  root.addEventListener("pointermove", followPointer);
+  root.addEventListener("pointerleave", stopLooking);
+  root.addEventListener("keydown", stopLooking);
+  root.addEventListener("pointerdown", openOnShift, true);
+  root.append(tour.dialog);
+  const stop = () => keys.removeEventListener("keydown", player.onSpace, true);
+  return { tourButton, afterDrawing, receive, stop };
 }

@@ -2,18 +2,25 @@
 
 const bytesOf = (view) => new Uint8Array(view.buffer, view.byteOffset, view.byteLength);
 const floatsOf = (view) => new Float32Array(bytesOf(view).slice().buffer);
-const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
-const precise = (value) =>
-  Math.abs(value) >= 1e-4 || !value ? Number(value.toPrecision(3)) : value.toExponential(2);
-const shown = (value) => String(precise(value)).replaceAll("-", "−");
+const isEqual = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 const sumOf = (values) => values.reduce((sum, value) => sum + value, 0);
 const largestOf = (values) => values.reduce((most, value) => Math.max(most, value), -Infinity);
 const smallestOf = (values) => values.reduce((least, value) => Math.min(least, value), Infinity);
-const finite = (logits) => logits.map((value) => value ?? -Infinity); // null is a hidden token
+
+// A number with three significant digits and a proper minus sign.
+function formatNumber(value) {
+  const exponential = value && Math.abs(value) < 1e-4;
+  const text = exponential ? value.toExponential(2) : String(Number(value.toPrecision(3)));
+  return text.replaceAll("-", "−");
+}
+
+// Logits with -Infinity in place of null, which stands for a hidden token.
+const fillHidden = (logits) => logits.map((value) => value ?? -Infinity);
 
 function softmax(logits) {
-  const most = largestOf(finite(logits));
-  const raised = finite(logits).map((value) => Math.exp(value - most));
+  const filled = fillHidden(logits);
+  const most = largestOf(filled);
+  const raised = filled.map((value) => Math.exp(value - most));
   const sum = sumOf(raised);
   return raised.map((value) => value / sum);
 }

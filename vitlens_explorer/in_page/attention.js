@@ -1,6 +1,6 @@
 // Attention and its statistics from the queries and keys of a record: softmax(q·kᵀ) of a query over all T tokens.
 
-const tokenCount = ({ prefix, rows, cols }) => prefix.length + rows * cols;
+const countTokens = ({ prefix, rows, cols }) => prefix.length + rows * cols;
 
 // Writes the attention of one query in one head to `out`.
 function attend(record, layer, head, query, out) {
@@ -8,20 +8,28 @@ function attend(record, layer, head, query, out) {
   const tokens = out.length;
   const width = q.length / record.heads / tokens;
   const from = (head * tokens + query) * width;
-  let [at, most, sum] = [head * tokens * width, -Infinity, 0];
+  let at = head * tokens * width;
+  let most = -Infinity;
+  let sum = 0;
   for (let t = 0; t < tokens; t += 1) {
     let dot = 0;
-    for (let i = from; i < from + width; i += 1, at += 1) dot += q[i] * k[at];
+    for (let i = from; i < from + width; i += 1) {
+      dot += q[i] * k[at];
+      at += 1;
+    }
     out[t] = dot;
     if (dot > most) most = dot;
   }
-  for (let t = 0; t < tokens; t += 1) sum += out[t] = Math.exp(out[t] - most);
+  for (let t = 0; t < tokens; t += 1) {
+    out[t] = Math.exp(out[t] - most);
+    sum += out[t];
+  }
   for (let t = 0; t < tokens; t += 1) out[t] /= sum;
   return out;
 }
 
 // (H) maps (T): the attention of all queries, weighted.
-function read(record, layer, weights) {
+function readAttention(record, layer, weights) {
   const row = new Float64Array(weights.length);
   return Array.from({ length: record.heads }, (_, head) => {
     const total = new Float64Array(weights.length);
@@ -34,45 +42,73 @@ function read(record, layer, weights) {
   });
 }
 
+// Distances in pixels between two patches, by how many rows and columns they are apart.
+function distancesOf({ rows, cols, patch }) {
+  const distances = new Float64Array(rows * cols);
+  for (let i = 0; i < distances.length; i += 1) {
+    distances[i] = Math.hypot(Math.floor(i / cols) * patch[0], (i % cols) * patch[1]);
+  }
+  return distances;
+}
+
+// The mean distance of a patch from the patches that it attends to. row: its attention.
+function distanceFrom(place, row, { rows, cols, prefix }, distances) {
+  const y = Math.floor(place / cols);
+  const x = place % cols;
+  let distance = 0;
+  let t = prefix.length;
+  for (let r = 0; r < rows; r += 1) {
+    for (let c = 0; c < cols; c += 1) {
+      distance += row[t] * distances[Math.abs(r - y) * cols + Math.abs(c - x)];
+      t += 1;
+    }
+  }
+  return distance;
+}
+
 const swept = new WeakMap(); // statistics by layer
 
 // Statistics of all queries of a layer: attention received (H) of (T), mean distance (H), and mean and max over heads,
 // (T·T) each. They are kept.
 function sweep(record, layer) {
-  if (swept.has(record.layers[layer])) return swept.get(record.layers[layer]);
-  const { rows, cols, patch, prefix } = record.grid;
-  const tokens = tokenCount(record.grid);
-  const distanceOf = (_, i) => Math.hypot(Math.floor(i / cols) * patch[0], (i % cols) * patch[1]);
-  const apart = Float64Array.from({ length: rows * cols }, distanceOf);
+  const stored = record.layers[layer];
+  if (!swept.has(stored)) swept.set(stored, measureLayer(record, layer));
+  return swept.get(stored);
+}
+
+function measureLayer(record, layer) {
+  const { grid, heads } = record;
+  const tokens = countTokens(grid);
+  const patches = grid.rows * grid.cols;
+  const between = distancesOf(grid);
   const row = new Float64Array(tokens);
-  const [mean, max] = [new Float32Array(tokens * tokens), new Float32Array(tokens * tokens)];
-  const [received, distances] = [[], []];
-  for (let head = 0; head < record.heads; head += 1) {
+  const mean = new Float32Array(tokens * tokens);
+  const max = new Float32Array(tokens * tokens);
+  const received = [];
+  const distances = [];
+  for (let head = 0; head < heads; head += 1) {
     const sum = new Float64Array(tokens);
     let distance = 0;
     for (let query = 0; query < tokens; query += 1) {
       attend(record, layer, head, query, row);
-      for (let t = 0, at = query * tokens; t < tokens; t += 1, at += 1) {
+      let at = query * tokens;
+      for (let t = 0; t < tokens; t += 1) {
         sum[t] += row[t] / tokens;
-        mean[at] += row[t] / record.heads;
+        mean[at] += row[t] / heads;
         if (row[t] > max[at]) max[at] = row[t];
+        at += 1;
       }
-      const place = query - prefix.length;
-      if (place < 0) continue;
-      const [y, x] = [Math.floor(place / cols), place % cols];
-      for (let r = 0, t = prefix.length; r < rows; r += 1)
-        for (let c = 0; c < cols; c += 1, t += 1)
-          distance += row[t] * apart[Math.abs(r - y) * cols + Math.abs(c - x)];
+      const place = query - grid.prefix.length;
+      if (place >= 0) distance += distanceFrom(place, row, grid, between);
     }
     received.push(sum);
-    distances.push(distance / (rows * cols));
+    distances.push(distance / patches);
   }
-  swept.set(record.layers[layer], { received, distances, mean, max });
-  return swept.get(record.layers[layer]);
+  return { received, distances, mean, max };
 }
 
 // (T) row of the product of (A + I) / row sum over layers `layer` … 0, with A the mean or maximum over heads.
-function rollout(record, layer, weights, fusion) {
+function rollOut(record, layer, weights, fusion) {
   let row = Float64Array.from(weights);
   for (let l = layer; l >= 0; l -= 1) {
     const fused = sweep(record, l)[fusion];
@@ -80,8 +116,8 @@ function rollout(record, layer, weights, fusion) {
     row.forEach((weight, query) => {
       if (!weight) return;
       const attention = fused.subarray(query * row.length, (query + 1) * row.length);
-      const share =
-        weight / (fusion === "mean" ? 2 : 1 + attention.reduce((sum, value) => sum + value, 0));
+      const rowSum = fusion === "mean" ? 2 : 1 + sumOf(attention);
+      const share = weight / rowSum;
       for (let t = 0; t < row.length; t += 1) next[t] += share * attention[t];
       next[query] += share;
     });

@@ -1,30 +1,43 @@
+const NEVER = -1; // below all weights: in place of those of tokens that cannot be the key
+
+// Index of a token: a patch is [row, column], and other tokens are numbers. undefined and null stay as they are.
+function tokenAt({ prefix, cols }, place) {
+  return Array.isArray(place) ? prefix.length + place[0] * cols + place[1] : place;
+}
+
+// The token other than the queries and the prefix tokens that gets the largest weight.
+function findKey(weights, row, head, prefixCount) {
+  const fused = fuse(weights, head);
+  const others = fused.map((weight, t) => (row[t] === 1 ? NEVER : weight));
+  others.fill(NEVER, 0, prefixCount);
+  return others.indexOf(largestOf(others));
+}
+
 // The numbers behind one attention weight from a record, as `value` in details.py. Keys are stored without their mean.
-function valueOf(record, { layer, head, query, key }) {
+function explainWeight(record, { layer, head, query, key }) {
   const { grid, heads, layers } = record;
   const { q, k, scale = 1, mean = null } = layers[layer];
   const { prefix, rows, cols, patch, image } = grid;
   const row = queryRow(record, query);
-  const weights = read(record, layer, row);
-  const width = q.length / heads / row.length;
-  const position = (place) =>
-    Array.isArray(place) ? prefix.length + place[0] * cols + place[1] : place;
-  const largest = typeof head !== "number";
-  const others = fuse(weights, largest ? "mean" : head).map((weight, t) =>
-    row[t] === 1 ? -1 : weight,
-  );
-  const to = position(key) ?? others.fill(-1, 0, prefix.length).indexOf(largestOf(others));
-  const opened = largest
-    ? weights.reduce((best, values, h) => (values[to] > weights[best][to] ? h : best), 0)
-    : head;
-  const weightOf = (t) => attend(record, layer, opened, t, new Float64Array(row.length))[to];
-  const shares = row.map((share, t) => share && share * weightOf(t));
+  const tokens = row.length;
+  const width = q.length / heads / tokens;
+  const weights = readAttention(record, layer, row);
+  const largest = typeof head !== "number"; // the head with the largest weight is opened
+  const to = tokenAt(grid, key) ?? findKey(weights, row, largest ? "mean" : head, prefix.length);
+  const received = weights.map((values) => values[to]);
+  const opened = largest ? received.indexOf(largestOf(received)) : head;
+
+  const weightFrom = (t) => attend(record, layer, opened, t, new Float64Array(tokens))[to];
+  const shares = row.map((share, t) => share && share * weightFrom(t));
   const from = shares.indexOf(largestOf(shares));
-  const vector = (values, at) => [
-    ...values.subarray((opened * row.length + at) * width).subarray(0, width),
-  ];
-  const whole = (at) => vector(k, at).map((value, i) => value + (mean?.[opened * width + i] ?? 0));
-  const one = vector(q, from);
-  const logits = Array.from(row, (_, at) => sumOf(whole(at).map((value, i) => value * one[i])));
+
+  const vectorOf = (values, t) => {
+    const start = (opened * tokens + t) * width;
+    return [...values.subarray(start, start + width)];
+  };
+  const keyOf = (t) => vectorOf(k, t).map((value, i) => value + (mean?.[opened * width + i] ?? 0));
+  const scaled = vectorOf(q, from);
+  const logits = Array.from(row, (_, t) => sumOf(keyOf(t).map((value, i) => value * scaled[i])));
   return {
     prefix,
     rows,
@@ -37,9 +50,9 @@ function valueOf(record, { layer, head, query, key }) {
     averaged: row.filter(Boolean).length,
     query: from,
     key: to,
-    heads: weights.map((values) => values[to]),
-    q: one.map((value) => value / scale),
-    k: whole(to),
+    heads: received,
+    q: scaled.map((value) => value / scale),
+    k: keyOf(to),
     scale,
     mask: 0,
     logits,

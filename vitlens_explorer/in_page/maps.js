@@ -1,222 +1,290 @@
 // The map of a view and its caption, as in views.py: (record, {layer, head, query, target}) → {values, words, …}.
 
+// Index of a patch [row, column].
+const patchIndex = ({ cols }, [row, column]) => row * cols + column;
+
+// (T) weights of the tokens that are the query.
 function queryRow(record, query) {
-  if (query === "readout") return record.grid.readout;
-  const row = new Float32Array(tokenCount(record.grid));
-  row[
-    Array.isArray(query)
-      ? record.grid.prefix.length + query[0] * record.grid.cols + query[1]
-      : query
-  ] = 1;
+  const { grid } = record;
+  if (query === "readout") return grid.readout;
+  const row = new Float32Array(countTokens(grid));
+  const at = Array.isArray(query) ? grid.prefix.length + patchIndex(grid, query) : query;
+  row[at] = 1;
   return row;
 }
 
-function queryWords(record, query) {
-  if (query === "readout") return say("readout", { readout: record.grid.reads });
+function queryWords({ grid }, query) {
+  if (query === "readout") return say("readout", { readout: grid.reads });
   if (Array.isArray(query)) return say("patch", { row: query[0], column: query[1] });
-  return say("token", { token: record.grid.prefix[query] });
+  return say("token", { token: grid.prefix[query] });
+}
+
+// The element-wise maximum of maps.
+function maximumOf(maps) {
+  const fused = maps[0].slice();
+  for (const map of maps.slice(1)) {
+    for (let t = 0; t < map.length; t += 1) fused[t] = Math.max(fused[t], map[t]);
+  }
+  return fused;
+}
+
+// The element-wise mean of maps.
+function meanOf(maps) {
+  const fused = maps[0].slice();
+  for (const map of maps.slice(1)) {
+    for (let t = 0; t < map.length; t += 1) fused[t] += map[t];
+  }
+  return fused.map((sum) => sum / maps.length);
 }
 
 // One map of those of the heads, or their mean or maximum.
 function fuse(maps, head) {
   if (typeof head === "number") return maps[head];
-  const fused = maps[0].slice();
-  for (const map of maps.slice(1))
-    for (let t = 0; t < map.length; t += 1)
-      fused[t] = head === "max" ? Math.max(fused[t], map[t]) : fused[t] + map[t];
-  return head === "max" ? fused : fused.map((sum) => sum / maps.length);
+  return head === "max" ? maximumOf(maps) : meanOf(maps);
 }
 
 const patchesOf = (record, values) => Float32Array.from(values.slice(record.grid.prefix.length));
 const prefixOf = (record, values) => sumOf(values.slice(0, record.grid.prefix.length));
 const headWords = (head) => (typeof head === "number" ? say("head", { head }) : say(head));
 const gateWords = (record) => (record.gated ? say("gated") : "");
-const scoreWords = (record, score) => (record.outputs === "value" ? number(score) : percent(score));
-const prefixWords = ({ grid: { prefix } }) =>
-  prefix.length === 1
-    ? say("token", { token: prefix[0] })
-    : say("prefix", { count: prefix.length });
+const signed = (value) => (value >= 0 ? "+" : "") + formatLikePython(value);
 
-const restWords = (name, record, share) =>
-  say(name, { share: percent(share), rest: percent(1 - share), prefix: prefixWords(record) });
+function scoreWords(record, score) {
+  return record.outputs === "value" ? formatLikePython(score) : formatShare(score);
+}
+
+function prefixWords({ grid: { prefix } }) {
+  if (prefix.length === 1) return say("token", { token: prefix[0] });
+  return say("prefix", { count: prefix.length });
+}
+
+function restWords(name, record, share) {
+  const rest = formatShare(1 - share);
+  return say(name, { share: formatShare(share), rest, prefix: prefixWords(record) });
+}
+
+// Key of the maps of a class, or of its difference to another.
+const pairOf = (target, against) => (against === null ? String(target) : `${target}-${against}`);
+
+// What the heads of `head` of a layer write from each token (T), of `written` (L, H, T).
+function sumWritten(record, written, layer, head) {
+  const tokens = countTokens(record.grid);
+  const first = layer * record.heads;
+  let from = first + head;
+  let to = first + head + 1;
+  if (head === "sum") {
+    from = first;
+    to = first + record.heads;
+  } else if (head === "every") {
+    from = 0;
+    to = written.length / tokens;
+  }
+  const sums = new Float64Array(tokens);
+  for (let i = from; i < to; i += 1) {
+    for (let t = 0; t < tokens; t += 1) sums[t] += written[i * tokens + t];
+  }
+  return sums;
+}
+
+function whoseWords(layer, head) {
+  if (head === "every") return say("all layers", { layer, head });
+  if (head === "sum") return say("all heads", { layer, head });
+  return say("one head", { layer, head });
+}
 
 const MAPS = {
   attention(record, { layer, head, query }) {
+    const count = record.grid.prefix.length;
     const row = queryRow(record, query);
-    const values = fuse(read(record, layer, row), head);
+    const values = fuse(readAttention(record, layer, row), head);
     let source = queryWords(record, query);
     if (row.filter(Boolean).length > 1) source = say("averaged", { source });
     let words = say("attention", { source, layer, heads: headWords(head) });
-    if (record.grid.prefix.length && head !== "max")
-      words += restWords("attention prefix", record, prefixOf(record, values));
-    else if (record.grid.prefix.length) words += say("not rescaled");
-    const prefix = [...values.slice(0, record.grid.prefix.length)];
-    return { values: patchesOf(record, values), words: words + gateWords(record), prefix };
+    if (count && head === "max") words += say("not rescaled");
+    else if (count) words += restWords("attention prefix", record, prefixOf(record, values));
+    words += gateWords(record);
+    return { values: patchesOf(record, values), words, prefix: [...values.slice(0, count)] };
   },
+
   received(record, { layer, head }) {
-    const words = say("received", { layer, heads: headWords(head) });
-    const rest = record.grid.prefix.length ? say("not rescaled") : "";
     const values = patchesOf(record, fuse(sweep(record, layer).received, head));
-    return { values, words: words + rest + gateWords(record) };
+    let words = say("received", { layer, heads: headWords(head) });
+    if (record.grid.prefix.length) words += say("not rescaled");
+    words += gateWords(record);
+    return { values, words };
   },
+
   rollout(record, { layer, head, query }) {
-    const values = patchesOf(record, rollout(record, layer, queryRow(record, query), head));
-    let words = say("rollout", {
-      source: queryWords(record, query),
-      layer,
-      heads: headWords(head),
-    });
-    if (record.grid.prefix.length) words += restWords("rollout prefix", record, 1 - sumOf(values));
-    const prefix = record.grid.prefix.length === 1 ? [1 - sumOf(values)] : [];
-    return { values, words: words + gateWords(record), prefix };
+    const values = patchesOf(record, rollOut(record, layer, queryRow(record, query), head));
+    const rest = 1 - sumOf(values);
+    const count = record.grid.prefix.length;
+    const source = queryWords(record, query);
+    let words = say("rollout", { source, layer, heads: headWords(head) });
+    if (count) words += restWords("rollout prefix", record, rest);
+    words += gateWords(record);
+    return { values, words, prefix: count === 1 ? [rest] : [] };
   },
+
   similarity(record, { layer, query }) {
-    const values = patchesOf(
-      record,
-      cosines(record.tokens[layer], record.grid, queryRow(record, query)),
-    );
-    const own =
-      Array.isArray(query) && values.length > 1 ? query[0] * record.grid.cols + query[1] : -1;
-    const limit = values.reduce(
-      (most, value, patch) => (patch === own ? most : Math.max(most, Math.abs(value))),
-      0,
-    );
-    return {
-      values,
-      words: say("similarity", { layer, source: queryWords(record, query) }),
-      limit,
-    };
+    const { grid, tokens } = record;
+    const values = patchesOf(record, cosinesOf(tokens[layer], grid, queryRow(record, query)));
+    const own = Array.isArray(query) && values.length > 1 ? patchIndex(grid, query) : -1;
+    let limit = 0;
+    values.forEach((value, patch) => {
+      if (patch !== own) limit = Math.max(limit, Math.abs(value));
+    });
+    const words = say("similarity", { layer, source: queryWords(record, query) });
+    return { values, words, limit };
   },
+
   components(record, { layer }) {
-    const { colors, shares } = components(record.tokens[layer], record.grid);
-    return {
-      values: colors,
-      words: say("components", { layer, shares: shares.map(percent).join(", ") }),
-    };
+    const { colors, shares } = principalOf(record.tokens[layer], record.grid);
+    const words = say("components", { layer, shares: shares.map(formatShare).join(", ") });
+    return { values: colors, words };
   },
+
   norms(record, { layer }) {
-    const lengths = norms(record.tokens[layer], record.grid);
+    const lengths = normsOf(record.tokens[layer], record.grid);
     const values = patchesOf(record, lengths);
-    const [sorted, middle] = [values.toSorted(), (values.length - 1) / 2];
+    const sorted = values.toSorted();
+    const middle = (values.length - 1) / 2;
     const median = (sorted[Math.floor(middle)] + sorted[Math.ceil(middle)]) / 2;
-    const words = say("norms", { layer, median: number(median) });
     const [token] = record.grid.prefix;
-    return {
-      values,
-      words: words + (token ? say("norms prefix", { token, length: number(lengths[0]) }) : ""),
-    };
+    let words = say("norms", { layer, median: formatLikePython(median) });
+    if (token) words += say("norms prefix", { token, length: formatLikePython(lengths[0]) });
+    return { values, words };
   },
+
   lens(record, { layer, query, target }) {
     const plain = record.outputs === "value";
     const quantity = say(plain ? "value" : "probability");
-    const place = query === "readout" ? 0 : 1 + queryRow(record, query).indexOf(1); // the read-out is the first
-    const row = (lens, layer) => ({
-      layer,
-      name: record.label(lens.classes[place]),
-      share: lens.shares[place],
-      plain,
-    });
-    const rows = record.lens.flatMap((lens, k) => (lens ? row(lens, k) : []));
-    let who =
-      query === "readout"
-        ? say("lens readout", { readout: record.grid.reads })
-        : queryWords(record, query);
+    let place = 0; // of the read-out
+    let who = say("lens readout", { readout: record.grid.reads });
+    if (query !== "readout") {
+      place = 1 + queryRow(record, query).indexOf(1);
+      who = queryWords(record, query);
+    }
     who = who[0].toUpperCase() + who.slice(1);
+    const rows = [];
+    record.lens.forEach((lens, k) => {
+      if (!lens) return;
+      const label = record.label(lens.classes[place]);
+      rows.push({ layer: k, name: label, share: lens.shares[place], plain });
+    });
     const { name: best, share } = rows.find((row) => row.layer === layer);
-    const [name, score] = [record.label(target), scoreWords(record, share)];
+    const name = record.label(target);
+    const score = scoreWords(record, share);
     const words = say("lens", { layer, quantity, name, who, best, score });
-    const lens = { title: say("lens title", { who }), layer, rows, note: say("lens note") };
-    return { values: record.lens[layer].of[target], words, unit: quantity, beside: { lens } };
+    const chart = { title: say("lens title", { who }), layer, rows, note: say("lens note") };
+    const values = record.lens[layer].of[target];
+    return { values, words, unit: quantity, beside: { lens: chart } };
   },
+
   contributions(record, { layer, head, target, against }) {
     const { written, logit, ...chart } = record.contributions[pairOf(target, against)];
-    const [tokens, first] = [tokenCount(record.grid), layer * record.heads];
-    const one = [first + head, first + head + 1];
-    const chosen = { every: [0, Infinity], sum: [first, first + record.heads] }[head] || one;
-    const sums = new Float64Array(tokens);
-    written
-      .subarray(...chosen.map((part) => part * tokens))
-      .forEach((value, at) => (sums[at % tokens] += value));
-    const whose = { every: "all layers", sum: "all heads" }[head] || "one head";
-    const signed = (value) => (value >= 0 ? "+" : "") + number(value);
+    const sums = sumWritten(record, written, layer, head);
+    const values = patchesOf(record, sums);
+    const whose = whoseWords(layer, head);
     const name = record.label(target);
     const minus = against === null ? "" : say("minus", { name: record.label(against) });
-    const patches = signed(sumOf(patchesOf(record, sums)));
-    let words = say("contributions", { whose: say(whose, { layer, head }), name, minus, patches });
-    if (record.grid.prefix.length)
-      words += say("contributions prefix", {
-        share: signed(prefixOf(record, sums)),
-        prefix: prefixWords(record),
-      });
-    words += say("contributions logit", { logit: number(logit) });
+    let words = say("contributions", { whose, name, minus, patches: signed(sumOf(values)) });
+    if (record.grid.prefix.length) {
+      const share = signed(prefixOf(record, sums));
+      words += say("contributions prefix", { share, prefix: prefixWords(record) });
+    }
+    words += say("contributions logit", { logit: formatLikePython(logit) });
     const parts = {
       ...chart,
       layer: head === "every" ? null : layer,
       head: typeof head === "number" ? head : null,
     };
-    return { values: patchesOf(record, sums), words, beside: { parts } };
+    return { values, words, beside: { parts } };
   },
 };
 
 // A map of an attribution method, as Python or a forward in this page computed it.
-const explained = (record, { target, against }, view) => record.maps[view][pairOf(target, against)];
+function findExplanation(record, { target, against }, view) {
+  return record.maps[view][pairOf(target, against)];
+}
+
+const ENTRIES = 256; // of a color table
 
 // (256) RGBA colors of a scale from low to high, with an opacity for each value.
-function colorsOf({ low, high }, map, strength, opacity) {
-  const [table, levels] = [new Uint8Array(1024), bytesOf(map)];
-  for (let i = 0; i < 256; i += 1) {
+function colorsOf({ low, high }, map, strength, opacityOf) {
+  const table = new Uint8Array(4 * ENTRIES);
+  const levels = bytesOf(map);
+  for (let i = 0; i < ENTRIES; i += 1) {
+    const value = low + ((high - low) * i) / (ENTRIES - 1);
     table.set(levels.subarray(3 * i, 3 * i + 3), 4 * i);
-    table[4 * i + 3] = Math.round(255 * strength * opacity(low + ((high - low) * i) / 255));
+    table[4 * i + 3] = Math.round(255 * strength * opacityOf(value));
   }
   return new DataView(table.buffer);
 }
 
-// The color scale of a map, as `scale_of` and `Scale.table` in page.py.
-function scaleOf(
-  values,
-  limit,
-  { colors, stretch, strength, opacity },
-  { maps, plain, signed, least },
-) {
-  const [lowest, most] = [smallestOf(values), largestOf(values)];
-  const both = !stretch && (limit !== undefined || lowest < 0);
-  const high = stretch ? most : (limit ?? (Math.max(-lowest, most) || 1));
-  const low = stretch ? lowest : both ? -high : 0;
+// The ends of a color scale, and true if it has both signs.
+function rangeOf(values, limit, stretch) {
+  const lowest = smallestOf(values);
+  const most = largestOf(values);
+  if (stretch) return { low: lowest, high: most, both: false };
+  const both = limit !== undefined || lowest < 0;
+  const high = limit ?? (Math.max(-lowest, most) || 1);
+  return { low: both ? -high : 0, high, both };
+}
+
+// The color scale of a map, as `scale_of` and `Scale.table` in panels.py. looks: values of the controls.
+function scaleOf(values, limit, looks, tables) {
+  const { low, high, both } = rangeOf(values, limit, looks.stretch);
   const zero = Math.min(Math.max(0, low), high);
   const farthest = Math.max(high - zero, zero - low) || 1;
-  const floor = low < 0 && high > 0 ? least : 0;
-  const share = (value) =>
-    opacity === "value" ? Math.max(Math.abs(value - zero) / farthest, floor) : 1;
-  return {
-    low,
-    high,
-    colors: colorsOf({ low, high }, maps[colors || (both ? signed : plain)], strength, share),
+  const floor = low < 0 && high > 0 ? tables.least : 0;
+  const opacityOf = (value) => {
+    if (looks.opacity !== "value") return 1;
+    return Math.max(Math.abs(value - zero) / farthest, floor);
   };
+  const usual = both ? tables.signed : tables.plain;
+  const map = tables.maps[looks.colors || usual];
+  return { low, high, colors: colorsOf({ low, high }, map, looks.strength, opacityOf) };
 }
 
 const CELLS = 16; // largest number of rows and of columns of a map in the mosaic
 
+// Writes a tile, reduced to r × c cells by their largest values, to `out` from `start`, as levels up to 255.
+function writeTile(tile, { rows, cols }, [r, c], top, out, start) {
+  let at = start;
+  for (let y = 0; y < r; y += 1) {
+    for (let x = 0; x < c; x += 1) {
+      let most = 0;
+      for (let a = Math.floor((y * rows) / r); a < ((y + 1) * rows) / r; a += 1) {
+        for (let b = Math.floor((x * cols) / c); b < ((x + 1) * cols) / c; b += 1) {
+          if (tile[a * cols + b] > most) most = tile[a * cols + b];
+        }
+      }
+      out[at] = Math.round((255 * most) / Math.max(top, 1e-30));
+      at += 1;
+    }
+  }
+}
+
 // Attention from a query in all heads, as `head_maps` in views.py. Layers that were left out are blank.
 function tilesOfHeads(record, weights) {
-  const { rows, cols } = record.grid;
-  const [r, c] = [Math.min(rows, CELLS), Math.min(cols, CELLS)];
-  const maps = new Uint8Array(record.layers.length * (record.heads + 2) * r * c);
+  const { grid } = record;
+  const r = Math.min(grid.rows, CELLS);
+  const c = Math.min(grid.cols, CELLS);
+  const count = record.heads + 2; // with the mean and the maximum
+  const maps = new Uint8Array(record.layers.length * count * r * c);
+  const blank = Array(count).fill(new Float32Array(grid.rows * grid.cols));
   let at = 0;
   const tops = record.layers.map((stored, layer) => {
-    const heads = stored
-      ? read(record, layer, weights).map((values) => patchesOf(record, values))
-      : [];
-    const blank = Array(record.heads + 2).fill(new Float32Array(rows * cols));
-    return (stored ? [fuse(heads, "mean"), fuse(heads, "max"), ...heads] : blank).map((tile) => {
+    let tiles = blank;
+    if (stored) {
+      const heads = readAttention(record, layer, weights);
+      const own = heads.map((values) => patchesOf(record, values));
+      tiles = [meanOf(own), maximumOf(own), ...own];
+    }
+    return tiles.map((tile) => {
       const top = largestOf(tile);
-      for (let y = 0; y < r; y += 1)
-        for (let x = 0; x < c; x += 1, at += 1) {
-          let most = 0;
-          for (let a = Math.floor((y * rows) / r); a < ((y + 1) * rows) / r; a += 1)
-            for (let b = Math.floor((x * cols) / c); b < ((x + 1) * cols) / c; b += 1)
-              if (tile[a * cols + b] > most) most = tile[a * cols + b];
-          maps[at] = Math.round((255 * most) / Math.max(top, 1e-30));
-        }
+      writeTile(tile, grid, [r, c], top, maps, at);
+      at += r * c;
       return top;
     });
   });
@@ -224,65 +292,86 @@ function tilesOfHeads(record, weights) {
 }
 
 // Tiles of the queries besides patches, with the shares of the prefix tokens.
-function tilesOf({ grid: { prefix, readout, reads } }, shares, { query }) {
+function tilesOf({ grid: { prefix, readout, reads } }, shares, query) {
   const tiles = prefix.map((name, position) => {
-    const share = shares.length ? percent(shares[position]) : "";
-    return { query: readout && name === reads ? "readout" : position, name, share };
+    const share = shares.length ? formatShare(shares[position]) : "";
+    const isReadout = readout && name === reads;
+    return { query: isReadout ? "readout" : position, name, share };
   });
-  if (readout && !prefix.includes(reads))
+  if (readout && !prefix.includes(reads)) {
     tiles.unshift({ query: "readout", name: reads, share: "" });
+  }
   return tiles.map((tile) => ({ ...tile, now: tile.query === query }));
 }
 
 // Patches that receive more than `sink` times the median attention in a layer, and `even` times an even share.
 function sinksOf(record, layer, { sink, even }) {
-  const received = patchesOf(record, fuse(sweep(record, layer).received, "mean"));
-  const median = [...received].sort((a, b) => a - b)[Math.floor((received.length - 1) / 2)];
   const { cols, prefix } = record.grid;
+  const received = patchesOf(record, meanOf(sweep(record, layer).received));
+  const sorted = [...received].sort((a, b) => a - b);
+  const median = sorted[Math.floor((received.length - 1) / 2)];
   const least = Math.max(sink * median, even / (prefix.length + received.length));
-  return [...received.keys()]
-    .filter((i) => received[i] > least)
-    .map((i) => [Math.floor(i / cols), i % cols]);
+  const sinks = [];
+  received.forEach((value, i) => {
+    if (value > least) sinks.push([Math.floor(i / cols), i % cols]);
+  });
+  return sinks;
+}
+
+// What the model's input leaves out of the photo, or adds to it, at one side.
+function marginWords(size, covered, side) {
+  const over = size - covered;
+  if (over > 0) return say("cut", { pixels: over, where: say(side) });
+  if (over < 0) return say("padded", { pixels: -over, where: say(side) });
+  return "";
+}
+
+// The caption of a map.
+function captionOf(record, map, sinks, hasScale, tables) {
+  const { rows, cols, patch, image } = record.grid;
+  let words = `${map.words}.`;
+  if (hasScale) {
+    const low = formatLikePython(smallestOf(map.values));
+    const high = formatLikePython(largestOf(map.values));
+    words += say("range", { low, high });
+  }
+  words += say("input", { height: image[0], width: image[1] });
+  words += marginWords(image[0], rows * patch[0], "bottom");
+  words += marginWords(image[1], cols * patch[1], "right");
+  if (sinks.length) {
+    const times = formatLikePython(tables.sink);
+    const even = formatLikePython(tables.even);
+    words += say("sinks", { count: sinks.length, times, even });
+  }
+  return words + (record.note || "");
 }
 
 // The panel of a map over its image, as `map_panel` in views.py.
-function panelOfMap(record, view, choice, map, state, tables) {
+function describePanel(record, view, choice, map, state, tables) {
   const { rows, cols, patch, image } = record.grid;
   const kind = state.view === "received" ? "attention" : state.view;
   const { values, limit, prefix = [], unit = WORDS[`${kind} unit`] || "" } = map;
-  let words = `${map.words}.`;
-  const colored = values.length > rows * cols;
-  let scale = colored ? null : scaleOf(values, limit, state, tables);
-  let legend = limit && !state.stretch ? say("similarity scale", { unit }) : unit;
-  const sinks = tables.looking.includes(state.view) ? sinksOf(record, choice.layer, tables) : [];
+  const hasScale = values.length <= rows * cols; // otherwise the values are colors
+  const looking = tables.looking.includes(state.view);
+  const sinks = looking ? sinksOf(record, choice.layer, tables) : [];
   const hides = Boolean(sinks.length && state.sinks && !state.stretch);
-  if (scale)
-    words += say("range", { low: number(smallestOf(values)), high: number(largestOf(values)) });
-  words += say("input", { height: image[0], width: image[1] });
-  [
-    ["bottom", rows],
-    ["right", cols],
-  ].forEach(([side, count], i) => {
-    const over = image[i] - count * patch[i];
-    if (over > 0) words += say("cut", { pixels: over, where: say(side) });
-    if (over < 0) words += say("padded", { pixels: -over, where: say(side) });
-  });
-  const [times, even] = [tables.sink, tables.even].map(number);
-  if (sinks.length) words += say("sinks", { count: sinks.length, times, even });
+  let scale = hasScale ? scaleOf(values, limit, state, tables) : null;
+  let legend = limit && !state.stretch ? say("similarity scale", { unit }) : unit;
   if (hides) {
     const others = Float32Array.from(values);
-    for (const [row, col] of sinks) others[row * cols + col] = 0;
-    [scale, legend] = [scaleOf(others, limit, state, tables), say("hidden", { unit: legend })];
+    for (const place of sinks) others[patchIndex(record.grid, place)] = 0;
+    scale = scaleOf(others, limit, state, tables);
+    legend = say("hidden", { unit: legend });
   }
   const { strength, opacity, smooth, lines } = state;
-  const asked = view.query && { tokens: tilesOf(record, prefix, state), picks: say("look from") };
+  const picked = view.query && Array.isArray(choice.query);
   return {
     name: "picture",
     title: map.title || view.title,
     picture: "picture",
     rows,
     cols,
-    words: words + (record.note || ""),
+    words: captionOf(record, map, sinks, hasScale, tables),
     cell: [patch[0] / image[0], patch[1] / image[1]],
     unit,
     scale,
@@ -293,11 +382,10 @@ function panelOfMap(record, view, choice, map, state, tables) {
     legend,
     sinks,
     hides,
-    tokens: [],
-    picks: "",
-    ...asked,
-    selected: asked && Array.isArray(choice.query) ? choice.query : null,
+    tokens: view.query ? tilesOf(record, prefix, state.query) : [],
+    picks: view.query ? say("look from") : "",
+    selected: picked ? choice.query : null,
     values: new DataView(values.buffer, values.byteOffset, values.byteLength),
-    ends: scale && [number(scale.low), number(scale.high)],
+    ends: scale && [formatLikePython(scale.low), formatLikePython(scale.high)],
   };
 }

@@ -2,35 +2,41 @@
 // order of `SCRIPTS` in __init__.py, within that of the front end.
 
 let WORDS = {}; // the table of words.py
-const say = (name, fields = {}) => WORDS[name].replace(/\{(\w+)\}/g, (_, field) => fields[field]);
 
-// Three significant digits as Python's ".3g", with a proper minus sign. Ties go to the even digit.
-function number(value) {
-  const tie = value.toExponential(50).match(/^(-?\d\.\d[02468])50*(e.+)/);
-  const text = tie ? tie[1] + tie[2] : value.toExponential(2);
-  const [digits, power] = text.split("e");
-  const wide = power < -4 || power >= 3;
-  const shown = wide
-    ? `${Number(digits)}e${power[0]}${power.slice(1).padStart(2, "0")}`
-    : String(Number(text));
-  return shown.replaceAll("-", "−");
+function say(name, fields = {}) {
+  return WORDS[name].replace(/\{(\w+)\}/g, (_, field) => fields[field]);
 }
 
-function percent(share) {
-  const up = Math.round(100 * share);
-  return share > 0 && share < 0.005
-    ? "< 0.5%"
-    : `${up - 100 * share === 0.5 ? up - (up % 2) : up}%`;
+// Three significant digits as Python's ".3g", with a proper minus sign. Ties go to the even digit.
+function formatLikePython(value) {
+  const tie = value.toExponential(50).match(/^(-?\d\.\d[02468])50*(e.+)/);
+  const rounded = tie ? tie[1] + tie[2] : value.toExponential(2);
+  const [digits, power] = rounded.split("e");
+  let text = String(Number(rounded));
+  if (power < -4 || power >= 3) {
+    const sign = power[0];
+    text = `${Number(digits)}e${sign}${power.slice(1).padStart(2, "0")}`;
+  }
+  return text.replaceAll("-", "−");
+}
+
+// A share in whole percent. Ties go to the even number, as in Python.
+function formatShare(share) {
+  if (share > 0 && share < 0.005) return "< 0.5%";
+  const rounded = Math.round(100 * share);
+  const tie = rounded - 100 * share === 0.5;
+  return tie ? `${rounded - (rounded % 2)}%` : `${rounded}%`;
 }
 
 // Float32 numbers of a stored array: {type: "f2" or "f4", data}.
-const floats = ({ type, data }) =>
-  type === "f4" ? floatsOf(data) : new Float32Array(new Float16Array(bytesOf(data).slice().buffer));
+function decodeFloats({ type, data }) {
+  if (type === "f4") return floatsOf(data);
+  return new Float32Array(new Float16Array(bytesOf(data).slice().buffer));
+}
 
 // Scores of the logits, as `models.scores`.
 function sharesOf(logits, outputs) {
   if (outputs === "classes" && logits.length > 1) return softmax([...logits]);
-  return outputs === "independent"
-    ? Array.from(logits, (logit) => 1 / (1 + Math.exp(-logit)))
-    : [...logits];
+  if (outputs === "independent") return Array.from(logits, (logit) => 1 / (1 + Math.exp(-logit)));
+  return [...logits];
 }

@@ -5,30 +5,37 @@ function namesOf({ labels, names }) {
   return { label: (k) => labels?.[k] ?? String(k), full: (k) => names?.[k] ?? String(k) };
 }
 
+// The content that a file stores in an element, as `packed` in front/__init__.py.
+async function readContent(element) {
+  const bytes = Uint8Array.from(atob(element.textContent), (letter) => letter.charCodeAt(0));
+  element.remove();
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const revive = (each) => (each?.data instanceof DataView ? decodeFloats(each) : each);
+  const [, content] = unpack(await new Response(stream).arrayBuffer(), revive);
+  return content;
+}
+
+// The page of PageSource, from the records of a file.
+function readRecords(stored) {
+  const records = new Map();
+  for (const record of stored.records) {
+    const shares = sharesOf(record.logits, record.outputs);
+    records.set(record.name, { ...record, shares, ...namesOf(stored) });
+  }
+  return { ...stored, records };
+}
+
 // Draws the page. A live page makes its records from the weights that it holds (live/page.js).
-async function opened() {
-  const data = document.getElementById("data");
-  const packed = Uint8Array.from(atob(data.textContent), (letter) => letter.charCodeAt(0));
-  data.remove();
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const revive = (each) => (each?.data instanceof DataView ? floats(each) : each);
-  const [, stored] = unpacked(await new Response(stream).arrayBuffer(), revive);
-  const recordOf = (record) => ({
-    ...record,
-    shares: sharesOf(record.logits, record.outputs),
-    ...namesOf(stored),
-  });
-  const records = () => new Map(stored.records.map((record) => [record.name, recordOf(record)]));
-  const source = new PageSource(
-    stored.weights ? await live(stored) : { ...stored, records: records() },
-  );
+async function openPage() {
+  const stored = await readContent(document.getElementById("data"));
+  const source = new PageSource(stored.weights ? await openLive(stored) : readRecords(stored));
   const page = document.getElementById("page");
   page.replaceChildren();
   page.source = source; // for scripts that drive the page
   render({ model: source, el: page });
 }
 
-opened().catch(({ message }) => {
+openPage().catch(({ message }) => {
   document.getElementById("page").textContent =
     `This page could not be opened: ${message}. It needs a newer browser.`;
 });

@@ -1,11 +1,20 @@
 // A source for the front end that answers in the page, from records, in place of Python. It keeps the state, checks
 // values by the controls, and makes the frame, as explorer.py does. `page` is as in docs/front-end.md.
 
-const [BARS, TYPED] = [5, 10];
-const pairOf = (target, against) => (against === null ? String(target) : `${target}-${against}`); // in maps of classes
+const BARS = 5; // likeliest classes in the list
+const TYPED = 10; // largest number of typed classes in the menus
+const SIX = 6; // maps side by side
+const ZIP_HEADER = 10; // bytes of gzip before the deflated data
+const ZIP_FOOTER = 8; // bytes of gzip after it: checksum and size
+
+// Words of a name, in lower case.
+const wordsOf = (name) => name.toLowerCase().match(/[\p{L}\p{N}_]+/gu) || [];
+
+// Index of the first layer of a record that is stored, but not swept yet, or -1.
+const findUnswept = (record) => record.layers.findIndex((layer) => layer && !swept.has(layer));
 
 class PageSource extends Source {
-  static formats = { number, percent };
+  static formats = { number: formatLikePython, percent: formatShare };
   near = true; // answers cost no message
   answers = 0;
   turn = Promise.resolve();
@@ -13,13 +22,14 @@ class PageSource extends Source {
   constructor(page) {
     super();
     WORDS = page.words;
-    Object.assign(this, { page, state: { typed: [], against: "none", ...page.state } });
+    this.page = page;
+    this.state = { typed: [], against: "none", ...page.state };
     this.draw("");
   }
 
   send(content, _, buffers = []) {
-    if ("ask" in content) return this.reply(content);
-    this.turn = this.turn.then(() => this.answer(content, buffers));
+    if ("ask" in content) this.reply(content);
+    else this.turn = this.turn.then(() => this.answer(content, buffers));
   }
 
   async answer(content, buffers) {
@@ -38,25 +48,32 @@ class PageSource extends Source {
   }
 
   // Answers a question without a drawing, as `Explorer.look_up`.
-  async reply({ ask, number = 0, row, col, ...about }) {
-    const { record, choice, query, page } = this;
-    let [answer, buffers] = [
-      null,
-      [colorsOf({ low: 0, high: 1 }, page.tables.maps.viridis, 0.9, (value) => value)],
-    ];
+  async reply({ ask, number = 0, row, col, ...question }) {
+    const { record, choice, query } = this;
+    let answer;
+    let buffers = [this.weightColors(0.9, (weight) => weight)];
     try {
       if (ask === "look") {
         const panel = this.panel({ ...choice, query: [row, col] });
         buffers = [panel.values, panel.scale.colors];
         answer = { ...panel, values: null, scale: { ...panel.scale, colors: null } };
-      } else if (ask === "tour") answer = record.tour || (await page.tour(this));
-      else answer = valueOf(record, { ...choice, query, key: null, ...about });
+      } else if (ask === "tour") {
+        answer = record.tour || (await this.page.tour(this));
+      } else {
+        answer = explainWeight(record, { ...choice, query, key: null, ...question });
+      }
     } catch (error) {
       answer = { problem: error.message };
     }
     this.emit("msg:custom", { ask, number, answer }, buffers);
   }
 
+  // Colors of attention weights from 0 to 1.
+  weightColors(strength, opacityOf = () => 1) {
+    return colorsOf({ low: 0, high: 1 }, this.page.tables.maps.viridis, strength, opacityOf);
+  }
+
+  // Changes the state as a message asks for it.
   take(content) {
     const view = this.view.explains ? this.state.view : this.methods[0];
     if ("pick" in content) this.change({ row: content.row, column: content.col });
@@ -65,129 +82,157 @@ class PageSource extends Source {
   }
 
   change(values) {
-    if (("row" in values || "column" in values) && !("query" in values))
-      values = { ...values, query: "patch" };
-    if (values.another?.trim()) values = { ...values, target: this.classOf(values.another.trim()) };
-    else if ("target" in values && "another" in this.state) values = { another: "", ...values };
-    const fresh = [values.target, values.against].filter(
-      (k) => k in this.record.shares && !this.classes.includes(k),
-    );
-    if (this.page.prepare)
-      this.state = { ...this.state, typed: [...fresh, ...this.state.typed].slice(0, TYPED) };
-    for (const [name, value] of Object.entries(values)) {
-      const control = this.controls().find((each) => each.name === name);
-      if (!control || !fits(control, value))
-        throw Error(
-          say("no such value", { name: control?.label || name, value: JSON.stringify(value) }),
-        );
+    const completed = this.complete(values);
+    this.keepTyped([completed.target, completed.against]);
+    for (const [name, value] of Object.entries(completed)) {
+      this.check(name, value);
       this.state = { ...this.state, [name]: value };
     }
-    const { rows, cols } = this.record.grid;
-    const [row, column] = [
-      Math.min(this.state.row, rows - 1),
-      Math.min(this.state.column, cols - 1),
-    ];
-    const lost = this.record.likeliest.length && !this.classes.includes(this.state.target);
-    this.state = { ...this.state, row, column, ...(lost && { target: "predicted" }) };
+    this.settle();
+  }
+
+  // Values of a message with those that follow from them.
+  complete(values) {
+    let completed = values;
+    const picks = "row" in values || "column" in values;
+    if (picks && !("query" in values)) completed = { ...completed, query: "patch" };
+    const typed = values.another?.trim();
+    if (typed) return { ...completed, target: this.classOf(typed) };
+    if ("target" in values && "another" in this.state) return { another: "", ...completed };
+    return completed;
+  }
+
+  // Keeps classes that are not in the menus, which add them.
+  keepTyped(classes) {
+    if (!this.page.prepare) return;
+    const fresh = classes.filter((k) => k in this.record.shares && !this.classes.includes(k));
+    this.state = { ...this.state, typed: [...fresh, ...this.state.typed].slice(0, TYPED) };
+  }
+
+  // Raises an error for a value that a control does not take.
+  check(name, value) {
+    const control = this.controls().find((each) => each.name === name);
+    if (control && isAllowed(control, value)) return;
+    const label = control?.label || name;
+    throw Error(say("no such value", { name: label, value: JSON.stringify(value) }));
+  }
+
+  // Moves the values of the state into the limits of its photo.
+  settle() {
+    const { grid, likeliest } = this.record;
+    const row = Math.min(this.state.row, grid.rows - 1);
+    const column = Math.min(this.state.column, grid.cols - 1);
+    this.state = { ...this.state, row, column };
+    const isLost = likeliest.length && !this.classes.includes(this.state.target);
+    if (isLost) this.state = { ...this.state, target: "predicted" };
     if (this.state.against === this.target) this.state = { ...this.state, against: "none" };
   }
 
   // The class with a number or name, or the likeliest whose name has these whole words.
   classOf(text) {
     const { shares, label, full } = this.record;
-    const wordsOf = (name) => name.toLowerCase().match(/[\p{L}\p{N}_]+/gu) || [];
+    const words = wordsOf(text);
     const every = [...shares.keys()];
-    const namesOf = (k) => [label(k), full(k), String(k)];
-    const equal = every.filter((k) =>
-      namesOf(k).some((name) => same(wordsOf(name), wordsOf(text))),
-    );
-    const part = every.filter((k) =>
-      wordsOf(text).every((word) => wordsOf(full(k)).includes(word)),
-    );
-    const [best] = (equal.length ? equal : part).sort((a, b) => shares[b] - shares[a]);
-    if (best === undefined || !wordsOf(text).length) throw Error(say("no class", { name: text }));
-    return best;
+    const isNamed = (k) =>
+      [label(k), full(k), String(k)].some((name) => isEqual(wordsOf(name), words));
+    const hasWords = (k) => words.every((word) => wordsOf(full(k)).includes(word));
+    let classes = every.filter(isNamed);
+    if (!classes.length) classes = every.filter(hasWords);
+    if (!classes.length || !words.length) throw Error(say("no class", { name: text }));
+    classes.sort((a, b) => shares[b] - shares[a]);
+    return classes[0];
   }
 
   // Classes of the menus.
   get classes() {
-    const {
-      record: { likeliest, shares },
-      state: { typed, target, against },
-    } = this;
-    const more = this.page.prepare ? [...typed, target, against].filter((k) => k in shares) : [];
+    const { likeliest, shares } = this.record;
+    if (!this.page.prepare) return [...new Set(likeliest)];
+    const { typed, target, against } = this.state;
+    const more = [...typed, target, against].filter((k) => k in shares);
     return [...new Set([...likeliest, ...more])];
   }
 
   get record() {
     return this.page.records.get(this.state.photograph);
   }
+
   get view() {
     return this.page.views[this.state.view];
   }
+
   get query() {
-    return this.state.query === "patch" ? [this.state.row, this.state.column] : this.state.query;
+    const { query, row, column } = this.state;
+    return query === "patch" ? [row, column] : query;
   }
+
   get target() {
-    return this.state.target === "predicted" ? this.record.likeliest[0] : this.state.target;
+    const { target } = this.state;
+    return target === "predicted" ? this.record.likeliest[0] : target;
   }
 
   // Names of the views of a class by an attribution method.
   get methods() {
-    return Object.entries(this.page.views).flatMap(([name, view]) =>
-      view.explains && !view.layered ? name : [],
-    );
+    const { views } = this.page;
+    return Object.keys(views).filter((name) => views[name].explains && !views[name].layered);
   }
 
+  // What the map of the view depends on.
   get choice() {
     const { state, view, query, target, page } = this;
-    const heads = page.controls[state.view]
-      .find(({ name }) => name === "head")
-      .options.map(([, choice]) => choice);
-    const head = heads.includes(state.head) ? state.head : heads[0]; // each view has its own
-    const against = view.contrasts && state.against !== "none" ? state.against : null;
-    return { layer: state.layer, head, query: view.query ? query : "readout", target, against };
+    const control = page.controls[state.view].find(({ name }) => name === "head");
+    const heads = control.options.map(([, head]) => head);
+    return {
+      layer: state.layer,
+      head: heads.includes(state.head) ? state.head : heads[0], // each view has its own
+      query: view.query ? query : "readout",
+      target,
+      against: view.contrasts && state.against !== "none" ? state.against : null,
+    };
   }
 
   map(choice) {
-    return (MAPS[this.state.view] || explained)(this.record, choice, this.state.view);
+    const { view } = this.state;
+    const makeMapOf = MAPS[view] || findExplanation;
+    return makeMapOf(this.record, choice, view);
   }
+
   panel(choice, map = this.map(choice)) {
-    return panelOfMap(this.record, this.view, choice, map, this.state, this.page.tables);
+    return describePanel(this.record, this.view, choice, map, this.state, this.page.tables);
   }
 
   // The controls of the view as Python described them, with the values of this state and the classes of this photo.
   controls() {
-    const {
-      state,
-      record,
-      classes,
-      target,
-      choice: { head },
-    } = this;
-    const named = (k) => [
-      say("named", { name: record.label(k), score: scoreWords(record, record.shares[k]) }),
-      k,
-    ];
-    const options = [[say("predicted"), "predicted"], ...classes.map(named)];
-    const others = classes.filter((k) => k !== target).map(named);
-    const changed = {
+    const { page, state, record, classes, target } = this;
+    const { head } = this.choice;
+    const optionOf = (k) => {
+      const score = scoreWords(record, record.shares[k]);
+      return [say("named", { name: record.label(k), score }), k];
+    };
+    const options = [[say("predicted"), "predicted"], ...classes.map(optionOf)];
+    const others = classes.filter((k) => k !== target).map(optionOf);
+    const changes = {
       head: { value: head },
       layer: { disabled: this.view.head === "added" && head === "every" },
       target: { options, groups: [[say("a class"), options.length]] },
       against: { options: [[say("nothing"), "none"], ...others] },
     };
-    return this.page.controls[state.view].map((each) => ({
-      ...each,
-      value: state[each.name],
-      ...changed[each.name],
-    }));
+    return page.controls[state.view].map((control) => {
+      const { name } = control;
+      return { ...control, value: state[name], ...changes[name] };
+    });
+  }
+
+  // Questions that the view answers.
+  get asks() {
+    const asks = ["tour"];
+    if (this.view.query && !this.view.explains) asks.push("look");
+    if (this.state.view === "attention") asks.push("value");
+    return asks;
   }
 
   draw(message) {
-    const { page, record, choice, state, view } = this;
+    const { page, record, choice } = this;
     const map = this.map(choice);
-    const looks = view.query && !view.explains;
     this.traits.pictures = { picture: record.picture };
     this.traits.frame = {
       panels: [this.panel(choice, map)],
@@ -206,112 +251,116 @@ class PageSource extends Source {
       answers: this.answers,
       message,
       tour: false,
-      asks: ["tour", ...(looks ? ["look"] : []), ...(state.view === "attention" ? ["value"] : [])],
+      asks: this.asks,
     };
     this.emit("change:frame");
   }
 
   // Sends the picture, the model's input, the numbers and the settings as one zip file.
   async save(asked) {
-    const {
-      page,
-      state,
-      record,
-      traits: {
-        pictures: { picture },
-      },
-    } = this;
+    const { state, record } = this;
     const panel = this.panel(this.choice);
-    const { values, selected, words, rows, cell } = panel;
-    const canvas = put(new OffscreenCanvas(1, 1), painted((await pixelsOf(picture)).whole, panel));
-    const [height, width] = [cell[0] * canvas.height, cell[1] * canvas.width];
-    const context = Object.assign(canvas.getContext("2d"), { strokeStyle: "white", lineWidth: 3 });
-    if (selected) context.strokeRect(selected[1] * width, selected[0] * height, width, height);
-    const visible = this.controls().filter(
-      ({ hidden, disabled, kind }) => !hidden && !disabled && kind !== "text",
-    );
-    const about = {
-      model: page.model,
-      weights: page.hash,
-      vitlens: page.versions,
-      words,
-      score: this.traits.frame.score,
-      ...Object.fromEntries(visible.map(({ name, value }) => [name, value])),
-    };
-    const [numbers, count] = [floatsOf(values), values.byteLength / 4 / rows];
-    const line = (_, row) => numbers.subarray(row * count, (row + 1) * count).join();
     const photo = state.photograph
       .replace(/\.\w+$/, "")
       .replace(/[^\p{L}\p{N}_]+/gu, "-")
       .replace(/^-|-$/g, "");
-    const name = `vitlens-${photo}-${state.view}${this.view.layered ? `-layer${state.layer}` : ""}`;
-    const file = await zipped({
-      [`${name}.png`]: await canvas.convertToBlob(),
+    const layer = this.view.layered ? `-layer${state.layer}` : "";
+    const name = `vitlens-${photo}-${state.view}${layer}`;
+    const file = await zip({
+      [`${name}.png`]: await this.drawPicture(panel),
       [`${name}-input.png`]: bytesOf(record.picture),
-      [`${name}.csv`]: Array.from({ length: rows }, line).join("\n"),
-      [`${name}.json`]: JSON.stringify(about, null, 2),
+      [`${name}.csv`]: tableOf(panel),
+      [`${name}.json`]: JSON.stringify(this.settings(panel), null, 2),
     });
     this.emit("msg:custom", { download: [`${name}.zip`], asked }, [file]);
+  }
+
+  // The map over the photo as a PNG file, with a frame around the selected cell.
+  async drawPicture(panel) {
+    const { whole } = await readPixels(this.traits.pictures.picture);
+    const canvas = putImage(new OffscreenCanvas(1, 1), paintMap(whole, panel));
+    if (panel.selected) {
+      const [row, column] = panel.selected;
+      const height = panel.cell[0] * canvas.height;
+      const width = panel.cell[1] * canvas.width;
+      const context = canvas.getContext("2d");
+      context.strokeStyle = "white";
+      context.lineWidth = 3;
+      context.strokeRect(column * width, row * height, width, height);
+    }
+    return canvas.convertToBlob();
+  }
+
+  // Values of the controls that a saved file names.
+  settings(panel) {
+    const settings = {
+      model: this.page.model,
+      weights: this.page.hash,
+      vitlens: this.page.versions,
+      words: panel.words,
+      score: this.traits.frame.score,
+    };
+    for (const { name, value, hidden, disabled, kind } of this.controls()) {
+      if (!hidden && !disabled && kind !== "text") settings[name] = value;
+    }
+    return settings;
   }
 
   // The likeliest classes, with their probabilities before heads were switched off in record.whole.
   bars({ target }) {
     const { record, view } = this;
     const { whole, likeliest, label, full, shares } = record;
-    const shown = new Set([
-      ...likeliest.slice(0, BARS),
-      ...(whole ? whole.likeliest.slice(0, 1) : []),
-    ]);
-    return [...shown].map((k) => {
-      const [now, plain] = [view.explains && k === target, record.outputs === "value"];
-      const before = whole && { before: whole.shares[k] };
-      return { number: k, name: label(k), full: full(k), share: shares[k], now, plain, ...before };
+    const classes = new Set(likeliest.slice(0, BARS));
+    if (whole) whole.likeliest.slice(0, 1).forEach((k) => classes.add(k));
+    return [...classes].map((k) => {
+      const bar = {
+        number: k,
+        name: label(k),
+        full: full(k),
+        share: shares[k],
+        now: view.explains && k === target,
+        plain: record.outputs === "value",
+      };
+      if (whole) bar.before = whole.shares[k];
+      return bar;
     });
   }
 
   // The maps of six methods for a class, each with its score.
   six(choice) {
-    const {
-      record,
-      view,
-      state,
-      page: { views, tables },
-    } = this;
-    if (!view.explains || view.layered) return null;
-    const tiles = this.methods.slice(0, 6).map((name) => {
-      const tile = {
-        view: name,
-        title: views[name].entry.split(" (")[0],
-        now: name === state.view,
-        words: "",
-      };
-      const map = record.maps[name]?.[pairOf(choice.target, choice.against)];
-      if (!map) return tile;
-      const panel = panelOfMap(record, view, choice, map, state, tables);
-      const { rows, cols, cell, values, scale, strength, smooth } = panel;
-      const score = map.score?.short ? { words: map.score.short } : { failed: map.score?.words };
-      return { ...tile, rows, cols, cell, values, scale, strength, smooth, ...score };
-    });
-    const title = say(tiles.every(({ failed }) => failed) ? "six unscored" : "six");
-    return { title, picture: "picture", tiles };
+    if (!this.view.explains || this.view.layered) return null;
+    const tiles = this.methods.slice(0, SIX).map((name) => this.tile(name, choice));
+    const unscored = tiles.every(({ failed }) => failed);
+    return { title: say(unscored ? "six unscored" : "six"), picture: "picture", tiles };
+  }
+
+  // A small map of a method, or only its title while the map is not there.
+  tile(name, choice) {
+    const { record, view, state, page } = this;
+    const [title] = page.views[name].entry.split(" (");
+    const tile = { view: name, title, now: name === state.view, words: "" };
+    const map = record.maps[name]?.[pairOf(choice.target, choice.against)];
+    if (!map) return tile;
+    const panel = describePanel(record, view, choice, map, state, page.tables);
+    const { rows, cols, cell, values, scale, strength, smooth } = panel;
+    const score = map.score?.short ? { words: map.score.short } : { failed: map.score?.words };
+    return { ...tile, rows, cols, cell, values, scale, strength, smooth, ...score };
   }
 
   // The maps of all heads from the query, and their mean distances when all layers have been swept.
   mosaic({ layer, head }) {
-    const { record, view, query, page } = this;
-    if (record.layers.some((each) => each && !swept.has(each))) this.measure(record);
-    const done = record.layers.every((each) => swept.has(each));
-    const distances = done ? record.layers.map((each) => swept.get(each).distances) : null;
+    const { record, view, query } = this;
+    if (findUnswept(record) >= 0) this.measure(record);
     if (!view.layered) return null;
+    const isComplete = record.layers.every((each) => swept.has(each));
+    const distances = isComplete ? record.layers.map((each) => swept.get(each).distances) : null;
     const key = String(query);
-    if (record.tiles?.key !== key)
+    if (record.tiles?.key !== key) {
       record.tiles = { key, ...tilesOfHeads(record, queryRow(record, query)) };
+    }
     const { maps, tops, rows, cols } = record.tiles;
-    const names = Array.from({ length: record.heads }, (_, h) =>
-      h ? String(h) : say("head", { head: 0 }),
-    );
-    const single = names.map((_, h) => (["each", "added"].includes(view.head) ? h : null));
-    const picks = { "": [null, null], added: ["sum", null] }[view.head] || ["mean", "max"];
+    const names = Array.from({ length: record.heads }, (_, h) => String(h));
+    names[0] = say("head", { head: 0 });
     return {
       titles: [say("mosaic", { source: queryWords(record, query) }), say("distances")],
       layers: record.layers.length,
@@ -319,9 +368,9 @@ class PageSource extends Source {
       cols,
       maps,
       tops,
-      colors: colorsOf({ low: 0, high: 1 }, page.tables.maps.viridis, 1, () => 1),
+      colors: this.weightColors(1),
       names: [say("mean row"), say("max row"), ...names],
-      picks: [...picks, ...single],
+      picks: this.picks(),
       layer: head === "every" ? null : layer,
       head: view.head ? head : null,
       distances,
@@ -331,61 +380,83 @@ class PageSource extends Source {
     };
   }
 
+  // The value of the control of heads that each row of the mosaic sets, or null.
+  picks() {
+    const kind = this.view.head;
+    let rows = ["mean", "max"];
+    if (kind === "") rows = [null, null];
+    if (kind === "added") rows = ["sum", null];
+    const takesOne = ["each", "added"].includes(kind);
+    const heads = Array.from({ length: this.record.heads }, (_, h) => (takesOne ? h : null));
+    return [...rows, ...heads];
+  }
+
   // Sweeps one layer after the other between two messages, and draws when all are done.
   measure(record) {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => {
       this.timer = 0;
-      sweep(
-        record,
-        record.layers.findIndex((each) => each && !swept.has(each)),
-      );
+      sweep(record, findUnswept(record));
       if (this.record !== record) return;
-      if (record.layers.some((each) => each && !swept.has(each))) this.measure(record);
-      else this.turn = this.turn.then(() => this.draw(this.traits.frame.message)); // not before a state is complete
+      if (findUnswept(record) >= 0) {
+        this.measure(record);
+        return;
+      }
+      const drawAgain = () => this.draw(this.traits.frame.message);
+      this.turn = this.turn.then(drawAgain); // not before a state is complete
     });
   }
 }
 
-function fits({ kind, options, high, step }, value) {
-  if (kind === "switches")
-    return value.every((each) => options.some(([, choice]) => same(choice, each)));
-  if (options.length) return options.some(([, choice]) => same(choice, value));
+// True for a value that a control takes.
+function isAllowed({ kind, options, high, step }, value) {
+  const isOption = (each) => options.some(([, choice]) => isEqual(choice, each));
+  if (kind === "switches") return value.every(isOption);
+  if (options.length) return isOption(value);
   if (kind === "check") return typeof value === "boolean";
   if (kind === "text") return typeof value === "string";
-  return (
-    typeof value === "number" &&
-    value >= 0 &&
-    value <= high &&
-    (step !== 1 || Number.isInteger(value))
-  );
+  if (typeof value !== "number" || (step === 1 && !Number.isInteger(value))) return false;
+  return value >= 0 && value <= high;
+}
+
+// The values of a panel as CSV.
+function tableOf({ values, rows }) {
+  const numbers = floatsOf(values);
+  const count = numbers.length / rows;
+  const lineOf = (_, row) => numbers.subarray(row * count, (row + 1) * count).join();
+  return Array.from({ length: rows }, lineOf).join("\n");
 }
 
 // A zip file of {name: bytes or text}. gzip writes the deflated bytes behind 10 others, and then their checksum.
-async function zipped(files) {
-  const [entries, directory] = [[], []];
+async function zip(files) {
+  const entries = [];
+  const directory = [];
   for (const [name, data] of Object.entries(files)) {
-    const [content, label] = [new Blob([data]), new TextEncoder().encode(name)];
+    const content = new Blob([data]);
+    const label = new TextEncoder().encode(name);
     const gzip = content.stream().pipeThrough(new CompressionStream("gzip"));
     const packed = new Uint8Array(await new Response(gzip).arrayBuffer());
-    const sizes = [packed.slice(-8, -4), Uint32Array.of(packed.length - 18, content.size)];
-    const common = [Uint16Array.of(20, 2048, 8, 0, 33), ...sizes, Uint16Array.of(label.length, 0)];
+    const deflated = packed.slice(ZIP_HEADER, -ZIP_FOOTER);
+    const checksum = packed.slice(-ZIP_FOOTER, -ZIP_FOOTER + 4);
+    const common = [
+      Uint16Array.of(20, 2048, 8, 0, 33), // version, names in UTF-8, deflated, time and date
+      checksum,
+      Uint32Array.of(deflated.length, content.size),
+      Uint16Array.of(label.length, 0),
+    ];
     const at = new Blob(entries).size;
-    entries.push(Uint32Array.of(0x04034b50), ...common, label, packed.slice(10, -8));
+    entries.push(Uint32Array.of(0x04034b50), ...common, label, deflated);
     directory.push(Uint32Array.of(0x02014b50), Uint16Array.of(20), ...common, new Uint16Array(3));
     directory.push(Uint32Array.of(0, at), label);
   }
-  const [count, at, size] = [
-    Object.keys(files).length,
-    new Blob(entries).size,
-    new Blob(directory).size,
-  ];
+  const count = Object.keys(files).length;
+  const start = new Blob(entries).size;
+  const size = new Blob(directory).size;
   const end = [
     Uint32Array.of(0x06054b50),
     Uint16Array.of(0, 0, count, count),
-    Uint32Array.of(size, at),
+    Uint32Array.of(size, start),
+    new Uint16Array(1),
   ];
-  return new DataView(
-    await new Blob([...entries, ...directory, ...end, new Uint16Array(1)]).arrayBuffer(),
-  );
+  return new DataView(await new Blob([...entries, ...directory, ...end]).arrayBuffer());
 }

@@ -1,16 +1,19 @@
 // What the file of a saved page holds of a photo comes from the model here, in a worker, when it is needed. Photos
 // never leave the page, whose policy forbids every request.
 
-const LIKELIEST = 10;
+const LIKELIEST = 10; // classes that can be explained
+const LISTED = 4; // largest number of heads that a sentence lists
 
 // Starts the worker. Returns ask(task, given), which resolves to its answer.
-function worker(script) {
+function startWorker(script) {
   const thread = new Worker(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
   return (task, given) =>
     new Promise((done, fail) => {
       const { port1, port2 } = new MessageChannel();
-      port1.onmessage = ({ data: { result, error } }) =>
-        error === undefined ? done(result) : fail(Error(error));
+      port1.onmessage = ({ data: { result, error } }) => {
+        if (error === undefined) done(result);
+        else fail(Error(error));
+      };
       thread.postMessage({ ...given, task, port: port2 }, [port2]);
     });
 }
@@ -20,7 +23,8 @@ class Live {
   read = 0; // number of photos that were read
 
   constructor(stored, ask) {
-    Object.assign(this, { stored, ask });
+    this.stored = stored;
+    this.ask = ask;
   }
 
   // Reads a file. `ready` files are model inputs of the page's own photos, which are only normalized.
@@ -28,24 +32,21 @@ class Live {
     const photo = await this.ask("photo", { bytes, ready }).catch(() => {
       throw Error(say("no image", { name }));
     });
-    if (photo.clear) about += say("over white", { name });
-    if (!photo.exact) about += say("other levels", { name });
-    Object.assign(photo, { about, number: (this.read += 1) });
+    this.read += 1;
+    photo.number = this.read;
+    photo.about = about;
+    if (photo.clear) photo.about += say("over white", { name });
+    if (!photo.exact) photo.about += say("other levels", { name });
     this.photos.delete(name);
-    this.photos = new Map(
-      ready ? [...this.photos, [name, photo]] : [[name, photo], ...this.photos],
-    );
-    for (const controls of Object.values(this.stored.controls))
-      controls.find((each) => each.name === "photograph").options = [...this.photos.keys()].map(
-        (each) => [each, each],
-      );
-    this.stored.records.set(name, {
-      ...this.stored.base,
-      likeliest: [],
-      layers: [],
-      shares: [],
-      key: "",
-    });
+    const others = [...this.photos];
+    this.photos = new Map(ready ? [...others, [name, photo]] : [[name, photo], ...others]);
+    const names = [...this.photos.keys()];
+    for (const controls of Object.values(this.stored.controls)) {
+      const control = controls.find((each) => each.name === "photograph");
+      control.options = names.map((each) => [each, each]);
+    }
+    const empty = { likeliest: [], layers: [], shares: [], key: "" };
+    this.stored.records.set(name, { ...this.stored.base, ...empty });
   }
 
   // The key of a forward: its photo, and the heads that are off in this state.
@@ -53,28 +54,31 @@ class Live {
     return JSON.stringify([this.photos.get(name).number, off, off.length && way]);
   }
 
+  // The record of a photo with some heads off, and that of the whole model beside it.
   async record(name, { off, way }) {
-    const { stored, photos } = this,
-      { input, picture, about } = photos.get(name);
-    const key = this.key(name, { off, way }),
-      given = { key, input, off, mean: way === "mean" };
-    const whole = off.length
-      ? (photos.get(name).whole ||= await this.record(name, { off: [] }))
-      : null;
+    const { stored } = this;
+    const photo = this.photos.get(name);
+    const key = this.key(name, { off, way });
+    const given = { key, input: photo.input, off, mean: way === "mean" };
+    let whole = null;
+    if (off.length) {
+      photo.whole ||= await this.record(name, { off: [] });
+      whole = photo.whole;
+    }
     const { logits, layers, tokens } = await this.ask("forward", given);
     const shares = sharesOf(logits, stored.base.outputs);
-    const likeliest = [...shares.keys()].sort((a, b) => shares[b] - shares[a]).slice(0, LIKELIEST);
+    const classes = [...shares.keys()].sort((a, b) => shares[b] - shares[a]);
     return {
       ...stored.base,
       key,
       given,
-      picture,
-      about,
+      picture: photo.picture,
+      about: photo.about,
       layers,
       tokens,
       logits,
       shares,
-      likeliest,
+      likeliest: classes.slice(0, LIKELIEST),
       whole,
       maps: {},
       contributions: {},
@@ -87,20 +91,24 @@ class Live {
   // Computes what the view of the new state needs, before it is drawn.
   async prepare(source, content, [buffer]) {
     if ("upload" in content) await this.receive(source, content, buffer);
-    const places = source
-      .controls()
-      .find((each) => each.name === "off")
-      .options.map(([, place]) => place);
-    const off = places.filter((place) => source.state.off.some((each) => same(each, place))); // in the order of layers
-    const state = (source.state = { ...source.state, off }),
-      name = state.photograph,
-      { records } = source.page;
+    this.sortOff(source);
+    const { state } = source;
+    const name = state.photograph;
+    const { records } = source.page;
     if (records.get(name).key !== this.key(name, state)) {
       if (source.traits.frame) this.preview(source, this.photos.get(name));
       records.set(name, await this.record(name, state));
       source.change({});
     }
-    await this.explain(source.record, state.view, source.view, source.choice);
+    await this.explain(source.record, source.state.view, source.view, source.choice);
+  }
+
+  // Puts the heads that are off in the order of layers.
+  sortOff(source) {
+    const control = source.controls().find((each) => each.name === "off");
+    const places = control.options.map(([, place]) => place);
+    const off = places.filter((place) => source.state.off.some((each) => isEqual(each, place)));
+    source.state = { ...source.state, off };
   }
 
   async receive(source, { upload, file, of }, buffer) {
@@ -111,13 +119,12 @@ class Live {
 
   // Shows a photo before the model has run on it.
   preview(source, { picture }) {
-    const { traits } = source,
-      running = { strength: 0, words: say("running") };
-    const panels = traits.frame.panels.map((panel) => ({ ...panel, ...running }));
-    traits.pictures = { picture: (source.pictured = picture) };
+    const { traits } = source;
+    const running = { strength: 0, words: say("running") };
+    traits.pictures = { picture };
     traits.frame = {
       ...traits.frame,
-      panels,
+      panels: traits.frame.panels.map((panel) => ({ ...panel, ...running })),
       bars: [],
       score: null,
       parts: null,
@@ -127,81 +134,98 @@ class Live {
     source.emit("change:frame");
   }
 
+  // Fills in what a record lacks for a view.
   async explain(record, name, view, { target, against }) {
-    const given = { ...record.given, target, against },
-      key = pairOf(target, against);
-    const replaced = given.mean && given.off.length; // by vectors that no head has written
-    if (replaced && ["contributions", "balanced_gradients"].includes(name))
+    const { off, mean } = record.given;
+    const replaced = mean && off.length; // by vectors that no head has written
+    if (replaced && ["contributions", "balanced_gradients"].includes(name)) {
       throw Error(say("not additive"));
-    if (name === "lens" && !record.lens[0]?.of[target]) {
-      const targets = [
-        ...new Set([...record.likeliest, ...(record.whole?.likeliest || []), target]),
-      ];
-      record.lens = await this.ask("lens", { ...record.given, targets });
-    } else if (name === "contributions" && !record.contributions[key]) {
-      const { embedding, biases, ...made } = await this.ask("contributions", given);
-      const note = say("parts note", { logit: number(made.logit) });
-      const others = [
-        [say("embedding"), embedding],
-        [say("biases"), biases],
-      ];
-      const title = say(against === null ? "parts" : "parts difference");
-      record.contributions[key] = { ...made, title, others, note };
+    }
+    const key = pairOf(target, against);
+    if (name === "lens") {
+      if (!record.lens[0]?.of[target]) await this.addLens(record, target);
+    } else if (name === "contributions") {
+      if (!record.contributions[key]) await this.addContributions(record, target, against);
     } else if (view.explains && !view.layered && !record.maps[name]?.[key]) {
-      const named = (k) =>
-        say("class", { name: record.label(k), score: scoreWords(record, record.shares[k]) });
-      const rather = against === null ? "" : say("rather than", { target: named(against) });
-      const score = { title: say("trust"), words: say("live unscored") };
-      for (const [method, values] of Object.entries(await this.ask("why", given))) {
-        if (method === "balanced_gradients" && replaced) continue;
-        const words =
-          say("for", { method: this.stored.views[method]?.entry, target: named(target) }) + rather;
-        (record.maps[method] ||= {})[key] = { values, words, score };
-      }
+      await this.addMaps(record, target, against, replaced);
+    }
+  }
+
+  async addLens(record, target) {
+    const whole = record.whole?.likeliest || [];
+    const targets = [...new Set([...record.likeliest, ...whole, target])];
+    record.lens = await this.ask("lens", { ...record.given, targets });
+  }
+
+  async addContributions(record, target, against) {
+    const given = { ...record.given, target, against };
+    const { embedding, biases, ...parts } = await this.ask("contributions", given);
+    const others = [
+      [say("embedding"), embedding],
+      [say("biases"), biases],
+    ];
+    const title = say(against === null ? "parts" : "parts difference");
+    const note = say("parts note", { logit: formatLikePython(parts.logit) });
+    record.contributions[pairOf(target, against)] = { ...parts, title, others, note };
+  }
+
+  // Adds the maps of all methods. replaced: without those that this does not allow.
+  async addMaps(record, target, against, replaced) {
+    const key = pairOf(target, against);
+    const classWords = (k) => {
+      const score = scoreWords(record, record.shares[k]);
+      return say("class", { name: record.label(k), score });
+    };
+    const rather = against === null ? "" : say("rather than", { target: classWords(against) });
+    const score = { title: say("trust"), words: say("live unscored") };
+    const maps = await this.ask("why", { ...record.given, target, against });
+    for (const [name, values] of Object.entries(maps)) {
+      if (name === "balanced_gradients" && replaced) continue;
+      const method = this.stored.views[name]?.entry;
+      const words = say("for", { method, target: classWords(target) }) + rather;
+      record.maps[name] ||= {};
+      record.maps[name][key] = { values, words, score };
     }
   }
 }
 
+// RGB levels of a patch: rows of pixels, from the levels of the model's input.
+function pixelsOfPatch(seen, [row, col], { patch: [height, width], image }) {
+  const pixelAt = (y, x) => {
+    const start = 3 * (y * image[1] + x);
+    return [...seen.subarray(start, start + 3)];
+  };
+  const rowAt = (y) => Array.from({ length: width }, (_, x) => pixelAt(y, col * width + x));
+  return Array.from({ length: height }, (_, y) => rowAt(row * height + y));
+}
+
 // The numbers of the tour for the patch, layer and head of a state, as `tour` in details.py.
-async function tourOf(
-  photos,
-  { record, choice, state: { photograph, layer, head, row, column: col } },
-) {
-  const {
-    grid: {
-      prefix,
-      rows,
-      cols,
-      patch: [height, width],
-      image,
-    },
-    outputs,
-    given,
-  } = record;
-  const { seen } = photos.photos.get(photograph);
-  const stream = await photos.ask("stream", { ...given, at: row * cols + col });
-  await photos.explain(record, "lens", {}, choice);
-  const query = [row, col],
-    whose = typeof head === "number" ? head : "mean";
-  const weights = record.layers.map((_, l) =>
-    read(record, l, queryRow(record, query)).map((values) => [...patchesOf(record, values)]),
-  );
-  const pixel = (y, x) => [...seen.subarray(3 * (y * image[1] + x)).subarray(0, 3)];
-  const line = (_, y) =>
-    Array.from({ length: width }, (_, x) => pixel(row * height + y, col * width + x));
+async function tourOf(live, { record, choice, state }) {
+  const { photograph, layer, row, column } = state;
+  const { grid, outputs, given } = record;
+  const { prefix, rows, cols, patch, image } = grid;
+  const query = [row, column];
+  const { seen } = live.photos.get(photograph);
+  const stream = await live.ask("stream", { ...given, at: patchIndex(grid, query) });
+  await live.explain(record, "lens", {}, choice);
+  const head = typeof state.head === "number" ? state.head : "mean";
+  const weights = record.layers.map((_, l) => {
+    const heads = readAttention(record, l, queryRow(record, query));
+    return heads.map((values) => [...patchesOf(record, values)]);
+  });
   const about = {
     prefix,
     rows,
     cols,
-    patch: [height, width],
+    patch,
     image,
     layer,
     row,
-    col,
+    col: column,
     ...stream,
     plain: outputs === "value",
-    pixels: Array.from({ length: height }, line),
-    value: valueOf(record, { layer, head: whose, query, key: null }),
+    pixels: pixelsOfPatch(seen, query, grid),
+    value: explainWeight(record, { layer, head, query, key: null }),
     heads: weights[layer],
     depth: weights.map((maps) => fuse(maps, "mean")),
     lens: record.lens.map(({ classes, shares }) => [record.label(classes[0]), shares[0]]),
@@ -209,30 +233,27 @@ async function tourOf(
   return { ...about, sentences: tourWords(about) };
 }
 
+function extraWords(prefix) {
+  if (!prefix.length) return "";
+  return prefix.length === 1 ? ` with the ${prefix[0]}` : ` with ${prefix.length} prefix tokens`;
+}
+
 // A sentence for each step of the tour, as `_sentences` in details.py.
-function tourWords({
-  image,
-  rows,
-  cols,
-  pixels,
-  token,
-  position,
-  prefix,
-  layer,
-  value,
-  lengths,
-  added,
-  ...about
-}) {
-  const [[height, width], key] = [about.patch, value.key - prefix.length];
-  const extra = ["", ` with the ${prefix[0]}`, ` with ${prefix.length} prefix tokens`][
-    Math.min(prefix.length, 2)
-  ];
-  const [logit, tops] = [number(value.logits[value.key]), about.heads.map(largestOf)];
-  const range = `${number(smallestOf(tops))} to ${number(largestOf(tops))}`;
-  const score = about.plain ? number : inPercent;
-  const [[first, before], [last, after]] = [about.lens[0], about.lens.at(-1)];
-  const [attention, mlp] = added[layer].map(number);
+function tourWords(about) {
+  const { image, rows, cols, patch, pixels, token, position, prefix, layer, value } = about;
+  const { lengths, added, heads, lens, plain } = about;
+  const [height, width] = patch;
+  const key = value.key - prefix.length;
+  const tops = heads.map(largestOf);
+  const lowest = formatLikePython(smallestOf(tops));
+  const highest = formatLikePython(largestOf(tops));
+  const isShort = tops.length <= LISTED;
+  const reach = isShort ? tops.map(formatLikePython).join(", ") : `${lowest} to ${highest}`;
+  const format = plain ? formatLikePython : formatPercent;
+  const before = formatLikePython(lengths[layer]);
+  const [attention, mlp] = added[layer].map(formatLikePython);
+  const [first, firstScore] = lens[0];
+  const [last, lastScore] = lens.at(-1);
   const fields = {
     image: image.join(" × "),
     channels: "3 numbers",
@@ -240,55 +261,60 @@ function tourWords({
     rows,
     cols,
     patches: rows * cols,
-    patch: about.patch.join(" × "),
+    patch: patch.join(" × "),
     size: 3 * height * width,
     width: token.length,
     table: position ? "a" : "no",
     tokens: value.logits.length,
-    extra,
+    extra: extraWords(prefix),
     layer,
     head: value.head,
     row: Math.floor(key / cols),
     column: key % cols,
     products: value.q.length,
-    logit,
-    weight: number(value.weight),
+    logit: formatLikePython(value.logits[value.key]),
+    weight: formatLikePython(value.weight),
     heads: tops.length,
-    reach: tops.length <= 4 ? tops.map(number).join(", ") : range,
-    added: say("tour parts", { before: number(lengths[layer]), first: attention, second: mlp }),
-    after: number(lengths[layer + 1]),
-    answer: say("tour answer", { first, before: score(before), last, after: score(after) }),
+    reach,
+    added: say("tour parts", { before, first: attention, second: mlp }),
+    after: formatLikePython(lengths[layer + 1]),
+    answer: say("tour answer", {
+      first,
+      before: format(firstScore),
+      last,
+      after: format(lastScore),
+    }),
   };
   const steps = ["pixels", "patches", "tokens", "product", "softmax", "heads", "stream", "depth"];
   return steps.map((step) => say(`tour ${step}`, fields));
 }
 
+// Names the heads that are off, and how.
 function offWords(off, way) {
-  const heads = off.map(([layer, head]) =>
+  const names = off.map(([layer, head]) =>
     say("head of", { head, layer: say("layer", { layer }) }),
   );
-  const which =
-    heads.length <= 4 ? heads.join(", ") : say("count of heads", { count: heads.length });
-  const each = say(`by ${way}`, { count: 6 }).replace("their", "its");
-  return say(heads.length === 1 ? "off" : "all off", { heads: which, way: each });
+  let heads = names.join(", ");
+  if (names.length > LISTED) heads = say("count of heads", { count: names.length });
+  const how = say(`by ${way}`, { count: 6 }).replace("their", "its");
+  return say(names.length === 1 ? "off" : "all off", { heads, way: how });
 }
 
 // The page of PageSource, after the forward of its first photo.
-async function live(stored) {
+async function openLive(stored) {
   WORDS = stored.words;
-  const ask = worker(stored.worker),
-    photos = new Live(stored, ask);
+  const ask = startWorker(stored.worker);
+  const live = new Live(stored, ask);
   const copy = (part) => bytesOf(part).slice().buffer;
-  await ask("open", {
-    about: stored.network,
-    weights: copy(stored.weights),
-    wasm: copy(stored.wasm),
-  });
+  const weights = copy(stored.weights);
+  await ask("open", { about: stored.network, weights, wasm: copy(stored.wasm) });
   stored.records = new Map();
-  for (const { name, png, ...more } of stored.photos)
-    await photos.add(name, copy(png), { ...more, ready: true });
+  for (const { name, png, ...more } of stored.photos) {
+    await live.add(name, copy(png), { ...more, ready: true });
+  }
   const first = stored.photos[0].name;
-  stored.records.set(first, await photos.record(first, { off: [] }));
-  const tour = (source) => tourOf(photos, source);
-  return { ...stored, tour, prepare: (...message) => photos.prepare(...message) };
+  stored.records.set(first, await live.record(first, { off: [] }));
+  const tour = (source) => tourOf(live, source);
+  const prepare = (...message) => live.prepare(...message);
+  return { ...stored, tour, prepare };
 }

@@ -3,58 +3,103 @@
 // Shapes: T tokens = R prefix + P patches, D width, H heads, K = D / H, F width of the MLP. Matrices in the memory that
 // WebAssembly shares have rows in multiples of 4 and columns in multiples of 8; what is beyond T is never read.
 
-const up = (count, to) => Math.ceil(count / to) * to;
+const HIDDEN = -1e30; // added to the scores of the keys beyond T, so that their softmax is 0
+const WASM_PAGE = 65536; // bytes
 
-// Tensors by name: {shape, values()}, float32 from the bytes that `vitlens_explorer.live.written` wrote.
+const roundUp = (count, to) => Math.ceil(count / to) * to;
+
+// Tensors by name: {shape, values()}, float32 from the bytes that `vitlens_explorer.live.serialize` wrote.
 function tensorsOf(list, bytes) {
+  const tensors = {};
   let at = 0;
-  const tensors = list.map(({ name, shape, half }) => {
+  for (const { name, shape, half } of list) {
     const size = shape.reduce((product, side) => product * side, half ? 2 : 4);
     const stored = { type: half ? "f2" : "f4", data: new Uint8Array(bytes, at, size) };
+    tensors[name] = { shape, values: () => decodeFloats(stored) };
     at += size;
-    return [name, { shape, values: () => floats(stored) }];
-  });
-  return Object.fromEntries(tensors);
+  }
+  return tensors;
 }
 
 // Writes a matrix (depth, cols) as gemm reads it: panels of 8 columns, the last filled with zeros. `down` and `across`
 // are the steps in `source` to the next row and column, so that they also transpose.
 function pack(source, from, down, across, depth, cols, target, factor = 1) {
-  for (let panel = 0, to = 0; panel < cols; panel += 8)
-    for (let row = 0; row < depth; row += 1)
-      for (
-        let col = panel, at = from + row * down + panel * across;
-        col < panel + 8;
-        col += 1, at += across, to += 1
-      )
+  let to = 0;
+  for (let panel = 0; panel < cols; panel += 8) {
+    for (let row = 0; row < depth; row += 1) {
+      let at = from + row * down + panel * across;
+      for (let col = panel; col < panel + 8; col += 1) {
         target[to] = col < cols ? source[at] * factor : 0;
+        at += across;
+        to += 1;
+      }
+    }
+  }
 }
 
 // The mean of D numbers, and 1 / their deviation.
 function moments(x, start, D, eps) {
-  let mean = 0,
-    variance = 0;
+  let mean = 0;
+  let variance = 0;
   for (let i = start; i < start + D; i += 1) mean += x[i] / D;
   for (let i = start; i < start + D; i += 1) variance += (x[i] - mean) ** 2;
   return [mean, 1 / Math.sqrt(variance / D + eps)];
 }
 
+// Arrays of the given sizes by name, in one memory for WebAssembly.
+function allocate(sizes) {
+  const total = sumOf(Object.values(sizes).map((count) => roundUp(count, 4)));
+  const memory = new WebAssembly.Memory({ initial: Math.ceil((4 * total) / WASM_PAGE) });
+  const held = {};
+  let at = 0;
+  for (const [name, count] of Object.entries(sizes)) {
+    held[name] = new Float32Array(memory.buffer, at, count);
+    at += 4 * roundUp(count, 4);
+  }
+  return { memory, held };
+}
+
 class Vit {
   static async open(about, bytes, wasm) {
-    const vit = Object.assign(new Vit(), about, {
-      weights: tensorsOf(about.tensors, bytes),
-      held: {},
-    });
-    const { width: D, tokens: T, hidden: F, heads: H, patch, weights, held } = vit,
-      names = Object.keys(weights);
-    const M = up(T, 4) + 4,
-      N = up(T, 8),
-      K = D / H,
-      pixels = 3 * patch[0] * patch[1],
-      wide = M * Math.max(F, 3 * D);
+    const vit = new Vit();
+    Object.assign(vit, about, { weights: tensorsOf(about.tensors, bytes) });
+    const { width: D, tokens: T, heads: H, weights } = vit;
+    vit.K = D / H;
+    vit.M = roundUp(T, 4) + 4;
+    vit.N = roundUp(T, 8);
+    const { memory, held } = allocate(vit.sizes());
+    vit.held = held;
+    for (const matrix of vit.matrices()) {
+      const { shape, values } = weights[`${matrix}.weight`];
+      const [cols, depth] = shape;
+      pack(values(), 0, 1, depth, depth, cols, held[matrix]);
+      held[`${matrix}.bias`].set(weights[`${matrix}.bias`].values());
+    }
+    for (const name of Object.keys(weights)) {
+      if (/norm|prefix|positions|means/.test(name)) held[name] = weights[name].values();
+    }
+    held.absent.fill(HIDDEN, T);
+    const { instance } = await WebAssembly.instantiate(wasm, { page: { memory } });
+    vit.kernels = instance.exports;
+    return vit;
+  }
+
+  // Names of the linear layers.
+  matrices() {
+    const names = Object.keys(this.weights).filter((name) => !name.includes("norm"));
+    return names
+      .filter((name) => name.endsWith(".weight"))
+      .map((name) => name.slice(0, -".weight".length));
+  }
+
+  // Sizes of the arrays in the memory by name: work space, and the weights and biases of the linear layers.
+  sizes() {
+    const { width: D, hidden: F, patch, classes, weights, K, M, N } = this;
+    const pixels = 3 * patch[0] * patch[1]; // of a patch
+    const wide = M * Math.max(F, 3 * D);
     const sizes = {
       x: M * D,
-      y: M * Math.max(D, up(vit.classes, 8)),
+      y: M * Math.max(D, roundUp(classes, 8)),
       o: M * D,
       g: M * D,
       small: N * K,
@@ -67,118 +112,82 @@ class Vit {
       zeros: Math.max(N, F, D),
       absent: N,
     };
-    const matrices = names.flatMap((name) => name.match(/^(?!.*norm)(.*)\.weight$/)?.[1] ?? []);
-    for (const matrix of matrices) {
+    for (const matrix of this.matrices()) {
       const [cols, depth] = weights[`${matrix}.weight`].shape;
-      Object.assign(sizes, { [matrix]: depth * up(cols, 8), [`${matrix}.bias`]: up(cols, 8) });
+      sizes[matrix] = depth * roundUp(cols, 8);
+      sizes[`${matrix}.bias`] = roundUp(cols, 8);
     }
-    const total = Object.values(sizes).reduce((sum, count) => sum + up(count, 4), 0);
-    const memory = new WebAssembly.Memory({ initial: Math.ceil((4 * total) / 65536) });
-    let at = 0;
-    for (const [name, count] of Object.entries(sizes)) {
-      held[name] = new Float32Array(memory.buffer, at, count);
-      at += 4 * up(count, 4);
-    }
-    for (const matrix of matrices) {
-      const {
-        shape: [cols, depth],
-        values,
-      } = weights[`${matrix}.weight`];
-      pack(values(), 0, 1, depth, depth, cols, held[matrix]);
-      held[`${matrix}.bias`].set(weights[`${matrix}.bias`].values());
-    }
-    const plain = names.filter((name) => /norm|prefix|positions|means/.test(name));
-    for (const name of plain) held[name] = weights[name].values();
-    held.absent.fill(-1e30, T); // added to the scores of the keys beyond T, so that their softmax is 0
-    const { exports: kernels } = (await WebAssembly.instantiate(wasm, { page: { memory } }))
-      .instance;
-    return Object.assign(vit, { K, M, N, pixels, kernels });
+    return sizes;
   }
 
   // c (rows, cols) = a (rows, depth) · matrix + bias. `from` and `to` are the columns at which a and c begin in
   // matrices of `aCols` and `cCols` columns.
-  multiply(
-    a,
-    matrix,
-    c,
-    { rows, cols, depth, bias = this.held.zeros, aCols = depth, cCols = cols, from = 0, to = 0 },
-  ) {
-    const [atA, atC] = [a.byteOffset + 4 * from, c.byteOffset + 4 * to];
-    const sizes = [up(rows, 4), up(cols, 8), depth];
+  multiply(a, matrix, c, shape) {
+    const { rows, cols, depth, bias = this.held.zeros } = shape;
+    const { aCols = depth, cCols = cols, from = 0, to = 0 } = shape;
+    const atA = a.byteOffset + 4 * from;
+    const atC = c.byteOffset + 4 * to;
+    const sizes = [roundUp(rows, 4), roundUp(cols, 8), depth];
     this.kernels.gemm(atA, 4 * aCols, matrix.byteOffset, atC, 4 * cCols, bias.byteOffset, ...sizes);
   }
 
   // c = a · weightsᵀ + bias, as a linear layer computes it.
   linear(a, name, c, rows = this.tokens, to = 0) {
-    const { held, weights } = this,
-      [cols, depth] = weights[`${name}.weight`].shape;
-    this.multiply(a, held[name], c, {
-      rows,
-      cols,
-      depth,
-      bias: held[`${name}.bias`],
-      cCols: up(cols, 8),
-      to,
-    });
+    const { held, weights } = this;
+    const [cols, depth] = weights[`${name}.weight`].shape;
+    const bias = held[`${name}.bias`];
+    this.multiply(a, held[name], c, { rows, cols, depth, bias, cCols: roundUp(cols, 8), to });
   }
 
   norm(from, to, name, rows = this.tokens) {
-    const { width: D, eps, held } = this,
-      weight = held[`${name}.weight`],
-      bias = held[`${name}.bias`];
+    const { width: D, eps, held } = this;
+    const weight = held[`${name}.weight`];
+    const bias = held[`${name}.bias`];
     for (let start = 0; start < rows * D; start += D) {
       const [mean, scale] = moments(from, start, D, eps);
-      for (let i = 0; i < D; i += 1)
+      for (let i = 0; i < D; i += 1) {
         to[start + i] = (from[start + i] - mean) * scale * weight[i] + bias[i];
+      }
     }
   }
 
   // The attention (T, N) of a head, from the (T, 3·D) of `qkv`: softmax of q·k·scale over the keys.
   attention(qkv, head) {
-    const {
-      width: D,
-      tokens: T,
-      K,
-      N,
-      scale,
-      held: { scores, small, absent },
-    } = this;
+    const { width: D, tokens: T, K, N, scale, held } = this;
+    const { scores, small, absent } = held;
+    const shape = { rows: T, cols: N, depth: K, aCols: 3 * D, from: head * K, bias: absent };
     pack(qkv, D + head * K, 1, 3 * D, K, T, small, scale);
-    this.multiply(qkv, small, scores, {
-      rows: T,
-      cols: N,
-      depth: K,
-      aCols: 3 * D,
-      from: head * K,
-      bias: absent,
-    });
+    this.multiply(qkv, small, scores, shape);
     this.kernels.softmax(scores.byteOffset, T, N);
     return scores;
   }
 
+  // The pixels of the patches (P, 3·height·width), from those (3, height, width) of a normalized image.
+  cutPatches(input, patches) {
+    const [down, across] = this.patch;
+    const side = this.image[1];
+    const count = this.tokens - this.prefix;
+    const channel = input.length / 3;
+    const cols = Math.floor(side / across);
+    let to = 0;
+    for (let patch = 0; patch < count; patch += 1) {
+      const top = Math.floor(patch / cols) * down;
+      const left = (patch % cols) * across;
+      for (let color = 0; color < 3; color += 1) {
+        for (let row = 0; row < down; row += 1) {
+          const at = color * channel + (top + row) * side + left;
+          patches.set(input.subarray(at, at + across), to);
+          to += across;
+        }
+      }
+    }
+  }
+
   // Tokens from the pixels (3, height, width) of a normalized image: patches, prefix tokens and positions.
   embed(input, x) {
-    const {
-      width: D,
-      tokens: T,
-      prefix: R,
-      pixels,
-      patch: [down, across],
-      image: [, side],
-      held,
-    } = this;
-    const channel = input.length / 3,
-      patches = held.wide,
-      cols = Math.floor(side / across);
-    for (let row = 0, to = 0; row < (T - R) * 3 * down; row += 1, to += across) {
-      // of the pixels of a patch in a color
-      const p = Math.floor(row / (3 * down)),
-        i = row % (3 * down),
-        y = Math.floor(p / cols) * down + (i % down);
-      const at = Math.floor(i / down) * channel + y * side + (p % cols) * across;
-      patches.set(input.subarray(at, at + across), to);
-    }
-    this.linear(patches, "embed", x, T - R, R * D);
+    const { width: D, tokens: T, prefix: R, held } = this;
+    this.cutPatches(input, held.wide);
+    this.linear(held.wide, "embed", x, T - R, R * D);
     x.set(held.prefix);
     for (let i = 0; i < (T - R) * D; i += 1) x[R * D + i] += held.positions[i];
     if (held["norm_pre.weight"]) this.norm(x, x, "norm_pre");
@@ -186,22 +195,22 @@ class Vit {
 
   // The tokens (T, D) that the head reads, each with its share.
   pool(tokens) {
-    const { width: D, readout } = this,
-      pooled = new Float32Array(D);
+    const { width: D, readout } = this;
+    const pooled = new Float32Array(D);
     readout.forEach((share, t) => {
-      for (let i = 0; share && i < D; i += 1) pooled[i] += share * tokens[t * D + i];
+      if (!share) return;
+      for (let i = 0; i < D; i += 1) pooled[i] += share * tokens[t * D + i];
     });
     return pooled;
   }
 
   // Logits from the tokens of the last layer, normalized before or after they are pooled.
   read(x) {
-    const {
-      held,
-      held: { wide, o, y },
-    } = this;
-    if (held["norm.weight"]) this.norm(x, wide, "norm");
-    o.set(this.pool(held["norm.weight"] ? wide : x));
+    const { held } = this;
+    const { wide, o, y } = held;
+    const normalizes = Boolean(held["norm.weight"]);
+    if (normalizes) this.norm(x, wide, "norm");
+    o.set(this.pool(normalizes ? wide : x));
     if (held["fc_norm.weight"]) this.norm(o, o, "fc_norm", 1);
     this.linear(o, "head", y, 1);
     return y.slice(0, this.classes);
@@ -210,42 +219,16 @@ class Vit {
   // Runs the model. `off` lists the [layer, head] that give zero, or their mean over other photos if `mean`. Returns
   // {layers: [{q, k: (H, T, K), scale}], tokens: [(T, D) after each layer], logits} with scaled q, and keeps it.
   forward(input, off = [], mean = false) {
-    const { width: D, tokens: T, hidden: F, heads: H, K, N, scale, held } = this,
-      { x, y, wide, o, small } = held;
-    this.kept = { off, begins: [], middles: [], qkv: [], hidden: [] };
-    const record = { layers: [], tokens: [] },
-      kept = this.kept;
-    const add = (from) => {
-      for (let i = 0; i < T * D; i += 1) x[i] += from[i];
-      return x.slice(0, T * D);
-    };
+    const { width: D, tokens: T, scale } = this;
+    const { x } = this.held;
+    const kept = { off, begins: [], middles: [], qkv: [], hidden: [] };
+    const record = { layers: [], tokens: [] };
+    this.kept = kept;
     this.embed(input, x);
     kept.begins.push(x.slice(0, T * D));
     for (let layer = 0; layer < this.layers; layer += 1) {
-      this.norm(x, y, `${layer}.norm1`);
-      this.linear(y, `${layer}.qkv`, wide);
-      kept.qkv.push(wide.slice(0, T * 3 * D));
-      for (let head = 0; head < H; head += 1) {
-        const attention = this.attention(wide, head);
-        pack(wide, 2 * D + head * K, 3 * D, 1, T, K, small);
-        this.multiply(attention, small, o, {
-          rows: T,
-          cols: K,
-          depth: T,
-          aCols: N,
-          cCols: D,
-          to: head * K,
-        });
-      }
-      this.replace(o, layer, mean);
-      this.linear(o, `${layer}.proj`, y);
-      kept.middles.push(add(y));
-      this.norm(x, y, `${layer}.norm2`);
-      this.linear(y, `${layer}.fc1`, wide);
-      kept.hidden.push(wide.slice(0, T * F));
-      this.kernels.gelu(wide.byteOffset, T * F);
-      this.linear(wide, `${layer}.fc2`, y);
-      kept.begins.push(add(y));
+      this.attend(layer, mean);
+      this.runMlp(layer);
       record.layers.push({ scale, ...this.split(kept.qkv[layer]) });
       record.tokens.push(kept.begins[layer + 1]);
     }
@@ -253,54 +236,97 @@ class Vit {
     return record;
   }
 
+  // Adds (T, D) to the tokens `x`. Returns a copy of the sum.
+  add(from) {
+    const { x } = this.held;
+    const size = this.tokens * this.width;
+    for (let i = 0; i < size; i += 1) x[i] += from[i];
+    return x.slice(0, size);
+  }
+
+  // The attention of a layer, from the tokens `x` to themselves.
+  attend(layer, mean) {
+    const { width: D, tokens: T, heads: H, K, N, kept } = this;
+    const { x, y, wide, o, small } = this.held;
+    this.norm(x, y, `${layer}.norm1`);
+    this.linear(y, `${layer}.qkv`, wide);
+    kept.qkv.push(wide.slice(0, T * 3 * D));
+    for (let head = 0; head < H; head += 1) {
+      const attention = this.attention(wide, head);
+      const shape = { rows: T, cols: K, depth: T, aCols: N, cCols: D, to: head * K };
+      pack(wide, 2 * D + head * K, 3 * D, 1, T, K, small);
+      this.multiply(attention, small, o, shape);
+    }
+    this.replace(o, layer, mean);
+    this.linear(o, `${layer}.proj`, y);
+    kept.middles.push(this.add(y));
+  }
+
+  // The MLP of a layer, from the tokens `x` to themselves.
+  runMlp(layer) {
+    const { tokens: T, hidden: F, kept } = this;
+    const { x, y, wide } = this.held;
+    this.norm(x, y, `${layer}.norm2`);
+    this.linear(y, `${layer}.fc1`, wide);
+    kept.hidden.push(wide.slice(0, T * F));
+    this.kernels.gelu(wide.byteOffset, T * F);
+    this.linear(wide, `${layer}.fc2`, y);
+    kept.begins.push(this.add(y));
+  }
+
   // {token (D) of a patch that enters the first layer, position (D) or null, lengths (L + 1) before and after layers,
   // added (L, 2): lengths of what attention and MLP add}.
   stream(patch) {
-    const {
-      width: D,
-      prefix: R,
-      kept: { begins, middles },
-      held,
-    } = this;
-    const at = (x, row) => [...x.subarray(row * D, (row + 1) * D)],
-      token = (x) => at(x, R + patch);
-    const apart = (to, from) =>
-      Math.hypot(...token(to).map((value, i) => value - from[(R + patch) * D + i]));
-    const position = at(held.positions, patch);
+    const { width: D, prefix: R, held } = this;
+    const { begins, middles } = this.kept;
+    const rowOf = (x, row) => [...x.subarray(row * D, (row + 1) * D)];
+    const tokenOf = (x) => rowOf(x, R + patch);
+    const distance = (to, from) => {
+      const start = tokenOf(from);
+      return Math.hypot(...tokenOf(to).map((value, i) => value - start[i]));
+    };
+    const position = rowOf(held.positions, patch);
     return {
-      token: token(begins[0]),
+      token: tokenOf(begins[0]),
       position: position.some(Boolean) ? position : null,
-      lengths: begins.map((x) => Math.hypot(...token(x))),
+      lengths: begins.map((x) => Math.hypot(...tokenOf(x))),
       added: middles.map((middle, layer) => [
-        apart(middle, begins[layer]),
-        apart(begins[layer + 1], middle),
+        distance(middle, begins[layer]),
+        distance(begins[layer + 1], middle),
       ]),
     };
   }
 
   // Sets the outputs (T, D) of the heads of a layer that are off to zero, or to their means.
   replace(o, layer, mean) {
-    const {
-      width: D,
-      tokens: T,
-      K,
-      held: { means },
-      kept: { off },
-    } = this;
-    for (const [, head] of off.filter(([at]) => at === layer))
-      for (let to = head * K; to < T * D; to += D)
-        if (mean) o.set(means.subarray(layer * T * D + to, layer * T * D + to + K), to);
+    const { width: D, tokens: T, K } = this;
+    const { means } = this.held;
+    const first = layer * T * D; // of the layer's means
+    for (const [at, head] of this.kept.off) {
+      if (at !== layer) continue;
+      for (let to = head * K; to < T * D; to += D) {
+        if (mean) o.set(means.subarray(first + to, first + to + K), to);
         else o.fill(0, to, to + K);
+      }
+    }
   }
 
   // {q · scale, k}, each (H, T, K), from the (T, 3·D) of a layer.
   split(qkv) {
     const { width: D, tokens: T, heads: H, K, scale } = this;
-    const [q, k] = [new Float32Array(T * D), new Float32Array(T * D)];
-    for (let head = 0, to = 0; head < H; head += 1)
-      for (let t = 0; t < T; t += 1)
-        for (let from = t * 3 * D + head * K, end = from + K; from < end; from += 1, to += 1)
-          [q[to], k[to]] = [qkv[from] * scale, qkv[from + D]];
+    const q = new Float32Array(T * D);
+    const k = new Float32Array(T * D);
+    let to = 0;
+    for (let head = 0; head < H; head += 1) {
+      for (let t = 0; t < T; t += 1) {
+        const from = t * 3 * D + head * K;
+        for (let i = from; i < from + K; i += 1) {
+          q[to] = qkv[i] * scale;
+          k[to] = qkv[i + D];
+          to += 1;
+        }
+      }
+    }
     return { q, k };
   }
 }

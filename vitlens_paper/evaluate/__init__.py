@@ -9,15 +9,4 @@ Names are imported on first use, so that `vitlens evaluate --help` does not load
 
 from vitlens.names import attach_lazily
 
-PROTOCOLS = {
-    "top1": ("data",),
-    "fewshot": ("data", "shots", "seeds"),
-    "knn": ("data", "neighbors"),
-    "probe": ("data",),
-    "finetune": ("data", "recipe", "settings", "seeds"),
-    "vtab": ("tasks", "recipe", "settings", "seeds"),
-}
-"""Fields of `Evaluation` that each protocol reads, by its name, which is a function in `evaluate.protocols`."""
-
 __getattr__, __dir__, __all__ = attach_lazily(__name__, __file__)
-__all__ += ["PROTOCOLS"]

@@ -1,9 +1,8 @@
 from .classifiers import few_shot, linear_probe, nearest, support, supports
-from .protocols import Evaluation, evaluate
+from .options import PROTOCOLS, Evaluation
+from .protocols import evaluate
 from .reading import features
 from .records import Record, read_results, table, write
-
-PROTOCOLS: dict[str, tuple[str, ...]]
 
 __all__ = [
     "Evaluation",

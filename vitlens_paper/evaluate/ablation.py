@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from vitlens.classes import class_numbers, matched
+from vitlens.classes import class_numbers, describe_match
 from vitlens.data import ImageSet, ImageStream, files
 from vitlens.names import require_known
 from vitlens.recorder import intervention
@@ -24,9 +24,10 @@ from vitlens.recorder.interception import POOL
 from vitlens.recorder.intervention import WORDS, Place, head_places, intervene
 from vitlens.recorder.precision import to_float64
 from vitlens.recorder.supported import attention_modules, require_capturable
-from vitlens.scores import paired, proportion, student
-from vitlens_paper.evaluate.protocols import Evaluation
-from vitlens_paper.evaluate.reading import normalized_for
+from vitlens.scores import Score, paired, proportion, student
+from vitlens_paper.evaluate.options import Evaluation
+from vitlens_paper.evaluate.reading import normalize_for
+from vitlens_paper.evaluate.session import open_session
 
 __all__ = ["divergence", "effects", "mean_outputs"]
 __dir__ = __all__.copy
@@ -45,6 +46,7 @@ def effects(
     batch: int = 50,
     out: str | Path | None = None,
     progress: bool = True,
+    checkpoint: str | Path | None = None,
     **settings,
 ) -> DataFrame:
     """Effect of each head on accuracy: one row for each head of each layer (and of an attention pool) and each way.
@@ -56,14 +58,14 @@ def effects(
 
     model: a timm name, a directory or a timm model. data: a data set of `data.load`, or loaded images. ways:
     replacements, "zero" or "mean" over these images by position. images: number of images, drawn by `seed`, default
-    all. out: a CSV, rewritten after each batch, so that a stopped ablation keeps its results. settings: root, workers,
-    device, checkpoint, command and `say` of `Evaluation`.
+    all. out: a CSV, rewritten after each batch, so that a stopped ablation keeps its results. checkpoint: a file with
+    the model's weights. settings: root, workers, device, command and `say` of `open_session`.
 
     Columns, each measure with its 95 % interval (_low, _high): `accuracy` without the head, in percent; `change` of
     the accuracy, in points (`scores.paired`); `flipped`, the percentage of images with another predicted class; `kl`,
     the divergence Σ p·log(p/q) in nats of the probabilities q without the head from the model's p; `margin`, the change
-    of the label's logit minus the largest other. The intervals of the last two are Student's, for other images. lost
-    and gained count the images that are right only with, and only without the head.
+    of the label's logit minus the largest other. The intervals of the last two are Student's, for other images. `lost`
+    is the number of images classified correctly only with the head, `gained` only without it.
 
     Raises UnsupportedModelError as `intervene` does, and ValueError for unknown ways and for logits that are not
     finite.
@@ -76,49 +78,61 @@ def effects(
     if out is not None and Path(out).exists():
         raise ValueError(f"{out} already exists. Choose another file, or delete it.")
     named = isinstance(data, str | Path)
-    evaluation = Evaluation(model, str(data) if named else "images", **settings)
-    network = evaluation.network
+    evaluation = Evaluation(
+        model=model, data=str(data) if named else "images", checkpoint=checkpoint
+    )
+    session = open_session(evaluation, **settings)
+    network = session.network
     heads = head_places(network, attention_modules(network))
     require_capturable(network)
-    data = (evaluation.images("whole") if named else data).to(evaluation.world.device)
+    if named:
+        data = session.images("whole")
+    data = data.to(session.world.device)
     numbers = class_numbers(network, data.class_names)
-    evaluation.note(matched(network, data.class_names))
+    session.note(describe_match(network, data.class_names))
     rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:images]
     batches = rows.tensor_split(max(1, len(rows) // batch))
 
-    def shown() -> Iterator[tuple[Tensor, Tensor]]:
+    def labeled_batches() -> Iterator[tuple[Tensor, Tensor]]:
         """Normalized images and the model's class numbers."""
         for pixels, labels in data.batches(batches):
-            yield normalized_for(network, pixels), numbers[labels.cpu()]
+            yield normalize_for(network, pixels), numbers[labels.cpu()]
 
-    command = evaluation.command or "ablation.effects"
-    about = {"seed": seed, "batch": batch, "weights": evaluation.weights, "command": command}
+    about = {
+        "seed": seed,
+        "batch": batch,
+        "weights": session.weights,
+        "command": session.command or "ablation.effects",
+    }
     measures: dict[tuple[Place, str], list[Tensor]] = {
         (head, way): [] for head in heads for way in ways
     }
-    total = len(batches) * (len(measures) + 1 + ("mean" in ways))
-    with (
-        eval_mode(network),
-        tqdm(total=total, unit="forward", desc="heads", disable=not progress) as bar,
-    ):
-        means = (
-            mean_outputs(network, (images for images, _ in shown()), bar) if "mean" in ways else {}
-        )
-        for pixels, labels in shown():
+    passes = len(measures) + 1  # over each batch
+    if "mean" in ways:
+        passes += 1
+    bar = tqdm(total=len(batches) * passes, unit="forward", desc="heads", disable=not progress)
+    with eval_mode(network), bar:
+        means = {}
+        if "mean" in ways:
+            means = mean_outputs(network, (images for images, _ in labeled_batches()), bar)
+        for pixels, labels in labeled_batches():
             before = _logits(network, pixels)
             for (head, way), parts in measures.items():
-                value = "zero" if way == "zero" else means[head]
-                key = "pool" if head.layer == POOL else head.layer
-                with intervene(network, heads={(key, head.part): value}):
+                value = means[head] if way == "mean" else "zero"
+                layer = "pool" if head.layer == POOL else head.layer
+                with intervene(network, heads={(layer, head.part): value}):
                     after = _logits(network, pixels)
                 parts.append(_measures(before, after, labels))
                 bar.update()
             bar.update()
-            table = [_row(*key, torch.cat(parts)) | about for key, parts in measures.items()]
+            table = pd.DataFrame(
+                _row(head, way, torch.cat(parts)) | about for (head, way), parts in measures.items()
+            )
             if out is not None:
-                (out := Path(out)).parent.mkdir(parents=True, exist_ok=True)
-                files.write(out, pd.DataFrame(table).to_csv(index=False).encode())
-    return pd.DataFrame(table)
+                out = Path(out)
+                out.parent.mkdir(parents=True, exist_ok=True)
+                files.write(out, table.to_csv(index=False).encode())
+    return table
 
 
 def _logits(model: nn.Module, images: Tensor) -> Tensor:
@@ -149,10 +163,10 @@ def mean_outputs(
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
     """Logit of each label (B,) minus the largest other logit of (B, classes), as (B,)."""
-    own = labels[:, None]
-    return (
-        logits.gather(1, own) - logits.scatter(1, own, -torch.inf).amax(1, keepdim=True)
-    ).squeeze(1)
+    labels = labels[:, None]
+    own = logits.gather(1, labels).squeeze(1)
+    largest_other = logits.scatter(1, labels, -torch.inf).amax(1)
+    return own - largest_other
 
 
 def divergence(before: Tensor, after: Tensor) -> Tensor:
@@ -169,16 +183,24 @@ def divergence(before: Tensor, after: Tensor) -> Tensor:
 
 def _measures(before: Tensor, after: Tensor, labels: Tensor) -> Tensor:
     """(B, 5): right before, right after, changed class, KL divergence and change of the margin of each image."""
-    was, now = before.argmax(1), after.argmax(1)
-    change = margin(after, labels) - margin(before, labels)
-    return torch.stack(
-        [was == labels, now == labels, was != now, divergence(before, after), change], 1
-    ).double()
+    class_before, class_after = before.argmax(1), after.argmax(1)
+    columns = [
+        class_before == labels,
+        class_after == labels,
+        class_before != class_after,
+        divergence(before, after),
+        margin(after, labels) - margin(before, labels),
+    ]
+    return torch.stack(columns, 1).double()
 
 
 def _row(head: Place, way: str, measures: Tensor) -> dict[str, object]:
-    was, now, flipped, kl, change = measures.T
-    images, lost, gained = len(measures), int((was > now).sum()), int((now > was).sum())
+    """The row of a head and a way, from the measures (N, 5) of all images so far."""
+    right_before, right_after, flipped, kl, margins = measures.T
+    images = len(measures)
+    lost = int((right_before > right_after).sum())
+    gained = int((right_after > right_before).sum())
+    flips = int(flipped.sum())
     row = {
         "layer": "pool" if head.layer == POOL else head.layer,
         "head": head.part,
@@ -186,19 +208,31 @@ def _row(head: Place, way: str, measures: Tensor) -> dict[str, object]:
         "images": images,
         "lost": lost,
         "gained": gained,
-        "flips": int(flipped.sum()),
+        "flips": flips,
+        "kl_std": _deviation(kl),
+        "margin_std": _deviation(margins),
     }
     scores = {
-        "accuracy": proportion(int(now.sum()), images),
+        "accuracy": proportion(int(right_after.sum()), images),
         "change": paired(lost, gained, images),
-        "flipped": proportion(row["flips"], images),
+        "flipped": proportion(flips, images),
+        "kl": _mean_score(kl),
+        "margin": _mean_score(margins),
     }
-    for name, values in (("kl", kl), ("margin", change)):
-        mean, half = float(values.mean()), student(values.numpy())
-        scores[name], row[f"{name}_std"] = (
-            (mean, mean - half, mean + half),
-            float(values.std()) if images > 1 else 0.0,
-        )
-    for name, (value, low, high) in scores.items():
-        row |= {name: float(value), f"{name}_low": float(low), f"{name}_high": float(high)}
+    for name, score in scores.items():
+        row[name] = float(score.value)
+        row[f"{name}_low"] = float(score.low)
+        row[f"{name}_high"] = float(score.high)
     return row
+
+
+def _mean_score(values: Tensor) -> Score:
+    """Mean of the values with Student's interval."""
+    mean = float(values.mean())
+    half = student(values.numpy())
+    return Score(mean, mean - half, mean + half)
+
+
+def _deviation(values: Tensor) -> float:
+    """Standard deviation of the values, 0 for a single one."""
+    return float(values.std()) if len(values) > 1 else 0.0

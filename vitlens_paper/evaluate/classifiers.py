@@ -56,7 +56,8 @@ def least_squares(x: Tensor, y: Tensor, classes: int, penalty: float = PENALTY) 
     """
     from sklearn.linear_model import Ridge
 
-    mean, deviation = x.double().mean(0), x.double().std(0, correction=0) + 1e-5
+    mean = x.double().mean(0)
+    deviation = x.double().std(0, correction=0) + 1e-5
     targets = 2 * F.one_hot(y, classes).double() - 1
     ridge = Ridge(penalty, fit_intercept=False, solver="cholesky")  # solves the dual where N < D
     learned = ridge.fit(standardized(x, mean, deviation).numpy(), targets.numpy())
@@ -73,15 +74,18 @@ def support(labels: Tensor, shots: int, seed: int, names: tuple[str, ...] | None
     tensor([0, 1, 2, 3])
     """
     counts = torch.bincount(labels, minlength=len(names or ()))
-    if shots < 1 or int(counts.min()) < shots:
-        least = int(counts.argmin())
+    fewest = int(counts.min())
+    if shots < 1 or fewest < shots:
+        number = int(counts.argmin())
         raise ValueError(
             f"Few-shot learning with {shots} shots needs as many images of each class, 1 or more, but class "
-            f"{names[least] if names else least} has {int(counts.min())}. Change the number of shots."
+            f"{names[number] if names else number} has {fewest}. Change the number of shots."
         )
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=generator)
     order = order[labels[order].argsort(stable=True)]
-    rank = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
+    first_of_class = counts.cumsum(0) - counts
+    rank = torch.arange(len(labels)) - first_of_class[labels[order]]
     return order[rank < shots]
 
 
@@ -109,12 +113,10 @@ def few_shot(
 
     def accuracy(rows: Tensor) -> float:
         learned = least_squares(train[0][rows], train[1][rows], classes)
-        parts = zip(test[0].split(AT_ONCE), test[1].split(AT_ONCE), strict=True)
-        return (
-            100
-            * sum(int((learned.values(a).argmax(1) == b).sum()) for a, b in parts)
-            / len(test[1])
-        )
+        right = 0
+        for x, y in zip(test[0].split(AT_ONCE), test[1].split(AT_ONCE), strict=True):
+            right += int((learned.values(x).argmax(1) == y).sum())
+        return 100 * right / len(test[1])
 
     return {shots: [accuracy(rows) for rows in several] for shots, several in drawn.items()}
 
@@ -136,12 +138,17 @@ def nearest(train: Labeled, x: Tensor, k: int = 20, temperature: float = 0.07) -
 
     def votes(distances: np.ndarray) -> np.ndarray:
         """Weights divided by the largest, so that they cannot overflow."""
-        return np.exp((distances.min(1, keepdims=True) - distances) / temperature)
+        smallest = distances.min(1, keepdims=True)
+        return np.exp((smallest - distances) / temperature)
 
+    features, labels = train
     neighbors = KNeighborsClassifier(
-        min(k, len(train[1])), weights=votes, algorithm="brute", metric="cosine"
+        n_neighbors=min(k, len(labels)),
+        weights=votes,
+        algorithm="brute",
+        metric="cosine",
     )
-    neighbors.fit(train[0].float().numpy(), train[1].numpy())
+    neighbors.fit(features.float().numpy(), labels.numpy())
     return torch.from_numpy(neighbors.predict(x.float().numpy()))
 
 
@@ -161,14 +168,16 @@ def linear_probe(train: Labeled, test: Labeled) -> float:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    (x, y), (x_test, y_test) = ([part.numpy() for part in pair] for pair in (train, test))
-    counts = np.unique(y, return_counts=True)[1]
+    x, y = (part.numpy() for part in train)
+    x_test, y_test = (part.numpy() for part in test)
+    _, counts = np.unique(y, return_counts=True)
     if len(counts) < 2 or counts.min() < 2:
         raise ValueError(
             f"A linear probe needs at least two classes of at least two images, got {len(counts)}, the smallest with "
             f"{counts.min(initial=len(y))}. Leave out small classes, or split the images differently."
         )
-    steps = StandardScaler(), LogisticRegression(max_iter=5000)
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression(max_iter=5000))
     penalties = {"logisticregression__C": np.logspace(-4, 1, 6)}
-    probe = GridSearchCV(make_pipeline(*steps), penalties, cv=min(5, counts.min()))
-    return 100 * float(probe.fit(x, y).score(x_test, y_test))
+    probe = GridSearchCV(pipeline, penalties, cv=min(5, counts.min()))
+    probe.fit(x, y)
+    return 100 * float(probe.score(x_test, y_test))

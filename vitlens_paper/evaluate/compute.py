@@ -17,7 +17,16 @@ from vitlens.recorder.forward import eval_mode
 from vitlens.recorder.supported import model_name, unwrap
 from vitlens_paper import Cost, exaflops
 
-__all__ = ["FIGURE_12", "Cost", "cost", "exaflops", "flops", "opened", "parameters", "table"]
+__all__ = [
+    "FIGURE_12",
+    "Cost",
+    "cost",
+    "exaflops",
+    "flops",
+    "build_untrained",
+    "parameters",
+    "table",
+]
 
 FIGURE_12 = ("R50x1", "R50x2", "ViT-B/32", "ViT-L/32", "ViT-B/16", "ViT-L/16", "ViT-H/14", "R152x4")
 """The models of the paper's Fig. 12."""
@@ -47,14 +56,13 @@ def flops(
     """
     model = unwrap(model)
     config = getattr(model, "pretrained_cfg", None) or {}
-    size = image_size or built_size(model) or (config.get("input_size") or ())[-2:]
+    configured = config.get("input_size") or ()
+    size = image_size or built_size(model) or configured[-2:]
     if not size:
         raise ValueError(f"The image size of {model_name(model)} is unknown. Give image_size.")
     height, width = (size, size) if isinstance(size, int) else size
-    state = {
-        name: t.detach().to("meta")
-        for name, t in (*model.named_parameters(), *model.named_buffers())
-    }
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    state = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
     kind = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
     channels = getattr(model, "in_chans", None) or 3
     image = torch.empty(1, channels, height, width, dtype=kind, device="meta")
@@ -63,9 +71,10 @@ def flops(
         with eval_mode(model), _dropping(model, patch_drop), torch.no_grad(), counter:
             functional_call(model, state, image)
     except Exception as error:  # models raise errors of any kind at a wrong size
+        reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(
             f"The FLOPs of {model_name(model)} could not be counted at {height} × {width} pixels "
-            f"({' '.join(str(error).split()).rstrip('.')}). Give a supported size, or build the model for this one (or "
+            f"({reason}). Give a supported size, or build the model for this one (or "
             "with patch_drop_rate)."
         ) from error
     return counter.get_total_flops()
@@ -79,27 +88,31 @@ def cost(model: str | paper.Model) -> Cost:
     >>> vitlens_paper.evaluate.compute.cost("ViT-B/16").parameters
     86567656
     """
-    model = paper.find(model) if isinstance(model, str) else model
+    if isinstance(model, str):
+        model = paper.find(model)
     with torch.device("meta"):
         built = paper.build(model)
     return Cost(
-        parameters(built), flops(built, model.image_size), model.image_size, built.num_features
+        parameters=parameters(built),
+        flops=flops(built, model.image_size),
+        image_size=model.image_size,
+        features=built.num_features,
     )
 
 
-def opened(name: str, size: int) -> nn.Module:
+def build_untrained(name: str, size: int) -> nn.Module:
     """A model with random weights, by its name in the paper or in `load_model`.
 
     Transformers of timm are built for images of `size` pixels. ConvNets take any size, and models of other libraries
     keep their own.
 
-    >>> vitlens_paper.evaluate.compute.opened("ViT-B/16", 384).patch_embed.grid_size
+    >>> vitlens_paper.evaluate.compute.build_untrained("ViT-B/16", 384).patch_embed.grid_size
     (24, 24)
     """
     if name in paper.MODELS:
-        return paper.build(
-            name, **({} if paper.MODELS[name].kind == "ResNet" else {"img_size": size})
-        )
+        if paper.MODELS[name].kind == "ResNet":
+            return paper.build(name)
+        return paper.build(name, img_size=size)
     try:
         return load_model(name, pretrained=False, img_size=size)
     except ValueError:
@@ -109,8 +122,8 @@ def opened(name: str, size: int) -> nn.Module:
 def table(models: Sequence[str] | None, sizes: Sequence[int]) -> pd.DataFrame:
     """Parameters and FLOPs of models, default those of Fig. 12, at several image sizes.
 
-    models: names as in `opened`. Returns columns model, image_size, parameters and flops. Runs on the meta device.
-    Raises ValueError for an unknown name, and for a size that a model does not support.
+    models: names as in `build_untrained`. Returns columns model, image_size, parameters and flops. Runs on the meta
+    device. Raises ValueError for an unknown name, and for a size that a model does not support.
 
     >>> vitlens_paper.evaluate.compute.table(["ViT-B/32"], [224]).shape
     (1, 4)
@@ -119,7 +132,7 @@ def table(models: Sequence[str] | None, sizes: Sequence[int]) -> pd.DataFrame:
     for name in models or FIGURE_12:
         for size in sizes:
             with torch.device("meta"):
-                model = opened(name, size)
+                model = build_untrained(name, size)
             rows.append((name, size, parameters(model), flops(model, size)))
     return pd.DataFrame(rows, columns=["model", "image_size", "parameters", "flops"])
 

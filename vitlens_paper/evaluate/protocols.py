@@ -3,303 +3,233 @@
     for record in evaluate(model, "flowers", "fewshot", shots=(1, 5)):
         print(record.manner, record.cell)
 
-A protocol is a row of `evaluate.PROTOCOLS` and a function here of the same name.
+A protocol is a row of `options.PROTOCOLS` and a function here. The function takes a `Session` and the protocol's
+options.
 """
 
 from __future__ import annotations
 
-import datetime
 import hashlib
-import os
 import re
-import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vitlens.classes import class_numbers, imagenet_numbers, matched
-from vitlens.data import ImageStream
-from vitlens.models import class_count, load_model, weights_digest
+from vitlens.classes import class_numbers, describe_match, imagenet_numbers
+from vitlens.models import class_count, load_model
 from vitlens.models.opening import short
 from vitlens.names import require_known
-from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
 from vitlens.scores import Score, mean_of, over_seeds, proportion, real, top_k, validation_numbers
-from vitlens.train import World, join, runs
-from vitlens.train.runs import versions
-from vitlens_paper.evaluate import PROTOCOLS
+from vitlens.train import runs as training_runs
 from vitlens_paper.evaluate.classifiers import few_shot, linear_probe, nearest, supports
-from vitlens_paper.evaluate.reading import before_the_head, named_classes, opened, read
+from vitlens_paper.evaluate.options import PROTOCOLS, Evaluation
+from vitlens_paper.evaluate.reading import open_images, read, top_classes
 from vitlens_paper.evaluate.records import Record
+from vitlens_paper.evaluate.session import Session, open_session, short_digest, shorten_path
 from vitlens_paper.tasks import TASKS, VTAB, Task
 
 ONE_SEED = "One seed: the interval covers other test images, not other training images."
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Settings of an evaluation, with its model, images and records.
-
-    Raises ValueError for settings that the protocol does not read.
-
-    >>> vitlens_paper.evaluate.Evaluation(model, "digits", "knn", neighbors=5).name
-    'vit_tiny_patch16_224'
-    """
-
-    model: str | Path | nn.Module
-    """A timm name, a directory, or a timm model, which stays on its device unless `device` is given."""
-    data: str = ""
-    """A data set of `data.load`, or "" for the protocol vtab."""
-    protocol: str = "top1"
-    """A name of `PROTOCOLS`."""
-    shots: tuple[int, ...] = ()
-    """Images of each class for fewshot, default 1, 5, 10 and 25."""
-    seeds: int | None = None
-    """Number of seeds, default three for fewshot and one for fine-tuning."""
-    neighbors: int | None = None
-    """Number of neighbors for knn, default 20."""
-    tasks: tuple[str, ...] = ()
-    """Tasks for vtab, default all 19."""
-    recipe: str = ""
-    """Recipe for fine-tuning, default `recipe_of` the data."""
-    settings: tuple[str, ...] = ()
-    """Changes to the recipe, "key=value"."""
-    runs: Path = Path("runs")
-    """Directory for fine-tuning runs, with a subdirectory for each model, data set, recipe and seed."""
-    root: Path | None = None
-    workers: int | None = None
-    device: str | None = None
-    command: str = ""
-    say: Callable[[str], None] = print
-    """Function that receives notes about the data."""
-    checkpoint: str | Path | None = None
-    """A file with the model's weights, as in `load_model`."""
-
-    def __post_init__(self):
-        require_known(self.protocol, PROTOCOLS, "The protocol")
-        reads = PROTOCOLS[self.protocol]
-        for option in ("data", "shots", "seeds", "neighbors", "tasks", "recipe", "settings"):
-            if getattr(self, option) and option not in reads:
-                others = ", ".join(name for name, options in PROTOCOLS.items() if option in options)
-                flag = {"settings": "set"}.get(option, option)
-                raise ValueError(
-                    f"The protocol {self.protocol} does not read --{flag}, which is for {others}."
-                )
-        if "data" in reads and not self.data:
-            raise ValueError(
-                f"The protocol {self.protocol} needs images. Name a data set or a folder with --data."
-            )
-        if (isinstance(self.model, nn.Module) or self.checkpoint) and "recipe" in reads:
-            raise ValueError(
-                f"The protocol {self.protocol} trains from a timm name or a model folder, got "
-                f"{'--checkpoint' if self.checkpoint else 'a module'}. Name one."
-            )
-
-    @cached_property
-    def world(self) -> World:
-        """Processes that share the images."""
-        device = self.device
-        if device is None and isinstance(self.model, nn.Module):
-            device = next(self.model.parameters()).device
-        return join(device)
-
-    @cached_property
-    def network(self) -> nn.Module:
-        """The opened model on its device."""
-        named = not isinstance(self.model, nn.Module)
-        model = load_model(self.model, checkpoint=self.checkpoint) if named else unwrap(self.model)
-        if not states_preprocessing(model):
-            raise ValueError(
-                f"{type(model).__name__} lacks a pretrained_cfg with the image normalization. Set one."
-            )
-        return model.to(self.world.device)
-
-    @property
-    def name(self) -> str:
-        """The model's name in records: its timm name, its directory's name, or its architecture."""
-        if isinstance(self.model, nn.Module) or self.checkpoint:
-            return short_name(self.network)
-        return short(str(self.model))
-
-    @cached_property
-    def weights(self) -> str:
-        """First digits of the SHA-256 of all weights and buffers, for `Record.weights`."""
-        return weights_digest(self.network)
-
-    @property
-    def manner(self) -> str | None:
-        """The recipe and its changes, or None for the data's unchanged recipe."""
-        recipe = short(self.recipe)
-        if Path(self.recipe).is_file():
-            recipe += f" ({_digest(Path(self.recipe).read_bytes())})"
-        return ", ".join((*filter(None, [recipe]), *map(_short_value, self.settings))) or None
-
-    def note(self, *texts: str) -> None:
-        """Pass notes to `say` in the first process."""
-        for text in filter(None, texts if self.world.rank == 0 else ()):
-            self.say(text)
-
-    def images(self, split: str) -> ImageStream:
-        """A split of the data, preprocessed for the model. Never the training images of the run that the model is from:
-        of a folder that is not divided, "test" is the tenth that the run held out."""
-        if split == "whole" and not isinstance(self.model, nn.Module):
-            trained_on = runs.images_before(Path(self.model).parent).get("data")
-            split = "test" if trained_on == os.path.abspath(self.data) else split
-        images = opened(
-            self.network, self.data, split, root=self.root, workers=self.workers, world=self.world
-        )
-        self.note(images.note)
-        return images
-
-    def features(self, images: ImageStream, progress: str) -> tuple[Tensor, Tensor]:
-        """Inputs (N, D) of the head for images, and their labels (N,)."""
-        return read(
-            self.network, images, before_the_head(self.network), world=self.world, progress=progress
-        )
-
-    def place(self, data: str) -> str:
-        """First digits of the SHA-256 of the data's directories, for `Record.place`, or "" for named data."""
-        folders = [
-            str(Path(path).resolve()) for path in (data, self.root) if path and Path(path).exists()
-        ]
-        return _digest(" ".join(folders).encode()) if folders else ""
-
-    def folder(self, data: str) -> Path:
-        """Directory of the fine-tuning runs on `data`."""
-        name = "-".join(filter(None, (short(data), self.place(data))))
-        return (
-            self.runs
-            / _file(f"{self.name}-{self.weights}")
-            / _file(", ".join(filter(None, (name, self.manner))))
-        )
-
-    def record(
-        self,
-        metric: str,
-        score: Score,
-        images: int,
-        note: str | None = None,
-        data: str = "",
-        **more,
-    ) -> Record:
-        """Record of a score on `images` images of `data`."""
-        data = data or self.data
-        return Record(
-            self.name,
-            short(data),
-            self.protocol,
-            metric,
-            *(round(x, 4) for x in score),
-            images,
-            datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            versions(),
-            self.command,
-            self.weights,
-            self.place(data),
-            note=note or None,
-            **more,
-        )
-
-
 def evaluate(
-    model: Evaluation | str | Path | nn.Module, data: str = "", protocol: str = "top1", **settings
-):
+    model: str | Path | nn.Module,
+    data: str = "",
+    protocol: str = "top1",
+    *,
+    checkpoint: str | Path | None = None,
+    root: str | Path | None = None,
+    workers: int | None = None,
+    device: str | torch.device | None = None,
+    command: str = "",
+    say: Callable[[str], None] = print,
+    **options,
+) -> Iterator[Record]:
     """Iterator over the `Record`s of a model on data by a protocol.
 
-    model: also an `Evaluation`. settings: other fields of `Evaluation`. Raises ValueError for settings that the
-    protocol does not read, and the errors of the protocol.
+    model, data, protocol, checkpoint, options: see `Evaluation`. shots: for fewshot, images of each class, default 1,
+    5, 10 and 25. seeds: number of seeds, default three for fewshot and one for fine-tuning. neighbors: for knn, default
+    20. tasks: for vtab, default all 19. For finetune and vtab, recipe: default `recipe_of` the data; settings: changes
+    to it, "key=value"; runs: directory for a subdirectory of each model, data set, recipe and seed, default "runs".
+    root, workers, device, command, say: see `open_session`.
+
+    Raises ValueError for options that the protocol does not read, and the errors of the protocol.
 
     >>> records = vitlens_paper.evaluate.evaluate(model, "digits", "knn", neighbors=5)
     """
-    evaluation = (
-        model if isinstance(model, Evaluation) else Evaluation(model, data, protocol, **settings)
+    evaluation = Evaluation(
+        model=model, data=data, protocol=protocol, options=options, checkpoint=checkpoint
     )
-    return globals()[evaluation.protocol](evaluation)
+    session = open_session(
+        evaluation, root=root, workers=workers, device=device, command=command, say=say
+    )
+    return measure(session)
 
 
-def top1(e: Evaluation) -> Iterator[Record]:
+def measure(session: Session) -> Iterator[Record]:
+    """Iterator over the `Record`s of an evaluation."""
+    protocol = resolve_name(PROTOCOLS[session.evaluation.protocol].function)
+    return protocol(session, **session.evaluation.options)
+
+
+def top1(session: Session) -> Iterator[Record]:
     """Top-1 and top-5 of the unchanged model, over all images of a directory without splits.
 
     Also ReaL accuracy if the files are ImageNet's validation images and the model's classes are ImageNet's.
     """
-    images, known = e.images("whole"), imagenet_numbers(e.network)
-    numbers, count = class_numbers(e.network, images.class_names), class_count(e.network)
-    e.note(how := matched(e.network, images.class_names))
-    classes, labels = read(
-        e.network, images, named_classes(e.network), world=e.world, progress="top1"
-    )
-    for k in (1, 5) if count > 5 else (1,):
-        yield e.record(f"top{k}", top_k(classes, numbers[labels], k), len(labels), how)
+    network = session.network
+    images = session.images("whole")
+    numbers = class_numbers(network, images.class_names)
+    match = describe_match(network, images.class_names)
+    session.note(match)
+    output = top_classes(network)
+    classes, labels = read(network, images, output, world=session.world, progress="top1")
+    ranks = (1, 5) if class_count(network) > 5 else (1,)
+    for k in ranks:
+        score = top_k(classes, numbers[labels], k)
+        yield session.record(f"top{k}", score, len(labels), note=match)
     files = validation_numbers([images.samples.name(i) for i in range(len(images))])
-    if known is not None and (files >= 0).all():
-        yield e.record("real", *real(known[classes], files), how)
+    imagenet_classes = imagenet_numbers(network)
+    if imagenet_classes is not None and (files >= 0).all():
+        score, count = real(imagenet_classes[classes], files)
+        yield session.record("real", score, count, note=match)
 
 
-def fewshot(e: Evaluation) -> Iterator[Record]:
+def fewshot(
+    session: Session, *, shots: Sequence[int] = (1, 5, 10, 25), seeds: int = 3
+) -> Iterator[Record]:
     """Top-1 of least squares on the features of a few training images of each class, by number of shots."""
-    images, seeds = e.images("train"), e.seeds or 3
-    drawn = supports(images.labels, e.shots or (1, 5, 10, 25), range(seeds), images.class_names)
-    rows = torch.cat([support for several in drawn.values() for support in several]).unique()
-    train = e.features(images.select_rows(rows), "train")
-    test = e.features(e.images("test"), "test")
-    drawn = {
-        n: [torch.searchsorted(rows, support) for support in several]
-        for n, several in drawn.items()
-    }
-    e.note(one := ONE_SEED if seeds == 1 else "")
+    images = session.images("train")
+    classes = images.class_names
+    by_shots = supports(images.labels, shots, range(seeds), classes)
+    every_support = [support for several in by_shots.values() for support in several]
+    rows = torch.cat(every_support).unique()
+    train = session.features(images.select_rows(rows), "train")
+    test = session.features(session.images("test"), "test")
+    for number, several in by_shots.items():  # from rows of the images to rows of `train`
+        by_shots[number] = [torch.searchsorted(rows, support) for support in several]
+    note = ONE_SEED if seeds == 1 else ""
+    session.note(note)
     count = len(test[1])
-    for shots, values in few_shot(train, test, drawn, len(images.class_names)).items():
-        yield e.record("top1", over_seeds(values, count), count, one, shots=shots, seeds=seeds)
+    for number, values in few_shot(train, test, by_shots, len(classes)).items():
+        score = over_seeds(values, count)
+        yield session.record("top1", score, count, note=note, shots=number, seeds=seeds)
 
 
-def knn(e: Evaluation) -> Iterator[Record]:
+def knn(session: Session, *, neighbors: int = 20) -> Iterator[Record]:
     """Top-1 of weighted k-nearest-neighbor classification of the test features."""
-    k = e.neighbors or 20
-    yield _on_features(
-        e, lambda train, test: (nearest(train, test[0], k) == test[1]).sum(), neighbors=k
-    )
+    train, (features, labels) = _train_and_test(session)
+    right = int((nearest(train, features, neighbors) == labels).sum())
+    score = proportion(right, len(labels))
+    yield session.record("top1", score, len(labels), neighbors=neighbors)
 
 
-def probe(e: Evaluation) -> Iterator[Record]:
+def probe(session: Session) -> Iterator[Record]:
     """Top-1 of logistic regression on the training features."""
-    yield _on_features(e, lambda train, test: round(linear_probe(train, test) * len(test[1]) / 100))
+    train, test = _train_and_test(session)
+    count = len(test[1])
+    right = round(linear_probe(train, test) * count / 100)
+    yield session.record("top1", proportion(right, count), count)
 
 
-def _on_features(e: Evaluation, right: Callable, **more) -> Record:
-    """Record of a classifier on features. right: (train, test) → number of right images."""
-    train, test = (e.features(e.images(split), split) for split in ("train", "test"))
-    return e.record("top1", proportion(right(train, test), len(test[1])), len(test[1]), **more)
+def _train_and_test(session: Session) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Features and labels of the training images and of the test images."""
+    train = session.features(session.images("train"), "train")
+    test = session.features(session.images("test"), "test")
+    return train, test
 
 
-class Tuned(NamedTuple):
+@dataclass(frozen=True)
+class Tuning:
+    """Settings of fine-tuning."""
+
+    recipe: str = ""
+    """A recipe, or "" for `recipe_of` the data."""
+    settings: Sequence[str] = ()
+    """Changes to the recipe, "key=value"."""
+    seeds: int | None = None
+    """Number of seeds, default one."""
+    runs: str | Path = "runs"
+    """Directory for the runs."""
+
+    @property
+    def manner(self) -> str | None:
+        """The recipe and its changes, or None for the data's unchanged recipe."""
+        parts = [shorten_path(change) for change in self.settings]
+        if self.recipe:
+            name = short(self.recipe)
+            if Path(self.recipe).is_file():
+                name += f" ({short_digest(Path(self.recipe).read_bytes())})"
+            parts = [name, *parts]
+        return ", ".join(parts) or None
+
+    def folder(self, session: Session, data: str) -> Path:
+        """Directory of the runs on `data`."""
+        model = f"{session.name}-{session.weights}"
+        name = short(data)
+        if session.place(data):
+            name += f"-{session.place(data)}"
+        if self.manner:
+            name += f", {self.manner}"
+        return Path(self.runs) / _directory_name(model) / _directory_name(name)
+
+
+class TunedScore(NamedTuple):
     """Top-1 of fine-tuned models on the test images of a data set."""
 
     score: Score
     images: int
 
 
-def finetune(e: Evaluation) -> Iterator[Record]:
+def finetune(
+    session: Session,
+    *,
+    recipe: str = "",
+    settings: Sequence[str] = (),
+    seeds: int | None = None,
+    runs: str | Path = "runs",
+) -> Iterator[Record]:
     """Top-1 after fine-tuning, of the averaged weights if the recipe keeps them."""
-    yield _of_tuned(e, e.data, "top1", fine_tuned(e, e.data))
+    tuning = Tuning(recipe, settings, seeds, runs)
+    data = session.evaluation.data
+    yield _tuning_record(session, tuning, data, "top1", fine_tune(session, tuning, data))
 
 
-def vtab(e: Evaluation) -> Iterator[Record]:
+def vtab(
+    session: Session,
+    *,
+    tasks: Sequence[str] = (),
+    recipe: str = "",
+    settings: Sequence[str] = (),
+    seeds: int | None = None,
+    runs: str | Path = "runs",
+) -> Iterator[Record]:
     """Top-1 after fine-tuning on the tasks of VTAB-1k, and the means of complete groups."""
-    tuned = {}
-    for task in vtab_tasks(e.tasks):
-        tuned[task.name] = fine_tuned(e, task.name)
-        yield _of_tuned(e, task.name, "top1", tuned[task.name])
-    for name, mean in group_means(tuned).items():
-        yield _of_tuned(e, name, "mean", mean)
+    tuning = Tuning(recipe, settings, seeds, runs)
+    results = {}
+    for task in vtab_tasks(tasks):
+        results[task.name] = fine_tune(session, tuning, task.name)
+        yield _tuning_record(session, tuning, task.name, "top1", results[task.name])
+    for name, mean in group_means(results).items():
+        yield _tuning_record(session, tuning, name, "mean", mean)
 
 
-def _of_tuned(e: Evaluation, data: str, metric: str, tuned: Tuned) -> Record:
-    return e.record(metric, tuned.score, tuned.images, seeds=e.seeds, recipe=e.manner, data=data)
+def _tuning_record(
+    session: Session, tuning: Tuning, data: str, metric: str, result: TunedScore
+) -> Record:
+    return session.record(
+        metric,
+        result.score,
+        result.images,
+        data=data,
+        seeds=tuning.seeds,
+        recipe=tuning.manner,
+    )
 
 
 def recipe_of(data: str) -> tuple[str, list[str]]:
@@ -313,53 +243,58 @@ def recipe_of(data: str) -> tuple[str, list[str]]:
     task = TASKS.get(data.replace("vtab800/", "vtab/"))
     if task is None:
         return "finetune-small", []
-    return task.recipe, [
-        key for key, may in (("augment.flip=0", task.flip), ("resize=0", task.crop)) if not may
-    ]
+    changes = []
+    if not task.flip:
+        changes.append("augment.flip=0")
+    if not task.crop:
+        changes.append("resize=0")
+    return task.recipe, changes
 
 
-def fine_tuned(e: Evaluation, data: str) -> Tuned:
+def fine_tune(session: Session, tuning: Tuning, data: str) -> TunedScore:
     """Test accuracy after fine-tuning the model on the training images of `data`, once for each seed.
 
-    The runs are those of `vitlens train`, in subdirectories of `e.folder(data)`. A stopped run is resumed. Finished
-    runs keep only their model, and are repeated only if the images changed. The interval covers the test images, and
-    with several seeds also the seeds (`over_seeds`).
+    The runs are those of `vitlens train`, in subdirectories of `tuning.folder`. A stopped run is resumed. Finished runs
+    keep only their model, and are repeated only if the images changed. The interval covers the test images, and with
+    several seeds also the seeds (`over_seeds`).
 
     Raises KeyboardInterrupt if a run was stopped, and the errors of `runs.run`, `load_model` and `read`.
 
-    >>> e = vitlens_paper.evaluate.Evaluation("vit_tiny_patch16_224", "digits", "finetune")
-    >>> tuned = fine_tuned(e, "digits")  # doctest: +SKIP
+    >>> tuned = fine_tune(session, Tuning(seeds=3), "digits")  # doctest: +SKIP
     """
+    world = session.world
     recipe, required = recipe_of(data)
     values = []
-    for seed in range(e.seeds or 1):
-        folder = e.folder(data) / f"seed-{seed}"
-        account = runs.run(
-            e.recipe or recipe,
+    for seed in range(tuning.seeds or 1):
+        folder = tuning.folder(session, data) / f"seed-{seed}"
+        account = training_runs.run(
+            tuning.recipe or recipe,
             data,
             folder,
-            model=e.model,
+            model=session.evaluation.model,
             resume=folder.is_dir(),
             seed=seed,
             watch=0,
-            overrides=[*required, *e.settings],
-            device=str(e.world.device),
-            root=e.root,
-            workers=e.workers,
+            overrides=[*required, *tuning.settings],
+            device=str(world.device),
+            root=session.root,
+            workers=session.workers,
             goes_on="repeat the command to continue",
         )
         if not account["finished"]:
             raise KeyboardInterrupt
-        e.world.total(0)  # wait until the first process has written the model
+        world.total(0)  # wait until the first process has written the model
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        model = load_model(folder / "model").to(e.world.device)
-        images = opened(model, data, "test", root=e.root, workers=e.workers, world=e.world)
-        classes, labels = read(
-            model, images, named_classes(model, 1), world=e.world, progress=f"{data}, tuned"
+        model = load_model(folder / "model").to(world.device)
+        images = open_images(
+            model, data, "test", root=session.root, workers=session.workers, world=world
         )
-        values.append(top_k(classes, class_numbers(model, images.class_names)[labels], 1).value)
-    e.note(images.note)
-    return Tuned(over_seeds(values, len(labels)), len(labels))
+        output = top_classes(model, k=1)
+        classes, labels = read(model, images, output, world=world, progress=f"{data}, tuned")
+        numbers = class_numbers(model, images.class_names)
+        values.append(top_k(classes, numbers[labels], 1).value)
+    session.note(images.note)
+    return TunedScore(over_seeds(values, len(labels)), len(labels))
 
 
 def vtab_tasks(names: Sequence[str]) -> list[Task]:
@@ -371,47 +306,25 @@ def vtab_tasks(names: Sequence[str]) -> list[Task]:
     return [known[name] for name in names]
 
 
-def group_means(tuned: dict[str, Tuned]) -> dict[str, Tuned]:
-    """Means over the complete groups of VTAB-1k, and over all 19 tasks. tuned: results by task name.
+def group_means(results: dict[str, TunedScore]) -> dict[str, TunedScore]:
+    """Means over the complete groups of VTAB-1k, and over all 19 tasks. results: by task name.
 
     >>> group_means({})
     {}
     """
     means = {}
     for name in ("vtab natural", "vtab specialized", "vtab structured", "vtab"):
-        parts = [tuned.get(task.name) for task in VTAB if f"vtab {task.group}".startswith(name)]
-        if all(parts):
-            scores, images = zip(*parts, strict=True)
-            means[name] = Tuned(mean_of(scores), sum(images))
+        tasks = [task.name for task in VTAB if f"vtab {task.group}".startswith(name)]
+        if all(task in results for task in tasks):
+            scores = [results[task].score for task in tasks]
+            images = sum(results[task].images for task in tasks)
+            means[name] = TunedScore(mean_of(scores), images)
     return means
 
 
-def command_of(arguments: Sequence[str]) -> str:
-    """The vitlens command with these arguments and shortened absolute paths.
-
-    >>> command_of(["evaluate", "model", "--data", "/photos/pets"])
-    'vitlens evaluate model --data pets'
-    """
-    return shlex.join(["vitlens", *map(_short_value, arguments)])
-
-
-def _short_value(argument: str) -> str:
-    """An argument, also `--option=value` or `key=value`, with a shortened path if that is absolute."""
-    key, equals, value = argument.rpartition("=")
-    if not re.fullmatch(r"[-\w.=]+", key):
-        key, equals, value = "", "", argument
-    return key + equals + (short(value) if os.path.isabs(value) else value)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:8]
-
-
-def _file(name: str) -> str:
-    """A directory name as a function of a text."""
-    plain = re.sub(r"[^\w.,=+-]+", "-", name)
-    return (
-        plain
-        if len(plain) < 100
-        else f"{plain[:80]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
-    )
+def _directory_name(text: str) -> str:
+    """A text as a name of at most 99 characters that file systems take."""
+    plain = re.sub(r"[^\w.,=+-]+", "-", text)
+    if len(plain) < 100:
+        return plain
+    return f"{plain[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

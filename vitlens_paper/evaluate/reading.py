@@ -20,7 +20,7 @@ from vitlens.recorder.supported import model_name
 from vitlens.train import World
 
 
-def opened(
+def open_images(
     model: nn.Module,
     source: str,
     split: str,
@@ -33,7 +33,7 @@ def opened(
 
     Raises ValueError for models whose input is not 3 × S × S, and the errors of `load`.
 
-    >>> len(opened(model, "digits", "valid"))
+    >>> len(open_images(model, "digits", "valid"))
     360
     """
     channels, height, width = data_config(model)["input_size"]
@@ -42,13 +42,26 @@ def opened(
             "Evaluation needs a model with square color input (3 × S × S), got "
             f"{channels} × {height} × {width}. Use another model."
         )
-    options = dict(size=height, fit=pixels(model), stream=True, root=root, workers=workers)
     world = world or World()
-    images = (
-        load(source, split, **options) if world.rank == 0 else None
-    )  # the first process downloads
-    world.total(0)  # the other processes wait
-    return images or load(source, split, **options)
+
+    def open_split() -> ImageStream:
+        return load(
+            source,
+            split,
+            size=height,
+            fit=pixels(model),
+            stream=True,
+            root=root,
+            workers=workers,
+        )
+
+    if world.rank == 0:  # the first process downloads
+        images = open_split()
+        world.total(0)
+    else:
+        world.total(0)  # the other processes wait
+        images = open_split()
+    return images
 
 
 def features(
@@ -67,7 +80,7 @@ def features(
     return read(model, data, before_the_head(model), world=world)
 
 
-def normalized_for(model: nn.Module, images: Tensor) -> Tensor:
+def normalize_for(model: nn.Module, images: Tensor) -> Tensor:
     """Images (b, 3, H, W), uint8 or in 0…1, normalized for a model in the precision of its weights."""
     config = data_config(model)
     return cast(model, normalize(images, config["mean"], config["std"]))
@@ -88,21 +101,22 @@ def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return features
 
 
-def named_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
+def top_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
     """Function from a batch (b, 3, H, W) to the numbers of the `k` most probable classes, int64 (b, k), in order.
 
     Images with logits that are not finite get −1, because NaN would rank first.
 
-    >>> named_classes(model, k=1)(images[:1]).shape
+    >>> top_classes(model, k=1)(images[:1]).shape
     torch.Size([1, 1])
     """
 
-    def named(x: Tensor) -> Tensor:
+    def classes(x: Tensor) -> Tensor:
         logits = run(model, x)
-        classes = logits.topk(min(k, logits.shape[1])).indices
-        return classes.where(logits.isfinite().all(1, keepdim=True), -1)
+        numbers = logits.topk(min(k, logits.shape[1])).indices
+        finite = logits.isfinite().all(1, keepdim=True)
+        return numbers.where(finite, -1)
 
-    return named
+    return classes
 
 
 @torch.no_grad()
@@ -121,14 +135,15 @@ def read(
     the data's `batches`.
 
     >>> digits = vitlens.data.load("digits", "valid", size=224).subset(4)
-    >>> read(model, digits, named_classes(model))[0].shape
+    >>> read(model, digits, top_classes(model))[0].shape
     torch.Size([4, 5])
     """
     device = next(model.parameters()).device
     world = world or World(device=device)
     rows = torch.arange(len(data)).split(min(batch, len(data) // world.size))
     mine = rows[world.rank :: world.size]
-    values, labels = None, torch.zeros(len(data), dtype=torch.int64, device=device)
+    values = None
+    labels = torch.zeros(len(data), dtype=torch.int64, device=device)
     bar = tqdm(
         total=len(data),
         unit="image",
@@ -138,20 +153,19 @@ def read(
     )
     with eval_mode(model), bar:
         for row, (images, truth) in zip(mine, data.batches(mine), strict=True):
-            outputs = output(normalized_for(model, images.to(device)))
-            outputs = (
-                outputs.float()
-                if outputs.is_floating_point() and outputs.element_size() < 4
-                else outputs
-            )
+            outputs = output(normalize_for(model, images.to(device)))
+            if outputs.dtype in (torch.float16, torch.bfloat16):
+                outputs = outputs.float()
             if values is None:
                 values = outputs.new_zeros(len(data), *outputs.shape[1:])
-            values[row], labels[row] = outputs, truth.to(device)
+            values[row] = outputs
+            labels[row] = truth.to(device)
             bar.update(min(len(row) * world.size, len(data) - bar.n))
     for shared in (values, labels):
         world.sum([shared])
-    sound = values.isfinite() if values.is_floating_point() else values >= 0
-    if len(wrong := (~sound.flatten(1).all(1)).nonzero()):
+    valid = values.isfinite() if values.is_floating_point() else values >= 0
+    wrong = (~valid.flatten(1).all(1)).nonzero()
+    if len(wrong):
         first = int(wrong[0])
         name = data.samples.name(first) if isinstance(data, ImageStream) else f"number {first}"
         raise ValueError(

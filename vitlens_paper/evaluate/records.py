@@ -64,11 +64,13 @@ class Record:
     def manner(self) -> str:
         """The protocol and its settings, such as "fewshot, 5 shots"."""
         parts = [self.protocol]
-        parts += [f"{self.shots} shot{'s' * (self.shots > 1)}"] if self.shots else []
-        parts += (
-            [f"{self.neighbors} neighbor{'s' * (self.neighbors > 1)}"] if self.neighbors else []
-        )
-        return ", ".join([*parts, *([self.recipe] if self.recipe else [])])
+        if self.shots:
+            parts.append("1 shot" if self.shots == 1 else f"{self.shots} shots")
+        if self.neighbors:
+            parts.append("1 neighbor" if self.neighbors == 1 else f"{self.neighbors} neighbors")
+        if self.recipe:
+            parts.append(self.recipe)
+        return ", ".join(parts)
 
     @property
     def cell(self) -> str:
@@ -91,19 +93,18 @@ def write(path: str | Path, records: Iterable[Record]) -> None:
 
     >>> vitlens_paper.evaluate.write("results.json", [])
     """
-    path, records = Path(path), list(records)
-    new = {record.key for record in records}
-    kept = (
-        [entry for record, entry in _entries(path) if record.key not in new]
-        if path.exists()
-        else []
-    )
-    written = [
-        {name: value for name, value in asdict(record).items() if value is not None}
-        for record in records
-    ]
+    path = Path(path)
+    records = list(records)
+    replaced = {record.key for record in records}
+    entries = []
+    if path.exists():
+        entries = [entry for record, entry in _entries(path) if record.key not in replaced]
+    for record in records:
+        values = asdict(record).items()
+        entries.append({name: value for name, value in values if value is not None})
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, (json.dumps([*kept, *written], indent=1, ensure_ascii=False) + "\n").encode())
+    text = json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
+    files.write(path, text.encode())
 
 
 def table(records: Sequence[Record]) -> str:
@@ -126,16 +127,16 @@ def _entries(path: str | Path) -> list[tuple[Record, dict]]:
     known = [field.name for field in fields(Record)]
     try:
         entries = json.loads(Path(path).read_text(encoding="utf-8"))
-        entries = entries if isinstance(entries, list) else [entries]
-        records = [
-            Record(**{name: entry[name] for name in known if name in entry or name in required})
-            for entry in entries
-        ]
-        for record in records:
-            if (
-                not 0 <= record.low <= record.value <= record.high <= 100 or record.images < 1
-            ):  # NaN fails too
+        if not isinstance(entries, list):
+            entries = [entries]
+        records = []
+        for entry in entries:
+            names = [name for name in known if name in entry or name in required]
+            record = Record(**{name: entry[name] for name in names})
+            ordered = 0 <= record.low <= record.value <= record.high <= 100  # False with NaN
+            if not ordered or record.images < 1:
                 raise ValueError(f"{record} is not a percentage within its interval")
+            records.append(record)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{path} must be a file of `vitlens evaluate --out`, a list of objects with {', '.join(required)} "

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -190,7 +189,7 @@ class PlainPatches(Family):
         grid = TokenGrid(rows, cols, self.patch, len(self.prefix), tuple(image))
         if self.read is None:
             return grid
-        return replace(grid, readout=mean_readout(grid, self.read))
+        return replace(grid, readout=grid.mean_readout(self.read))
 
     def _grid_size(self, image: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of complete patches in an image."""
@@ -227,10 +226,3 @@ def _has_part(block: nn.Module, pattern: str) -> bool:
 def pair(sides: int | Sequence[int]) -> tuple[int, int]:
     """(height, width) from one side or both."""
     return (sides, sides) if isinstance(sides, int) else tuple(sides)
-
-
-def mean_readout(grid: TokenGrid, tokens: slice) -> Tensor:
-    """(T,) read-out of a head that reads the mean of some tokens."""
-    row = torch.zeros(grid.tokens, dtype=torch.float32, device="cpu")
-    row[tokens] = 1.0 / len(row[tokens])
-    return row

@@ -119,19 +119,19 @@ class OpenClip(_Tower, PlainPatches):
         return self.tower.positional_embedding
 
     @property
-    def averaged(self) -> slice | None:
-        """Tokens or pool queries that are averaged: the first, or all others."""
+    def mean_over(self) -> slice | None:
+        """Tokens or pool queries that are mean_over: the first, or all others."""
         slices = {"tok": slice(0, 1), "avg": slice(1, None)}
         return slices.get(self.tower.pool_type)
 
     @property
     def read(self) -> slice | None:
-        return None if self.pool is not None else self.averaged
+        return None if self.pool is not None else self.mean_over
 
     @property
     def pool(self) -> Pool | None:
         module = self.tower.attn_pool
-        return None if module is None else Pool(module, self.averaged)
+        return None if module is None else Pool(module, self.mean_over)
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         pooled, _ = self.tower._pool(tokens)

@@ -12,13 +12,6 @@ from vitlens.recorder.supported.names import qualified_name
 FAMILIES: dict[str, Callable[[nn.Module], Family]] = {}
 """Adapters of registered classes, by full name."""
 
-READOUTS = {
-    "class token": lambda prefix: slice(0, 1),
-    "patches": lambda prefix: slice(prefix, None),
-    "tokens": lambda prefix: slice(None),
-}
-"""Functions from the number of prefix tokens to the tokens whose mean the head of a registered model reads."""
-
 
 class Registered(PlainPatches):
     """Adapter of a registered class. `register_model` sets its attributes."""
@@ -70,12 +63,17 @@ def register_model(
     `rollout` and `relevance` need a query. mean, std: of the input's normalization, one number per channel. head:
     logits from (model, tokens of the last layer), for `legrad` and the lens.
     """
+    readouts = {
+        "class token": slice(0, 1),
+        "patches": slice(len(prefix), None),
+        "tokens": slice(None),
+    }
     settings = {
         "paths": (blocks, attention, embedding),
         "patch": pair(patch),
         "built_size": pair(size),
         "prefix": list(prefix),
-        "read": READOUTS[readout](len(prefix)) if readout else None,
+        "read": readouts[readout] if readout else None,
         "logits": staticmethod(head) if head else None,
         "usual": {
             "input_size": (len(mean), *pair(size)),

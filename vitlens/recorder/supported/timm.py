@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported.adapter import Family, Pool, mean_readout
+from vitlens.recorder.supported.adapter import Family, Pool
 from vitlens.recorder.supported.names import qualified_name
 from vitlens.recorder.supported.refusal import refuse, require_size
 
@@ -270,10 +270,10 @@ def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:
         return None
     if model.global_pool == "token":
         heads = 2 if hasattr(model, "head_dist") else 1  # distilled DeiT averages two heads
-        return mean_readout(grid, slice(0, heads))
+        return grid.mean_readout(slice(0, heads))
     if model.global_pool == "avg":  # even with a class token, which the head then ignores
         start = 0 if getattr(model, "pool_include_prefix", False) else grid.prefix
-        return mean_readout(grid, slice(start, None))
+        return grid.mean_readout(slice(start, None))
     return None
 
 

@@ -23,10 +23,12 @@ def vtab(name: str, split: str, root: Path | None, _=0, train: int = 1000) -> Sa
     task = TASKS[f"vtab/{name}"]
     testing = split in ("test", "whole")
     whole = open_samples(task.source, "test" if testing else "train", root)
-    labels, raw = torch.as_tensor(whole.labels, dtype=torch.int64), task.raw_classes or task.classes
-    same = len(whole.class_names) == task.classes
-    names = whole.class_names if same else tuple(str(i) for i in range(task.classes))
-    whole = replace(whole, labels=labels * task.classes // raw, class_names=names)
+    labels = torch.as_tensor(whole.labels, dtype=torch.int64)
+    raw_classes = task.raw_classes or task.classes
+    names = whole.class_names
+    if len(names) != task.classes:
+        names = tuple(str(i) for i in range(task.classes))
+    whole = replace(whole, labels=labels * task.classes // raw_classes, class_names=names)
     if testing:
         return whole
     if len(labels) < 1000:
@@ -34,7 +36,9 @@ def vtab(name: str, split: str, root: Path | None, _=0, train: int = 1000) -> Sa
             f"{task.name} needs 1,000 training images, but {task.source} has {len(labels):,}. Download it again."
         )
     rows = draw_rows(len(labels), 1000, seed=0)
-    return whole.select_rows(rows[800:] if split == "valid" else rows[:train])
+    if split == "valid":
+        return whole.select_rows(rows[800:])
+    return whole.select_rows(rows[:train])
 
 
 def vtab800(name: str, split: str, root: Path | None, _=0) -> Samples:

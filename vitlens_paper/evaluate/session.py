@@ -1,0 +1,189 @@
+"""An evaluation in progress: the opened model, its images and features, and its records.
+
+Shapes: N images, D width of the model.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.data import ImageStream
+from vitlens.models import load_model, weights_digest
+from vitlens.models.opening import short
+from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
+from vitlens.scores import Score
+from vitlens.train import World, join, runs
+from vitlens.train.runs import versions
+from vitlens_paper.evaluate.options import Evaluation
+from vitlens_paper.evaluate.reading import before_the_head, open_images, read
+from vitlens_paper.evaluate.records import Record
+
+
+@dataclass(frozen=True)
+class Session:
+    """An evaluation with its opened model. `open_session` makes one."""
+
+    evaluation: Evaluation
+    network: nn.Module
+    """The opened model on its device."""
+    name: str
+    """The model's name in records: its timm name, its directory's name, or its architecture."""
+    world: World
+    """Processes that share the images."""
+    root: Path | None = None
+    workers: int | None = None
+    command: str = ""
+    say: Callable[[str], None] = print
+    """Function that receives notes about the data."""
+
+    @cached_property
+    def weights(self) -> str:
+        """First digits of the SHA-256 of all weights and buffers, for `Record.weights`."""
+        return weights_digest(self.network)
+
+    def note(self, text: str) -> None:
+        """Pass a note to `say` in the first process, unless it is empty."""
+        if text and self.world.rank == 0:
+            self.say(text)
+
+    def images(self, split: str) -> ImageStream:
+        """A split of the data, preprocessed for the model, without training images of the run that made the model.
+
+        For a folder without splits, "whole" is then the 10 % of the images that the run held out.
+        """
+        data, model = self.evaluation.data, self.evaluation.model
+        if split == "whole" and isinstance(model, str | Path):
+            trained_on = runs.read_data_file(Path(model).parent).get("data")
+            if trained_on == os.path.abspath(data):
+                split = "test"
+        images = open_images(
+            self.network, data, split, root=self.root, workers=self.workers, world=self.world
+        )
+        self.note(images.note)
+        return images
+
+    def features(self, images: ImageStream, progress: str) -> tuple[Tensor, Tensor]:
+        """Inputs (N, D) of the head for images, and their labels (N,)."""
+        output = before_the_head(self.network)
+        return read(self.network, images, output, world=self.world, progress=progress)
+
+    def place(self, data: str) -> str:
+        """First digits of the SHA-256 of the data's directories, for `Record.place`, or "" for named data."""
+        paths = [Path(path) for path in (data, self.root) if path]
+        folders = [str(path.resolve()) for path in paths if path.exists()]
+        return short_digest(" ".join(folders).encode()) if folders else ""
+
+    def record(
+        self,
+        metric: str,
+        score: Score,
+        images: int,
+        *,
+        data: str = "",
+        note: str = "",
+        shots: int | None = None,
+        seeds: int | None = None,
+        neighbors: int | None = None,
+        recipe: str | None = None,
+    ) -> Record:
+        """Record of a score on a number of images of `data`, by default those of the evaluation."""
+        data = data or self.evaluation.data
+        now = datetime.datetime.now(datetime.timezone.utc)
+        return Record(
+            model=self.name,
+            data=short(data),
+            protocol=self.evaluation.protocol,
+            metric=metric,
+            value=round(score.value, 4),
+            low=round(score.low, 4),
+            high=round(score.high, 4),
+            images=images,
+            when=now.isoformat(timespec="seconds"),
+            versions=versions(),
+            command=self.command,
+            weights=self.weights,
+            place=self.place(data),
+            shots=shots,
+            seeds=seeds,
+            neighbors=neighbors,
+            recipe=recipe,
+            note=note or None,
+        )
+
+
+def open_session(
+    evaluation: Evaluation,
+    *,
+    root: str | Path | None = None,
+    workers: int | None = None,
+    device: str | torch.device | None = None,
+    command: str = "",
+    say: Callable[[str], None] = print,
+) -> Session:
+    """Open the model of an evaluation on a device. By default, a timm model stays on its device.
+
+    root: directory of named data sets. command: for the records. say: function that receives notes about the data.
+
+    >>> evaluation = vitlens_paper.evaluate.Evaluation(model=model, data="digits", protocol="knn")
+    >>> open_session(evaluation).name
+    'vit_tiny_patch16_224'
+    """
+    model = evaluation.model
+    named = isinstance(model, str | Path)
+    if device is None and not named:
+        device = next(model.parameters()).device
+    world = join(device)
+    network = load_model(model, checkpoint=evaluation.checkpoint) if named else unwrap(model)
+    if not states_preprocessing(network):
+        raise ValueError(
+            f"{type(network).__name__} lacks a pretrained_cfg with the image normalization. Set one."
+        )
+    network = network.to(world.device)
+    name = short_name(network)
+    if named and not evaluation.checkpoint:
+        name = short(str(model))
+    return Session(
+        evaluation,
+        network,
+        name,
+        world,
+        root=Path(root) if root else None,
+        workers=workers,
+        command=command,
+        say=say,
+    )
+
+
+def command_of(arguments: Sequence[str]) -> str:
+    """The vitlens command with these arguments and shortened absolute paths.
+
+    >>> command_of(["evaluate", "model", "--data", "/photos/pets"])
+    'vitlens evaluate model --data pets'
+    """
+    return shlex.join(["vitlens", *map(shorten_path, arguments)])
+
+
+def shorten_path(argument: str) -> str:
+    """An argument, also `--option=value` or `key=value`, with a shortened path if that is absolute."""
+    key, equals, value = argument.rpartition("=")
+    if not re.fullmatch(r"[-\w.=]+", key):
+        key, equals, value = "", "", argument
+    if os.path.isabs(value):
+        value = short(value)
+    return key + equals + value
+
+
+def short_digest(content: bytes) -> str:
+    """First digits of the SHA-256 of a content."""
+    return hashlib.sha256(content).hexdigest()[:8]
