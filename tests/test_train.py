@@ -21,7 +21,7 @@ from torch import nn
 
 from vitlens.data.augment import augment_batch, draws, generator, seed_of
 from vitlens.models import load_model
-from vitlens.train import World, accuracy, compiled, export, fit, run_folder
+from vitlens.train import World, accuracy, build_criterion, export, fit, run_folder
 from vitlens.train.loop import numerics
 from vitlens.train.optim import Muon
 from vitlens.train.recipes import Recipe, recipe, starting_from
@@ -266,14 +266,14 @@ def test_export_keeps_batch_norm_statistics(larger, convolutions, tmp_path):
     assert steps[-1].metrics["top1"] > 25, "it has learned something"
 
 
-def test_kept_restores_statistics_of_interrupted_step(larger, convolutions, tmp_path):
+def test_rescue_restores_statistics_of_interrupted_step(larger, convolutions, tmp_path):
     """Two steps of two parts; a reader, then another process, ends in the second part of step 2."""
     r = replace(convolutions, accumulate=2, epochs=0, steps=2)
     whole = r.build()
     list(fit(whole, larger, r, device="cpu"))
     for error in (ChildProcessError, ConnectionError):
         model, calls = r.build(), []
-        computed = compiled(model, r, "cpu")
+        computed = build_criterion(model, r, "cpu")
 
         def criterion(x, y, computed=computed, calls=calls, error=error):
             calls.append(1)
@@ -590,12 +590,12 @@ def test_compiled_falls_back_on_failure(data, monkeypatch):
     )
     r = tiny(compile="default", compile_cpu=True)
     model, batch = r.build().eval(), one_batch(data, r)
-    criterion = compiled(model, r, "cpu")
+    criterion = build_criterion(model, r, "cpu")
     with pytest.warns(
         RuntimeWarning, match="failed on cpu, so training continues uncompiled .*no compiler"
     ):
         loss = criterion(*batch)
-    assert torch.equal(loss, compiled(model, replace(r, compile="off"), "cpu")(*batch))
+    assert torch.equal(loss, build_criterion(model, replace(r, compile="off"), "cpu")(*batch))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(criterion(*batch), loss)
@@ -620,14 +620,16 @@ def test_compiled_uses_unfused_attention_in_bf16(data):
         for block in model.blocks:
             block.attn.qkv.weight.mul_(8)  # scores of some tens
     batch = one_batch(data, r)
-    exact, fused = gradient(model, compiled(model, replace(r, precision="fp32"), "cpu"), batch)
+    exact, fused = gradient(
+        model, build_criterion(model, replace(r, precision="fp32"), "cpu"), batch
+    )
     assert "_scaled_dot_product_flash_attention_for_cpu" in fused
-    near, used = gradient(model, compiled(model, r, "cpu"), batch)
+    near, used = gradient(model, build_criterion(model, r, "cpu"), batch)
     assert "_scaled_dot_product_attention_math" in used and not any(
         "flash" in name for name in used
     )
     # More patches, the same model: fused again, as attention's memory would be felt.
-    other, used = gradient(model, compiled(model, replace(r, image_size=34), "cpu"), batch)
+    other, used = gradient(model, build_criterion(model, replace(r, image_size=34), "cpu"), batch)
     assert "_scaled_dot_product_flash_attention_for_cpu" in used
     error, usual = ((g - exact).norm() / exact.norm() for g in (near, other))
     assert 0 < error < 0.03 and error < 1.5 * usual, (error, usual)
