@@ -61,6 +61,17 @@ ERROR = 2e-3
 """Largest error of a stored attention weight, as a share of the largest weight of its query on a patch."""
 ABSENT = {"whole", "another", "against", "off", "way"}
 """Controls that need a forward."""
+SCRIPTED_VIEWS = {
+    "attention",
+    "received",
+    "rollout",
+    "similarity",
+    "components",
+    "norms",
+    "lens",
+    "contributions",
+}
+"""Views that `maps.js` draws, the keys of its `MAPS`. Pages leave other views out."""
 IN_PAGE = Path(__file__).parent
 PAGE_SCRIPTS = ("numbers", "attention", "tokens", "maps", "details", "source", "saved")
 """Names of the scripts in the order in which they are joined, in one scope within that of the front end."""
@@ -219,9 +230,11 @@ def _content(
 
 
 def _has_view(record: dict, name: str, view: View, left: Sequence[int]) -> bool:
-    """True if a record has the numbers of a view. left: layers that were left out."""
+    """True if a page can draw a view from a record. left: layers that were left out."""
     if view.attributes:
         return name in record["maps"]
+    if name not in SCRIPTED_VIEWS:
+        return False
     if name in INSIDE:
         return bool(record[name])
     return name != "rollout" or not left
