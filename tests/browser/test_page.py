@@ -320,7 +320,7 @@ def test_saved_page_formats_numbers_as_python(hostile):
 def test_saved_page_names_versions_hash_and_photo(hostile):
     footer = hostile[0].locator("footer").inner_text()
     assert re.search(
-        r"weights [0-9a-f]{16}\. Written by vitlens \S+, torch \S+, timm \S+\. This file contains",
+        r"weights [0-9a-f]{12}\. Written by vitlens \S+, torch \S+, timm \S+\. This file contains",
         footer,
     )
 
