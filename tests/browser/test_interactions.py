@@ -153,7 +153,7 @@ def test_map_follows_the_pointer(explorer, shown, maps):
     explorer.look(2, query=(3, 4))
     page.mouse.move(5, 5)
     if explorer.name not in ("lab", "notebook"):
-        page.wait_for_function("() => location.hash.endsWith('patch=3,4')")
+        page.wait_for_function("() => location.hash.endsWith('layer=2&head=mean&patch=3,4')")
     words, address = explorer.text("figcaption"), page.url
     explorer.shows(shown(2, "mean", (3, 4)))
     explorer.point(1, 6)
