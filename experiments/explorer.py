@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from browser.fronts import Front, chromium, notebook  # the tests' own way to open an application
 
 from vitlens.images import samples
-from vitlens_explorer.explorer import WAYS, instead
+from vitlens_explorer.heads_off import WAYS, replacement_words
 from vitlens_explorer.views import INSIDE, VIEWS
 
 CELL = """
@@ -144,7 +144,7 @@ def inside(
 
     turned([0, 35])  # the means are taken with the first
     for way in WAYS:
-        page.evaluate(CHOOSE, ["way", instead(way)])
+        page.evaluate(CHOOSE, ["way", replacement_words(way)])
         yield f"switch of a head, {way}", turned(rng.permutation(35)[:switches])
     pressed(".mosaic .actions > .button", [1])
 

@@ -22,7 +22,7 @@ from timm.models import (
 from torch import nn
 
 from vitlens.train.recipes import Recipe
-from vitlens.train.run_folder import stored
+from vitlens.train.run_folder import convert_weights
 
 HYBRID = "vit_small_resnet_hybrid"
 
@@ -142,7 +142,7 @@ class Network:
         }
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        state = stored(model.state_dict())
+        state = convert_weights(model.state_dict())
         safetensors.torch.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
     def tiny(self) -> "Network":

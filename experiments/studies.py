@@ -34,7 +34,7 @@ from vitlens.scores import of_seeds, proportion, student
 from vitlens.train import export, fit, snapshots
 from vitlens.train.criteria import ObjectiveLoss
 from vitlens.train.recipes import Recipe
-from vitlens.train.run_folder import aside_of
+from vitlens.train.run_folder import pretraining_prefixes
 from vitlens_paper.evaluate import compute, features, few_shot, linear_probe, support
 
 SHOTS, DRAWS = 5, 3
@@ -107,7 +107,7 @@ def trained(
             learner, (train, valid), before, out=folder / "before", resume=True, device=device
         ):
             pass
-        head = ("head.", *aside_of(learner, before))
+        head = ("head.", *pretraining_prefixes(learner, before))
         state = {
             name: each for name, each in learner.state_dict().items() if not name.startswith(head)
         }

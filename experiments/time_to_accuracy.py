@@ -21,7 +21,7 @@ from torch import nn
 from experiments.results import about, command, parser, write
 from vitlens import data as datasets
 from vitlens.data import ImageSet
-from vitlens.train import World, compiled, fit
+from vitlens.train import World, build_criterion, fit
 from vitlens.train.criteria import validate
 from vitlens.train.recipes import Recipe, recipe
 
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     begin = time.perf_counter()
     model = plan.build().to(device)
-    criterion = compiled(model, plan, device)
+    criterion = build_criterion(model, plan, device)
     if options.seconds:
         plan = fitted(model, (train, valid), plan, options.seconds, world, criterion)
     else:  # compile all the same

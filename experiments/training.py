@@ -38,7 +38,7 @@ from torchvision import transforms
 from experiments.results import about, command, parser, write
 from vitlens.data import ImageSet
 from vitlens.data.augment import Augment
-from vitlens.train import compiled, fit
+from vitlens.train import build_criterion, fit
 from vitlens.train.criteria import computes_bf16
 from vitlens.train.recipes import Recipe
 
@@ -130,7 +130,9 @@ def pictures(n: int, side: int) -> torch.Tensor:
 
 def ours(recipe: Recipe, data: tuple[ImageSet, ImageSet], device: torch.device) -> Step:
     model = recipe.build().to(device)
-    training = fit(model, data, recipe, device=device, criterion=compiled(model, recipe, device))
+    training = fit(
+        model, data, recipe, device=device, criterion=build_criterion(model, recipe, device)
+    )
     return lambda: next(training)
 
 

@@ -39,7 +39,7 @@ from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.train import Step
 from vitlens.train.recipes import Recipe, recipe
-from vitlens_explorer.app import App, listening
+from vitlens_explorer.app import App, listening_sockets
 
 
 class Headed(torch.nn.Module):
@@ -572,7 +572,7 @@ class Served:
 
     def _run(self, began):
         try:
-            asyncio.run(self.app.run(listening(0), began))
+            asyncio.run(self.app.run(listening_sockets(0), began))
         except Exception as error:
             self.error = error
 

@@ -1,6 +1,7 @@
 """The widgets without a browser: their maps against independent computations, and wrong input."""
 
 import base64
+import csv
 import functools
 import html
 import io
@@ -37,9 +38,10 @@ from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.recorder.supported import family
 from vitlens_explorer import drawing, in_page, photographs, views
-from vitlens_explorer.comparison import moved
+from vitlens_explorer.comparison import matching_patch
 from vitlens_explorer.explorer import Explorer
-from vitlens_explorer.page import unchecked
+from vitlens_explorer.lanes import never_cancel
+from vitlens_explorer.results import Key
 from vitlens_explorer.words import say
 
 MODELS = {
@@ -238,9 +240,6 @@ def test_explorer_heads_off_limit_contributions_and_lens(vit):
     refuses("Replace with zero, or turn the heads on", explorer.set, way="mean")
     refuses(r"from \(0, 0\) to \(2, 2\)", explorer.set, off=[(0, 3)])
     assert explorer.page.state["way"] == "zero" and explorer.page.state["off"] == ((1, 1),)
-    pooled = widgets.explore(vit(name="vit_base_patch16_siglip_224"), PICTURE)
-    pooled.set(view="lens", off=[(0, 0)])
-    refuses("needs all heads of the attention pool", pooled.set, off=[("pool", 0)])
 
 
 @pytest.fixture(scope="module")
@@ -321,6 +320,22 @@ def test_explorer_six_maps_equal_methods(explained):
         )
     explorer.set(view="attention")
     assert explorer.frame["six"] is None
+
+
+def test_explorer_scores_a_map_that_was_computed_as_a_tile(vit):
+    """A click on a tile before the scores have come does not end them."""
+    explorer = Explorer(vit(num_classes=3), PICTURE)
+    explorer.first(never_cancel)
+    answer = explorer.answer([({"set": {"view": "relevance"}}, [])], never_cancel)
+    while answer.job.key.kind != "random":
+        message = {"job": answer.job.key}
+        answer = explorer.answer([(message, [answer.job.function(never_cancel)])], never_cancel)
+    answer = explorer.answer([({"set": {"view": "grad_cam"}}, [])], never_cancel)
+    assert answer.job.key.kind == "random"
+    while answer.job:
+        message = {"job": answer.job.key}
+        answer = explorer.answer([(message, [answer.job.function(never_cancel)])], never_cancel)
+    assert "curves" in explorer.frame["score"]
 
 
 def test_explorer_shows_registered_methods(vit, monkeypatch):
@@ -427,7 +442,6 @@ def test_explorer_similarity_equals_method(vit, name, classes):
     other = functools.partial(given, model)
     close(values(explorer), METHODS[name](model, other(), like(other(samples()["coffee"])))[0])
     assert "for similarity to “coffee”" in words(explorer)
-    refuses("no text tower", explorer.set, target=("text", "a cat"))
     explorer.set(photograph="coffee")
     assert explorer.page.state["target"] == (
         "predicted" if classes else ("picture", "the image given")
@@ -444,11 +458,9 @@ def test_explorer_similarity_equals_method(vit, name, classes):
 
 def test_explorer_without_classes_readout_or_pooling(vit):
     explorer = widgets.explore(vit(num_classes=0), samples()["coffee"])
-    refuses("'View' .* one of 'attention', .* got 'lens'", explorer.set, view="lens")
     explorer.set(view="relevance")  # only a likeness can be explained
     assert explorer.frame["bars"] == [] and explorer.page.state["target"] == ("picture", "chelsea")
     assert control(explorer, "another") is None
-    refuses("no classifier head", explorer.set, target=3)
     unpooled = widgets.explore(vit(global_pool=""), PICTURE)
     assert unpooled.frame["bars"] == [] and len(control(unpooled, "view")["options"]) == 6
     unread = widgets.explore(vit(global_pool="max", class_token=False), PICTURE)
@@ -694,12 +706,14 @@ def test_explorer_errors_keep_last_valid_page(explorer, monkeypatch):
 def test_explorer_click_changes_one_control(explorer, monkeypatch):
     """It opens no file, makes no menu and looks from the patch."""
     assert explorer.wait(60, settled=True)
-    before = dict(explorer.page.shown)
-    monkeypatch.setattr(explorer.page, "controls", None)
+    before = dict(explorer.page.controls)
+    monkeypatch.setattr(explorer.page, "make_controls", None)
     monkeypatch.setattr(Image, "open", None)
     assert browser(explorer, {"pick": "picture", "row": 3, "col": 1, "number": 7}) == ""
     changed = {
-        name: each.value for name, each in explorer.page.shown.items() if each is not before[name]
+        name: each.value
+        for name, each in explorer.page.controls.items()
+        if each is not before[name]
     }
     assert changed == {"query": "patch", "row": 3, "column": 1} and selected(explorer) == [(3, 1)]
     assert explorer.frame["answers"] == 7
@@ -729,7 +743,7 @@ def test_explorer_limits_memory_of_uploads_and_captures(vit, monkeypatch):
     monkeypatch.setattr(photographs, "KEPT", 2.5 * one)
     for name in ("rocket", "china", "flower"):
         explorer.set(photograph=name)
-    assert len(page._forwards) == 2 and page.photographs.keys() >= samples().keys()
+    assert len(page.gallery.forwards) == 2 and page.photographs.keys() >= samples().keys()
     small = Image.new("RGB", (100, 80))
     monkeypatch.setattr(photographs, "KEPT", 2 * one + 2.5 * 3 * 100 * 80)
     for name in ("a.png", "b.png", "c.png"):
@@ -776,28 +790,6 @@ def test_explorer_whole_image_keeps_aspect_ratio(vit):
     assert "The last patches at the right reach 10 pixels beyond the image." in words(padded)
 
 
-def test_explorer_rejects_models_and_images(vit):
-    for make in (widgets.explore, lambda m: widgets.compare(vit(), m)):
-        refuses(
-            "windows",
-            make,
-            timm.create_model("swin_tiny_patch4_window7_224"),
-            error=UnsupportedModelError,
-        )
-    broken = vit()
-    broken.head.weight.data.fill_(float("nan"))
-    rotary = timm.create_model(
-        "vit_medium_patch16_rope_reg1_gap_256", embed_dim=96, depth=1, num_heads=3
-    )
-    for call, sentence in [
-        (lambda: widgets.explore(vit(), "no-such.png"), "No such file"),
-        (lambda: widgets.explore(vit(), PICTURE, size=(96, 96)), "does not take this size"),
-        (lambda: widgets.explore(broken, PICTURE), "not finite"),
-        (lambda: widgets.positions(rotary), "position"),
-    ]:
-        refuses(sentence, call)
-
-
 PAINTED = {
     "model",
     "weights",
@@ -814,8 +806,27 @@ SAVED = {
     "attention": COLORED | {"layer", "head", "query", "row", "column", "sinks"},
     "norms": COLORED | {"layer"},
     "components": PAINTED | {"layer"},  # RGB values
+    "lens": COLORED | {"layer", "query", "row", "column", "target"},
+    "contributions": COLORED | {"layer", "head", "target", "against"},
     "relevance": COLORED | {"target", "against"},
 }
+TABLES = {"lens": "-layers.csv", "contributions": "-parts.csv", "relevance": "-score.csv"}
+"""Files with further numbers of a view."""
+
+
+def table_equals_chart(frame, file):
+    """A saved table has the numbers of the chart of its view."""
+    lines = list(csv.DictReader(io.StringIO(file.decode())))
+    if frame["lens"]:
+        chart = [(str(row["layer"]), row["name"], row["share"]) for row in frame["lens"]["rows"]]
+        return chart == [(row["layer"], row["name"], float(row["probability"])) for row in lines]
+    column = [float(row["contribution"]) for row in lines if "contribution" in row]
+    if frame["parts"]:
+        parts = frame["parts"]
+        others = [value for _, value in parts["others"]]
+        return column == [*sum(parts["heads"], []), *parts["mlps"], *others]
+    curves = frame["score"]["curves"] | {"share": frame["score"]["shares"]}
+    return all(values == [float(row[name]) for row in lines] for name, values in curves.items())
 
 
 def test_explorer_saved_files_equal_page(explorer, monkeypatch):
@@ -824,24 +835,27 @@ def test_explorer_saved_files_equal_page(explorer, monkeypatch):
         explorer.connection, "_send", lambda content, buffers: sent.append((content, *buffers))
     )
     for view, names in SAVED.items():
-        explorer.set(head=1, view=view, **({"target": 4} if view == "relevance" else {}))
+        target = {"target": 4} if "target" in names else {}
+        explorer.set(head=1, view=view, **target)
         assert explorer.wait(60, settled=True)
         assert browser(explorer, {"press": "save", "number": 5}) == ""
         content, saved = sent.pop()
         name = f"vitlens-the-image-given-{view}" + "-layer2" * ("layer" in names)
         assert content == {"download": [f"{name}.zip"], "asked": 5}
         with zipfile.ZipFile(io.BytesIO(saved)) as archive:
-            figure, about, arrays = (
-                archive.read(f"{name}.{kind}") for kind in ("png", "json", "npz")
-            )
-        arrays, about = np.load(io.BytesIO(arrays)), json.loads(about)
-        width, height = Image.open(io.BytesIO(figure)).size
+            files = {path.removeprefix(name): archive.read(path) for path in archive.namelist()}
+        table = TABLES.get(view)
+        assert {*files} - {table} == {".png", "-input.png", ".csv", ".json"}
+        assert table is None or table_equals_chart(explorer.frame, files[table])
+        about = json.loads(files[".json"])
+        width, height = Image.open(io.BytesIO(files[".png"])).size
         assert width > 500 and (height > 1.2 * width) == (view == "relevance"), (
             "the score's chart is below the map"
         )
-        assert ("insertion" in arrays) == (view == "relevance")
-        np.testing.assert_array_equal(arrays["values"].astype("f4"), values(explorer))
-        np.testing.assert_array_equal(arrays["pixels"], explorer.page.forward.pixels)
+        numbers = np.loadtxt(io.BytesIO(files[".csv"]), delimiter=",", dtype="f4")
+        np.testing.assert_array_equal(numbers, values(explorer).reshape(numbers.shape))
+        pixels = np.asarray(Image.open(io.BytesIO(files["-input.png"])))
+        np.testing.assert_array_equal(pixels, explorer.page.forward.pixels)
         assert set(about) == names and about["words"].startswith(words(explorer))
         shown = {"view": view, "head": 1, "query": "readout", "layer": 2, "target": 4}
         assert about.items() >= {key: value for key, value in shown.items() if key in names}.items()
@@ -850,24 +864,26 @@ def test_explorer_saved_files_equal_page(explorer, monkeypatch):
 def test_explorer_page_is_a_job_and_keeps_the_state(vit, tmp_path):
     """The page has the state of the moment when its button was pressed. Canceling it cancels nothing else."""
     explorer = Explorer(vit(num_classes=3), samples()["coffee"])
-    explorer.first(unchecked)
+    explorer.first(never_cancel)
     explorer.write_page = in_page.write_page
-    answer = explorer.answer([({"press": "page", "number": 5}, [])], unchecked)
-    assert answer.job.key == ("page", 5) and answer.frame["answers"] == 5 and not answer.files
-    after = explorer.answer([({"set": {"layer": 0}, "number": 6}, [])], unchecked)
-    assert after.job.key == ("page", 5) and after.frame["message"] == ""
-    answer = explorer.answer([({"job": ("page", 5)}, [answer.job.function(unchecked)])], unchecked)
+    answer = explorer.answer([({"press": "page", "number": 5}, [])], never_cancel)
+    assert answer.job.key == Key("page", (5,)) and answer.frame["answers"] == 5 and not answer.files
+    after = explorer.answer([({"set": {"layer": 0}, "number": 6}, [])], never_cancel)
+    assert after.job.key == Key("page", (5,)) and after.frame["message"] == ""
+    answer = explorer.answer(
+        [({"job": Key("page", (5,))}, [answer.job.function(never_cancel)])], never_cancel
+    )
     ((number, files),) = answer.files
     assert (
         number == 5
         and [*files] == ["vitlens-the-image-given.html"]
         and explorer.state["layer"] == 0
     )
-    assert answer.job is None or answer.job.key[0] != "page"
-    explorer.answer([({"press": "page", "number": 7}, [])], unchecked)
-    answer = explorer.answer([({"cancel": ("page", 7), "number": 8}, [])], unchecked)
-    assert answer.job is None or answer.job.key[0] != "page"
-    explorer.answer([({"set": {"view": "relevance"}, "number": 9}, [])], unchecked)
+    assert answer.job is None or answer.job.key.kind != "page"
+    explorer.answer([({"press": "page", "number": 7}, [])], never_cancel)
+    answer = explorer.answer([({"cancel": Key("page", (7,)), "number": 8}, [])], never_cancel)
+    assert answer.job is None or answer.job.key.kind != "page"
+    explorer.answer([({"set": {"view": "relevance"}, "number": 9}, [])], never_cancel)
     assert explorer.frame["score"]["words"] == say("scoring")
 
 
@@ -882,7 +898,7 @@ def test_short_names_are_first_synonyms_unless_shared():
         "sea otter, otter",
     )
     wanted = ["tabby", "maillot", "maillot, tank suit", "crane", "crane", "otter", "sea otter"]
-    assert photographs.short(names) == wanted
+    assert photographs.short_names(names) == wanted
 
 
 def test_compare_maps_query_between_grids(vit):
@@ -907,8 +923,6 @@ def test_compare_maps_query_between_grids(vit):
         "right",
     ]
     assert page.page.state["view"] == "attention"
-    other = widgets.compare(vit(reg_tokens=2), coarse, PICTURE)
-    refuses("has no register 1 as a query", other.set, query=1)
 
 
 def test_compare_nearest_patches_equal_scikit_learn(vit):
@@ -937,7 +951,7 @@ GRIDS = (
 )
 
 
-def test_moved_keeps_pixel_position():
+def test_matching_patch_keeps_pixel_position():
     for a in GRIDS:
         for b in GRIDS:
             shares = a.centers(dtype=torch.float64) / torch.tensor(a.image)
@@ -946,7 +960,7 @@ def test_moved_keeps_pixel_position():
             )
             expected = b.pixel_patches()[pixels[:, 0], pixels[:, 1]].tolist()
             of, to = (SimpleNamespace(grid=grid) for grid in (a, b))
-            found = [moved((r, c), of, to) for r in range(a.rows) for c in range(a.cols)]
+            found = [matching_patch((r, c), of, to) for r in range(a.rows) for c in range(a.cols)]
             assert [r * b.cols + c for r, c in found] == expected
 
 
@@ -1079,3 +1093,70 @@ def test_explorer_of_wrapped_and_training_models(vit):
     model.load_state_dict(vit(seed=1).state_dict())
     explorer.set(strength=0.6)
     assert_attention(explorer)
+
+
+def windowed():
+    return timm.create_model("swin_tiny_patch4_window7_224")
+
+
+def rotary():
+    name = "vit_medium_patch16_rope_reg1_gap_256"
+    return timm.create_model(name, embed_dim=96, depth=1, num_heads=3)
+
+
+def broken(model):
+    model.head.weight.data.fill_(float("nan"))
+    return model
+
+
+def similarity(vit, view, classes):
+    explorer = widgets.explore(vit(num_classes=classes), PICTURE)
+    explorer.set(view=view, target=("picture", "coffee"))
+    return explorer
+
+
+def unclassified(vit):
+    """Similarity alone can be explained."""
+    explorer = widgets.explore(vit(num_classes=0), samples()["coffee"])
+    explorer.set(view="relevance")
+    return explorer
+
+
+def without_a_head(vit):
+    """The lens of a model with an attention pool, and one head switched off."""
+    explorer = widgets.explore(vit(name="vit_base_patch16_siglip_224"), PICTURE)
+    explorer.set(view="lens", off=[(0, 0)])
+    return explorer
+
+
+def two_models(vit):
+    return widgets.compare(vit(reg_tokens=2), vit(seed=1, depth=2), PICTURE)
+
+
+A_TEXT = ("text", "a cat")
+REFUSALS = (
+    # models and images
+    (lambda vit: widgets.explore(windowed()), UnsupportedModelError, "windows"),
+    (lambda vit: widgets.compare(vit(), windowed()), UnsupportedModelError, "windows"),
+    (lambda vit: widgets.explore(broken(vit()), PICTURE), ValueError, "not finite"),
+    (lambda vit: widgets.positions(rotary()), ValueError, "position"),
+    (lambda vit: widgets.explore(vit(), "no-such.png"), ValueError, "No such file"),
+    (lambda vit: widgets.explore(vit(), PICTURE, size=(96, 96)), ValueError, "not take this size"),
+    # controls
+    (
+        lambda vit: widgets.explore(vit(num_classes=0), PICTURE).set(view="lens"),
+        ValueError,
+        "'View' .*'attention', .* got 'lens'",
+    ),
+    (lambda vit: unclassified(vit).set(target=3), ValueError, "no classifier head"),
+    (lambda vit: similarity(vit, "relevance", 0).set(target=A_TEXT), ValueError, "no text tower"),
+    (lambda vit: similarity(vit, "occlusion", 10).set(target=A_TEXT), ValueError, "no text tower"),
+    (lambda vit: without_a_head(vit).set(off=[("pool", 0)]), ValueError, "all heads .* pool"),
+    (lambda vit: two_models(vit).set(query=1), ValueError, "no register 1"),
+)
+"""A call, its error and decisive words."""
+
+
+@pytest.mark.parametrize("call, error, words", REFUSALS)
+def test_explorer_refuses(vit, call, error, words):
+    refuses(words, call, vit, error=error)

@@ -85,7 +85,7 @@ def test_connection_stops_after_close(connected):
     connection.close()
     page.may.set()
     until(lambda: connection._drawing is None)
-    assert not shown and not page.taken and connection.settled
+    assert not shown and not page.taken and connection.idle
 
 
 def test_connection_keeps_job_while_key_is_equal(connected):
@@ -108,7 +108,7 @@ def test_connection_keeps_job_while_key_is_equal(connected):
         page.may.set()
         connection.receive({"set": number})
         until(lambda number=number: len(shown) == number + 1)
-    assert begun.wait(PATIENCE) and not ended.is_set() and not connection.settled
+    assert begun.wait(PATIENCE) and not ended.is_set() and not connection.idle
     page.job = Job(("other",), lambda check: "value")
     page.may.set()
     connection.receive({"set": 2})
@@ -231,7 +231,10 @@ def test_explorer_cancel_of_score_lasts_until_next_choice(vit):
     while not slow.inside.is_set():
         slow.explorer.wait(0.01, settled=True)
     refuses(
-        "score of this map is still being computed", slow.explorer.page.take, {"press": "save"}, []
+        "score of this map is still being computed",
+        slow.explorer.page.requested,
+        {"press": "save"},
+        [],
     )
     slow.explorer.connection.receive({"cancel": True, "number": 7})
     assert (
@@ -239,7 +242,7 @@ def test_explorer_cancel_of_score_lasts_until_next_choice(vit):
         and slow.explorer.page.state["view"] == "relevance"
     )
     assert slow.explorer.frame["score"]["words"].startswith("Canceled")
-    slow.explorer.page.take({"press": "save"}, [])
+    slow.explorer.page.requested({"press": "save"}, [])
     slow.may.set()
     slow.explorer.set(strength=0.5)
     assert (
@@ -333,5 +336,5 @@ def test_widget_callback_sets_another_widget(vit):
     done.start()
     while done.is_alive():
         first.wait(0.01)
-        first._take(0.01)
+        first._call_posted(0.01)
     assert first.page.state["layer"] == 0

@@ -10,7 +10,7 @@ from support import saved_model, vitlens
 
 from vitlens_explorer import live
 
-LIVE = live.HERE
+LIVE = live.LIVE
 
 
 def packed(b: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitlens.data import load
 from vitlens.train import World, accuracy, criteria, fit, runs
-from vitlens.train.criteria import computes_bf16, settled
+from vitlens.train.criteria import choose_precision, computes_bf16
 from vitlens.train.recipes import Recipe, recipe
 
 torch.set_num_threads(1)
@@ -84,11 +84,11 @@ def test_run_keeps_precision_on_another_machine(chip, has, tmp_path):
     assert Recipe.from_json((tmp_path / "recipe.json").read_text()).precision == chosen
 
 
-def test_settled_precision_is_shared_by_processes(monkeypatch, chip):
+def test_choose_precision_is_shared_by_processes(monkeypatch, chip):
     world = World(0, 2, torch.device("cpu"))
     chip(True)
     for others, expected in ((1.0, "bf16"), (0.0, "fp32")):
         monkeypatch.setattr(
             World, "total", lambda self, value, others=others: float(value) + others
         )
-        assert settled(recipe("mnist"), world).precision == expected
+        assert choose_precision(recipe("mnist"), world).precision == expected

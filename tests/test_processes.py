@@ -25,7 +25,7 @@ from torch import nn
 
 from vitlens.cli import run
 from vitlens.data.augment import Augment
-from vitlens.train import Recipe, World, compiled, fit, join, recipe, starting_from
+from vitlens.train import Recipe, World, build_criterion, fit, join, recipe, starting_from
 from vitlens.train.run_folder import load_checkpoint
 from vitlens_paper.masked import MaskedPatches
 
@@ -151,7 +151,7 @@ def sparse(model: nn.Module, r: Recipe, world: World, between: list):
     between: list that receives a gradient between the two parts of a process, before it is exchanged.
     """
     model.unused, model.early, model.late = (nn.Parameter(torch.ones(3)) for _ in range(3))
-    usual = compiled(model, r, "cpu")
+    usual = build_criterion(model, r, "cpu")
     numbers = cycle(range(world.rank * r.accumulate, (world.rank + 1) * r.accumulate))
 
     def criterion(x, y):
@@ -180,7 +180,7 @@ def with_mean_statistics(model: nn.Module, r: Recipe):
 
     Parts 0 and 1 update them, then parts 2 and 3 from the same start, and the means of both remain.
     """
-    usual, numbers, start, first = compiled(model, r, "cpu"), cycle(range(4)), {}, {}
+    usual, numbers, start, first = build_criterion(model, r, "cpu"), cycle(range(4)), {}, {}
 
     def criterion(x, y):
         number, statistics = next(numbers), batch_statistics(model)

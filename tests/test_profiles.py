@@ -8,7 +8,7 @@ from support import PICTURE, RAMP, WIDE, saved
 import vitlens_explorer as widgets
 from vitlens import load_image, report
 from vitlens.models import preprocess, restore
-from vitlens_explorer.lanes import LARGEST
+from vitlens_explorer.lanes import LARGEST_UPLOAD
 
 
 def phone(wide=1500, high=1100):
@@ -78,6 +78,6 @@ def test_upload_replaces_unfinished_upload(shown):
 
 def test_upload_limit_holds_in_python(shown):
     page, sent = shown
-    assert page.frame["uploads"] == LARGEST == 64 * 2**20
+    assert page.frame["uploads"] == LARGEST_UPLOAD == 64 * 2**20
     page.connection.receive({"upload": "a.png", "file": 1, "at": 0, "of": 64 * 2**20 + 1}, [b"x"])
     assert all(word in sent[-1]["problem"] for word in ("a.png", "64 MB", "smaller"))

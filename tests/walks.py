@@ -16,7 +16,7 @@ import torch
 
 from vitlens import attribution, cli, data, load_model, preprocess, samples, train
 from vitlens_explorer.explorer import Explorer
-from vitlens_explorer.page import unchecked
+from vitlens_explorer.lanes import never_cancel
 
 ROOT = Path(__file__).parent.parent
 
@@ -83,10 +83,10 @@ def inspect(trace: Trace) -> None:
 
 def click(trace: Trace) -> None:
     page = Explorer(load_model(), samples()["chelsea"])
-    page.first(unchecked)
+    page.first(never_cancel)
     message = {"pick": True, "row": 3, "column": 4}
     with traced(trace):
-        page.answer([(message, [])], unchecked)
+        page.answer([(message, [])], never_cancel)
 
 
 def training_step(trace: Trace) -> None:

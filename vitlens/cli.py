@@ -657,7 +657,7 @@ def train(
 
 def _print_settings(recipe) -> None:
     """Print a line for each setting of a recipe."""
-    for key, value, meaning in recipe.described():
+    for key, value, meaning in recipe.describe():
         if isinstance(value, tuple):
             value = ",".join(map(str, value))
         setting = f"{key}={value}"

@@ -41,13 +41,13 @@ def check_settings(settings: object, prefix: str = "") -> None:
     kinds = type_hints(type(settings))
     for field in dataclasses.fields(settings):
         kind = kinds[field.name]
-        value = _converted(getattr(settings, field.name), kind)
+        value = _convert(getattr(settings, field.name), kind)
         object.__setattr__(settings, field.name, value)
         _check_type(prefix + field.name, value, kind)
         _check_range(prefix + field.name, value, field.metadata.get("fits", ""))
 
 
-def _converted(value: object, kind: type) -> object:
+def _convert(value: object, kind: type) -> object:
     if isinstance(value, list) and typing.get_args(kind):
         return tuple(value)
     if kind is str and isinstance(value, int | float):
@@ -60,7 +60,7 @@ def _check_type(name: str, value: object, kind: type) -> None:
     parts = typing.get_args(kind)
     expected = parts or (kind,)
     values = value if parts and isinstance(value, tuple) else (value,)
-    if len(values) != len(expected) or not all(map(_is, values, expected)):
+    if len(values) != len(expected) or not all(map(_has_type, values, expected)):
         shape = f"{len(parts)} numbers separated by commas" if parts else kind.__name__
         raise ValueError(f"{name} must be of type {shape}, got {value!r}.")
     if float in expected and not all(abs(number) < LARGEST for number in values):
@@ -71,13 +71,17 @@ def _check_range(name: str, value: object, fits: str | Collection[str]) -> None:
     if not isinstance(fits, str):
         require_known(value, fits, name)
         return
+    if not fits:
+        return
     values = value if isinstance(value, tuple) else (value,)
-    if fits and not all(map(RANGES[fits], values)):
+    if not all(map(RANGES[fits], values)):
         raise ValueError(f"{name} must be {fits}, got {value}.")
 
 
-def _is(value: object, kind: type) -> bool:
+def _has_type(value: object, kind: type) -> bool:
     """True if a value has the type. An int counts as a float, and a bool only as a bool."""
     if isinstance(value, bool):
         return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(value, kind)

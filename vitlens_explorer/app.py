@@ -25,21 +25,22 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from PIL import Image
 from tornado import httpserver, netutil, web, websocket
 
 from vitlens.images import load_image, samples
 from vitlens_explorer import front
-from vitlens_explorer.front import packed
+from vitlens_explorer.front import pack
 from vitlens_explorer.lanes import QUICK, Connection, Task
 
 PAGES, MESSAGE = 16, 2**20
 """Largest number of open pages, and of bytes in a message. Uploads come in parts."""
-POLICY = (
+APP_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; "
     "connect-src 'self' ws://{host}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """Content-Security-Policy: the browser may load from this server only."""
-PAGE = (
+APP_HTML = (
     '<!DOCTYPE html><html lang="en" class="vitlens-page"><meta charset="utf-8"><title>vitlens</title>'
     '<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
     '<link rel="stylesheet" href="/front.css">'
@@ -92,7 +93,7 @@ def serve(
 
     gc.disable()  # until the model is open, because collection takes a sixth of the import time
     try:
-        asyncio.run(app.run(listening(port), began))
+        asyncio.run(app.run(listening_sockets(port), began))
     except BaseException:
         gc.enable()
         for number, handler in before.items():
@@ -102,7 +103,7 @@ def serve(
     os._exit(0)  # without waiting for a download in a lane, or seconds for unloading PyTorch
 
 
-def listening(port: int) -> list[socket.socket]:
+def listening_sockets(port: int) -> list[socket.socket]:
     """Sockets that listen on a port of this machine, 0 for a free one. Raises OSError for a port in use."""
     try:
         return netutil.bind_sockets(port, "127.0.0.1")
@@ -118,34 +119,39 @@ class App:
     def __init__(
         self, model: str | None, photograph=None, checkpoint: str | os.PathLike | None = None
     ):
-        self.name, self.photograph, self.checkpoint = model, photograph, checkpoint
-        self.token, self.secret = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
-        self.model, self.step, self.error = None, "Importing PyTorch …", None
+        self.name = model
+        self.photograph = photograph
+        self.checkpoint = checkpoint
+        self.token = secrets.token_urlsafe(24)  # in the printed address
+        self.secret = secrets.token_urlsafe(24)  # in the cookie
+        self.model: object = None
+        self.step = "Importing PyTorch …"
+        self.error: BaseException | None = None
         self.sockets: list[Socket] = []
-        shown = (photograph or samples()["chelsea"]).copy()  # the explorer's first
-        shown.thumbnail((448, 448))
-        shown.save(preview := io.BytesIO(), "JPEG", quality=90)
-        script, style = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
+        script = "text/javascript; charset=utf-8"
         self.files = {
-            "": ("text/html; charset=utf-8", PAGE),
-            "photograph": ("image/jpeg", preview.getvalue()),
+            "": ("text/html; charset=utf-8", APP_HTML),
+            "photograph": ("image/jpeg", preview(photograph or samples()["chelsea"])),
+            "app.js": (script, Path(__file__).with_name("app.js").read_bytes()),
+            "front.js": (script, front.script().encode()),
+            "front.css": ("text/css; charset=utf-8", front.style().encode()),
         }
-        self.files["app.js"] = (script, Path(__file__).with_name("app.js").read_bytes())
-        self.files["front.js"] = (script, front.script().encode())
-        self.files["front.css"] = (style, front.style().encode())
 
     async def run(self, listening: list[socket.socket], began: Callable[[str], None]) -> None:
         """Serve on listening sockets until `end` is called. Raises the errors of opening the model."""
-        self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+        self.over = asyncio.Event()
         port = listening[0].getsockname()[1]
-        self.host, self.cookie = f"127.0.0.1:{port}", f"vitlens-{port}"
+        self.host = f"127.0.0.1:{port}"
+        self.cookie = f"vitlens-{port}"
         handlers = [("/socket", Socket, {"app": self}), ("/(.*)", File, {"app": self})]
-        quiet = {"log_function": lambda handler: None}
-        application = web.Application(handlers, websocket_max_message_size=MESSAGE, **quiet)
+        application = web.Application(
+            handlers, websocket_max_message_size=MESSAGE, log_function=lambda handler: None
+        )
         server = httpserver.HTTPServer(application, max_body_size=MESSAGE)
         server.add_sockets(listening)
         began(f"http://{self.host}/?token={self.token}")
-        QUICK.submit(self._opened, lambda task: self.post(partial(self._ready, task)))
+        QUICK.submit(self._open_model, lambda task: self.post(partial(self._model_opened, task)))
         await self.over.wait()
         server.stop()
         for page in [*self.sockets]:
@@ -163,7 +169,7 @@ class App:
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(function)
 
-    def _opened(self, check: Callable[[], None]) -> object:
+    def _open_model(self, check: Callable[[], None]) -> object:
         """The model, opened in the quick lane."""
         from vitlens.models import load_model
         from vitlens.recorder.supported import attention_modules, unwrap
@@ -186,7 +192,7 @@ class App:
         for page in self.sockets:
             page.tell("step", step)
 
-    def _ready(self, task: Task) -> None:
+    def _model_opened(self, task: Task) -> None:
         if error := task.exception():
             self.error = error
             self._report(str(error))
@@ -195,6 +201,15 @@ class App:
         self.model = task.result()
         for page in self.sockets:
             page.begin()
+
+
+def preview(photograph: Image.Image) -> bytes:
+    """JPEG file of a photograph, which the page shows before the first map."""
+    small = photograph.copy()
+    small.thumbnail((448, 448))
+    file = io.BytesIO()
+    small.save(file, "JPEG", quality=90)
+    return file.getvalue()
 
 
 class Guarded(web.RequestHandler):
@@ -209,11 +224,11 @@ class Guarded(web.RequestHandler):
         self.set_header("X-Content-Type-Options", "nosniff")
 
     def prepare(self) -> None:
-        self.set_header("Content-Security-Policy", POLICY.format(host=self.app.host))
-        self.invited = self.request.path == "/" and same(
+        self.set_header("Content-Security-Policy", APP_POLICY.format(host=self.app.host))
+        self.invited = self.request.path == "/" and equal_secrets(
             self.get_query_argument("token", ""), self.app.token
         )
-        known = same(self.get_cookie(self.app.cookie, ""), self.app.secret)
+        known = equal_secrets(self.get_cookie(self.app.cookie, ""), self.app.secret)
         if self.request.host != self.app.host or not (known or self.invited):
             raise web.HTTPError(403)
 
@@ -276,9 +291,9 @@ class Socket(Guarded, websocket.WebSocketHandler):
             page.write_page = write_page
             return page, page.first(check)
 
-        self.task = QUICK.submit(made, lambda task: self.app.post(partial(self._begun, task)))
+        self.task = QUICK.submit(made, lambda task: self.app.post(partial(self._page_made, task)))
 
-    def _begun(self, task: Task) -> None:
+    def _page_made(self, task: Task) -> None:
         if self not in self.app.sockets:
             return
         if error := task.exception():
@@ -318,7 +333,7 @@ class Socket(Guarded, websocket.WebSocketHandler):
     def tell(self, name: str, value: object) -> None:
         """Send a value to the page if it is open."""
         if self.ws_connection is not None:
-            future = self.ws_connection.write_message(packed(name, value), binary=True)
+            future = self.ws_connection.write_message(pack(name, value), binary=True)
             future.add_done_callback(
                 lambda future: future.exception()
             )  # ignore a page that was closed meanwhile
@@ -330,7 +345,7 @@ class Socket(Guarded, websocket.WebSocketHandler):
         self.tell("frame", frame)
 
 
-def same(given: str, secret: str) -> bool:
+def equal_secrets(given: str, secret: str) -> bool:
     return hmac.compare_digest(given.encode(), secret.encode())
 
 

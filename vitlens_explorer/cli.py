@@ -89,26 +89,26 @@ def page(
         from tqdm import tqdm
 
         from vitlens.models import load_model
-        from vitlens_explorer.in_page import contains, save_page
+        from vitlens_explorer.in_page import photos_sentence, save_page
         from vitlens_explorer.live import save_live_page
 
     if live and scores:
         raise typer.BadParameter("A live page has no --scores. Leave out --live or --scores.")
     model, images = model_and_images(model, images)
-    shown = (
-        dict(named_images(images) if images else run_images(Path(model), 1) if model else ())
-        or None
-    )
+    shown = None  # samples
+    if images:
+        shown = dict(named_images(images))
+    elif model:
+        shown = dict(run_images(Path(model), 1)) or None
     vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
-    write, options = (save_live_page, {}) if live else (save_page, {"scores": scores})
+    write = save_live_page if live else save_page
+    options = {} if live else {"scores": scores}
     with tqdm(unit=" steps", delay=1) as bar:
-        write(
-            vit,
-            shown,
-            out,
-            progress=lambda step: (bar.set_description(step), bar.update()),
-            **options,
-        )
-    print(
-        f"{out}: {out.stat().st_size / 1e6:.1f} MB. {contains([*shown]) if shown else 'Its photos are samples.'}"
-    )
+
+        def report(step: str) -> None:
+            bar.set_description(step)
+            bar.update()
+
+        write(vit, shown, out, progress=report, **options)
+    photos = photos_sentence([*shown]) if shown else "Its photos are samples."
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {photos}")

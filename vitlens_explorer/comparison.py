@@ -5,12 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vitlens.recorder.supported import attention_modules
-from vitlens_explorer.lanes import LARGEST
-from vitlens_explorer.page import Control, Panel
-from vitlens_explorer.photographs import PAINT, READOUT, Forward, Photograph, Pictured, unwrap
+from vitlens.recorder.supported import attention_modules, unwrap
+from vitlens_explorer.controls import (
+    PAINT,
+    PLAIN,
+    Control,
+    layer_control,
+    paint_controls,
+    photograph_control,
+    query_controls,
+    query_of,
+    query_tiles,
+    with_query,
+)
+from vitlens_explorer.lanes import LARGEST_UPLOAD, Check
+from vitlens_explorer.page import Change, Page
+from vitlens_explorer.panels import Panel
+from vitlens_explorer.photographs import READOUT, Forward, Gallery, Photograph, fit_place
 from vitlens_explorer.views import (
     HOLDS,
     MEAN,
@@ -32,157 +45,199 @@ COMPARED = VIEWS | {NEAREST: View("Matching patches", lambda *_: None, HOLDS, qu
 """Views of a comparison."""
 
 
-class Comparison(Pictured):
-    """The page of `compare`. Row and column refer to the left model's grid."""
+class Comparison(Page):
+    """The page of `compare`.
+
+    In its state, `row` and `column` refer to the left model's grid, and `right` is the patch clicked on the right, in
+    its own grid, or None.
+    """
+
+    plain = PLAIN | {"right"}
 
     def __init__(self, model_a: nn.Module, model_b: nn.Module, image=None, other=None):
-        layers = [len(attention_modules(unwrap(model))) for model in (model_a, model_b)]
-        state = {f"layer_{side}": count - 1 for side, count in zip(SIDES, layers, strict=True)}
-        self._right: tuple[int, int] | None = (
-            None  # the patch clicked on the right, in its own grid
+        left_layers, right_layers = (
+            len(attention_modules(unwrap(model))) for model in (model_a, model_b)
         )
+        self.gallery = Gallery(model_a, model_b)
         given = {} if other is None else {OTHER: Photograph.read(other)}
-        state |= {"head_left": MEAN, "head_right": MEAN, "other": OTHER if given else SAME}
-        super().__init__(model_a, image, model_b, more=given, view="attention", **state, **PAINT)
+        super().__init__(
+            **self.gallery.first_state(image, given),
+            view="attention",
+            layer_left=left_layers - 1,
+            layer_right=right_layers - 1,
+            head_left=MEAN,
+            head_right=MEAN,
+            other=OTHER if given else SAME,
+            right=None,
+            **PAINT,
+        )
 
-    def take(self, content, buffers):
+    def begin(self) -> None:
+        self.gallery.begin(self.state["photographs"])
+
+    def requested(self, content: dict, buffers: list) -> Change:
+        if "upload" in content:
+            return Change(others=self.gallery.with_upload(self.state, content, buffers[0]))
         if "pick" not in content:
-            super().take(content, buffers)
-            return
-        place, side = (content["row"], content["col"]), content["pick"]
-        row, column = moved(place, self.forwards[side], self.forwards["left"])
-        self.change(row=row, column=column)
-        self._right = place if side == "right" else None
+            return Change(with_query(content.get("set", {})))
+        side = content["pick"]
+        place = (content["row"], content["col"])
+        forwards = self.forwards
+        row, column = matching_patch(place, forwards[side], forwards["left"])
+        values = with_query({"row": row, "column": column})
+        return Change(values, others={"right": place if side == "right" else None})
+
+    def photographs_by_side(self) -> dict[str, Photograph]:
+        photographs = self.state["photographs"]
+        left, right = self.state["photograph"], self.state["other"]
+        if right == SAME:
+            right = left
+        return {"left": photographs[left], "right": photographs[right]}
 
     @property
     def forwards(self) -> dict[str, Forward]:
         """The forward of each side."""
-        name = self.state["other"]
-        right = self.photograph if name == SAME else self.photographs[name]
-        sides = zip(SIDES, self.models, (self.photograph, right), strict=True)
-        return {side: self.forward_of(model, photograph) for side, model, photograph in sides}
-
-    def draw(self, check):
-        forwards, name = self.forwards, self.state["view"]
-        self.fit(forwards["left"])
-        panels = self._nearest(forwards) if name == NEAREST else self._maps(forwards, check)
-        notes = dict.fromkeys([self.photograph.note])
-        if self.state["other"] != SAME:
-            notes[self.photographs[self.state["other"]].note] = None
+        photographs = self.photographs_by_side()
         return {
-            "pictures": {side: forward.png for side, forward in forwards.items()},
-            "panels": panels,
-            "about": " ".join(filter(None, notes)),
-            "uploads": LARGEST,
+            side: self.gallery.forward_of(model, photographs[side])
+            for side, model in zip(SIDES, self.gallery.models, strict=True)
         }
 
-    def menus(self):
-        return super().menus(), self.forwards["right"].key
+    def draw(self, check: Check) -> dict:
+        forwards = self.forwards
+        self.state = self.state | fit_place(self.state, forwards["left"])
+        notes = [photograph.note for photograph in self.photographs_by_side().values()]
+        return {
+            "pictures": {side: forward.png for side, forward in forwards.items()},
+            "panels": self._panels(forwards, check),
+            "about": " ".join(filter(None, dict.fromkeys(notes))),
+            "uploads": LARGEST_UPLOAD,
+        }
 
-    def controls(self):
-        name, forwards = self.state["view"], self.forwards
-        others = (("same as left", SAME), *((name, name) for name in self.photographs))
+    def controls_depend_on(self) -> list[tuple]:
+        return [forward.key for forward in self.forwards.values()]
+
+    def make_controls(self) -> list[Control]:
+        state, forwards = self.state, self.forwards
+        name = state["view"]
+        left_model, right_model = self.gallery.models
+        others = (("same as left", SAME), *((name, name) for name in state["photographs"]))
         controls = [
-            view_control(name, COMPARED if self.models[0] is self.models[1] else VIEWS),
-            replace(self.photograph_control("Left photo"), place="left"),
-            Control("other", "Right photo", "select", self.state["other"], others, place="right"),
+            view_control(name, COMPARED if left_model is right_model else VIEWS),
+            photograph_control(state, "Left photo", place="left"),
+            Control("other", "Right photo", "select", state["other"], others, place="right"),
         ]
         for side, forward in forwards.items():
-            head, one = (
-                f"head_{side}",
-                {"place": side, "disabled": name == NEAREST and side == "right"},
-            )
-            controls.append(
-                self.layer_control(forward, f"layer_{side}", f"{side.capitalize()} layer", **one)
-            )
-            label, head_now = f"{side.capitalize()} head", self.state[head]
-            controls.append(
-                head_control(forward, COMPARED[name], head_now, head, label, place=side)
-            )
+            title = side.capitalize()
+            fixed = name == NEAREST and side == "right"
+            layer, head = f"layer_{side}", f"head_{side}"
+            controls += [
+                layer_control(state, forward, layer, f"{title} layer", place=side, disabled=fixed),
+                head_control(
+                    forward, COMPARED[name], state[head], head, f"{title} head", place=side
+                ),
+            ]
         readable = forwards["right"].grid.readout is not None
-        queries = self.query_controls(forwards["left"], not COMPARED[name].query, readable)
-        return [*controls, *self.paint_controls(name == "components"), *queries]
+        return [
+            *controls,
+            *paint_controls(state, colored=name == "components"),
+            *query_controls(
+                state, forwards["left"], hidden=not COMPARED[name].query, readable=readable
+            ),
+        ]
 
-    def _maps(self, forwards: dict[str, Forward], check) -> list[Panel]:
+    def _panels(self, forwards: dict[str, Forward], check: Check) -> list[Panel]:
+        if self.state["view"] == NEAREST:
+            return self._nearest(forwards)
+        return self._maps(forwards, check)
+
+    def _maps(self, forwards: dict[str, Forward], check: Check) -> list[Panel]:
         """The same view of both sides."""
-        view, panels = VIEWS[self.state["view"]], []
+        state = self.state
+        view = VIEWS[state["view"]]
+        panels = []
         for side, forward in forwards.items():
-            head = view.fitted(self.state[f"head_{side}"], forward.heads)
             choice = Choice(
-                self.state[f"layer_{side}"], head, self._query_of(forward, forwards["left"])
+                layer=state[f"layer_{side}"],
+                head=view.head_or_first(state[f"head_{side}"], forward.heads),
+                query=self._query_on(side, forwards),
             )
             shown = view.make(forward, choice, check)
             title = _title(side, forward)
-            panel = map_panel(forward, view, choice, shown, self.state, name=side, title=title)
-            tiles = self.tiles(forward, shown.prefix) if side == "left" and view.query else ()
-            panels.append(replace(panel, tokens=tiles))
+            panel = map_panel(forward, view, choice, shown, state, name=side, title=title)
+            if side == "left" and view.query:
+                panel = replace(panel, tokens=query_tiles(state, forward, shown.prefix))
+            panels.append(panel)
         return panels
 
     def _nearest(self, forwards: dict[str, Forward]) -> list[Panel]:
         """Cosines of both images' patches with the clicked patch, and the most similar patch on the other side."""
-        left, query, layer = forwards["left"], self.query, self.state["layer_left"]
-        place = query if isinstance(query, tuple) else (self.state["row"], self.state["column"])
-        of, to = ("right", "left") if self._right == place else ("left", "right")
-        patches = {
-            side: f.tokens[layer][0, f.grid.prefix :].float().cpu() for side, f in forwards.items()
-        }
-        query_token = patches[of][place[0] * left.grid.cols + place[1]]
-        panels, words = (
-            {},
-            f"Cosine of each patch with the one framed on the {of}, after layer {layer}",
-        )
+        state = self.state
+        layer = state["layer_left"]
+        place = (state["row"], state["column"])
+        clicked = "right" if state["right"] == place else "left"
+        position = place[0] * forwards["left"].grid.cols + place[1]
+        query_token = _patches(forwards[clicked], layer)[position]
+        words = f"Cosine of each patch with the one framed on the {clicked}, after layer {layer}"
+        panels = []
         for side, forward in forwards.items():
-            cosines = torch.cosine_similarity(patches[side], query_token, dim=-1)
-            best = divmod(int(cosines.argmax()), forward.grid.cols)
-            chosen = place if side == of else best
-            about = (
-                words
-                if side == of
-                else (
-                    f"{words}. Nearest is {query_words(forward, best)} (cosine {number(cosines.max().item())})"
-                )
-            )
+            cosines = torch.cosine_similarity(_patches(forward, layer), query_token, dim=-1)
             values = cosines.unflatten(0, (forward.grid.rows, forward.grid.cols)).numpy()
-            shown = Map(values, about, farthest(values, place if side == of else READOUT), "cosine")
-            made = map_panel(
+            if side == clicked:
+                shown = Map(values, words, farthest(values, place), "cosine")
+                selected = place
+            else:
+                selected = divmod(int(cosines.argmax()), forward.grid.cols)
+                cosine = number(cosines.max().item())
+                nearest = f"Nearest is {query_words(forward, selected)} (cosine {cosine})"
+                shown = Map(values, f"{words}. {nearest}", farthest(values, READOUT), "cosine")
+            panel = map_panel(
                 forward,
                 COMPARED[NEAREST],
                 Choice(layer),
                 shown,
-                self.state,
+                state,
                 name=side,
                 title=_title(side, forward),
             )
-            panels[side] = replace(
-                made, selected=chosen, picks="the patch to find on the other side"
-            )
-        return [panels[side] for side in SIDES]
+            picks = "the patch to find on the other side"
+            panels.append(replace(panel, selected=selected, picks=picks))
+        return panels
 
-    def _query_of(self, forward: Forward, left: Forward) -> str | int | tuple[int, int]:
-        """The query in the grid of one of the models."""
-        query = self.query
+    def _query_on(self, side: str, forwards: dict[str, Forward]) -> str | int | tuple[int, int]:
+        """The query in the grid of a side."""
+        query = query_of(self.state)
+        left, forward = forwards["left"], forwards[side]
+        if query == READOUT or forward is left:
+            return query
         if isinstance(query, tuple):
-            if forward is not left and self._right and moved(self._right, forward, left) == query:
-                return self._right
-            return moved(query, left, forward)
-        if isinstance(query, int) and forward is not left:
-            if left.prefix[query] not in forward.prefix:
-                raise ValueError(
-                    f"{forward.name} has no {left.prefix[query]} as a query. Choose a patch, or a token of both models."
-                )
-            return forward.prefix.index(left.prefix[query])
-        return query
+            clicked = self.state["right"]
+            if clicked and matching_patch(clicked, forward, left) == query:
+                return clicked
+            return matching_patch(query, left, forward)
+        name = left.prefix[query]
+        if name not in forward.prefix:
+            raise ValueError(
+                f"{forward.name} has no {name} as a query. Choose a patch, or a token of both models."
+            )
+        return forward.prefix.index(name)
 
 
-def moved(place: tuple[int, int], of: Forward, to: Forward) -> tuple[int, int]:
+def _patches(forward: Forward, layer: int) -> Tensor:
+    """Patch tokens (P, D) after a layer."""
+    return forward.tokens[layer][0, forward.grid.prefix :].float().cpu()
+
+
+def matching_patch(place: tuple[int, int], of: Forward, to: Forward) -> tuple[int, int]:
     """The patch (row, column) of another grid at the center of a patch, relative to the image size, or the nearest."""
     a, b = of.grid, to.grid
+    last = (b.rows - 1, b.cols - 1)
     row, col = (
         min(
-            (2 * k + 1) * a.patch[i] * b.image[i] // (2 * a.image[i] * b.patch[i]),
-            (b.rows, b.cols)[i] - 1,
+            (2 * index + 1) * a.patch[i] * b.image[i] // (2 * a.image[i] * b.patch[i]),
+            last[i],
         )
-        for i, k in enumerate(place)
+        for i, index in enumerate(place)
     )
     return row, col
 

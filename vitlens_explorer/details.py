@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from vitlens.recorder.forward import eval_mode, run
 from vitlens.recorder.hooks import thread_hooks
+from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import family
-from vitlens_explorer.page import unchecked
+from vitlens_explorer.lanes import never_cancel
 from vitlens_explorer.photographs import READOUT, Forward
 from vitlens_explorer.views import MAX, MEAN, by_layer, query_row
 from vitlens_explorer.words import number, say
@@ -30,43 +31,48 @@ def value(
 ) -> dict:
     """The numbers behind the attention weight from a query to a key.
 
-    head: a number. Of the mean or maximum over heads, the head with the largest weight is opened. query: as in
-    `Choice`. Of a read-out that averages tokens, the one that adds most to the weight is opened. key: a patch (row,
-    column) or a position, default the other patch with the largest weight.
+    head: a number. If it is "mean" or "max", the head with the largest weight is used. query: as in `Choice`. If the
+    read-out averages tokens, the token that adds most to the weight is used. key: a patch (row, column) or a position,
+    default the other patch with the largest weight.
 
     The result has `q` and `k` (K), `scale`, `mask` (added to the product), `logits` (T) of the query, with None for
     hidden keys, and `weight`, softmax(logits)[key]. `query` and `key` are positions, `heads` (H) the weights of all
     heads, `largest` is True for a head and `averaged` the number of queries that were combined.
     """
-    record, grid, row = forward.attn[layer], forward.grid, query_row(forward, query)
+    record, grid = forward.attn[layer], forward.grid
+    row = query_row(forward, query)
+    combined = head in (MEAN, MAX)
     weights = record.read(row)[0].cpu()
     if key is None:
-        others = weights[head] if isinstance(head, int) else weights.mean(0)
-        key = grid.prefix + (others - row.eq(1).to(others))[grid.prefix :].argmax().item()
-    key = grid.position(tuple(key) if isinstance(key, list) else key)
-    opened = head if isinstance(head, int) else weights[:, key].argmax().item()
+        by_key = weights.mean(0) if combined else weights[head]
+        others = by_key - row.eq(1).to(by_key)
+        key = grid.prefix + others[grid.prefix :].argmax().item()
+    elif isinstance(key, list):
+        key = tuple(key)
+    key = grid.position(key)
+    if combined:
+        head = weights[:, key].argmax().item()
     queries = row.nonzero().squeeze(-1)
-    shares = row[queries] * record.weights(queries, head=opened)[0, :, key].cpu()
+    shares = row[queries] * record.weights(queries, head=head)[0, :, key].cpu()
     position = queries[shares.argmax()].item()
-    q, k = (
-        t[0, opened, p].to(record.wide).cpu() for t, p in ((record.q, position), (record.k, key))
-    )
-    logits = record.logits([position])[0, opened, 0].cpu()
+    q = record.q[0, head, position].to(record.wide).cpu()
+    k = record.k[0, head, key].to(record.wide).cpu()
+    logits = record.logits([position])[0, head, 0].cpu()
     return {
-        **_tokens(forward),
+        **_grid_fields(forward),
         "layer": layer,
-        "head": opened,
-        "largest": head in (MEAN, MAX),
+        "head": head,
+        "largest": combined,
         "averaged": len(queries),
         "query": position,
         "key": key,
-        "heads": rounded(weights[:, key]),
-        "q": rounded(q),
-        "k": rounded(k),
+        "heads": round_digits(weights[:, key]),
+        "q": round_digits(q),
+        "k": round_digits(k),
         "scale": record.scale,
-        "mask": 0 if record.mask is None else rounded(logits[key] - q @ k * record.scale),
-        "logits": rounded(logits),
-        "weight": rounded(logits.softmax(-1)[key]),
+        "mask": 0 if record.mask is None else round_digits(logits[key] - q @ k * record.scale),
+        "logits": round_digits(logits),
+        "weight": round_digits(logits.softmax(-1)[key]),
     }
 
 
@@ -81,40 +87,35 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
     layer, empty without a classifier. `plain`: the outputs are values instead of probabilities. `sentences`: one for
     each step.
     """
-    grid, position = forward.grid, forward.grid.index(row, col)
-    stream, between = _stream(forward, position)
-    stream += [tokens[0, position].float().cpu() for tokens in forward.tokens]
-    added = [
-        [after - before]
-        if len(between) < len(forward.tokens)
-        else [between[k] - before, after - between[k]]
-        for k, (before, after) in enumerate(zip(stream, stream[1:], strict=False))
-    ]
-    weights = [
-        grid.image_map(each.weights([position])[0, :, 0].cpu()).flatten(1) for each in forward.attn
-    ]
-    table, (height, width) = family(forward.model).positions(), grid.patch
+    grid = forward.grid
+    position = grid.index(row, col)
+    stream, added = _stream(forward, position)
+    weights = [_patch_weights(forward, record, position) for record in forward.attn]
+    height, width = grid.patch
     pixels = forward.pixels[row * height : (row + 1) * height, col * width : (col + 1) * width]
-    readable = forward.classes and not any(layer == "pool" for layer, _ in forward.off)
-    with eval_mode(forward.model):
-        lens = by_layer(forward, READOUT, unchecked) if readable else []
+    table = family(forward.model).positions()
+    place = None
+    if table is not None and table.shape[:2] == (grid.rows, grid.cols):
+        place = round_digits(table[row, col].detach().float().cpu(), 4)
+    lens = []
+    if forward.classes and not any(part == "pool" for part, _ in forward.off):
+        with eval_mode(forward.model):
+            lens = by_layer(forward, READOUT, never_cancel)
     about = {
-        **_tokens(forward),
+        **_grid_fields(forward),
         "layer": layer,
         "row": row,
         "col": col,
         "pixels": pixels.tolist(),
         "value": value(forward, layer, head, (row, col), None),
         "channels": forward.batch.shape[1],
-        "token": rounded(stream[0], 4),
+        "token": round_digits(stream[0], 4),
         "table": table is not None,
-        "position": None
-        if table is None or table.shape[:2] != (grid.rows, grid.cols)
-        else rounded(table[row, col].detach().float().cpu(), 4),
-        "lengths": [rounded(vector.norm()) for vector in stream],
-        "added": [[rounded(vector.norm()) for vector in vectors] for vectors in added],
-        "heads": rounded(weights[layer], 3),
-        "depth": rounded(torch.stack([each.mean(0) for each in weights]), 3),
+        "position": place,
+        "lengths": [round_digits(vector.norm()) for vector in stream],
+        "added": [[round_digits(vector.norm()) for vector in vectors] for vectors in added],
+        "heads": round_digits(weights[layer], 3),
+        "depth": round_digits(torch.stack([by_head.mean(0) for by_head in weights]), 3),
         "lens": [[forward.label(target), share] for share, target in lens],
         "plain": forward.outputs == "value",
     }
@@ -141,28 +142,26 @@ def _sentences(
     **_,
 ) -> list[str]:
     """A sentence for each step of the tour, from its numbers."""
-    count, key = f"{channels} number{'s' * (channels > 1)}", value["key"] - len(prefix)
+    key = value["key"] - len(prefix)
     middle = pixels[len(pixels) // 2][len(pixels[0]) // 2][:channels]
-    some = ["", f" with the {prefix[0]}" if prefix else "", f" with {len(prefix)} prefix tokens"]
-    logit, tops = number(value["logits"][value["key"]]), [max(weights) for weights in heads]
-    reach = (
-        ", ".join(map(number, tops))
-        if len(tops) <= 4
-        else f"{number(min(tops))} to {number(max(tops))}"
-    )
-    steps = dict(zip(("first", "second"), map(number, added[layer]), strict=False)) | {
-        "before": number(lengths[layer])
-    }
-    score = number if plain else lambda share: f"{100 * share:.1f}%"
-    answer = say("tour no answer")
-    if lens:
-        (first, before), (last, after) = lens[0], lens[-1]
-        answer = say(
-            "tour answer", first=first, before=score(before), last=last, after=score(after)
-        )
+    extra = ""
+    if len(prefix) == 1:
+        extra = f" with the {prefix[0]}"
+    elif prefix:
+        extra = f" with {len(prefix)} prefix tokens"
+    largest = [max(weights) for weights in heads]
+    reach = f"{number(min(largest))} to {number(max(largest))}"
+    if len(heads) <= 4:
+        reach = ", ".join(map(number, largest))
+    before, changes = number(lengths[layer]), [number(length) for length in added[layer]]
+    if len(changes) == 2:
+        first, second = changes
+        change = say("tour parts", before=before, first=first, second=second)
+    else:
+        change = say("tour layer", before=before, first=changes[0])
     fields = {
         "image": f"{image[0]} × {image[1]}",
-        "channels": count,
+        "channels": "1 number" if channels == 1 else f"{channels} numbers",
         "middle": ", ".join(map(str, middle)),
         "rows": rows,
         "cols": cols,
@@ -172,24 +171,43 @@ def _sentences(
         "width": len(token),
         "table": "a" if table else "no",
         "tokens": len(value["logits"]),
-        "extra": some[min(len(prefix), 2)],
+        "extra": extra,
         "layer": layer,
         "head": value["head"],
         "row": key // cols,
         "column": key % cols,
         "products": len(value["q"]),
-        "logit": logit,
+        "logit": number(value["logits"][value["key"]]),
         "weight": number(value["weight"]),
         "heads": len(heads),
         "reach": reach,
-        "answer": answer,
-        "added": say("tour parts" if len(steps) == 3 else "tour layer", **steps),
+        "answer": _answer_words(lens, plain),
+        "added": change,
         "after": number(lengths[layer + 1]),
     }
     return [say(f"tour {step}", **fields) for step in STEPS]
 
 
-def _tokens(forward: Forward) -> dict:
+def _answer_words(lens: list, plain: bool) -> str:
+    """The classes that the head reads after the first and the last layer. plain: scores are values."""
+    if not lens:
+        return say("tour no answer")
+
+    def words(score: float) -> str:
+        return number(score) if plain else f"{100 * score:.1f}%"
+
+    first, before = lens[0]
+    last, after = lens[-1]
+    return say("tour answer", first=first, before=words(before), last=last, after=words(after))
+
+
+def _patch_weights(forward: Forward, record: Layer, position: int) -> Tensor:
+    """Weights (H, P) of the patches for a query."""
+    weights = record.weights([position])[0, :, 0].cpu()
+    return forward.grid.image_map(weights).flatten(1)
+
+
+def _grid_fields(forward: Forward) -> dict:
     grid = forward.grid
     return {
         "prefix": forward.prefix,
@@ -200,28 +218,46 @@ def _tokens(forward: Forward) -> dict:
     }
 
 
-def _stream(forward: Forward, position: int) -> tuple[list[Tensor], list[Tensor]]:
+def _stream(forward: Forward, position: int) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """The token (D,) at a position before and after each layer, and what each layer adds: by attention and by MLP, or
+    as one vector."""
+    before, between = _tokens_within_layers(forward, position)
+    stream = [*before, *(tokens[0, position].float().cpu() for tokens in forward.tokens)]
+    added = []
+    for layer, (start, end) in enumerate(zip(stream, stream[1:], strict=False)):
+        if len(between) < len(forward.tokens):
+            added.append([end - start])
+        else:
+            added.append([between[layer] - start, end - between[layer]])
+    return stream, added
+
+
+def _tokens_within_layers(forward: Forward, position: int) -> tuple[list[Tensor], list[Tensor]]:
     """The token (D,) at a position that enters the first layer, and after the attention of each pre-norm layer."""
-    about, before, between = family(forward.model), [], []
+    about = family(forward.model)
+    before: list[Tensor] = []
+    between: list[Tensor] = []
 
     def keep(module: nn.Module, tokens: list[Tensor]) -> tuple[Callable, Callable]:
-        return module.register_forward_pre_hook, lambda _, args: tokens.append(
-            args[0][0, position].float().cpu()
-        )
+        def keep_input(_, args: tuple[Tensor]) -> None:
+            tokens.append(args[0][0, position].float().cpu())
+
+        return module.register_forward_pre_hook, keep_input
 
     hooks = [keep(about.blocks[0], before)]
     for block in about.blocks if not about.stream_problem else ():
-        norms = [
-            module for name, module in block.named_modules() if re.fullmatch(AFTER_ATTENTION, name)
-        ]
-        hooks += [keep(norm, between) for norm in norms]
+        for name, module in block.named_modules():
+            if re.fullmatch(AFTER_ATTENTION, name):
+                hooks.append(keep(module, between))
     with eval_mode(forward.model), forward.switched(), thread_hooks(hooks):
         run(forward.model, forward.batch)
     return before, between
 
 
-def rounded(values: Tensor, digits: int = 8) -> list | float | None:
+def round_digits(values: Tensor, digits: int = 8) -> list | float | None:
     """Numbers with this many significant digits, as lists. None for infinite ones."""
     if values.dim():
-        return [rounded(each, digits) for each in values]
-    return float(f"{values:.{digits}g}") if values.isfinite() else None
+        return [round_digits(row, digits) for row in values]
+    if not values.isfinite():
+        return None
+    return float(f"{values:.{digits}g}")

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from vitlens.plot.alt_text import bundle
 from vitlens.plot.painting import enlarge, paint
 from vitlens.plot.style import WIDTH, wrap
-from vitlens_explorer.page import Scale
+from vitlens_explorer.panels import Scale
 
 SIDE = 448
 """Largest side in pixels of images that are enlarged by an integer factor."""
@@ -41,7 +41,7 @@ def enlarged_png(pixels: np.ndarray) -> bytes:
     return png(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
 
 
-def mosaic(tiles: np.ndarray, scales: list[Scale], side: int) -> bytes:
+def tiles_png(tiles: np.ndarray, scales: list[Scale], side: int) -> bytes:
     """PNG file of maps (rows, cols, r, c) in rows and columns, one square per patch, with a border of one pixel.
 
     scales: one per map, in reading order. side: largest side of a map in pixels, at least one per patch.

@@ -15,13 +15,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-LARGEST = 64 * 2**20
+LARGEST_UPLOAD = 64 * 2**20
 """Largest upload, in bytes."""
 PATIENCE, PACE = 1.0, 0.5
 """Seconds until the first report of a job's progress, and between two reports."""
@@ -31,15 +31,26 @@ class Cancelled(Exception):
     """Raised in a cancelled task."""
 
 
+Check = Callable[..., None]
+"""Callback before forwards, with their number. It raises Cancelled after the request was cancelled."""
+
+
+def never_cancel(*_) -> None:
+    """The check of work that is not cancelled."""
+
+
 class Task(Future):
     """A function for a lane, called with `check`, which raises Cancelled after the task was stopped."""
 
     def __init__(self, function: Callable[[Callable[[], None]], object], lane: Lane):
         super().__init__()
-        self._function, self._lane, self._stopped = function, lane, False
+        self._function = function
+        self._lane = lane
+        self._stopped = False
 
     def stop(self) -> None:
-        self._stopped, self._function = True, None  # release captures of a waiting task
+        self._stopped = True
+        self._function = None  # release captures of a waiting task
 
     def check(self, forwards: int = 0) -> None:
         if self._stopped or self._lane.closed:
@@ -58,7 +69,8 @@ class Lane:
     """A thread that runs tasks in order and ends with the process."""
 
     def __init__(self, name: str):
-        self.closed, self._tasks = False, queue.SimpleQueue()
+        self.closed = False
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"vitlens {name} lane", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -68,10 +80,11 @@ class Lane:
             task.run()
             del task
 
-    def submit(self, function: Callable, then: Callable[[Task], None] = lambda task: None) -> Task:
+    def submit(self, function: Callable, then: Callable[[Task], None] | None = None) -> Task:
         """Run function(check), then call then(task) in the thread of the lane."""
         task = Task(function, self)
-        task.add_done_callback(then)
+        if then:
+            task.add_done_callback(then)
         self._tasks.put(task)
         return task
 
@@ -93,32 +106,36 @@ class Job(NamedTuple):
     """A function for the long lane, and the key of its result. what, forwards: name and number of forwards for the
     progress report, 0 if unknown."""
 
-    key: tuple
+    key: Hashable
     function: Callable[[Callable[..., None]], object]
     what: str = ""
     forwards: int = 0
 
-    def run(self, tell: Callable[[dict], None], check: Callable[[], None]) -> object:
-        """Result of the function. Counts the forwards given to its check, and calls tell(progress) after `PATIENCE`."""
-        start, done = time.monotonic(), 0
+    def run(self, report: Callable[[dict], None], check: Check) -> object:
+        """Result of the function. Counts the forwards given to its check, and calls report(progress) after
+        `PATIENCE`."""
+        start = time.monotonic()
         due = start + PATIENCE
+        done = 0
 
-        def counted(forwards: int = 0) -> None:
+        def count(forwards: int = 0) -> None:
             nonlocal done, due
             check()
             done += forwards
-            if (now := time.monotonic()) >= due:
-                due = now + PACE
-                progress = {
-                    "what": self.what,
-                    "done": min(done, self.forwards or done),
-                    "of": self.forwards,
-                }
-                if 0 < done < self.forwards:
-                    progress["left"] = (now - start) * (self.forwards - done) / done
-                tell(progress)
+            now = time.monotonic()
+            if now < due:
+                return
+            due = now + PACE
+            progress = {
+                "what": self.what,
+                "done": min(done, self.forwards or done),
+                "of": self.forwards,
+            }
+            if 0 < done < self.forwards:
+                progress["left"] = (now - start) * (self.forwards - done) / done
+            report(progress)
 
-        return self.function(counted)
+        return self.function(count)
 
 
 @dataclass(frozen=True)
@@ -149,24 +166,29 @@ class Connection:
         post: Callable,
         lanes: tuple[Lane, Lane] = (QUICK, LONG),
     ):
-        self.page, self._show, self._send, self._post = page, show, send, post
+        self.page = page
+        self._show = show
+        self._send = send
+        self._post = post
         self._quick, self._long = lanes
-        self.closed, self.error = False, ""  # error of the last message
+        self.closed = False
+        self.error = ""  # of the last message
         self._messages: list[tuple[dict, list]] = []
         self._drawing: Task | None = None
-        self._job: tuple[tuple, Task] | None = None
+        self._job: tuple[Hashable, Task] | None = None
         self._asked: dict[str, Task] = {}  # the latest question of each kind
-        self._pending = False  # True while the map waits for the job
+        self._waiting_for_job = False  # True while the map waits for the job
         self._reported = False  # True while the browser shows the job's progress
-        self._file, self._data = 0, bytearray()  # number and bytes of the current upload
+        self._file = 0  # number of the current upload
+        self._data = bytearray()  # its bytes
 
     @property
     def busy(self) -> bool:
         """True until all messages are processed."""
-        return not self.closed and bool(self._messages or self._drawing or self._pending)
+        return not self.closed and bool(self._messages or self._drawing or self._waiting_for_job)
 
     @property
-    def settled(self) -> bool:
+    def idle(self) -> bool:
         """True if both lanes are idle for this page."""
         return self.closed or not (self.busy or self._job)
 
@@ -178,15 +200,16 @@ class Connection:
             self._ask(content)
             return
         if "at" in content:
-            if (data := self._whole(content, buffers[0])) is None:
+            data = self._collect_upload(content, buffers[0])
+            if data is None:
                 return
-            content, buffers = (
-                {"upload": content["upload"], "number": content.get("number", 0)},
-                [data],
-            )
+            content = {"upload": content["upload"], "number": content.get("number", 0)}
+            buffers = [data]
         elif "cancel" in content:
-            job = self._job if self._pending or not self._drawing else None
-            content = content | {"cancel": job and job[0]}
+            key = None
+            if self._job and (self._waiting_for_job or not self._drawing):
+                key, _ = self._job
+            content = content | {"cancel": key}
             self._messages.clear()
         self.error = ""
         self._messages.append((content, list(buffers)))
@@ -198,10 +221,23 @@ class Connection:
         kind = str(content["ask"])
         if kind in self._asked:
             self._asked[kind].stop()
-        then = lambda task: self._post(partial(self._replied, content, task))  # noqa: E731
-        self._asked[kind] = self._quick.submit(partial(self.page.reply, content), then)
+        self._asked[kind] = self._submit(
+            self._quick,
+            partial(self.page.reply, content),
+            partial(self._send_reply, content),
+        )
 
-    def _replied(self, content: dict, task: Task) -> None:
+    def _submit(
+        self, lane: Lane, function: Callable[[Check], object], then: Callable[[Task], None]
+    ) -> Task:
+        """Run function(check) in a lane, then call then(task) in the thread of the event loop."""
+
+        def post(task: Task) -> None:
+            self._post(partial(then, task))
+
+        return lane.submit(function, post)
+
+    def _send_reply(self, content: dict, task: Task) -> None:
         if not self.closed and not isinstance(task.exception(), Cancelled):
             answer, buffers = task.result()
             self._send(
@@ -217,57 +253,68 @@ class Connection:
     def close(self) -> None:
         """Stop all tasks of the page and the display."""
         self.closed = True
-        for task in (self._drawing, self._job and self._job[1], *self._asked.values()):
-            if task:
-                task.stop()
+        for task in self._asked.values():
+            task.stop()
+        if self._drawing:
+            self._drawing.stop()
+        if self._job:
+            self._job[1].stop()
         self.page = self._job = None
         self._messages.clear()
         self._data.clear()
 
-    def _whole(self, part: dict, data: bytes) -> bytes | None:
+    def _collect_upload(self, part: dict, data: bytes) -> bytes | None:
         """The file after its last part, else None. A new upload replaces an unfinished one."""
         number, size = part["file"], part["of"]
         if number < self._file:
             return None
         if number > self._file:
-            self._file, self._data = number, bytearray()
+            self._file = number
+            self._data = bytearray()
         self._data += data
-        if max(size, len(self._data)) > LARGEST:
+        if max(size, len(self._data)) > LARGEST_UPLOAD:
             self._data.clear()
-            problem = f"{part['upload']} is larger than {LARGEST >> 20} MB, the upload limit. Make it smaller."
+            problem = f"{part['upload']} is larger than {LARGEST_UPLOAD >> 20} MB, the upload limit. Make it smaller."
             self._send({"file": number, "problem": problem}, [])
             return None
         self._send({"file": number, "received": len(self._data)}, [])
         if len(self._data) < size:
             return None
-        whole, self._data = bytes(self._data), bytearray()
-        return whole
+        file = bytes(self._data)
+        self._data.clear()
+        return file
 
     def _begin(self) -> None:
         if self._messages and not self._drawing and not self.closed:
             messages = [*self._messages]
-            then = lambda task: self._post(partial(self._answered, messages, task))  # noqa: E731
-            self._drawing = self._quick.submit(partial(self.page.answer, messages), then)
+            self._drawing = self._submit(
+                self._quick,
+                partial(self.page.answer, messages),
+                partial(self._take_answer, messages),
+            )
 
-    def _answered(self, messages: list[tuple[dict, list]], task: Task) -> None:
+    def _take_answer(self, messages: list[tuple[dict, list]], task: Task) -> None:
         self._drawing = None
         if self.closed:
             return
-        error, numbers = task.exception(), {id(message) for message in messages}
+        error = task.exception()
         if not isinstance(error, Cancelled):
-            self._messages = [message for message in self._messages if id(message) not in numbers]
+            answered = {id(message) for message in messages}
+            self._messages = [message for message in self._messages if id(message) not in answered]
         if error is None:
-            answer = task.result()
-            self.error = " ".join(filter(None, [self.error, *answer.errors]))
-            for asked, files in answer.files:
-                self._send({"download": list(files), "asked": asked}, list(files.values()))
-            self._pending = answer.frame is None
-            if answer.frame is not None and not self._messages:
-                self._show(answer.frame, answer.pictures)
-            self._continue(answer.job)
+            self._send_answer(task.result())
         elif not isinstance(error, Cancelled):
             logging.getLogger(__name__).error("A page could not be drawn.", exc_info=error)
         self._begin()
+
+    def _send_answer(self, answer: Answer) -> None:
+        self.error = " ".join(filter(None, [self.error, *answer.errors]))
+        for number, files in answer.files:
+            self._send({"download": list(files), "asked": number}, list(files.values()))
+        self._waiting_for_job = answer.frame is None
+        if answer.frame is not None and not self._messages:
+            self._show(answer.frame, answer.pictures)
+        self._continue(answer.job)
 
     def _continue(self, job: Job | None) -> None:
         """Keep the running job if `job` has its key, else stop it and start `job`."""
@@ -278,22 +325,24 @@ class Connection:
         self._job = None
         self._report(None)
         if job:
-            done = partial(self._done, job.key)  # without a reference to the function
-            tell = lambda progress: self._post(partial(self._report, progress, job.key))  # noqa: E731
-            function = partial(job.run, tell)
-            self._job = (
-                job.key,
-                self._long.submit(function, lambda task: self._post(partial(done, task))),
-            )
+            key = job.key  # the callbacks hold no reference to the function of the job
 
-    def _report(self, progress: dict | None, key: tuple = ()) -> None:
+            def report(progress: dict) -> None:
+                self._post(partial(self._report, progress, key))
+
+            task = self._submit(
+                self._long, partial(job.run, report), partial(self._finish_job, key)
+            )
+            self._job = (key, task)
+
+    def _report(self, progress: dict | None, key: Hashable = None) -> None:
         """Send the progress of the job with this key to the browser, or None after its end."""
         current = self._job and self._job[0] == key
         if not self.closed and (current if progress else self._reported):
             self._reported = progress is not None
             self._send({"progress": progress}, [])
 
-    def _done(self, key: tuple, task: Task) -> None:
+    def _finish_job(self, key: Hashable, task: Task) -> None:
         if self.closed or not self._job or self._job[1] is not task:
             return
         self._job = None

@@ -7,6 +7,8 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import anywidget
@@ -34,7 +36,8 @@ class Widget(anywidget.AnyWidget):
 
     def __init__(self, make):
         super().__init__()
-        self._thread, self._results = threading.get_ident(), queue.SimpleQueue()
+        self._thread = threading.get_ident()
+        self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:  # a script
@@ -42,17 +45,18 @@ class Widget(anywidget.AnyWidget):
         self.page = QUICK.run(lambda check: make())
         self.connection = Connection(self.page, self._show, self.send, self._post)
         self.connection.start(QUICK.run(self.page.first))
-        self.on_msg(
-            lambda _, content, buffers: self._here(
-                lambda: self.connection.receive(content, buffers)
-            )
-        )
+        self.on_msg(self._receive)
 
     def set(self, **values) -> None:
         """Set controls, as in `set(layer=3, head="mean")`, and wait for the drawing. Raises ValueError with the page's
         message."""
         received = threading.Event()
-        self._here(lambda: (self.connection.receive({"set": values}), received.set()))
+
+        def receive() -> None:
+            self.connection.receive({"set": values})
+            received.set()
+
+        self._call_here(receive)
         received.wait()
         self.wait()
         if self.connection.error:
@@ -61,11 +65,15 @@ class Widget(anywidget.AnyWidget):
     def wait(self, timeout: float = float("inf"), *, settled: bool = False) -> bool:
         """Wait until all messages are processed, and if `settled` also slow parts. False after `timeout` seconds."""
         last = time.monotonic() + timeout
-        while not self.connection.settled if settled else self.connection.busy:
+
+        def working() -> bool:
+            return not self.connection.idle if settled else self.connection.busy
+
+        while working():
             if time.monotonic() > last:
                 return False
             if self._thread == threading.get_ident():
-                self._take(0.05)
+                self._call_posted(0.05)
             else:
                 time.sleep(0.01)
         return True
@@ -93,26 +101,29 @@ class Widget(anywidget.AnyWidget):
             self.connection.close()
         super().close()
 
+    def _receive(self, _, content: dict, buffers: list) -> None:
+        self._call_here(partial(self.connection.receive, content, buffers))
+
     def _show(self, frame: dict, pictures: dict) -> None:
         self.pictures = pictures  # sent only if they changed
         self.frame = frame
 
-    def _here(self, function) -> None:
+    def _call_here(self, function: Callable[[], None]) -> None:
         """Call a function in the thread of this widget."""
         if self._thread == threading.get_ident():
             function()
         else:
             self._post(function)
 
-    def _post(self, function) -> None:
-        self._results.put(function)
+    def _post(self, function: Callable[[], None]) -> None:
+        self._posted.put(function)
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._take)
+            self._loop.call_soon_threadsafe(self._call_posted)
 
-    def _take(self, timeout: float | None = None) -> None:
+    def _call_posted(self, timeout: float | None = None) -> None:
         """Call the next posted function, unless `wait` already called it."""
         try:
-            function = self._results.get(timeout is not None, timeout)
+            function = self._posted.get(timeout is not None, timeout)
         except queue.Empty:
             return
         function()
@@ -158,9 +169,9 @@ def compare(model_a: nn.Module, model_b: nn.Module | None = None, image=None, ot
 
     >>> widget = vitlens_explorer.compare(model, image=cat, other=cat)
     """
-    return Widget(
-        lambda: Comparison(model_a, model_a if model_b is None else model_b, image, other)
-    )
+    if model_b is None:
+        model_b = model_a
+    return Widget(lambda: Comparison(model_a, model_b, image, other))
 
 
 def positions(model: nn.Module) -> Widget:

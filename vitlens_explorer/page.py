@@ -8,192 +8,84 @@ A `Page` runs in the quick lane, without traits and sockets. The browser sends {
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-
-import numpy as np
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 
 from vitlens.names import require_known
-from vitlens.plot.style import colors, translucent
-from vitlens_explorer.lanes import Answer, Cancelled, Job
-
-Check = Callable[..., None]
-"""Callback before forwards, with their number. It raises Cancelled after the request was cancelled."""
-CANCELED = "Canceled. It is computed again after another choice."
-"""Result of an optional job that the user canceled, until the next change of the state."""
-RESULTS = 100
-"""Number of results, such as maps and scores, that a page keeps."""
-
-
-def unchecked(*_) -> None:
-    """The check of work that is not cancelled."""
+from vitlens_explorer.controls import Control
+from vitlens_explorer.lanes import Answer, Cancelled, Check, Job
+from vitlens_explorer.results import CANCELED, Key, Results
 
 
 @dataclass(frozen=True)
-class Control:
-    """A control. kind: "select", "range" (over its options, or from 0 to high), "check", "text", "questions" (a
-    menu in two rows) or "switches", whose value is the tuple of switched-off options. groups: (name, length) of
-    groups of options, for "questions" with a line. place: name of the closed group of controls or of a panel above it,
-    "top" for above the panels, "heads" for under the mosaic, or "" for the form."""
+class Change:
+    """What a message changes. values: of controls, set in order. others: parts of the state without a control, which
+    are set first."""
 
-    name: str
-    label: str
-    kind: str
-    value: object = None
-    options: tuple[tuple[str, object], ...] = ()
-    groups: tuple[tuple, ...] = ()
-    high: float = 0
-    step: float = 1
-    disabled: bool = False
-    hidden: bool = False
-    hint: str = ""
-    place: str = ""
-
-    def check(self, value: object) -> None:
-        """Raise ValueError for an invalid value."""
-        choices = [choice for _, choice in self.options]
-        if self.kind == "switches":
-            return
-        if choices:
-            fits = any(value == choice and type(value) is type(choice) for choice in choices)
-            expected = f"one of {', '.join(map(repr, choices))}"
-        elif self.kind in ("check", "text"):
-            fits = isinstance(value, bool if self.kind == "check" else str)
-            expected = "True or False" if self.kind == "check" else "a text"
-        else:
-            whole = self.step == 1
-            number = isinstance(value, int if whole else int | float) and not isinstance(
-                value, bool
-            )
-            fits = number and 0 <= value <= self.high
-            expected = f"a {'whole ' * whole}number from 0 to {self.high:g}"
-        if not fits:
-            raise ValueError(f"{self.label!r} must be {expected}, got {value!r}.")
-
-
-MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r")
+    values: dict[str, object] = field(default_factory=dict)
+    others: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Scale:
-    """A Matplotlib color map from low to high."""
+class Download:
+    """Files for the browser, as an answer to the message with this number."""
 
-    cmap: str
-    low: float
-    high: float
-
-    def table(self, alpha: float = 1.0, opacity: str = "even") -> np.ndarray:
-        """RGBA colors (256, 4) uint8 from low to high, with the opacity of `plot.overlay`."""
-        shown = translucent(self.cmap, self.low, self.high, alpha, opacity)
-        return (shown(np.arange(256)) * 255).round().astype(np.uint8)
-
-
-def scale_of(
-    values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit: float | None = None
-) -> Scale:
-    """Color scale of a map from 0 to its largest value, or ±largest in red and blue if some values are negative.
-
-    limit: end of a signed scale, such as 1 for cosines. stretch: from the smallest to the largest value instead. cmap:
-    another color map.
-    """
-    if stretch:
-        return Scale(cmap or "viridis", float(values.min()), float(values.max()))
-    chosen = colors(values, cmap or None, signed=None if limit is None else True)
-    high = float(limit or chosen["vmax"])
-    return Scale(chosen["cmap"].name, -high if chosen["vmin"] < 0 else 0.0, high)
-
-
-@dataclass(frozen=True)
-class Panel:
-    """An image divided into cells, with a map over it.
-
-    picture: name of the image in `pictures`. cell: (height, width) as shares of the image. selected: (row, col)
-    or None. picks: noun for the target of a click, or "". values: (rows, cols) or (rows, cols, 3). scale: color scale,
-    or None for RGB values and panels without a map. strength: largest opacity of the map. opacity: "value", growing
-    with the value, or "even". ends: labels of the color scale. tokens: tiles that choose a token outside the image as
-    the query. legend: unit and rule of the color scale. sinks: cells to mark. hides: True to leave the map out there.
-    """
-
-    name: str
-    title: str
-    picture: str
-    rows: int
-    cols: int
-    cell: tuple[float, float]
-    words: str = ""
-    selected: tuple[int, int] | None = None
-    picks: str = ""
-    values: np.ndarray | None = None
-    scale: Scale | None = None
-    unit: str = ""
-    strength: float = 0.0
-    opacity: str = "even"
-    smooth: bool = False
-    lines: bool = False
-    ends: tuple[str, str] | None = None
-    tokens: tuple[dict, ...] = ()
-    legend: str = ""
-    sinks: tuple[tuple[int, int], ...] = ()
-    hides: bool = False
-
-    def message(self) -> dict:
-        """The panel in the format of the front end, with arrays as bytes."""
-        values = b"" if self.values is None else np.ascontiguousarray(self.values, "<f4").tobytes()
-        scale = self.scale and {
-            "low": self.scale.low,
-            "high": self.scale.high,
-            "colors": self.scale.table(self.strength, self.opacity).tobytes(),
-        }
-        return vars(self) | {"values": values, "scale": scale}
+    number: int
+    files: dict[str, bytes]
 
 
 class Page:
     """A state and the frame drawn from it.
 
-    Subclasses define `draw(check)`, which returns a dictionary of panels, pictures and other parts of the frame, or the
-    job that it needs first. They define `controls()`, a list, and `job` for slow parts. The state is replaced, never
-    changed in place, so that the last valid state can be restored after an error.
+    A concrete page defines `draw`, `make_controls` and `requested`, and if it needs them the other functions of the
+    first part, which this class only calls. The state is replaced, never changed in place, so that the last valid
+    state can be restored after an error.
     """
 
     plain: frozenset[str] = frozenset()
     """Parts of the state without effect on other controls."""
 
     def __init__(self, **state):
-        self.state, self.frame, self.pictures = state, {}, {}
-        self.results: dict[
-            tuple, object
-        ] = {}  # of jobs and of `once`, or the message of a failed job
-        self.shown: dict[str, Control] = {}  # the controls of the last drawing
-        self.files: list[
-            tuple[int, dict[str, bytes]]
-        ] = []  # downloads: (number of the message, files)
-        self._menus, self._good, self._seen, self._message = None, state, 0, ""
-        self._awaited: tuple | None = None  # key of the job that the drawing needs
+        self.state = state
+        self.frame: dict = {}
+        self.pictures: dict[str, bytes] = {}
+        self.controls: dict[str, Control] = {}  # those of the last drawing
+        self.results = Results()
+        self.downloads: list[Download] = []  # of the current answer
+        self._controls_key: tuple | None = None
+        self._last_drawn = state
+        self._number = 0  # of the last message
+        self._message = ""
+        self._awaited: Key | None = None  # key of the job that the drawing needs
+
+    # ---------------------------------------------------------------- defined by concrete pages
+
+    def draw(self, check: Check) -> dict | Job:
+        """The panels, pictures and other parts of the frame, or the job that the drawing needs first."""
+        raise NotImplementedError
+
+    def make_controls(self) -> list[Control]:
+        """The controls for the current state."""
+        raise NotImplementedError
+
+    def requested(self, content: dict, buffers: list) -> Change:
+        """The change that a message of the browser asks for."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Prepare for an answer, before its messages are processed."""
+
+    def controls_depend_on(self) -> Hashable:
+        """What the controls depend on besides the state."""
 
     def job(self) -> Job | None:
         """The next slow part of the page, for the long lane after the drawing."""
-        return None
 
-    def menus(self) -> object:
-        """Key of the controls, equal if they differ only in values of `plain`."""
-        return [(name, value) for name, value in self.state.items() if name not in self.plain]
+    def look_up(self, content: dict, check: Check) -> tuple[dict, list[bytes]]:
+        """Answer to a question and its buffers."""
+        raise ValueError(f"This page does not answer {content['ask']!r}.")
 
-    def take(self, content: dict, buffers: list) -> None:
-        """Change the state by a message of the browser."""
-        self.change(**content.get("set", {}))
-
-    def change(self, **values) -> None:
-        """Set parts of the state in order. Raises ValueError for an invalid value, with the state unchanged."""
-        before = self.state
-        try:
-            for name, value in values.items():
-                self._renew_controls()  # a new view may have other heads
-                require_known(name, self.shown, "A control of this page")
-                self.shown[name].check(value)
-                self.state = self.state | {name: value}
-        except ValueError:
-            self.state = before
-            raise
+    # ---------------------------------------------------------------- called by a connection
 
     def first(self, check: Check) -> Answer:
         """The first drawing, with errors raised."""
@@ -202,37 +94,35 @@ class Page:
 
     def answer(self, messages: list[tuple[dict, list]], check: Check) -> Answer:
         """Process all messages, then draw once. After an error, the answer is the last valid page with a message."""
-        before, errors, self.files = self.state, [], []
+        before = self.state
+        errors: list[str] = []
+        self.downloads = []
+        self.begin()
         for content, buffers in messages:
-            self._seen = max(self._seen, content.get("number", 0))
+            self._number = max(self._number, content.get("number", 0))
             try:
-                if "job" in content:
-                    self._finish(tuple(content["job"]), buffers[0])
-                elif "cancel" in content:
-                    self.state = self._good
-                    if content["cancel"] not in (None, self._awaited):
-                        self.results[content["cancel"]] = CANCELED
-                else:
-                    self.take(content, buffers)
+                self._process(content, buffers)
             except Exception as error:  # shown on the page
                 errors.append(sentence(error))
         if errors or not all("job" in content for content, _ in messages):
             self._message = " ".join(dict.fromkeys(errors))
         job = None
         try:
-            if awaited := self._draw(check):
-                return Answer(None, None, awaited, self.files, errors)
+            awaited = self._draw(check)
+            if awaited:
+                return Answer(None, None, awaited, self._files(), errors)
             job = self.job()
         except Cancelled:
             self.state = before
             raise
         except Exception as error:
             errors.append(sentence(error))
-            self.state, self._message = self._good, errors[-1]
-            self.frame = self.frame | {"answers": self._seen, "message": self._message}
+            self.state = self._last_drawn
+            self._message = errors[-1]
+            self.frame = self.frame | {"answers": self._number, "message": self._message}
             with contextlib.suppress(Exception):  # the same error again
                 job = self.job()
-        return Answer(self.frame, self.pictures, job, self.files, errors)
+        return Answer(self.frame, self.pictures, job, self._files(), errors)
 
     def reply(self, content: dict, check: Check) -> tuple[dict, list[bytes]]:
         """Answer to a question {"ask": kind, …} and its buffers, or {"problem": message}. The page stays as it is."""
@@ -243,36 +133,47 @@ class Page:
         except Exception as error:
             return {"problem": sentence(error)}, []
 
-    def look_up(self, content: dict, check: Check) -> tuple[dict, list[bytes]]:
-        """As `reply`, with errors raised. Subclasses override it."""
-        raise ValueError(f"This page does not answer {content['ask']!r}.")
+    # ---------------------------------------------------------------- messages
 
-    def once(self, key: tuple, make: Callable[[], object]) -> object:
-        """A cached result, computed if missing. The oldest beyond `RESULTS` are dropped."""
-        if key not in self.results:
-            self.results[key] = make()
-            while len(self.results) > RESULTS:
-                del self.results[next(iter(self.results))]
-        return self.results[key]
+    def _process(self, content: dict, buffers: list) -> None:
+        if "job" in content:
+            self._finish(content["job"], buffers[0])
+        elif "cancel" in content:
+            self.state = self._last_drawn
+            if content["cancel"] not in (None, self._awaited):
+                self.results[content["cancel"]] = CANCELED
+        else:
+            self._change(self.requested(content, buffers))
 
-    def _finish(self, key: tuple, value: object) -> None:
+    def _change(self, change: Change) -> None:
+        """Set parts of the state in order. After an error the state is unchanged."""
+        before = self.state
+        self.state = before | change.others
+        try:
+            for name, value in change.values.items():
+                self._renew_controls()  # a new view may have other heads
+                require_known(name, self.controls, "A control of this page")
+                self.controls[name].check(value)
+                self.state = self.state | {name: value}
+        except Exception:
+            self.state = before
+            raise
+
+    def _finish(self, key: Key, value: object) -> None:
         """Store the result of a job, or the message of its failure if the page does not need it."""
-        if not isinstance(value, Exception):
-            self.once(key, lambda: value)
-            return
-        if isinstance(key[0], str):  # an optional part of the page
-            self.once(key, lambda: sentence(value))
-        elif key == self._awaited:
-            self.state = self._good
-        raise value
+        if isinstance(value, Download):
+            self.downloads.append(value)
+            self.results.add(key, None)
+        elif not isinstance(value, Exception):
+            self.results.add(key, value)
+        else:
+            if not key.needed:
+                self.results.add(key, sentence(value))
+            elif key == self._awaited:
+                self.state = self._last_drawn
+            raise value
 
-    def _renew_controls(self) -> None:
-        """Recreate the controls if `menus` changed."""
-        if (menus := self.menus()) != self._menus:
-            self.shown, self._menus = {control.name: control for control in self.controls()}, menus
-            self.results = {
-                key: value for key, value in self.results.items() if value is not CANCELED
-            }
+    # ---------------------------------------------------------------- drawing
 
     def _draw(self, check: Check) -> Job | None:
         """Draw the frame, or return the job that it needs."""
@@ -281,19 +182,32 @@ class Page:
             self._awaited = drawn.key
             return drawn
         self._renew_controls()
-        for name in self.shown.keys() & self.plain:
-            if self.shown[name].value != self.state[name]:
-                self.shown[name] = replace(self.shown[name], value=self.state[name])
-        self.pictures, self._good = drawn.pop("pictures"), self.state
+        for name in self.controls.keys() & self.plain:
+            control, value = self.controls[name], self.state[name]
+            if control.value != value:
+                self.controls[name] = replace(control, value=value)
+        self._last_drawn = self.state
+        self.pictures = drawn.pop("pictures")
         panels = [panel.message() for panel in drawn.pop("panels")]
-        controls = [vars(control) for control in self.shown.values()]
         self.frame = drawn | {
             "panels": panels,
-            "controls": controls,
-            "answers": self._seen,
+            "controls": [vars(control) for control in self.controls.values()],
+            "answers": self._number,
             "message": self._message,
         }
         return None
+
+    def _renew_controls(self) -> None:
+        """Make the controls anew if they depend on something that changed."""
+        state = [(name, value) for name, value in self.state.items() if name not in self.plain]
+        key = (state, self.controls_depend_on())
+        if key != self._controls_key:
+            self.controls = {control.name: control for control in self.make_controls()}
+            self._controls_key = key
+            self.results.forget_canceled()
+
+    def _files(self) -> list[tuple[int, dict[str, bytes]]]:
+        return [(download.number, download.files) for download in self.downloads]
 
 
 def sentence(error: Exception) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import io
 import itertools
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,28 +34,18 @@ from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import family, read_tokens, unwrap
 from vitlens_explorer.drawing import enlarged_png
-from vitlens_explorer.page import MAPS, Control, Page
 from vitlens_explorer.words import number, percent
 
 GIVEN, FIRST = "the image given", "chelsea"
 EYE = 0.37, 0.33
 """(y, x) of an eye of the first photograph, as shares of its middle square."""
 READOUT, PATCH = "readout", "patch"
-OPACITIES = ("by value", "value"), ("uniform", "even")
-PAINTING, MORE = "Appearance", "More"
-"""Names of the closed groups of controls."""
-PAINT = {
-    "strength": 0.75,
-    "opacity": "value",
-    "colors": "",
-    "stretch": False,
-    "smooth": True,
-    "lines": False,
-}
+"""Queries besides the positions of prefix tokens: what the classifier head reads, and the patch in a row and column."""
 LIKELIEST = 10
 """Number of classes that the menus offer."""
 KEPT = 256 * 2**20
-"""Largest number of bytes of uploads and captures of a page. The two latest captures are always kept."""
+"""Largest number of bytes of uploads and captures of a page. The `LATEST` captures are always kept."""
+LATEST = 2
 _ELONGATION = 16  # largest aspect ratio of the grid for a whole image
 
 
@@ -78,9 +69,8 @@ class Photograph:
 def sample_photographs() -> dict[str, Photograph]:
     """The sample photographs by name, the first one first, opened once for all pages."""
     images = samples()
-    return {
-        name: Photograph(images[name]) for name in sorted(images, key=lambda name: name != FIRST)
-    }
+    names = [FIRST, *(name for name in images if name != FIRST)]
+    return {name: Photograph(images[name]) for name in names}
 
 
 class Forward:
@@ -89,7 +79,7 @@ class Forward:
     batch: (1, C, H, W), the model's input. pixels: (H, W, 3) uint8, the input as an image. attn: captured layers.
     heads: number of heads in a layer. tokens: one (1, T, D) per layer. classes: number of classes, 0 without a
     classifier head. likeliest: numbers of the most probable classes. off: replacements of the switched-off heads for
-    `intervene`. key: equal for equal weights, photographs, sizes and switches.
+    `intervene`. key: equal for equal weights, photographs, sizes and switches. weights: equal for equal weights.
     """
 
     def __init__(
@@ -101,39 +91,40 @@ class Forward:
         off: dict | None = None,
         key: tuple = (),
     ):
-        self.model, self.off, self.key = model, off or {}, key
+        self.model = model
+        self.off = off or {}
+        self.key = key
+        self.weights = key[:2]
         batch = preprocess(model, image, size=size or built_size(model), whole=whole)
         self.pixels = restore(model, batch)[0]
         self.batch = batch.to(next(model.parameters()))
         with eval_mode(model), self.switched(), torch.inference_mode(), capture(model) as attn:
             self.tokens, logits = tokens.features(model, self.batch)
         require_finite(model, logits)
-        self.attn, self.grid, self.gated, self.heads = (
-            [*attn],
-            attn.grid,
-            attn.gated,
-            attn[0].q.shape[1],
-        )
-        classed = (
-            class_count(model) != 0 and logits.dim() == 2
-        )  # without pooling, logits have a row for each token
-        self.classes = logits.shape[-1] if classed else 0
+        self.attn = [*attn]
+        self.grid = attn.grid
+        self.gated = attn.gated
+        self.heads = attn[0].q.shape[1]
+        self.prefix = family(model).prefix
+        self.name = title(model)
+        self.outputs = output_kind(model)
         self.logits = logits[0].float().cpu()
-        self.names, self._shares = label_names(model, logits.shape[-1]), scores(model, self.logits)
-        self.labels = short(tuple(self.names or ()))
-        self.likeliest = (
-            self._shares.topk(min(LIKELIEST, self.classes)).indices.tolist() if classed else []
-        )
-        self.prefix, self.name, self.outputs = (
-            family(model).prefix,
-            title(model),
-            output_kind(model),
-        )
-        self.written: dict[tuple, tuple] = {}  # contributions by (target, contrast)
+        self.names = label_names(model, logits.shape[-1])
+        self.labels = short_names(tuple(self.names or ()))
+        self._shares = scores(model, self.logits)
+        pooled = logits.dim() == 2  # without pooling, logits have a row for each token
+        self.classes = logits.shape[-1] if pooled and class_count(model) != 0 else 0
+        self.likeliest: list[int] = []
+        if self.classes:
+            count = min(LIKELIEST, self.classes)
+            self.likeliest = self._shares.topk(count).indices.tolist()
+        self.contributions: dict[tuple, tuple] = {}  # by (target, contrast)
 
     def switched(self) -> contextlib.AbstractContextManager[None]:
         """Context with the same heads switched off, in this thread."""
-        return intervene(self.model, heads=self.off) if self.off else contextlib.nullcontext()
+        if not self.off:
+            return contextlib.nullcontext()
+        return intervene(self.model, heads=self.off)
 
     def label(self, number: int) -> str:
         """Short name of a class, or its number."""
@@ -154,8 +145,12 @@ class Forward:
     @property
     def bytes(self) -> int:
         """Bytes of the capture and the tokens."""
-        held = [t for layer in self.attn for t in (layer.q, layer.k, layer.mask) if t is not None]
-        return sum(t.numel() * t.element_size() for t in (*held, *self.tokens))
+        tensors = [*self.tokens]
+        for layer in self.attn:
+            tensors += [layer.q, layer.k]
+            if layer.mask is not None:
+                tensors.append(layer.mask)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     @functools.cached_property
     def png(self) -> bytes:
@@ -170,18 +165,19 @@ class Forward:
         if self.grid.readout.dim() == 2:
             return "what the attention pool reads"
         _, names = read_tokens(self.grid, self.prefix)
-        return " and ".join(names) if names[0] in self.prefix else f"the {names[0]}"
+        if names[0] in self.prefix:
+            return " and ".join(names)
+        return f"the {names[0]}"
 
 
 @functools.lru_cache(4)
-def short(names: tuple[str, ...]) -> list[str]:
+def short_names(names: tuple[str, ...]) -> list[str]:
     """The first synonym of each name, such as "tabby" of "tabby, tabby cat", unless another name has it, too."""
-    synonyms = Counter(
-        part for name in names for part in {each.strip() for each in name.split(",")}
-    )
-    first = [name.split(",")[0].strip() for name in names]
+    synonyms = [[synonym.strip() for synonym in name.split(",")] for name in names]
+    counts = Counter(itertools.chain.from_iterable(map(set, synonyms)))
     return [
-        begin if synonyms[begin] == 1 else name for begin, name in zip(first, names, strict=True)
+        first if counts[first] == 1 else name
+        for name, (first, *_) in zip(names, synonyms, strict=True)
     ]
 
 
@@ -196,15 +192,14 @@ def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None
     except ValueError:
         return None
     across, down = photograph.image.size
-    shape = float(np.clip(down / across, 1 / _ELONGATION, _ELONGATION)) ** 0.5
-    area = (height * width) ** 0.5
-    return tuple(
-        max(1, round(side / p)) * p
-        for side, p in zip((area * shape, area / shape), patch, strict=True)
-    )
+    elongation = float(np.clip(down / across, 1 / _ELONGATION, _ELONGATION)) ** 0.5
+    side = (height * width) ** 0.5  # of a square with the same area
+    sides = side * elongation, side / elongation
+    rows, cols = (max(1, round(length / step)) for length, step in zip(sides, patch, strict=True))
+    return rows * patch[0], cols * patch[1]
 
 
-def weights(model: nn.Module) -> tuple:
+def weights_version(model: nn.Module) -> tuple:
     """Identity and version of all parameters and buffers. In-place changes such as optimizer steps raise the version,
     changes through `.data` do not."""
     tensors = [*model.parameters(), *model.buffers()]
@@ -217,211 +212,103 @@ def name_of(image) -> str:
     return os.path.basename(path) or GIVEN
 
 
-class Pictured(Page):
-    """A page with photographs and a query. Its state has `photographs` by name, `photograph`, `query`, `row` and
-    `column`.
+class Gallery:
+    """The forwards of models on photographs, of which the latest are kept.
 
-    others: further models. size: (height, width) of the input in pixels. more: photographs in addition to the samples,
-    by name.
+    models: one for each side of a page. size: (height, width) of their input in pixels.
     """
 
-    plain = frozenset(("query", "row", "column", *PAINT))
+    def __init__(self, *models: nn.Module, size: tuple[int, int] | None = None):
+        self.models = [unwrap(model) for model in models]
+        self.size = size
+        self.forwards: OrderedDict[tuple, Forward] = OrderedDict()  # the oldest first
+        self.begin({})
 
-    def __init__(
-        self,
-        model: nn.Module,
-        image,
-        *others: nn.Module,
-        size: tuple[int, int] | None = None,
-        more: dict[str, Photograph] | None = None,
-        **state,
-    ):
-        self.model, self.size = unwrap(model), size
-        self.models = [self.model, *map(unwrap, others)]
+    def begin(self, photographs: dict[str, Photograph]) -> None:
+        """Notice changes of the weights and of the photographs of a page."""
+        self._versions = {id(model): weights_version(model) for model in self.models}
+        self._uploaded = upload_bytes(photographs)
+
+    def copy(self) -> Gallery:
+        """A gallery for another thread, with the same forwards at first."""
+        gallery = copy.copy(self)
+        gallery.forwards = self.forwards.copy()
+        return gallery
+
+    def first_state(self, image, more: dict[str, Photograph] | None = None) -> dict:
+        """State of a new page: its photographs, and the query. more: photographs besides the image and the samples."""
         given = {} if image is None else {name_of(image): Photograph.read(image)}
         photographs = given | sample_photographs() | (more or {})
-        super().__init__(photographs=photographs, photograph=next(iter(photographs)), **state)
-        self._forwards: OrderedDict[tuple, Forward] = OrderedDict()
-        self._weights = {id(model): weights(model) for model in self.models}
-        grids = [self.forward_of(model, self.photograph, size=size).grid for model in self.models]
-        patch = self.state["photograph"] == FIRST or any(grid.readout is None for grid in grids)
-        y, x = EYE if self.state["photograph"] == FIRST else (0.5, 0.5)
-        place = {"row": int(y * grids[0].rows), "column": int(x * grids[0].cols)}
-        self.state = self.state | {"query": PATCH if patch else READOUT} | place
-
-    @property
-    def photographs(self) -> dict[str, Photograph]:
-        return self.state["photographs"]
-
-    @property
-    def photograph(self) -> Photograph:
-        """The current photograph."""
-        return self.photographs[self.state["photograph"]]
-
-    @property
-    def forward(self) -> Forward:
-        """Forward of the current photograph."""
-        return self.forward_of(self.model, self.photograph, size=self.size)
+        name = next(iter(photographs))
+        grids = [self.forward_of(model, photographs[name]).grid for model in self.models]
+        y, x = EYE if name == FIRST else (0.5, 0.5)
+        readable = all(grid.readout is not None for grid in grids)
+        return {
+            "photographs": photographs,
+            "photograph": name,
+            "query": READOUT if readable and name != FIRST else PATCH,
+            "row": int(y * grids[0].rows),
+            "column": int(x * grids[0].cols),
+        }
 
     def forward_of(
         self,
         model: nn.Module,
         photograph: Photograph,
         *,
-        size: tuple[int, int] | None = None,
         whole: bool = False,
         off: tuple = (),
-        values: Callable[[], dict] = dict,
+        outputs: Callable[[], dict] = dict,
     ) -> Forward:
-        """Cached forward of a model on a photograph, computed if missing. off: switched-off heads. values(): their
-        outputs."""
-        key = (id(model), self._weights[id(model)], photograph.number, size, whole, off)
-        if key not in self._forwards:
-            self._forwards[key] = Forward(model, photograph.image, size, whole, values(), key)
-            self._forget()
-        self._forwards.move_to_end(key)
-        return self._forwards[key]
+        """Cached forward of a model on a photograph, computed if missing. whole: the photograph in its aspect ratio.
+        off: switched-off heads. outputs(): their outputs."""
+        size = self.size
+        if whole and size is None:
+            size = size_for(model, photograph)
+        key = (id(model), self._versions[id(model)], photograph.number, size, whole, off)
+        if key not in self.forwards:
+            self.forwards[key] = Forward(model, photograph.image, size, whole, outputs(), key)
+            self._limit_captures()
+        self.forwards.move_to_end(key)
+        return self.forwards[key]
 
-    def _forget(self) -> None:
-        """Drop the oldest captures, and then the oldest uploads, while they hold more than `KEPT` bytes."""
-        shown = (self.state["photograph"], self.state.get("other"))
-        uploads = {
-            name: np.prod((3, *p.image.size)) for name, p in self.photographs.items() if p.uploaded
-        }
-        hidden = [name for name in uploads if name not in shown]  # the newest first
+    def _limit_captures(self) -> None:
+        """Drop the oldest captures while these and the uploads hold more than `KEPT` bytes."""
+        room = KEPT - self._uploaded
+        while len(self.forwards) > LATEST and self._captured() > room:
+            self.forwards.popitem(last=False)
 
-        def full() -> bool:
-            return (
-                sum(uploads.values()) + sum(forward.bytes for forward in self._forwards.values())
-                > KEPT
-            )
+    def _captured(self) -> int:
+        return sum(forward.bytes for forward in self.forwards.values())
 
-        while full() and len(self._forwards) > 2:
-            self._forwards.popitem(last=False)
-        while full() and hidden:
-            del uploads[name := hidden.pop()]
-            self.state = self.state | {
-                "photographs": {k: v for k, v in self.photographs.items() if k != name}
-            }
+    def with_upload(self, state: dict, content: dict, data: bytes) -> dict:
+        """Parts of a page's state after an upload, in which the oldest uploads are dropped while these and the latest
+        captures hold more than `KEPT` bytes."""
+        name = str(content["upload"])
+        file = io.BytesIO(data)
+        file.name = name
+        photographs = {name: Photograph.read(file, uploaded=True)}
+        photographs |= {other: p for other, p in state["photographs"].items() if other != name}
+        latest = [*self.forwards.values()][-LATEST:]
+        room = KEPT - sum(forward.bytes for forward in latest)
+        for other in reversed([*photographs]):
+            if upload_bytes(photographs) <= room:
+                break
+            if photographs[other].uploaded and other not in (name, state.get("other")):
+                del photographs[other]
+        self._uploaded = upload_bytes(photographs)
+        return {"photographs": photographs, "photograph": name}
 
-    def answer(self, messages, check):
-        self._weights = {id(model): weights(model) for model in self.models}
-        return super().answer(messages, check)
 
-    def menus(self):
-        return super().menus(), self.forward.key
+def upload_bytes(photographs: dict[str, Photograph]) -> int:
+    """Bytes of the uploaded photographs."""
+    sizes = [p.image.size for p in photographs.values() if p.uploaded]
+    return sum(3 * width * height for width, height in sizes)
 
-    def take(self, content, buffers):
-        if "upload" in content:
-            (file := io.BytesIO(buffers[0])).name = name = str(content["upload"])
-            uploaded = {name: Photograph.read(file, uploaded=True)}
-            others = {
-                other: photograph for other, photograph in self.photographs.items() if other != name
-            }
-            self.state = self.state | {"photographs": uploaded | others, "photograph": name}
-        else:
-            super().take(content, buffers)
 
-    def change(self, **values):
-        if {"row", "column"} & values.keys() and "query" not in values:
-            values["query"] = PATCH
-        super().change(**values)
-
-    def fit(self, forward: Forward) -> None:
-        """Clip row and column to the grid."""
-        row, col = (
-            min(self.state["row"], forward.grid.rows - 1),
-            min(self.state["column"], forward.grid.cols - 1),
-        )
-        self.state = self.state | {"row": row, "column": col}
-
-    @property
-    def query(self) -> str | int | tuple[int, int]:
-        """READOUT, the position of a prefix token, or (row, column) of a patch."""
-        return (
-            (self.state["row"], self.state["column"])
-            if self.state["query"] == PATCH
-            else self.state["query"]
-        )
-
-    def photograph_control(self, label: str = "Photo") -> Control:
-        names = tuple((name, name) for name in self.photographs)
-        return Control("photograph", label, "select", self.state["photograph"], names)
-
-    def query_controls(
-        self, forward: Forward, hidden: bool = False, readable: bool = True
-    ) -> list[Control]:
-        grid, state = forward.grid, self.state
-        readable = readable and grid.readout is not None
-        queries = [(f"{forward.readout} (read-out)", READOUT)] if readable else []
-        queries += [
-            (n, i) for i, n in enumerate(forward.prefix) if not (readable and n == forward.readout)
-        ]
-        more = {"hidden": hidden, "place": MORE}
-        return [
-            Control(
-                "query", "Query", "select", state["query"], (*queries, ("patch", PATCH)), **more
-            ),
-            Control("row", "Row", "range", state["row"], high=grid.rows - 1, **more),
-            Control("column", "Column", "range", state["column"], high=grid.cols - 1, **more),
-        ]
-
-    def tiles(self, forward: Forward, shares: Sequence[float] = ()) -> tuple[dict, ...]:
-        """Tiles of the queries besides patches, for a panel. shares: weight of each prefix token."""
-        readable, tiles = forward.grid.readout is not None, []
-        for position, name in enumerate(forward.prefix):
-            read = readable and name == forward.readout
-            share = percent(shares[position]) if len(shares) else ""
-            tiles.append({"query": READOUT if read else position, "name": name, "share": share})
-        if readable and forward.readout not in forward.prefix:
-            tiles.insert(0, {"query": READOUT, "name": forward.readout, "share": ""})
-        return tuple(tile | {"now": tile["query"] == self.state["query"]} for tile in tiles)
-
-    def layer_control(
-        self, forward: Forward, name: str = "layer", label: str = "Layer", **more
-    ) -> Control:
-        return Control(name, label, "range", self.state[name], high=len(forward.attn) - 1, **more)
-
-    def paint_controls(self, colored: bool = False) -> list[Control]:
-        """Controls of colors and opacity. colored: True for RGB values."""
-        state = self.state
-        maps = (("auto", ""), *((name, name) for name in MAPS))
-        return [
-            Control(
-                "strength",
-                "Overlay strength",
-                "range",
-                state["strength"],
-                high=1,
-                step=0.05,
-                place=PAINTING,
-            ),
-            Control(
-                "opacity",
-                "Opacity",
-                "select",
-                state["opacity"],
-                OPACITIES,
-                disabled=colored,
-                place=PAINTING,
-            ),
-            Control(
-                "colors",
-                "Color map",
-                "select",
-                state["colors"],
-                maps,
-                disabled=colored,
-                place=PAINTING,
-            ),
-            Control(
-                "stretch",
-                "Start the color scale at the minimum",
-                "check",
-                state["stretch"],
-                disabled=colored,
-                place=PAINTING,
-            ),
-            Control("smooth", "Interpolate", "check", state["smooth"], place=PAINTING),
-            Control("lines", "Patch grid", "check", state["lines"], place=PAINTING),
-        ]
+def fit_place(state: dict, forward: Forward) -> dict:
+    """Row and column of a state, clipped to the grid of a forward."""
+    return {
+        "row": min(state["row"], forward.grid.rows - 1),
+        "column": min(state["column"], forward.grid.cols - 1),
+    }

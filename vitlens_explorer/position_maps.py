@@ -7,8 +7,11 @@ from PIL import Image
 from torch import nn
 
 from vitlens.positions import similarity
-from vitlens_explorer.drawing import mosaic, png
-from vitlens_explorer.page import Control, Page, Panel, Scale
+from vitlens_explorer.controls import STRETCH, Control
+from vitlens_explorer.drawing import png, tiles_png
+from vitlens_explorer.lanes import Check
+from vitlens_explorer.page import Change, Page
+from vitlens_explorer.panels import Panel, Scale
 from vitlens_explorer.words import number
 
 MOST = 24  # largest number of rows or columns for showing all maps
@@ -24,13 +27,12 @@ class PositionMaps(Page):
         rows, cols = self.similarity.shape[:2]
         super().__init__(row=rows // 3, column=cols // 3, stretch=False, smooth=False)
 
-    def take(self, content, buffers):
+    def requested(self, content: dict, buffers: list) -> Change:
         if "pick" in content:
-            self.change(row=content["row"], column=content["col"])
-        else:
-            super().take(content, buffers)
+            return Change({"row": content["row"], "column": content["col"]})
+        return Change(content.get("set", {}))
 
-    def draw(self, check):
+    def draw(self, check: Check) -> dict:
         rows, cols = self.similarity.shape[:2]
         place = (self.state["row"], self.state["column"])
         values = self.similarity[place]
@@ -63,22 +65,19 @@ class PositionMaps(Page):
         panels = [one]
         if max(rows, cols) <= MOST:
             scales = [Scale("RdBu_r", -1.0, 1.0)] * (rows * cols)
-            pictures["all"] = mosaic(self.similarity, scales, max(rows + 2, 640 // rows))
+            pictures["all"] = tiles_png(self.similarity, scales, max(rows + 2, 640 // rows))
             words = (
                 "Every tile is the map of the position in its place, in red and blue from −1 to 1."
             )
-            panels.insert(
-                0, Panel(name="all", title="All positions", picture="all", words=words, **common)
-            )
+            every = Panel(name="all", title="All positions", picture="all", words=words, **common)
+            panels.insert(0, every)
         return {"pictures": pictures, "panels": panels}
 
-    def controls(self):
+    def make_controls(self) -> list[Control]:
         rows, cols = self.similarity.shape[:2]
         return [
             Control("row", "Row", "range", self.state["row"], high=rows - 1),
             Control("column", "Column", "range", self.state["column"], high=cols - 1),
-            Control(
-                "stretch", "Start the color scale at the minimum", "check", self.state["stretch"]
-            ),
+            Control("stretch", STRETCH, "check", self.state["stretch"]),
             Control("smooth", "Interpolate", "check", self.state["smooth"]),
         ]

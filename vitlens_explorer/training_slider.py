@@ -30,8 +30,11 @@ def training(snapshots: Mapping | Path | str) -> Slider:
         from vitlens.train.snapshots import load
 
         snapshots = load(snapshots)
-    figures = [plot.snapshot(snapshots, index) for index in range(len(snapshots["steps"]))]
-    return Slider([bundle(_png(figure), describe(figure), WIDTH) for figure in figures])
+    frames = []
+    for index in range(len(snapshots["steps"])):
+        figure = plot.snapshot(snapshots, index)
+        frames.append(bundle(_png(figure), describe(figure), WIDTH))
+    return Slider(frames)
 
 
 class Slider(ipywidgets.VBox):
@@ -45,17 +48,21 @@ class Slider(ipywidgets.VBox):
             last, max=last, description="snapshot", readout=False, layout={"width": "560px"}
         )
         ipywidgets.jslink((play, "value"), (slider, "value"))
-        slider.observe(
-            lambda change: figure.set_trait("value", frames[change["new"]]["text/html"]), "value"
-        )
+
+        def show(change: dict) -> None:
+            figure.value = frames[change["new"]]["text/html"]
+
+        slider.observe(show, "value")
         super().__init__([ipywidgets.HBox([play, slider]), figure])
-        self._shown = lambda: [frames[slider.value], *frames[last % 2 :: 2]]
+        self._slider = slider
+        self._frames = frames
 
     def _repr_mimebundle_(self, **kwargs) -> dict:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
-        shown = self._shown()
-        pngs = [base64.b64decode(frame["image/png"]) for frame in shown]
-        still = bundle(pngs[0], shown[0]["text/plain"], WIDTH, _animation(pngs))
+        current = self._frames[self._slider.value]
+        every_second = self._frames[(len(self._frames) - 1) % 2 :: 2]  # with the last one
+        pngs = [base64.b64decode(frame["image/png"]) for frame in (current, *every_second)]
+        still = bundle(pngs[0], current["text/plain"], WIDTH, _animation(pngs))
         return {"application/vnd.jupyter.widget-view+json": view} | still
 
     _ipython_display_ = None  # of ipywidgets 7, which would ignore the bundle
@@ -64,16 +71,21 @@ class Slider(ipywidgets.VBox):
 def _animation(pngs: list[bytes]) -> bytes:
     """A WebP that shows images in a loop, the first of them longest."""
     first, *others = (Image.open(io.BytesIO(png)).convert("RGB") for png in pngs)
-    look = {
-        "duration": [1500] + [600] * len(others),
-        "loop": 0,
-        "quality": 30,
-        "minimize_size": True,
-    }
-    first.save(file := io.BytesIO(), "WEBP", save_all=True, append_images=others, **look)
+    file = io.BytesIO()
+    first.save(
+        file,
+        "WEBP",
+        save_all=True,
+        append_images=others,
+        duration=[1500] + [600] * len(others),
+        loop=0,
+        quality=30,
+        minimize_size=True,
+    )
     return file.getvalue()
 
 
 def _png(figure: plt.Figure) -> bytes:
-    figure.savefig(file := io.BytesIO(), format="png")
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
     return file.getvalue()

@@ -24,7 +24,9 @@ from vitlens.recorder.forward import eval_mode, run
 from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import family
-from vitlens_explorer.page import Check, Control, Panel, scale_of
+from vitlens_explorer.controls import Control
+from vitlens_explorer.lanes import Check
+from vitlens_explorer.panels import Panel, scale_of
 from vitlens_explorer.photographs import READOUT, Forward
 from vitlens_explorer.words import number, percent, say
 
@@ -39,7 +41,7 @@ LOOKS, HOLDS, WRITES, WHY = "look", "hold", "decide", "why"
 """Groups of views: questions of `WORDS`, each with a line."""
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
 SINK, EVEN = 20.0, 5.0
-"""Times the median of received attention, and times an even share of it, beyond which a patch is a sink."""
+"""A patch is a sink if it receives more than 20 × the median and 5 × the mean attention."""
 CLEAR = 2.0
 """Standard deviations of random orders beyond which a score counts as better or worse than chance."""
 CELLS = 16
@@ -80,15 +82,17 @@ class Choice:
 
     def question(self, forward: Forward) -> object:
         """The target for `vitlens.attribution`."""
-        return self.target.question(forward) if isinstance(self.target, Likeness) else self.target
+        if isinstance(self.target, Likeness):
+            return self.target.question(forward)
+        return self.target
 
 
 @dataclass(frozen=True)
 class Map:
     """A drawn view. values: (rows, cols), or (rows, cols, 3) for three color channels. words: caption without its final
     period. limit: end of a fixed color scale. unit: unit of the values. title: replaces the view's. beside: charts next
-    to the image for the front end. prefix: weights of the prefix tokens. sinks: patches to mark. arrays: further
-    arrays to save."""
+    to the image for the front end. prefix: weights of the prefix tokens. sinks: patches to mark. tables: further
+    numbers to save, as columns by name, by the name of their file."""
 
     values: np.ndarray
     words: str
@@ -98,7 +102,7 @@ class Map:
     beside: dict = field(default_factory=dict)
     prefix: tuple[float, ...] = ()
     sinks: tuple[tuple[int, int], ...] = ()
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    tables: dict[str, dict[str, Sequence]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -134,22 +138,22 @@ class View:
         single = {} if self.head == "mixed" else {head: str(head) for head in range(count)}
         return HEADS[self.head or "each"] | single
 
-    def fitted(self, head: str | int, count: int) -> str | int:
+    def head_or_first(self, head: str | int, count: int) -> str | int:
         """The head if this view has it, else the first choice."""
         choices = self.heads(count)
-        return head if head in choices else next(iter(choices))
+        if head in choices:
+            return head
+        return next(iter(choices))
 
 
 class Layers(Sequence):
     """Layers of a capture that call `check` on access."""
 
     def __init__(self, forward: Forward, layers: slice, check: Check):
-        self.layers, self.grid, self.model_name, self.check = (
-            forward.attn[layers],
-            forward.grid,
-            forward.name,
-            check,
-        )
+        self.layers = forward.attn[layers]
+        self.grid = forward.grid
+        self.model_name = forward.name
+        self.check = check
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -159,12 +163,14 @@ class Layers(Sequence):
         return self.layers[index]
 
 
-def until(model: nn.Module, check: Check) -> contextlib.AbstractContextManager[None]:
+def checked_forwards(model: nn.Module, check: Check) -> contextlib.AbstractContextManager[None]:
     """Context that calls check(images) before each forward of the model in this thread. The hook is on the patch
     embedding, because `forward_features` skips the head."""
-    return thread_hooks(
-        [(family(model).embedding.register_forward_pre_hook, lambda _, args: check(len(args[0])))]
-    )
+
+    def before_embedding(_, args: tuple) -> None:
+        check(len(args[0]))
+
+    return thread_hooks([(family(model).embedding.register_forward_pre_hook, before_embedding)])
 
 
 def query_row(forward: Forward, query: str | int | tuple[int, int]) -> Tensor:
@@ -191,18 +197,26 @@ def query_words(forward: Forward, query: str | int | tuple[int, int]) -> str:
     return say("token", token=forward.prefix[query])
 
 
-def _fused(values: Tensor, head: int | str) -> Tensor:
+def _fuse_heads(values: Tensor, head: int | str) -> Tensor:
     """Values of one head of (H, …), or the mean or maximum over heads."""
-    return values.mean(0) if head == MEAN else values.amax(0) if head == MAX else values[head]
+    if head == MEAN:
+        return values.mean(0)
+    if head == MAX:
+        return values.amax(0)
+    return values[head]
 
 
 def _head_words(head: int | str) -> str:
-    return say(head) if head in (MEAN, MAX) else say("head", head=head)
+    if head in (MEAN, MAX):
+        return say(head)
+    return say("head", head=head)
 
 
 def _prefix_words(forward: Forward) -> str:
     prefix = forward.prefix
-    return say("token", token=prefix[0]) if len(prefix) == 1 else say("prefix", count=len(prefix))
+    if len(prefix) == 1:
+        return say("token", token=prefix[0])
+    return say("prefix", count=len(prefix))
 
 
 def _gate_words(forward: Forward) -> str:
@@ -212,7 +226,7 @@ def _gate_words(forward: Forward) -> str:
 
 def _attention(forward: Forward, choice: Choice, check: Check) -> Map:
     row = query_row(forward, choice.query)
-    weights = _fused(forward.attn[choice.layer].read(row)[0], choice.head).cpu()
+    weights = _fuse_heads(forward.attn[choice.layer].read(row)[0], choice.head).cpu()
     source = query_words(forward, choice.query)
     if row.count_nonzero() > 1:
         source = say("averaged", source=source)
@@ -227,21 +241,22 @@ def _attention(forward: Forward, choice: Choice, check: Check) -> Map:
         )
     elif forward.grid.prefix:
         words += say("not rescaled")
-    prefix = tuple(weights[: forward.grid.prefix].tolist())
-    unit = say("attention unit")
     return Map(
         forward.grid.image_map(weights).numpy(),
         words + _gate_words(forward),
-        unit=unit,
-        prefix=prefix,
+        unit=say("attention unit"),
+        prefix=tuple(weights[: forward.grid.prefix].tolist()),
     )
 
 
 def _received(forward: Forward, choice: Choice, check: Check) -> Map:
     layer = Layers(forward, slice(choice.layer, choice.layer + 1), check)
-    values = _fused(attention.received(layer, prefix=True)[0, 0].float().cpu(), choice.head)
+    received = attention.received(layer, prefix=True)[0, 0].float().cpu()
+    values = _fuse_heads(received, choice.head)
     words = say("received", layer=choice.layer, heads=_head_words(choice.head))
-    words += say("not rescaled") * bool(forward.grid.prefix) + _gate_words(forward)
+    if forward.grid.prefix:
+        words += say("not rescaled")
+    words += _gate_words(forward)
     return Map(forward.grid.image_map(values).numpy(), words, unit=say("attention unit"))
 
 
@@ -253,22 +268,21 @@ def _rollout(forward: Forward, choice: Choice, check: Check) -> Map:
     source = query_words(forward, choice.query)
     words = say("rollout", source=source, layer=choice.layer, heads=_head_words(choice.head))
     if forward.grid.prefix:
+        rest = values.sum()
         words += say(
             "rollout prefix",
-            share=percent(1 - values.sum()),
-            rest=percent(values.sum()),
+            share=percent(1 - rest),
+            rest=percent(rest),
             prefix=_prefix_words(forward),
         )
+    words += _gate_words(forward)
     prefix = (1 - values.sum().item(),) if forward.grid.prefix == 1 else ()
-    return Map(
-        values.numpy(), words + _gate_words(forward), unit=say("rollout unit"), prefix=prefix
-    )
+    return Map(values.numpy(), words, unit=say("rollout unit"), prefix=prefix)
 
 
 def _similarity(forward: Forward, choice: Choice, check: Check) -> Map:
-    cosines = tokens.similarity(
-        forward.tokens[choice.layer][0].float().cpu(), query_row(forward, choice.query)
-    )
+    layer_tokens = forward.tokens[choice.layer][0].float().cpu()
+    cosines = tokens.similarity(layer_tokens, query_row(forward, choice.query))
     words = say("similarity", layer=choice.layer, source=query_words(forward, choice.query))
     values = forward.grid.image_map(cosines).numpy()
     return Map(values, words, limit=farthest(values, choice.query), unit=say("similarity unit"))
@@ -287,20 +301,19 @@ def sinks(forward: Forward, layer: int, check: Check) -> list[tuple[int, int]]:
     """Patches (row, column) that receive more than `SINK` times the median attention of the patches in a layer and more
     than `EVEN` times an even share, as the mean over heads and queries."""
     one = Layers(forward, slice(layer, layer + 1), check)
-    received = forward.grid.image_map(
-        attention.received(one, prefix=True)[0, 0].float().mean(0).cpu()
-    )
-    least = max(SINK * received.median(), EVEN / forward.grid.tokens)
-    return list(map(tuple, (received > least).nonzero().tolist()))
+    by_head = attention.received(one, prefix=True)[0, 0].float()
+    received = forward.grid.image_map(by_head.mean(0).cpu())
+    threshold = max(SINK * received.median(), EVEN / forward.grid.tokens)
+    places = (received > threshold).nonzero()
+    return [(row, col) for row, col in places.tolist()]
 
 
 def _components(forward: Forward, choice: Choice, check: Check) -> Map:
     patches = forward.tokens[choice.layer][0, forward.grid.prefix :]
     scores, variance = tokens.components(patches.float().cpu())
     words = say("components", layer=choice.layer, shares=", ".join(map(percent, variance)))
-    return Map(
-        tokens.colors(scores).unflatten(0, (forward.grid.rows, forward.grid.cols)).numpy(), words
-    )
+    colors = tokens.colors(scores).unflatten(0, (forward.grid.rows, forward.grid.cols))
+    return Map(colors.numpy(), words)
 
 
 def _norms(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -322,9 +335,8 @@ def by_layer(
         if query == READOUT:
             logits = family(forward.model).head(layer_tokens)
         else:
-            logits = stream.read_each(
-                forward.model, layer_tokens[:, [forward.grid.position(query)]]
-            )[:, 0]
+            position = forward.grid.position(query)
+            logits = stream.read_each(forward.model, layer_tokens[:, [position]])[:, 0]
         share, target = scores(forward.model, logits[0]).float().max(0)
         best.append((share.item(), target.item()))
     return best
@@ -336,47 +348,41 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
         raise ValueError("The logit lens needs all heads of the attention pool. Turn them on.")
     target, layer, query = choice.target, choice.layer, choice.query
     with eval_mode(forward.model):
-        shares = scores(forward.model, stream.read_each(forward.model, forward.tokens[layer])[0])[
-            :, target
-        ].float()
+        logits = stream.read_each(forward.model, forward.tokens[layer])[0]
+        shares = scores(forward.model, logits)[:, target].float()
         top, classes = zip(*by_layer(forward, query, check), strict=True)
-    quantity = say("value" if forward.outputs == "value" else "probability")
-    who = (
-        say("lens readout", readout=forward.readout)
-        if query == READOUT
-        else query_words(forward, query)
-    )
+    plain = forward.outputs == "value"
+    quantity = say("value" if plain else "probability")
+    who = query_words(forward, query)
+    if query == READOUT:
+        who = say("lens readout", readout=forward.readout)
     who = who[0].upper() + who[1:]
+    labels = [forward.label(number) for number in classes]
     words = say(
         "lens",
         layer=layer,
         quantity=quantity,
         name=forward.label(target),
         who=who,
-        best=forward.label(classes[layer]),
+        best=labels[layer],
         score=forward.score_words(top[layer]),
     )
     lens = {
         "title": say("lens title", who=who),
         "layer": layer,
         "rows": [
-            {
-                "layer": k,
-                "name": forward.label(c),
-                "share": top[k],
-                "plain": forward.outputs == "value",
-            }
-            for k, c in enumerate(classes)
+            {"layer": k, "name": label, "share": share, "plain": plain}
+            for k, (label, share) in enumerate(zip(labels, top, strict=True))
         ],
         "note": say("lens note"),
     }
-    arrays = {"classes": np.array(classes), "shares": np.array(top)}
+    columns = {"layer": range(len(top)), "class": classes, "name": labels, quantity: top}
     return Map(
         forward.grid.image_map(shares.cpu()).numpy(),
         words,
         unit=quantity,
         beside={"lens": lens},
-        arrays=arrays,
+        tables={"layers": columns},
     )
 
 
@@ -384,63 +390,92 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
     target, against = choice.target, choice.against
     if any(not isinstance(value, str) for value in forward.off.values()):
         raise ValueError(say("not additive"))
-    if (target, against) not in forward.written:
-        with until(forward.model, check), forward.switched():
-            forward.written[target, against] = stream.contributions_by_token(
-                forward.model, forward.batch, target, against
-            )
-    parts, written = forward.written[target, against]
-    logit, written, layer, head = (
-        parts.logits[0].item(),
-        written[0].float().cpu(),
-        choice.layer,
-        choice.head,
-    )
-    chosen = written if head == EVERY else written[layer] if head == SUM else written[layer, head]
+    parts, written = contributions_of(forward, target, against, check)
+    logit = number(parts.logits[0].item())
+    layer, head = choice.layer, choice.head
+    if head == EVERY:
+        chosen = written
+        whose = say("all layers")
+    elif head == SUM:
+        chosen = written[layer]
+        whose = say("all heads", layer=layer)
+    else:
+        chosen = written[layer, head]
+        whose = say("one head", head=head, layer=layer)
     sums = chosen.reshape(-1, forward.grid.tokens).sum(0)
-    whose = {EVERY: say("all layers"), SUM: say("all heads", layer=layer)}
-    minus = "" if against is None else say("minus", name=forward.label(against))
-    prefix = forward.grid.prefix
-    signed = [
-        ("+" if value >= 0 else "") + number(value)
-        for value in (sums[prefix:].sum(), sums[:prefix].sum())
-    ]
     words = say(
         "contributions",
-        whose=whose.get(head) or say("one head", head=head, layer=layer),
+        whose=whose,
         name=forward.label(target),
-        minus=minus,
-        patches=signed[0],
+        minus="" if against is None else say("minus", name=forward.label(against)),
+        patches=_signed(sums[forward.grid.prefix :].sum()),
     )
-    if prefix:
-        words += say("contributions prefix", share=signed[1], prefix=_prefix_words(forward))
-    words += say("contributions logit", logit=number(logit))
-    numbers = {
+    if forward.grid.prefix:
+        share = _signed(sums[: forward.grid.prefix].sum())
+        words += say("contributions prefix", share=share, prefix=_prefix_words(forward))
+    words += say("contributions logit", logit=logit)
+    sizes = {
         name: getattr(parts, name)[0].float().cpu()
         for name in ("heads", "mlps", "embedding", "pool", "biases")
     }
-    others = [key for key in ("embedding", "pool", "biases") if key != "pool" or numbers["pool"]]
+    others = {say(name): sizes[name].item() for name in ("embedding", "pool", "biases")}
+    if not sizes["pool"]:
+        del others[say("pool")]
     chart = {
         "title": say("parts" if against is None else "parts difference"),
-        "heads": numbers["heads"].tolist(),
-        "mlps": numbers["mlps"].tolist(),
-        "others": [[say(key), numbers[key].item()] for key in others],
+        "heads": sizes["heads"].tolist(),
+        "mlps": sizes["mlps"].tolist(),
+        "others": [[name, value] for name, value in others.items()],
         "layer": None if head == EVERY else layer,
         "head": head if isinstance(head, int) else None,
-        "note": say("parts note", logit=number(logit)),
+        "note": say("parts note", logit=logit),
     }
-    arrays = {name: part.numpy() for name, part in numbers.items()} | {"logits": np.array(logit)}
-    unit = say("contributions unit")
     return Map(
         forward.grid.image_map(sums).numpy(),
         words,
-        unit=unit,
+        unit=say("contributions unit"),
         beside={"parts": chart},
-        arrays=arrays,
+        tables={"parts": _part_columns(chart)},
     )
 
 
-def _called(forward: Forward, target: int | Likeness) -> str:
+def contributions_of(
+    forward: Forward, target: int, against: int | None, check: Check
+) -> tuple[stream.Contributions, Tensor]:
+    """The parts of a logit, and what each head writes from each token (L, H, T). Cached."""
+    key = (target, against)
+    if key not in forward.contributions:
+        with checked_forwards(forward.model, check), forward.switched():
+            parts = stream.contributions_by_token(forward.model, forward.batch, target, against)
+        forward.contributions[key] = parts
+    parts, written = forward.contributions[key]
+    return parts, written[0].float().cpu()
+
+
+def _signed(value: Tensor) -> str:
+    """A number with its sign."""
+    return ("+" if value >= 0 else "") + number(value)
+
+
+def _part_columns(chart: dict) -> dict[str, Sequence]:
+    """The numbers of the chart of contributions as columns."""
+    columns: dict[str, list] = {"part": [], "layer": [], "head": [], "contribution": []}
+
+    def add(part: str, layer: int | str, head: int | str, contribution: float) -> None:
+        for column, value in zip(columns.values(), (part, layer, head, contribution), strict=True):
+            column.append(value)
+
+    for layer, heads in enumerate(chart["heads"]):
+        for head, contribution in enumerate(heads):
+            add("head", layer, head, contribution)
+    for layer, contribution in enumerate(chart["mlps"]):
+        add("MLP", layer, "", contribution)
+    for part, contribution in chart["others"]:
+        add(part, "", "", contribution)
+    return columns
+
+
+def _target_words(forward: Forward, target: int | Likeness) -> str:
     """Name of a target for captions, a class with its probability."""
     if isinstance(target, Likeness):
         return say("likeness", name=target.name)
@@ -450,36 +485,43 @@ def _called(forward: Forward, target: int | Likeness) -> str:
 
 
 @functools.cache
-def explaining(method: Method) -> View:
+def view_of_method(method: Method) -> View:
     """View of an attribution method."""
     begin = method.title[0].upper() + method.title[1:]
     slow = method.needs in ("pixels", "patches")
-    times = next(
-        (o.default for name, o in method.options.items() if slow and name == "n_steps"), None
-    )
+    steps = 0
+    if slow and "n_steps" in method.options:
+        steps = method.options["n_steps"].default
 
     def forwards(forward: Forward) -> int:
-        return method.forwards_per_patch * forward.grid.patches or times or 0
+        return method.forwards_per_patch * forward.grid.patches or steps
 
-    def make(forward: Forward, choice: Choice, check: Check) -> Map:
-        count = method.forwards_per_patch and forwards(forward)
-        if count and (duration := count * seconds(forward)) > LONGEST_MAP:
+    def require_time(forward: Forward) -> None:
+        count = forwards(forward)
+        minutes = count * seconds(forward) / 60
+        if minutes > LONGEST_MAP / 60:
             raise ValueError(
-                f"{begin} takes {count:,} forwards, here about {duration / 60:,.0f} minutes. Choose a "
+                f"{begin} takes {count:,} forwards, here about {minutes:,.0f} minutes. Choose a "
                 f"smaller size, or run `vitlens explain --methods {method.name}`."
             )
-        with until(forward.model, check), forward.switched():
+
+    def make(forward: Forward, choice: Choice, check: Check) -> Map:
+        if method.forwards_per_patch:
+            require_time(forward)
+        with checked_forwards(forward.model, check), forward.switched():
             values = method(
                 forward.model, forward.batch, choice.question(forward), against=choice.against
             )[0]
         values = values.detach().float().cpu().numpy()
         if not method.depends_on_target:
             return Map(values, begin)
-        words = say("for", method=begin, target=_called(forward, choice.target))
+        words = say("for", method=begin, target=_target_words(forward, choice.target))
         if choice.against is not None:
-            words += say("rather than", target=_called(forward, choice.against))
-        similar = isinstance(choice.target, Likeness)
-        return Map(values, words, title=say("why similar", method=method.title) if similar else "")
+            words += say("rather than", target=_target_words(forward, choice.against))
+        title = ""
+        if isinstance(choice.target, Likeness):
+            title = say("why similar", method=method.title)
+        return Map(values, words, title=title)
 
     return View(
         say("why", method=method.title) if method.depends_on_target else begin,
@@ -531,40 +573,36 @@ INSIDE = {
 
 def views() -> dict[str, View]:
     """All views by name: those of a layer, and one for each registered attribution method."""
-    methods = {name: explaining(method) for name, method in METHODS.items() if name not in VIEWS}
+    methods = {
+        name: view_of_method(method) for name, method in METHODS.items() if name not in VIEWS
+    }
     return VIEWS | methods | INSIDE
 
 
-def possible(forward: Forward) -> dict[str, View]:
+def supported_views(forward: Forward) -> dict[str, View]:
     """Views that a model supports, with respect to its classes and read-out."""
-    readable, embedded = forward.grid.readout is not None, forward.logits.dim() == 1
-    return {
-        name: view
-        for name, view in views().items()
-        if not view.explains
-        or (forward.likeliest or (view.attributes and embedded))
-        and (view.layered or readable or "query" not in METHODS[name].options)
-    }
+    return {name: view for name, view in views().items() if _supports(forward, name, view)}
+
+
+def _supports(forward: Forward, name: str, view: View) -> bool:
+    if not view.explains:
+        return True
+    embeds = forward.logits.dim() == 1  # an image has one output, which can be similar to another
+    if not (forward.likeliest or (view.attributes and embeds)):
+        return False
+    readable = forward.grid.readout is not None
+    return view.layered or readable or "query" not in METHODS[name].options
 
 
 def view_control(view: str, rows: dict[str, View]) -> Control:
     """Views by the question that they answer."""
-    groups = [
-        group
-        for group in (LOOKS, HOLDS, WRITES, WHY)
-        if any(row.group == group for row in rows.values())
-    ]
-    entries = [
-        (row.entry or row.title, name)
-        for group in groups
-        for name, row in rows.items()
-        if row.group == group
-    ]
-    count = lambda group: sum(row.group == group for row in rows.values())  # noqa: E731
-    questions = tuple(
-        (say(f"question {group}"), count(group), say(f"line {group}")) for group in groups
-    )
-    return Control("view", "View", "questions", view, tuple(entries), questions, place="top")
+    entries, questions = [], []
+    for group in (LOOKS, HOLDS, WRITES, WHY):
+        names = [name for name, row in rows.items() if row.group == group]
+        if names:
+            entries += [(rows[name].entry or rows[name].title, name) for name in names]
+            questions.append((say(f"question {group}"), len(names), say(f"line {group}")))
+    return Control("view", "View", "questions", view, tuple(entries), tuple(questions), place="top")
 
 
 def head_control(
@@ -575,7 +613,7 @@ def head_control(
         name,
         label,
         "range",
-        view.fitted(head, forward.heads),
+        view.head_or_first(head, forward.heads),
         choices,
         hidden=not view.head,
         **more,
@@ -593,28 +631,35 @@ def map_panel(
     title: str = "",
 ) -> Panel:
     """Panel of a map over its image, with its caption."""
-    grid, values, scale, words = forward.grid, shown.values, None, shown.words + "."
+    grid, values = forward.grid, shown.values
+    words = shown.words + "."
+    legend = shown.unit
+    scale = None
+    marked = ()
+    hidden = False
     if values.ndim == 2:
         scale = scale_of(values, cmap=state["colors"], stretch=state["stretch"], limit=shown.limit)
         words += say("range", low=number(values.min()), high=number(values.max()))
+        marked = tuple(shown.sinks)
     words += say("input", height=grid.image[0], width=grid.image[1])
     for cut, padded, side in zip(grid.cut, grid.padded, ("bottom", "right"), strict=True):
-        words += say("cut", pixels=cut, where=say(side)) if cut else ""
-        words += say("padded", pixels=padded, where=say(side)) if padded else ""
-    found = shown.sinks if scale else ()
-    unit = (
-        say("similarity scale", unit=shown.unit)
-        if shown.limit and not state["stretch"]
-        else shown.unit
-    )
-    if found:
-        words += say("sinks", count=len(found), times=number(SINK), even=number(EVEN))
-    if hidden := bool(found) and state.get("sinks", False) and not state["stretch"]:
+        if cut:
+            words += say("cut", pixels=cut, where=say(side))
+        if padded:
+            words += say("padded", pixels=padded, where=say(side))
+    if shown.limit and not state["stretch"]:
+        legend = say("similarity scale", unit=shown.unit)
+    if marked:
+        words += say("sinks", count=len(marked), times=number(SINK), even=number(EVEN))
+        hidden = state.get("sinks", False) and not state["stretch"]
+    if hidden:
+        rows, cols = zip(*marked, strict=True)
         others = values.copy()
-        others[tuple(zip(*found, strict=True))] = 0
-        scale, unit = scale_of(others, cmap=state["colors"]), say("hidden", unit=unit)
+        others[rows, cols] = 0
+        scale = scale_of(others, cmap=state["colors"])
+        legend = say("hidden", unit=legend)
     return Panel(
-        sinks=tuple(found),
+        sinks=marked,
         hides=hidden,
         name=name,
         title=title or shown.title or view.title,
@@ -628,7 +673,7 @@ def map_panel(
         values=values,
         scale=scale,
         unit=shown.unit,
-        legend=unit,
+        legend=legend,
         strength=state["strength"],
         opacity=state["opacity"],
         smooth=state["smooth"],
@@ -646,16 +691,17 @@ def head_maps(
     The mean and the maximum over heads come before the heads. Grids beyond `CELLS` rows or columns show the largest
     weight of each block.
     """
-    row, maps = query_row(forward, query), []
+    row = query_row(forward, query)
+    layers = []
     for layer in Layers(forward, slice(None), check):
         heads = forward.grid.image_map(layer.read(row)[0].float().cpu())
-        maps.append(torch.cat([heads.mean(0, keepdim=True), heads.amax(0, keepdim=True), heads]))
-    maps = torch.stack(maps)
+        mean, largest = heads.mean(0, keepdim=True), heads.amax(0, keepdim=True)
+        layers.append(torch.cat([mean, largest, heads]))
+    maps = torch.stack(layers)
     tops = maps.amax((-2, -1))
     size = [min(side, CELLS) for side in maps.shape[-2:]]
-    tiles = torch.nn.functional.adaptive_max_pool2d(maps, size) / tops[..., None, None].clamp(
-        min=1e-30
-    )
+    tiles = torch.nn.functional.adaptive_max_pool2d(maps, size)
+    tiles = tiles / tops[..., None, None].clamp(min=1e-30)
     return (tiles * 255).round().byte().numpy(), tops.numpy()
 
 
@@ -677,10 +723,9 @@ def seconds(forward: Forward) -> float:
 
 def curve_forwards(forward: Forward, maps: int) -> int:
     """Number of forwards of the `curves` of some maps."""
-    between = (
-        len(range(0, patches := forward.grid.patches, faithfulness.usual_step(patches, POINTS))) - 1
-    )
-    return 2 + 2 * maps * between
+    patches = forward.grid.patches
+    points = len(range(0, patches, faithfulness.usual_step(patches, POINTS)))
+    return 2 + 2 * maps * (points - 1)
 
 
 def curves(
@@ -688,12 +733,13 @@ def curves(
 ) -> np.ndarray | str:
     """Deletion and insertion curves (2, maps, S) of maps (maps, rows, cols), default of random orders of the patches.
     Random orders that would take more than `longest` seconds return a message instead."""
-    grid, step = forward.grid, faithfulness.usual_step(forward.grid.patches, POINTS)
+    grid = forward.grid
     if maps is None:
         maps = faithfulness.random_maps(grid, ORDERS)
-        if (duration := 2 * POINTS * (1 + ORDERS) * seconds(forward)) > longest:
+        duration = 2 * POINTS * (1 + ORDERS) * seconds(forward)
+        if duration > longest:
             return say("too long", minutes=f"{duration / 60:.0f}")
-    with until(forward.model, check), forward.switched():
+    with checked_forwards(forward.model, check), forward.switched():
         both = faithfulness.curves(
             forward.model,
             forward.batch,
@@ -701,16 +747,18 @@ def curves(
             choice.question(forward),
             against=choice.against,
             baseline=BASELINE,
-            step=step,
+            step=faithfulness.usual_step(grid.patches, POINTS),
             grid=grid,
         )
     return torch.stack([both.deletion[:, 0], both.insertion[:, 0]]).float().cpu().numpy()
 
 
-def covering(forward: Forward, choice: Choice, values: np.ndarray) -> dict:
+def order_of_covering(forward: Forward, choice: Choice, values: np.ndarray) -> dict:
     """Patches in the order in which `curves` of a map cover them, levels of a covered patch, and name of the score."""
-    name = say("likeness", name=choice.target.name) if isinstance(choice.target, Likeness) else ""
-    name = name or forward.label(choice.target)
+    if isinstance(choice.target, Likeness):
+        name = say("likeness", name=choice.target.name)
+    else:
+        name = forward.label(choice.target)
     if choice.against is not None:
         name += say("rather than", target=forward.label(choice.against))
     blank = faithfulness.blank(forward.batch, BASELINE, forward.grid)[..., :1, :1]
@@ -722,22 +770,29 @@ def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray)
     """Score of a map for the front end. own, random: `curves` of the map and of random orders."""
     patches = forward.grid.patches
     counts = torch.tensor([*range(0, patches, faithfulness.usual_step(patches, POINTS)), patches])
-    mine, others = (
-        faithfulness.Curves(counts, *map(torch.from_numpy, pair)) for pair in (own[:, 0], random)
-    )
-    gain, gains = (
-        mine.insertion_area - mine.deletion_area,
-        others.insertion_area - others.deletion_area,
-    )
+    gain = _gains(counts, own[:, 0])
+    gains = _gains(counts, random)
     sigmas = ((gain - gains.mean()) / gains.std()).item()
-    chance = "better" if sigmas >= CLEAR else "worse" if sigmas <= -CLEAR else "no better"
-    verdict = say("above" if sigmas >= 0 else "below", sigmas=number(abs(sigmas)), orders=ORDERS)
-    measures = Target(against=choice.against, outputs=forward.outputs).measures
-    alike = isinstance(choice.target, Likeness)
+    if sigmas >= CLEAR:
+        chance = "better"
+    elif sigmas <= -CLEAR:
+        chance = "worse"
+    else:
+        chance = "no better"
+    verdict = say("equal")
+    if np.isfinite(sigmas):
+        side = "above" if sigmas >= 0 else "below"
+        verdict = say(side, sigmas=number(abs(sigmas)), orders=ORDERS)
+    if isinstance(choice.target, Likeness):
+        scale = "cosine"
+    else:
+        measures = Target(against=choice.against, outputs=forward.outputs).measures
+        scale = next(iter(measures.values())).removeprefix("the ")
+    mine = faithfulness.Curves(counts, *map(torch.from_numpy, own[:, 0]))
     return {
         "verdict": say(chance),
         "short": say("sigmas", sigmas=number(sigmas)),
-        "scale": "cosine" if alike else next(iter(measures.values())).removeprefix("the "),
+        "scale": scale,
         "shares": (counts / patches).tolist(),
         "curves": {
             "deletion": own[0, 0].tolist(),
@@ -750,6 +805,12 @@ def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray)
             baseline=faithfulness.BASELINES[BASELINE],
             deletion=number(mine.deletion_area.item()),
             insertion=number(mine.insertion_area.item()),
-            verdict=verdict if np.isfinite(sigmas) else say("equal"),
+            verdict=verdict,
         ),
     }
+
+
+def _gains(counts: Tensor, curves: np.ndarray) -> Tensor:
+    """Area under insertion minus area under deletion of curves (2, …, S)."""
+    both = faithfulness.Curves(counts, *map(torch.from_numpy, curves))
+    return both.insertion_area - both.deletion_area

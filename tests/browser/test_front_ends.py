@@ -52,8 +52,13 @@ def test_explorer_uploads_and_downloads(explorer, page, model, tmp_path):
     with page.expect_download() as saved:
         explorer.root.get_by_role("button", name="Save", exact=True).click()
     with zipfile.ZipFile(saved.value.path()) as archive:
-        kept = np.load(io.BytesIO(archive.read("vitlens-phone-attention-layer2.npz")))
-    assert np.array_equal(kept["pixels"], restore(vit, preprocess(vit, loaded))[0]), "to the bit"
+        saved_input = archive.read("vitlens-phone-attention-layer2-input.png")
+        numbers = archive.read("vitlens-phone-attention-layer2.csv").decode()
+    pixels = np.asarray(Image.open(io.BytesIO(saved_input)))
+    assert np.array_equal(pixels, restore(vit, preprocess(vit, loaded))[0]), "to the bit"
+    saved_map = np.loadtxt(io.StringIO(numbers), delimiter=",")
+    maps = unfused_maps(vit, preprocess(vit, loaded))[2][0].numpy()
+    np.testing.assert_allclose(saved_map.ravel(), maps.mean(0)[0, 1:], rtol=1e-5)
     before, words = explorer.pixels(), explorer.text("figcaption")
     (huge := tmp_path / "huge.jpg").write_bytes(bytes(65 * 2**20))
     explorer.upload(huge)

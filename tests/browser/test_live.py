@@ -107,7 +107,9 @@ class Page:
     """A page from disk that runs the model of a live page in its worker."""
 
     def __init__(self, browser, folder):
-        (folder / "page.html").write_text(HARNESS.format(script=live.script()), encoding="utf-8")
+        (folder / "page.html").write_text(
+            HARNESS.format(script=live.worker_script()), encoding="utf-8"
+        )
         self.page = browser.new_page()
         self.page.goto(f"file://{folder}/page.html")
 
@@ -122,12 +124,12 @@ class Page:
         return arrays(answer).get("result")
 
     def open(self, model, means=None):
-        about, weights = live.written(model, means)
+        about, weights = live.serialize(model, means)
         self.ask(
             "open",
             about=json.loads(json.dumps(about)),
             weights=weights,
-            wasm=(live.HERE / "kernels.wasm").read_bytes(),
+            wasm=(live.LIVE / "kernels.wasm").read_bytes(),
         )
 
 
@@ -479,4 +481,4 @@ def test_other_models_are_refused_with_the_saved_page(architecture, options, rea
     with pytest.raises(
         vitlens.UnsupportedModelError, match=f"{reason}.*`vitlens page MODEL IMAGE`"
     ):
-        live.written(model)
+        live.serialize(model)

@@ -22,7 +22,7 @@ PAINT = """([width, height, pixels, panel]) => {
 def drawings(browser):
     """A page in which the functions of the scripts are global."""
     page = browser.new_page()
-    page.add_script_tag(content=front.joined())
+    page.add_script_tag(content=front.join_scripts())
     yield page
     page.close()
 

@@ -9,7 +9,7 @@ import torch
 
 from vitlens.data import load
 from vitlens.data.augment import Targets
-from vitlens.train import World, accuracy, compiled, fit
+from vitlens.train import World, accuracy, build_criterion, fit
 from vitlens.train.loop import FIRST
 from vitlens.train.recipes import recipe
 
@@ -46,7 +46,7 @@ def test_one_step_on_cuda_agrees_with_the_cpu(digits, precision, tolerance, comp
         y = Targets(
             labels.to(device), labels.flip(0).to(device), torch.full((64,), 0.7, device=device)
         )
-        compiled(model, r, device)(x.to(device), y).backward()
+        build_criterion(model, r, device)(x.to(device), y).backward()
         gradients[device] = torch.cat([p.grad.flatten().cpu() for p in model.parameters()])
     difference = (gradients["cuda"] - gradients["cpu"]).norm() / gradients["cpu"].norm()
     assert difference < tolerance

@@ -10,10 +10,9 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from vitlens.images import load_image
-from vitlens.plot import style
 from vitlens.plot.mosaic import map_colors, mosaic, write_above_tile, write_below_tile
 from vitlens.plot.on_images import mark
-from vitlens.plot.painting import covered_size, resolve_grid
+from vitlens.plot.painting import covered_size, paint, resolve_grid
 from vitlens.plot.style import (
     DPI,
     GRAY,
@@ -28,7 +27,9 @@ from vitlens.plot.style import (
     color_bar,
     colors,
     rule,
+    translucent,
     use_style,
+    wrap,
 )
 from vitlens.recorder.grid import TokenGrid
 
@@ -36,6 +37,14 @@ GRAYS = -40, 330
 """Levels of a gray image below a map that are black and white, so that the image has less contrast than the map."""
 OPAQUE, FAINT = 0.92, 0.6
 """Opacity of the largest weight over a gray image, and the power of a weight's share of it. It shows faint weights."""
+GAP = 10
+"""Gap between two maps of `heads`, in pixels of the page."""
+NAME, LARGEST = 24, 18
+"""Heights of the name above a map, and of the largest weight below it, in pixels of the page."""
+TEXTS = 82
+"""Height of the title and of the foot of `heads`, in pixels of the page."""
+CELL_GAP, CELL_LINE = 8, 20
+"""Gap between two maps of `all_heads`, and height of the percent below each, in pixels of the page."""
 
 
 def heads(
@@ -63,74 +72,73 @@ def heads(
     if image is not None:
         grid = resolve_grid(values.shape[1:], image, grid)
         image = load_image(image)
-        gray = _gray(image, grid)
     grid = grid or TokenGrid(*values.shape[1:], (1, 1))
     resolve_grid(values.shape[1:], None, grid)
     if query is not None:
         grid.index(*query)
-    count = len(values)
-    lines = 1 if count <= 4 else 2 if count <= 16 else -(-count // 8)
-    cols, left = (
-        -(-count // lines),
-        lines * (image is not None),
-    )  # the image takes as many columns as lines
+    lines = _line_count(len(values))
+    cols = -(-len(values) // lines)
+    image_cols = 0 if image is None else lines  # the image takes as many columns as lines
     high, wide = covered_size(grid)
-    room = (860 if not shared else 790) / (cols + left) - 10
-    width = min(240 - 40 * shared, room, 640 / lines * wide / high)
+    page_width, bar_width, widest, below = (790, 100, 200, 0) if shared else (860, 20, 240, LARGEST)
+    room = page_width / (cols + image_cols) - GAP
+    width = min(widest, room, 640 / lines * wide / high)
     pixel = wide / width  # of the page, in pixels of the input
-    across, down = wide + 10 * pixel, high + (24 if shared else 42) * pixel
-    bottom = lines * down - (down - high)  # of the last line of maps
-    size = (
-        max(460, (100 if shared else 20) + (width + 10) * (cols + left)),
-        82 + lines * down / pixel,
-    )
-    with canvas(ax, *size) as (ax, result):
-        if left:
-            scale = bottom / high  # as high as all lines together
-            shown_grid = grid.image[1] * scale, grid.image[0] * scale
-            ax.imshow(image, extent=(0, shown_grid[0], shown_grid[1], 0))
-            mark(ax, query, (grid.patch[0] * scale, grid.patch[1] * scale))
-            write_above_tile(ax, 0, 0, "Input")
-        start = 0 if not left else bottom * wide / high + 10 * pixel
-        for head, values_of_head in enumerate(values):
-            x, y = start + head % cols * across, head // cols * down
-            look = {"interpolation": "nearest", **colors(values if shared else values_of_head)}
-            if left:
-                ax.imshow(
-                    gray,
-                    extent=(x, x + wide, y + high, y),
-                    cmap="gray",
-                    vmin=GRAYS[0],
-                    vmax=GRAYS[1],
+    gap = GAP * pixel
+    across = wide + gap
+    down = high + (NAME + below) * pixel
+    bottom = lines * down - (NAME + below) * pixel  # of the last line of maps
+    page_width = max(460, bar_width + (width + GAP) * (cols + image_cols))
+    with canvas(ax, page_width, TEXTS + lines * down / pixel) as (ax, result):
+        start = 0
+        if image is not None:
+            gray = _gray(image, grid)
+            _draw_query_image(ax, image, grid, query, bottom / high)
+            start = bottom * wide / high + gap
+        for head, weights_of_head in enumerate(values):
+            row, col = divmod(head, cols)
+            x, y = start + col * across, row * down
+            extent = x, x + wide, y + high, y
+            scale = colors(values if shared else weights_of_head)
+            if image is not None:
+                black, white = GRAYS
+                ax.imshow(gray, extent=extent, cmap="gray", vmin=black, vmax=white)
+                scale["cmap"] = translucent(
+                    "inferno", scale["vmin"], scale["vmax"], OPAQUE, "value", FAINT
                 )
-                look["cmap"] = style.translucent(
-                    "inferno", look["vmin"], look["vmax"], OPAQUE, "value", FAINT
-                )
-            shown = ax.imshow(values_of_head, extent=(x, x + wide, y + high, y), **look)
+            drawn = ax.imshow(weights_of_head, extent=extent, interpolation="nearest", **scale)
             mark(ax, query, grid.patch, (x, y))
             write_above_tile(ax, x, y, names[head] if names else f"Head {head}")
             if not shared:
-                write_below_tile(
-                    ax,
-                    x,
-                    y + high,
-                    f"largest {100 * values_of_head.max():.3g} %",
-                    size=8.5,
-                    ha="left",
-                )
-        right = start + cols * across - 10 * pixel
-        ax.set(
-            xlim=(0, right),
-            ylim=(bottom + (0 if shared else 16 * pixel), -20 * pixel),
-            aspect="equal",
-        )
+                words = f"largest {100 * weights_of_head.max():.3g} %"
+                write_below_tile(ax, x, y + high, words, size=8.5, ha="left")
+        right = start + cols * across - gap
+        lowest = bottom if shared else bottom + 16 * pixel
+        ax.set(xlim=(0, right), ylim=(lowest, -20 * pixel), aspect="equal")
         bare(ax)
         ax.set_title(title or f"Attention of each head{_source(query)}", loc="left")
         words = "one scale for all heads" if shared else "from 0 to the largest of each map"
         ax.set_xlabel(f"Colors: attention weight, {words}.", loc="left", size=8.5, color=GRAY)
         if shared:
-            color_bar(shown, cax=beside(ax, right / pixel))
+            color_bar(drawn, cax=beside(ax, right / pixel))
     return result
+
+
+def _line_count(count: int) -> int:
+    """Number of lines for the maps of `count` heads."""
+    if count <= 4:
+        return 1
+    if count <= 16:
+        return 2
+    return -(-count // 8)
+
+
+def _draw_query_image(ax: plt.Axes, image, grid: TokenGrid, query, scale: float) -> None:
+    """Draw the model's input with the query patch, enlarged by `scale`."""
+    height, width = grid.image
+    ax.imshow(image, extent=(0, width * scale, height * scale, 0))
+    mark(ax, query, (grid.patch[0] * scale, grid.patch[1] * scale))
+    write_above_tile(ax, 0, 0, "Input")
 
 
 def all_heads(
@@ -155,57 +163,59 @@ def all_heads(
     layers, heads, rows, cols = values.shape
     if query is not None:
         TokenGrid(rows, cols, (1, 1)).index(*query)
-    width = max(8, min(92, 800 / layers - 8, (1100 / heads - 20) * cols / rows))  # pixels of a map
+    room = min(800 / layers - CELL_GAP, (1100 / heads - CELL_LINE) * cols / rows)
+    width = max(8, min(92, room))  # pixels of a map
     tiles = values.swapaxes(0, 1).reshape(-1, rows, cols)  # in reading order: head by head
-    cmap = None if image is None else "inferno"
-    painted, fine = [map_colors(tile, **colors(tile, cmap))[0] for tile in tiles], 1
-    if image is not None:
-        grid, fine = resolve_grid((rows, cols), image, grid), max(1, round(2 * width / cols))
+    fine = 1  # pixels of the mosaic for each cell of a map
+    if image is None:
+        painted = [map_colors(tile, **colors(tile))[0] for tile in tiles]
+    else:
+        grid = resolve_grid((rows, cols), image, grid)
+        fine = max(1, round(2 * width / cols))
         gray = _gray(load_image(image), grid).resize((fine * cols, fine * rows))
-        gray = (np.asarray(gray, float)[..., None] - GRAYS[0]) / (GRAYS[1] - GRAYS[0])
+        black, white = GRAYS
+        levels = (np.asarray(gray, float) - black) / (white - black)
+        painted = [_paint_weights(levels, tile, fine) for tile in tiles]
+    cell = width / cols / fine  # pixels of the page for each pixel of the mosaic
+    high, wide = rows * fine, cols * fine
+    page_width = max(680, layers * (width + CELL_GAP) + 90)
+    page_height = heads * (high * cell + CELL_LINE) + 130
+    with canvas(ax, page_width, page_height) as (ax, result):
+        xs, ys = mosaic(ax, painted, layers, (CELL_LINE / cell, CELL_GAP / cell))
         for k, tile in enumerate(tiles):
-            alpha = OPAQUE * (tile / (tile.max() or 1)).clip(0, 1) ** FAINT
-            alpha, over = (
-                each.repeat(fine, 0).repeat(fine, 1)
-                for each in (alpha[..., None], painted[k][..., :3])
-            )
-            painted[k] = (1 - alpha) * gray + alpha * over
-    cell = width / cols / fine
-    height = heads * (rows * fine * cell + 20) + 130
-    with canvas(ax, max(680, layers * (width + 8) + 90), height) as (ax, result):
-        xs, ys = mosaic(ax, painted, layers, (20 / cell, 8 / cell))
-        for k, tile in enumerate(tiles):
-            place = xs[k % layers], ys[k // layers] + rows * fine / 2
-            write_below_tile(ax, *place, f"{float(f'{100 * tile.max():.2g}'):g}", size=8)
+            head, layer = divmod(k, layers)
+            percent = float(f"{100 * tile.max():.2g}")
+            write_below_tile(ax, xs[layer], ys[head] + high / 2, f"{percent:g}", size=8)
         words = "Colors: attention weight, each from 0 to its own largest. Below each: its largest weight in percent."
         if query is not None:
-            x, y = np.meshgrid(xs - cols * fine / 2, ys - rows * fine / 2)
-            look = {"color": INK, "linewidth": 1.4, "clip_on": False}
-            ax.vlines(
-                (x + (query[1] + 0.5) * fine).ravel(),
-                y.ravel() - 6 / cell,
-                y.ravel() - 1 / cell,
-                **look,
-            )
-            ax.hlines(
-                (y + (query[0] + 0.5) * fine).ravel(),
-                x.ravel() - 6 / cell,
-                x.ravel() - 1 / cell,
-                **look,
-            )
+            x, y = np.meshgrid(xs - wide / 2, ys - high / 2)  # corners of the maps
+            x, y = x.ravel(), y.ravel()
+            row, col = ((place + 0.5) * fine for place in query)
+            far, near = 6 / cell, 1 / cell
+            ax.vlines(x + col, y - far, y - near, color=INK, linewidth=1.4, clip_on=False)
+            ax.hlines(y + row, x - far, x - near, color=INK, linewidth=1.4, clip_on=False)
             words += "\nTicks beside each: the row and the column of the patch that asks."
         for layer, head in framed:
-            corner = xs[layer] - cols * fine / 2, ys[head] - rows * fine / 2
-            look = {"fill": False, "edgecolor": style.SERIES[3], "linewidth": 2, "clip_on": False}
-            ax.add_patch(Rectangle(corner, cols * fine, rows * fine, **look))
+            corner = xs[layer] - wide / 2, ys[head] - high / 2
+            frame = Rectangle(
+                corner, wide, high, fill=False, edgecolor=SERIES[3], linewidth=2, clip_on=False
+            )
+            ax.add_patch(frame)
         ax.set_xticks(xs, range(layers))
         ax.set_yticks(ys, [f"head {k}" for k in range(heads)])
         ax.tick_params(labeltop=True, labelbottom=False, pad=6)
-        ax.set_title(
-            f"Attention of each head (rows) of each layer (columns){_source(query)}", loc="left"
-        )
+        title = f"Attention of each head (rows) of each layer (columns){_source(query)}"
+        ax.set_title(title, loc="left")
         ax.set_xlabel(words, size=8.5, color=GRAY, loc="left")
     return result
+
+
+def _paint_weights(levels: np.ndarray, weights: np.ndarray, fine: int) -> np.ndarray:
+    """(H, W, 3): a map of `fine` pixels a cell over gray levels, both from 0 to 1."""
+    rgba, _ = map_colors(weights, **colors(weights, "inferno"))
+    opacity = OPAQUE * (weights / (weights.max() or 1)).clip(0, 1) ** FAINT
+    fine_colors = rgba[..., :3].repeat(fine, 0).repeat(fine, 1)
+    return paint(levels, fine_colors, opacity[..., None].repeat(fine, 0).repeat(fine, 1))
 
 
 def _source(query: tuple[int, int] | None) -> str:
@@ -219,6 +229,10 @@ def _gray(image: Image.Image, grid: TokenGrid) -> Image.Image:
 
 LOCAL = 1 / 3
 """Heads below this share of the distance of uniform attention are called local, by convention."""
+LEFT = -0.6
+"""Left end of an axis of layers."""
+WORDS = 62
+"""Width of the words at the right of the dots, in pixels of the page."""
 
 
 def attention_distance(
@@ -243,56 +257,62 @@ def attention_distance(
     >>> ax = vitlens.plot.attention_distance(distance, uniform=attn.grid.uniform_distance())
     """
     several = mean_distance if isinstance(mean_distance, Mapping) else {"": mean_distance}
-    several, chance = (
-        {n: _by_head(each) for n, each in several.items()},
-        None if control is None else _by_head(control),
-    )
-    top = max(
-        np.nanmax(each, initial=0)
-        for each in (*several.values(), *([] if chance is None else [chance]))
-    )
+    several = {name: _by_head(distances) for name, distances in several.items()}
+    untrained = None if control is None else _by_head(control)
+    drawn = list(several.values())
+    if untrained is not None:
+        drawn.append(untrained)
+    top = max(np.nanmax(distances, initial=0) for distances in drawn)
     top = max(top, uniform or 0) or 1.0
-    of = "" if image_size is None else " of {} × {}".format(*np.broadcast_to(image_size, 2))
+    unit = "pixels"
+    if image_size is not None:
+        height, width = np.broadcast_to(image_size, 2)
+        unit = f"pixels of {height} × {width}"
     with use_style(ax):
         if ax is None:
             ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
-        for k, (name, values) in enumerate(several.items()):
-            strip(ax, values, 6, SERIES[k], (k, len(several)), name)
-        layers = max(len(values) for values in several.values())
+        for k, (name, distances) in enumerate(several.items()):
+            draw_distances(ax, distances, 6, SERIES[k], (k, len(several)), name)
+        layers = max(len(distances) for distances in several.values())
         if len(several) > 1:
             ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(several), frameon=False)
-        low, high = -0.6, layers - 0.4
-        if (
-            uniform is not None or chance is not None
-        ):  # room for words at the right of the dots, inside the axes
-            high = low + (high - low) / (1 - min(0.4, 62 * ax.figure.dpi / DPI / ax.bbox.width))
-        number_layers(ax, layers, high)
-        where = {"textcoords": "offset points", "size": 8, "color": "0.35", "ha": "right"}
-        if chance is not None:
-            layer = np.repeat(np.arange(len(chance)) + 0.2, chance.shape[1])
-            ax.plot(layer, chance.ravel(), "x", color="0.6", markersize=4)
-            level, below = (chance.mean(), 0) if uniform is None else (uniform, -23)
-            ax.annotate("× untrained", (high, level), (-3, below), va="center", **where)
+        right = layers - 0.4
+        width = ax.bbox.width * DPI / ax.figure.dpi  # in pixels of the page
+        if uniform is not None or untrained is not None:
+            # room for words at the right of the dots, inside the axes
+            right = LEFT + (right - LEFT) / (1 - min(0.4, WORDS / width))
+        number_layers(ax, layers, right)
+        if untrained is not None:
+            layer = np.repeat(np.arange(len(untrained)) + 0.2, untrained.shape[1])
+            ax.plot(layer, untrained.ravel(), "x", color="0.6", markersize=4)
+            level, below = (untrained.mean(), 0) if uniform is None else (uniform, -23)
+            _write_at(ax, "× untrained", (right, level), (-3, below), va="center")
         if uniform is not None:
             ax.axhspan(0, LOCAL * uniform, color="0.94", linewidth=0, zorder=0)
             ax.axhline(uniform, **REFERENCE)
-            words = ax.annotate("uniform\nattention", (high, uniform), (0, 0), va="center", **where)
+            words = _write_at(ax, "uniform\nattention", (right, uniform), (0, 0), va="center")
             words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
-            room = ax.bbox.width * DPI / ax.figure.dpi
-            ax.annotate(
-                style.wrap("gray: local, below a third of uniform", room, 5.5),
-                (high, 0),
-                (-4, 4),
-                **where,
-            )
-        ax.set(
-            xlabel="Network depth (layer)",
-            ylabel=f"Mean attention distance (pixels{of})",
-            title=title,
-        )
-        ax.set(ylim=(0, 1.08 * top))
+            width = ax.bbox.width * DPI / ax.figure.dpi
+            words = wrap("gray: local, below a third of uniform", width, 5.5)
+            _write_at(ax, words, (right, 0), (-4, 4))
+        ax.set(xlabel="Network depth (layer)", ylabel=f"Mean attention distance ({unit})")
+        ax.set(title=title, ylim=(0, 1.08 * top))
         rule(ax)
     return ax
+
+
+def _write_at(ax: plt.Axes, words: str, point, offset, **alignment):
+    """Write words that end at a point, moved by an offset in points."""
+    return ax.annotate(
+        words,
+        point,
+        offset,
+        textcoords="offset points",
+        size=8,
+        color="0.35",
+        ha="right",
+        **alignment,
+    )
 
 
 def attention_distances(
@@ -309,19 +329,24 @@ def attention_distances(
     >>> distance, uniform = vitlens.attention.mean_distance(attn), attn.grid.uniform_distance()
     >>> figure = vitlens.plot.attention_distances({"cat": distance[0], "rocket": distance[1]}, uniform=uniform)
     """
-    uniform = uniform if isinstance(uniform, Mapping) else dict.fromkeys(panels, uniform)
+    if not isinstance(uniform, Mapping):
+        uniform = dict.fromkeys(panels, uniform)
+    controls = controls or {}
+    tops = []
     with use_style():
-        (figure, axes), tops = charts(panels, 900, 350, sharey=True), []
-        for ax, (title, values) in zip(axes, panels.items(), strict=True):
-            control = (controls or {}).get(title)
-            attention_distance(values, uniform=uniform[title], control=control, ax=ax, title=title)
+        figure, axes = charts(panels, 900, 350, sharey=True)
+        for ax, (title, distances) in zip(axes, panels.items(), strict=True):
+            control = controls.get(title)
+            attention_distance(
+                distances, uniform=uniform[title], control=control, ax=ax, title=title
+            )
             ax.label_outer()
             tops.append(ax.get_ylim()[1])
         axes[0].set_ylim(0, max(tops))
     return figure
 
 
-def strip(
+def draw_distances(
     ax: plt.Axes,
     values: np.ndarray,
     size: float,
@@ -337,28 +362,29 @@ def strip(
     number, count = place
     center = np.arange(layers)[:, None] + (number - (count - 1) / 2) * 0.8 / count
     at = center + (np.arange(heads) - (heads - 1) / 2) * 0.5 / count / max(heads - 1, 1)
-    look = {
-        "color": color,
-        "markersize": size,
-        "markeredgecolor": "white",
-        "markeredgewidth": 0.5,
-        "label": name,
-    }
-    ax.plot(at.ravel(), values.ravel(), "o", **look)
+    ax.plot(
+        at.ravel(),
+        values.ravel(),
+        "o",
+        color=color,
+        markersize=size,
+        markeredgecolor="white",
+        markeredgewidth=0.5,
+        label=name,
+    )
 
 
 def number_layers(ax: plt.Axes, layers: int, high: float | None = None) -> None:
     """Set the x-limits, up to `high` or the last layer, and ticks at as many layers as have room for their numbers."""
-    low, high = -0.6, layers - 0.4 if high is None else high
-    step = int(np.ceil(20 * ax.figure.dpi / DPI * (high - low) / ax.bbox.width))
-    ax.set(xlim=(low, high), xticks=range(0, layers, step))
+    high = layers - 0.4 if high is None else high
+    step = int(np.ceil(20 * ax.figure.dpi / DPI * (high - LEFT) / ax.bbox.width))
+    ax.set(xlim=(LEFT, high), xticks=range(0, layers, step))
 
 
 def _by_head(mean_distance) -> np.ndarray:
     """(L, H) distances, averaged over images, also from the table of `Summary.to_pandas`."""
     if hasattr(mean_distance, "columns"):
         mean_distance = mean_distance.pivot(index="layer", columns="head", values="mean_distance")
-    values = array(
-        mean_distance, (2, 3), "Mean distances of shape (layers, heads) or (images, layers, heads)"
-    )
+    expected = "Mean distances of shape (layers, heads) or (images, layers, heads)"
+    values = array(mean_distance, (2, 3), expected)
     return values.mean(0) if values.ndim == 3 else values

@@ -25,6 +25,7 @@ from vitlens.plot.style import (
     frames,
     heading,
     name_above,
+    page,
     rule,
     scale_bar,
     use_style,
@@ -36,6 +37,14 @@ from vitlens.recorder.grid import TokenGrid
 
 BELOW = {"location": "bottom", "shrink": 0.67, "aspect": 15, "pad": 0.03}
 """Position of the color bar of an image in a line."""
+GAP = 8
+"""Gap between the columns of `attributions`, in pixels of the page."""
+NAME, CAPTION_LINE, TITLE_LINE, NOTE_LINE = 24, 15, 20, 15
+"""Heights in pixels of the page: the name above a map, and a line of its caption, of the title and of the note."""
+THUMBNAILS = 112
+"""Height of the images below the input to which it is compared, in pixels of the page."""
+CELL, AXES_TEXTS, TITLE_TEXT = 20, 60, 16
+"""Heights in pixels of the page: a row of `contributions`, the texts around its axes, and a line of their title."""
 
 
 def tiles(
@@ -49,27 +58,30 @@ def tiles(
 
     >>> figure = vitlens.plot.tiles({"rollout": vitlens.attention.rollout(attn)[0]})
     """
-    values = {n: array(m, 2, "A map of shape (rows, cols)") for n, m in maps.items()}
+    values = {name: array(item, 2, "A map of shape (rows, cols)") for name, item in maps.items()}
+    aspect = max(item.shape[0] / item.shape[1] for item in values.values())
     with use_style():
-        figure, axes = _line(
-            len(values),
-            240,
-            max(each.shape[0] / each.shape[1] for each in values.values()),
-            below=50,
-        )
-        for ax, (name, each) in zip(axes, values.items(), strict=True):
-            shown = ax.imshow(each, **colors(each, signed=signed or None), interpolation="nearest")
+        figure, axes = _line(len(values), 240, aspect, below=50)
+        for ax, (name, item) in zip(axes, values.items(), strict=True):
+            scale = colors(item, signed=signed or None)
+            drawn = ax.imshow(item, interpolation="nearest", **scale)
             name_above(ax, name)
-            for (row, col), value in np.ndenumerate(each) if labels else ():
-                ink = INK if np.mean(shown.to_rgba(value)[:3]) > 0.45 else "white"
-                ax.text(col, row, with_minus(f"{value:.2g}"), ha="center", va="center", color=ink)
             if labels:
+                _write_cells(ax, drawn, item)
                 ax.set_xticks(range(len(labels)), labels)
                 ax.set_yticks(range(len(labels)), labels if ax is axes[0] else [""] * len(labels))
                 ax.tick_params(length=0)
             else:
-                scale_bar(shown, ax=ax, **BELOW)
+                scale_bar(drawn, ax=ax, **BELOW)
     return figure
+
+
+def _write_cells(ax: plt.Axes, drawn, values: np.ndarray) -> None:
+    """Write each value into its cell, dark on bright colors and white on dark ones."""
+    for (row, col), value in np.ndenumerate(values):
+        brightness = np.mean(drawn.to_rgba(value)[:3])
+        ink = INK if brightness > 0.45 else "white"
+        ax.text(col, row, with_minus(f"{value:.2g}"), ha="center", va="center", color=ink)
 
 
 def overlays(
@@ -98,33 +110,31 @@ def overlays(
     for patch in patches.values():
         if patch is not None:
             grid.index(*patch)
-    bars = any(np.ndim(each) == 2 for each in maps.values())
+    limits = limits or {}
+    has_bars = any(np.ndim(item) == 2 for item in maps.values())
+    below = 8 + (46 if has_bars else 0) + (20 if note else 0)
     with use_style():
-        figure, axes = _line(
-            len(maps) + 1, 200, grid.image[0] / grid.image[1], below=46 * bars + 8 + 20 * bool(note)
-        )
+        figure, axes = _line(len(maps) + 1, 200, grid.image[0] / grid.image[1], below)
         draw_input(axes[0], picture, grid)
-        for ax, (name, each) in zip(axes[1:], maps.items(), strict=True):
-            ends = (limits or {}).get(name)
+        for ax, (name, item) in zip(axes[1:], maps.items(), strict=True):
             overlay(
                 picture,
-                each,
+                item,
                 grid=grid,
                 ax=ax,
                 style="heat",
                 colorbar=False,
                 smooth=smooth,
-                limits=ends,
+                limits=limits.get(name),
             )
             name_above(ax, name)
         for name, ax in zip((None, *maps), axes, strict=True):
             mark(ax, patches.get(name), grid.patch)
             if ax.images[-1].get_array().ndim == 2:
                 scale_bar(ax.images[-1], ax=ax, **BELOW)
-            elif bars:
-                figure.colorbar(plt.cm.ScalarMappable(), ax=ax, **BELOW).ax.set_visible(
-                    False
-                )  # keeps the room
+            elif has_bars:
+                hidden = figure.colorbar(plt.cm.ScalarMappable(), ax=ax, **BELOW)
+                hidden.ax.set_visible(False)  # keeps the room
         write_note(figure, note)
     return figure
 
@@ -151,45 +161,55 @@ def attributions(
     >>> pixels = vitlens.restore(model, images)[0]
     >>> figure = vitlens.plot.attributions(pixels, maps, grid=attn.grid, title="Why tabby?")
     """
-    picture, below, signed = load_image(image), {}, False
+    picture = load_image(image)
     maps = {name: array(values, 2, "A map of shape (rows, cols)") for name, values in maps.items()}
+    captions = captions or {}
+    signed = {name for name, values in maps.items() if colors(values)["vmin"] < 0}
+    below = {}
     for name, values in maps.items():
-        scale = colors(values)
-        signed |= scale["vmin"] < 0
         largest = np.abs(values[np.isfinite(values)]).max(initial=0)
-        end = f"{'±' if scale['vmin'] < 0 else 'max '}{number(largest)}"
-        below[name] = f"{end}\n{(captions or {}).get(name, '')}".strip()
-    signed = ", or from −max (blue) to max (red) where some values are negative" if signed else ""
-    note = f"{note}\nColors: each map has its own scale, from 0 (clear) to its max (yellow){signed}.".strip()
-    note, title = wrap(note, WIDTH, 6.2), wrap(title, WIDTH, 9)
-    lines, text = (
-        -(-(len(maps) + 1) // cols),
-        max(len(each.splitlines()) for each in below.values()),
-    )
-    height = lines * (
-        (WIDTH / cols - 8) * grid.image[0] / grid.image[1] + 15 * text + 24
-    ) + 15 * len(note.splitlines())
-    height += 20 + 20 * len(title.splitlines()) + (max(0, 112 - 15 * text) if compared else 0)
+        end = f"{'±' if name in signed else 'max '}{number(largest)}"
+        below[name] = f"{end}\n{captions.get(name, '')}".strip()
+    rule_of_colors = "Colors: each map has its own scale, from 0 (clear) to its max (yellow)"
+    if signed:
+        rule_of_colors += ", or from −max (blue) to max (red) where some values are negative"
+    note = wrap(f"{note}\n{rule_of_colors}.".strip(), WIDTH, 6.2)
+    title = wrap(title, WIDTH, 9)
+    lines = -(-(len(maps) + 1) // cols)
+    caption_height = CAPTION_LINE * max(_line_count(text) for text in below.values())
+    map_height = (WIDTH / cols - GAP) * grid.image[0] / grid.image[1]
+    height = lines * (map_height + caption_height + NAME)
+    height += TITLE_LINE * (1 + _line_count(title)) + NOTE_LINE * _line_count(note)
+    if compared:
+        height += max(0, THUMBNAILS - caption_height)
     with use_style():
         figure, axes = frames(lines, cols, WIDTH, height)
         heading(figure, title)
-        draw_input(axes.flat[0], picture, grid)
-        for k, (name, image) in enumerate(compared[:4]):
-            room = max(0.25, 1 / len(compared))  # of the width of the input
-            thumbnail = axes.flat[0].inset_axes(
-                (room * k, -0.34, min(0.31, room - 0.02), 0.31), anchor="SW"
-            )
-            thumbnail.imshow(load_image(image))
-            bare(thumbnail)
-            write_below(thumbnail, wrap(name, room * 200, 6))
-        for ax, (name, values) in zip(axes.flat[1:], maps.items(), strict=False):
+        first, *others = axes.flat
+        draw_input(first, picture, grid)
+        _draw_compared(first, compared)
+        for ax, (name, values) in zip(others, maps.items(), strict=False):
             overlay(picture, values, grid=grid, ax=ax, style="heat", colorbar=False)
             name_above(ax, name)
             write_below(ax, below[name])
-        for ax in axes.flat[len(maps) + 1 :]:
+        for ax in others[len(maps) :]:
             ax.remove()
         write_note(figure, note)
     return figure
+
+
+def _draw_compared(ax: plt.Axes, compared: Sequence[tuple[str, object]]) -> None:
+    """Draw the first four images small below the input."""
+    for k, (name, image) in enumerate(compared[:4]):
+        room = max(0.25, 1 / len(compared))  # of the width of the input
+        thumbnail = ax.inset_axes((room * k, -0.34, min(0.31, room - 0.02), 0.31), anchor="SW")
+        thumbnail.imshow(load_image(image))
+        bare(thumbnail)
+        write_below(thumbnail, wrap(name, room * 200, 6))
+
+
+def _line_count(text: str) -> int:
+    return len(text.splitlines())
 
 
 def gallery(
@@ -216,63 +236,68 @@ def gallery(
     >>> rollouts = vitlens.attention.rollout(attn).numpy()
     >>> figure = vitlens.plot.gallery({"rollout": list(rollouts)}, titles=["cat", "rocket"])
     """
-    images = {name: [np.asarray(each) for each in row] for name, row in rows.items()}
-    columns, captions = len(next(iter(images.values()))), captions or {}
-    alike = {True: [], False: []}  # the rows of maps with negative values, and without
-    for name, row in images.items():
-        if shared and over is None and row[0].ndim == 2:
-            alike[any((each < 0).any() for each in row)].append(name)
-    bars = 90 if any(alike.values()) else 0
-    across = min(200, (width - bars) / columns)
-    tall = sum(
-        across * max(each.shape[0] / each.shape[1] for each in row) for row in images.values()
-    )
+    images = {name: [np.asarray(item) for item in row] for name, row in rows.items()}
+    columns = len(next(iter(images.values())))
+    captions, circles = captions or {}, circles or {}
+    below = [None] * columns if over is None else over  # images under the maps
+    with_negative, without_negative = [], []  # names of the rows that share a scale
+    if shared and over is None:
+        for name, row in images.items():
+            if row[0].ndim == 2:
+                negative = any((item < 0).any() for item in row)
+                (with_negative if negative else without_negative).append(name)
+    bars = 90 if with_negative or without_negative else 0
+    side = min(200, (width - bars) / columns)
+    aspects = [max(item.shape[0] / item.shape[1] for item in row) for row in images.values()]
+    height = sum(side * aspect for aspect in aspects) + 2.1 * size * len(captions)
+    title_lines = max((_line_count(title) for title in titles), default=0)
+    if title_lines:
+        height += 14 + 16 * title_lines
     with use_style():
-        text = max((len(title.splitlines()) for title in titles), default=0)
-        height = tall + 16 * text + 14 * bool(text) + 2.1 * size * len(captions)
-        figure, axes = frames(len(images), columns, across * columns + bars, height)
+        figure, axes = frames(len(images), columns, side * columns + bars, height)
         lines = dict(zip(images, axes, strict=True))
         for name, row in images.items():
             lines[name][0].set_ylabel(name)
-            under, written = (
-                over if over is not None else [None] * columns,
-                captions.get(name, [""] * columns),
-            )
-            for ax, each, image, caption in zip(lines[name], row, under, written, strict=True):
-                if image is not None and each.ndim == 2:
-                    overlay(image, each, grid=grid, ax=ax, colorbar=False)
-                    ax.set_axis_on()  # for the name of the row
-                    bare(ax)
-                else:
-                    ax.imshow(
-                        each, interpolation="nearest", **colors(each) if each.ndim == 2 else {}
-                    )
-                write_below(ax, caption, size)
-            for ax, each, patches in zip(
-                lines[name], row, (circles or {}).get(name, ()), strict=False
-            ):
-                patch = np.divide(each.shape[:2], np.shape(patches))
-                for center in (np.argwhere(np.asarray(patches)) + 0.5) * patch - 0.5:
-                    ring = Circle(
-                        center[::-1],
-                        0.75 * max(patch),
-                        fill=False,
-                        edgecolor="white",
-                        linewidth=1.3,
-                    )
-                    ring.set_path_effects([withStroke(linewidth=3, foreground=INK)])
-                    ax.add_patch(ring)
+            texts = captions.get(name, [""] * columns)
+            for ax, item, image, text in zip(lines[name], row, below, texts, strict=True):
+                _draw_item(ax, item, image, grid)
+                write_below(ax, text, size)
+            for ax, item, patches in zip(lines[name], row, circles.get(name, ()), strict=False):
+                _circle_patches(ax, item.shape[:2], np.asarray(patches))
         for ax, title in zip(axes[0], titles, strict=bool(titles)):
             name_above(ax, title)
-        for names in filter(None, alike.values()):
-            scale = colors(
-                np.concatenate([each.ravel() for name in names for each in images[name]])
-            )
-            beside = np.concatenate([lines[name] for name in names])
-            for ax in beside:
+        for names in (with_negative, without_negative):
+            if not names:
+                continue
+            values = [item.ravel() for name in names for item in images[name]]
+            scale = colors(np.concatenate(values))
+            panels = np.concatenate([lines[name] for name in names])
+            for ax in panels:
                 ax.images[0].set(cmap=scale["cmap"], clim=(scale["vmin"], scale["vmax"]))
-            scale_bar(beside[0].images[0], ax=beside, fraction=0.05, pad=0.01)
+            scale_bar(panels[0].images[0], ax=panels, fraction=0.05, pad=0.01)
     return figure
+
+
+def _draw_item(ax: plt.Axes, item: np.ndarray, image, grid: TokenGrid | None) -> None:
+    """Draw an image, or a map, over `image` unless it is None."""
+    if item.ndim != 2:
+        ax.imshow(item, interpolation="nearest")
+    elif image is None:
+        ax.imshow(item, interpolation="nearest", **colors(item))
+    else:
+        overlay(image, item, grid=grid, ax=ax, colorbar=False)
+        ax.set_axis_on()  # for the name of the row
+        bare(ax)
+
+
+def _circle_patches(ax: plt.Axes, shape: tuple[int, int], patches: np.ndarray) -> None:
+    """Draw a white ring around each patch that is True in (rows, cols), on an item of a (height, width)."""
+    patch = np.divide(shape, patches.shape)
+    for place in np.argwhere(patches):
+        y, x = (place + 0.5) * patch - 0.5
+        ring = Circle((x, y), 0.75 * max(patch), fill=False, edgecolor="white", linewidth=1.3)
+        ring.set_path_effects([withStroke(linewidth=3, foreground=INK)])
+        ax.add_patch(ring)
 
 
 def contributions(
@@ -286,22 +311,23 @@ def contributions(
     >>> added = vitlens.stream.contributions(model, images[:1])
     >>> figure = vitlens.plot.contributions({"cat": torch.cat([added.heads[0], added.mlps[0, :, None]], 1)})
     """
-    values = {
-        name: array(each, 2, "Contributions of shape (layers, heads + 1)")
-        for name, each in parts.items()
-    }
+    expected = "Contributions of shape (layers, heads + 1)"
+    values = {name: array(each, 2, expected) for name, each in parts.items()}
     layers, columns = next(iter(values.values())).shape
-    side = min(800, max(250, 70 + 26 * columns))
-    rows = -(-len(values) // min(3, max(1, 860 // side)))
-    cols = -(-len(values) // rows)
-    titles = [style.wrap(name, side - 40, 6.2) for name in values]
-    text = 16 * max(len(title.splitlines()) for title in titles)
-    look = colors(np.concatenate([*values.values()]), signed=True)
+    side = min(800, max(250, 70 + 26 * columns))  # width of a panel in pixels of the page
+    lines = -(-len(values) // min(3, max(1, 860 // side)))
+    cols = -(-len(values) // lines)
+    titles = [wrap(name, side - 40, 6.2) for name in values]
+    title_height = TITLE_TEXT * max(_line_count(title) for title in titles)
+    scale = colors(np.concatenate(list(values.values())), signed=True)
     with use_style(ax):
-        size = max(420, 90 + cols * side), 30 + rows * (60 + text + 20 * layers)
-        axes = np.ravel(style.page(*size).subplots(rows, cols) if ax is None else [ax])
-        for panel, title, each in zip(axes, titles, values.values(), strict=False):
-            shown = panel.imshow(each, **look, interpolation="nearest", aspect="auto")
+        axes = [ax]
+        if ax is None:
+            height = 30 + lines * (AXES_TEXTS + title_height + CELL * layers)
+            figure = page(max(420, 90 + cols * side), height)
+            axes = figure.subplots(lines, cols, squeeze=False).ravel()
+        for panel, title, added in zip(axes, titles, values.values(), strict=False):
+            drawn = panel.imshow(added, interpolation="nearest", aspect="auto", **scale)
             panel.set_title(title, size=9, pad=5, loc="left", parse_math=False)
             step = 1 if columns < 14 else 4
             heads = range(0, columns - 1 - step // 2, step)
@@ -311,13 +337,9 @@ def contributions(
             panel.set(xlabel="Head", ylabel="Layer")
         for panel in axes[len(values) :]:
             panel.axis("off")
-        scale_bar(
-            shown,
-            ax=list(axes),
-            shrink=min(1, 300 / (20 * layers * rows)),
-            label="In units of the logit",
-        )
-    return axes[0].figure if ax is None else ax
+        shrink = min(1, 300 / (CELL * layers * lines))
+        scale_bar(drawn, ax=list(axes), shrink=shrink, label="In units of the logit")
+    return figure if ax is None else ax
 
 
 CHANCE = {"color": "0.5", "lw": 1.2, "ls": (0, (4, 3))}
@@ -335,21 +357,20 @@ def insertion_deletion(
     >>> curve, orders = np.linspace(1, 0, 5), np.ones((3, 5))
     >>> figure = vitlens.plot.insertion_deletion({"map": (curve, curve)}, (orders, orders), shares=np.linspace(0, 1, 5))
     """
-    chance = np.stack([np.asarray(orders, dtype=float) for orders in control])
-    every = np.concatenate(
-        [np.ravel(values) for both in (*curves.values(), chance) for values in both]
-    )
-    limits = min(0.0, 1.05 * every.min()), max(0.0, 1.05 * every.max())  # logits may lie below 0
+    random = np.stack([np.asarray(orders, dtype=float) for orders in control])
+    every_curve = [curve for both in (*curves.values(), random) for curve in both]
+    drawn = np.concatenate([np.ravel(curve) for curve in every_curve])
+    low, high = min(0.0, 1.05 * drawn.min()), max(0.0, 1.05 * drawn.max())  # logits may be negative
+    palette = style.palette(len(curves))
     with use_style():
         figure, axes = charts(("Deletion: low is good", "Insertion: high is good"), 900, 310)
-        for k, (ax, xlabel) in enumerate(
-            zip(axes, ("Patches covered", "Patches shown"), strict=True)
-        ):
-            ax.fill_between(shares, chance[k].min(0), chance[k].max(0), color="0.9", lw=0)
-            ax.plot(shares, chance[k].mean(0), label="random orders", **CHANCE)
-            for color, (name, both) in zip(style.palette(len(curves)), curves.items(), strict=True):
+        for k, xlabel in enumerate(("Patches covered", "Patches shown")):
+            ax = axes[k]
+            ax.fill_between(shares, random[k].min(0), random[k].max(0), color="0.9", lw=0)
+            ax.plot(shares, random[k].mean(0), label="random orders", **CHANCE)
+            for color, (name, both) in zip(palette, curves.items(), strict=True):
                 ax.plot(shares, both[k], color=color, lw=1.7, label=name)
-            ax.set(xlim=(0, 1), ylim=limits, xlabel=xlabel)
+            ax.set(xlim=(0, 1), ylim=(low, high), xlabel=xlabel)
             ax.xaxis.set_major_formatter(PercentFormatter(1))
         axes[0].set_ylabel(score)
         axes[1].legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False)

@@ -38,6 +38,12 @@ TITLES = {
 }
 
 
+TILE_GAP = 0.12
+"""Gap between two filters, in widths of a tile."""
+SHARE_LINE, FILTER_TEXTS = 18, 70
+"""Heights of the share below a filter, and of the texts around all filters, in pixels of the page."""
+
+
 def filters(
     components,
     explained_variance=None,
@@ -68,13 +74,15 @@ def filters(
         blank = np.ones((-count % cols, p, q, 3))
         pale = 0.45 + 0.55 * about_gray(array(untrained, 4, "Filters of shape (k, p, q, C)")[:cols])
         painted = np.concatenate([painted, blank, pale])
-    width, lines = min(WIDTH, max(420, 110 * cols)), -(-len(painted) // cols)
-    below = (
-        0.12 if explained_variance is None else 0.12 + 18 * cols / width
-    )  # room below a tile, in its widths
-    height = 70 + (width - 20) / cols * lines * (p / q + below) / 1.12
+    width = min(WIDTH, max(420, 110 * cols))
+    lines = -(-len(painted) // cols)
+    below = TILE_GAP  # room below a tile, in its widths
+    if explained_variance is not None:
+        below += SHARE_LINE * cols / width
+    tile_width = (width - 20) / cols / (1 + TILE_GAP)
+    height = FILTER_TEXTS + lines * tile_width * (p / q + below)
     with canvas(ax, width, height) as (ax, result):
-        xs, ys = mosaic(ax, painted, cols, (below * q, 0.12 * q))
+        xs, ys = mosaic(ax, painted, cols, (below * q, TILE_GAP * q))
         kind = "RGB embedding" if channels == 3 else "Embedding"
         ax.set_title(f"{kind} filters (first {count} principal components)", loc="left")
         if explained_variance is not None:
@@ -86,14 +94,8 @@ def filters(
             words = f"Below each: its share of the filters’ variance, {shares.sum():.1%} together."
             ax.set_xlabel(words, size=8.5, loc="left")
         if untrained is not None:
-            write_below_tile(
-                ax,
-                xs[0] - q / 2,
-                ys[-1] + p / 2,
-                "The first components of random weights",
-                size=8.5,
-                ha="left",
-            )
+            words = "The first components of random weights"
+            write_below_tile(ax, xs[0] - q / 2, ys[-1] + p / 2, words, size=8.5, ha="left")
     return result
 
 
@@ -126,12 +128,11 @@ def position_similarity(
     shape = (len(down) * rows) / (len(across) * cols)
     side = 620 if max(len(down) * rows, len(across) * cols) > 20 else 260
     width, height = side * min(1, 1 / shape), side * min(1, shape)
+    beyond, texts = 140, 90  # room at the right of the tiles, and above and below them
     if enlarged is not None:
         width, height = 0.9 * width, 0.9 * height
-    beyond = 140 if enlarged is None else 0.55 * width
-    with canvas(
-        ax, max(width, 240) + beyond, max(height, 120) + (90 if enlarged is None else 65)
-    ) as (ax, result):
+        beyond, texts = 0.55 * width, 65
+    with canvas(ax, max(width, 240) + beyond, max(height, 120) + texts) as (ax, result):
         xs, ys = mosaic(ax, tiles, len(across), (0.08 * rows, 0.08 * cols))
         ax.set_title("Position embedding similarity", loc="left")
         if enlarged is None:
@@ -143,31 +144,30 @@ def position_similarity(
             scale_bar(scale, cax=beside(ax, min(width, 400)), label="Cosine similarity")
             return result
         TokenGrid(rows, cols, (1, 1)).index(*enlarged)
-        row = min(range(len(down)), key=lambda k: abs(down[k] - enlarged[0]))
-        col = min(range(len(across)), key=lambda k: abs(across[k] - enlarged[1]))
-        right, (bottom, top) = ax.get_xlim()[1], ax.get_ylim()
-        x, wide = 1.05 * right, 0.5 * right
-        y = (bottom + top - wide * rows / cols) / 2
-        image = scale.cmap(scale.norm(values[down[row], across[col]]))
-        ax.imshow(image, extent=(x, x + wide, y + wide * rows / cols, y), interpolation="nearest")
-        ax.set(xlim=(0, x + wide), ylim=(bottom, top))
-        ax.set_xlabel(
-            "Cosine similarity: 1 dark red, 0 white, −1 dark blue.",
-            size=8.5,
-            color=GRAY,
-            loc="left",
-        )
-        ax.annotate(
-            f"Row {down[row]}, column {across[col]}",
-            (x, y),
-            (0, 5),
-            textcoords="offset points",
-            size=9.5,
-        )
-        look = {"fill": False, "edgecolor": INK, "linewidth": 1.6, "clip_on": False}
-        ax.add_patch(Rectangle((xs[col] - cols / 2, ys[row] - rows / 2), cols, rows, **look))
-        ax.add_patch(Rectangle((x, y), wide, wide * rows / cols, **look))
+        row = int(np.abs(np.subtract(down, enlarged[0])).argmin())
+        col = int(np.abs(np.subtract(across, enlarged[1])).argmin())
+        corner = xs[col] - cols / 2, ys[row] - rows / 2
+        tile = scale.cmap(scale.norm(values[down[row], across[col]]))
+        _draw_enlarged(ax, tile, corner, f"Row {down[row]}, column {across[col]}")
+        words = "Cosine similarity: 1 dark red, 0 white, −1 dark blue."
+        ax.set_xlabel(words, size=8.5, color=GRAY, loc="left")
     return result
+
+
+def _draw_enlarged(ax: plt.Axes, tile: np.ndarray, corner: tuple[float, float], name: str) -> None:
+    """Frame the tile (rows, cols, 4) at the corner (x, y) of a mosaic, and draw it large at the right."""
+    rows, cols = tile.shape[:2]
+    right = ax.get_xlim()[1]
+    bottom, top = ax.get_ylim()
+    x, width = 1.05 * right, 0.5 * right
+    height = width * rows / cols
+    y = (bottom + top - height) / 2
+    ax.imshow(tile, extent=(x, x + width, y + height, y), interpolation="nearest")
+    ax.set(xlim=(0, x + width), ylim=(bottom, top))
+    ax.annotate(name, (x, y), (0, 5), textcoords="offset points", size=9.5)
+    for place, size in ((corner, (cols, rows)), ((x, y), (width, height))):
+        frame = Rectangle(place, *size, fill=False, edgecolor=INK, linewidth=1.6, clip_on=False)
+        ax.add_patch(frame)
 
 
 def shown_positions(similarity: np.ndarray) -> tuple[range, range, np.ndarray, ScalarMappable]:
@@ -195,30 +195,27 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
     """
     pictures = [load_image(image) for image in images]
     count = len(pictures)
-    placed = [
-        *zip(images, maps, grid if isinstance(grid, list | tuple) else [grid] * count, strict=True)
-    ]
+    grids = grid if isinstance(grid, list | tuple) else [grid] * count
+    placed = list(zip(images, maps, grids, strict=True))
     cols = min(count, 2 if count == 4 else 3)
     room = WIDTH / max(cols, 2)
     shapes = [picture.width / picture.height for picture in pictures]
-    lines, heights, texts = (
-        [range(first, min(first + cols, count)) for first in range(0, count, cols)],
-        [],
-        [],
-    )
+    lines = [range(first, min(first + cols, count)) for first in range(0, count, cols)]
+    heights, texts, ratios = [], [], []
     for line in lines:
-        missing = lines[0][len(line) :]  # the last line keeps the room of the first
-        height = min(280, cols * room / 2 / sum(shapes[k] for k in (*line, *missing)))
+        # the last line keeps the room of the first
+        line_shapes = [shapes[k] for k in (*line, *lines[0][len(line) :])]
+        height = min(280, cols * room / 2 / sum(line_shapes))
         for k in line:
             texts.append(wrap(str(captions[k]), 2 * height * shapes[k]) if captions else "")
-        heights.append(height + 34 + 15 * max(len(texts[k].splitlines()) for k in line))
+        text_lines = max(len(texts[k].splitlines()) for k in line)
+        heights.append(height + 34 + 15 * text_lines)
+        ratios.append(np.repeat(line_shapes, 2))
     with use_style():
         figure = page(cols * room, sum(heights))
-        for part, line in zip(
-            np.ravel(figure.subfigures(len(lines), height_ratios=heights)), lines, strict=True
-        ):
-            ratios = [shapes[k] for k in (*line, *lines[0][len(line) :]) for _ in range(2)]
-            axes = part.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
+        parts = np.ravel(figure.subfigures(len(lines), height_ratios=heights))
+        for part, line, widths in zip(parts, lines, ratios, strict=True):
+            axes = part.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
             for ax in axes[2 * len(line) :]:
                 ax.axis("off")
             for k, left, right in zip(line, axes[::2], axes[1::2], strict=False):

@@ -11,6 +11,9 @@ from matplotlib.ticker import NullLocator, StrMethodFormatter
 from vitlens.plot import style
 from vitlens.plot.style import REFERENCE, SERIES, canvas, rule
 
+LABEL = 13
+"""Height of the label of a curve, in points."""
+
 
 def lines(
     table,
@@ -48,17 +51,21 @@ def lines(
         for line, each in tables.items():
             for color, name in zip(palette, each, strict=False):
                 label = name if line == "-" or name not in table else None
-                look = {
-                    "color": named.get(name, color),
-                    "label": label,
-                    "marker": marker,
-                    "markersize": 4,
-                }
-                ax.plot(each.index, each[name], line, **look)
-        for name, color in named.items() if bands is not None else ():
-            ax.fill_between(
-                table.index, *(end[name] for end in bands), color=color, alpha=0.25, linewidth=0
-            )
+                ax.plot(
+                    each.index,
+                    each[name],
+                    line,
+                    color=named.get(name, color),
+                    label=label,
+                    marker=marker,
+                    markersize=4,
+                )
+        if bands is not None:
+            lower, upper = bands
+            for name, color in named.items():
+                ax.fill_between(
+                    table.index, lower[name], upper[name], color=color, alpha=0.25, linewidth=0
+                )
         if level is not None:
             ax.axhline(level, **REFERENCE)
         if log:
@@ -76,29 +83,34 @@ def lines(
 def _name_curves(ax: plt.Axes) -> None:
     """Write the label of each curve to the right of the axes, at the height of its last point, in its color."""
     ax.figure.draw_without_rendering()  # sets the limits and the size of the axes
-    down, ends = ax.transData + ax.transAxes.inverted(), {}
+    to_axes = ax.transData + ax.transAxes.inverted()
+    ends = {}
     for curve in ax.lines:
-        if (
-            not curve.get_label().startswith("_")
-            and (known := np.isfinite(curve.get_ydata())).any()
-        ):
-            ends[curve] = down.transform(curve.get_xydata()[known][-1])[1]
-    curves, room = sorted(ends, key=ends.get), 13 / 72 * ax.figure.dpi / ax.bbox.height
+        is_known = np.isfinite(curve.get_ydata())
+        if is_known.any() and not curve.get_label().startswith("_"):
+            last = curve.get_xydata()[is_known][-1]
+            ends[curve] = to_axes.transform(last)[1]
+    curves = sorted(ends, key=ends.get)
     heights = [ends[curve] for curve in curves]
-    for k in range(
-        len(curves) - 2, -1, -1
-    ):  # from the top: no label less than `room` below the next one
+    room = LABEL / 72 * ax.figure.dpi / ax.bbox.height
+    # from the top: no label less than `room` below the next one
+    for k in range(len(curves) - 2, -1, -1):
         heights[k] = min(heights[k], heights[k + 1] - room)
-    for k, curve in enumerate(curves):  # from the bottom: none below the axes
-        heights[k] = max(heights[k], heights[k - 1] + room if k else 0)
-        look = {
-            "xycoords": "axes fraction",
-            "textcoords": "offset points",
-            "color": curve.get_color(),
-            "size": 9,
-        }
+    # from the bottom: none below the axes
+    lowest = 0
+    for k, curve in enumerate(curves):
+        heights[k] = max(heights[k], lowest)
+        lowest = heights[k] + room
         ax.annotate(
-            curve.get_label(), (1, heights[k]), (5, 0), va="center", annotation_clip=False, **look
+            curve.get_label(),
+            (1, heights[k]),
+            (5, 0),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            color=curve.get_color(),
+            size=9,
+            va="center",
+            annotation_clip=False,
         )
 
 
@@ -133,9 +145,9 @@ def intervals(
             sns.stripplot(
                 x=x, y=y, order=names, orient="h", color="0.7", jitter=False, size=4, ax=ax
             )
-        look = {"fmt": "o", "color": SERIES[0], "capsize": 3}
         sides = np.transpose([errors[name] for name in names])
-        ax.errorbar([values[name] for name in names], range(len(names)), xerr=sides, **look)
+        centers = [values[name] for name in names]
+        ax.errorbar(centers, range(len(names)), xerr=sides, fmt="o", color=SERIES[0], capsize=3)
         if level is not None:
             ax.axvline(level, **REFERENCE)
         ax.set_yticks(range(len(names)), names)

@@ -21,21 +21,25 @@ def mosaic(
     tiles = np.asarray(tiles)[..., :3]
     count, h, w = tiles.shape[:3]
     fine = -(-32 // max(h, w))  # pixels of a cell, so that a gap is close to whole pixels
-    down, across = (round(fine * each) for each in gap)
-    lines, (high, wide) = -(-count // cols), (fine * h + down, fine * w + across)
-    whole = np.full(
-        (lines, high, cols, wide, 3), 255 if tiles.dtype == np.uint8 else 1, tiles.dtype
-    )
+    below, beside = (round(fine * length) for length in gap)
+    lines = -(-count // cols)
+    height, width = fine * h + below, fine * w + beside
+    white = 255 if tiles.dtype == np.uint8 else 1
+    whole = np.full((lines * height, cols * width, 3), white, tiles.dtype)
     for k, tile in enumerate(tiles):
-        whole[k // cols, : fine * h, k % cols, : fine * w] = tile.repeat(fine, 0).repeat(fine, 1)
-    whole = whole.reshape(lines * high, cols * wide, 3)[:, : cols * wide - across]
-    ax.imshow(
-        whole, extent=(0, whole.shape[1] / fine, whole.shape[0] / fine, 0), interpolation="nearest"
-    )
+        line, col = divmod(k, cols)
+        top, left = line * height, col * width
+        enlarged = tile.repeat(fine, 0).repeat(fine, 1)
+        whole[top : top + fine * h, left : left + fine * w] = enlarged
+    whole = whole[:, : cols * width - beside]
+    extent = 0, whole.shape[1] / fine, whole.shape[0] / fine, 0
+    ax.imshow(whole, extent=extent, interpolation="nearest")
     ax.set_autoscale_on(False)
     bare(ax)
     ax.tick_params(length=0)
-    return w / 2 + np.arange(cols) * wide / fine, h / 2 + np.arange(lines) * high / fine
+    xs = w / 2 + np.arange(cols) * width / fine
+    ys = h / 2 + np.arange(lines) * height / fine
+    return xs, ys
 
 
 def map_colors(
@@ -55,5 +59,15 @@ def write_below_tile(
     ax: plt.Axes, x: float, y: float, text: str, size: float, ha: str = "center"
 ) -> None:
     """Write words below a tile, inside the mosaic."""
-    look = {"ha": ha, "va": "top", "size": size, "color": GRAY, "annotation_clip": False}
-    ax.annotate(text, (x, y), (0, -2), textcoords="offset points", **look).set_in_layout(False)
+    words = ax.annotate(
+        text,
+        (x, y),
+        (0, -2),
+        textcoords="offset points",
+        ha=ha,
+        va="top",
+        size=size,
+        color=GRAY,
+        annotation_clip=False,
+    )
+    words.set_in_layout(False)

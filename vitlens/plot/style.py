@@ -141,14 +141,18 @@ def name_above(ax: plt.Axes, text: str) -> None:
 def write_below(ax: plt.Axes, text: str, size: float = 8.5) -> None:
     """Write lines of text below an image."""
     if text:
-        look = {
-            "xycoords": "axes fraction",
-            "textcoords": "offset points",
-            "va": "top",
-            "size": size,
-            "color": GRAY,
-        }
-        ax.annotate(text, (0, 0), (0, -4), **look, annotation_clip=False, parse_math=False)
+        ax.annotate(
+            text,
+            (0, 0),
+            (0, -4),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            va="top",
+            size=size,
+            color=GRAY,
+            annotation_clip=False,
+            parse_math=False,
+        )
 
 
 def heading(figure: plt.Figure, text: str) -> None:
@@ -173,9 +177,10 @@ def color_bar(shown, **where):
     key.outline.set_visible(False)
     if shown.cmap(range(shown.cmap.N))[:, 3].min() < 1:
         squares = np.indices((30, 2) if key.orientation == "vertical" else (2, 30)).sum(0) % 2
-        sides = (np.linspace(0, 1, count + 1) for count in squares.shape[::-1])
-        look = {"cmap": "gray", "vmin": -2.2, "vmax": 1.4, "zorder": 0}
-        key.ax.pcolormesh(*sides, squares, transform=key.ax.transAxes, **look)
+        y, x = (np.linspace(0, 1, count + 1) for count in squares.shape)
+        key.ax.pcolormesh(
+            x, y, squares, cmap="gray", vmin=-2.2, vmax=1.4, zorder=0, transform=key.ax.transAxes
+        )
     return key
 
 

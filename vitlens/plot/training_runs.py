@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 import numpy as np
 
-from vitlens.plot.attention import number_layers, strip
+from vitlens.plot.attention import draw_distances, number_layers
 from vitlens.plot.inspection import about_gray, shown_positions
 from vitlens.plot.mosaic import map_colors, mosaic
 from vitlens.plot.style import (
@@ -75,29 +75,39 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
     )
     if "lr" in table:
         table["rate"] = table["rate"].fillna(table["lr"]) if "rate" in table else table["lr"]
-    unlabeled = "metrics.valid_loss" in table
-    metric, unit, measured = "top1", "{:.1f} %", "Accuracy on validation images (%)"
-    if unlabeled:
+    has_labels = "metrics.valid_loss" not in table
+    if has_labels:
+        metric, unit, measured = "top1", "{:.1f} %", "Accuracy on validation images (%)"
+    else:
         metric, unit, measured = "valid_loss", "{:.3g}", "Loss on validation images"
     with use_style():
         titles = "Loss of the batch", measured, "Learning rate, share of its peak"
-        figure, (loss, valid, rate) = charts(titles, 900, 300)
-        for ax, column, color, name in (
-            (loss, "loss", SERIES[0], ""),
-            (rate, "rate", "0.35", ""),
-            (valid, f"metrics.{metric}", SERIES[0], "weights"),
-            (valid, f"metrics.{metric}_average", SERIES[1], "their moving average"),
+        figure, axes = charts(titles, 900, 300)
+        loss, valid, rate = axes
+        _draw_column(loss, table, "loss", color=SERIES[0])
+        _draw_column(rate, table, "rate", color="0.35")
+        for color, name, column in (
+            (SERIES[0], "weights", f"metrics.{metric}"),
+            (SERIES[1], "their moving average", f"metrics.{metric}_average"),
         ):
-            if column in table and (curve := table[["step", column]].dropna().astype(float)).size:
-                look = {"marker": "o", "markersize": 3, "clip_on": False} if name else {}
-                label = f"{name}: {unit.format(curve[column].iloc[-1])}"
-                ax.plot(curve["step"], curve[column], color=color, label=label, **look)
+            line = _draw_column(
+                valid, table, column, color=color, marker="o", markersize=3, clip_on=False
+            )
+            if line is not None:
+                line.set_label(f"{name}: {unit.format(line.get_ydata()[-1])}")
         for name, step in (marks or {}).items():
             loss.axvline(step, **REFERENCE)
-            where = {"xycoords": ("data", "axes fraction"), "annotation_clip": True}
-            loss.annotate(f"{name} ", (step, 0.04), ha="right", size=8.5, **where)
-        for ax in (loss, valid, rate):
-            ax.set(xlim=(0, table["steps"].iloc[-1] if len(table) else 1), xlabel="Step")
+            loss.annotate(
+                f"{name} ",
+                (step, 0.04),
+                ha="right",
+                size=8.5,
+                xycoords=("data", "axes fraction"),
+                annotation_clip=True,
+            )
+        last = table["steps"].iloc[-1] if len(table) else 1
+        for ax in axes:
+            ax.set(xlim=(0, last), xlabel="Step")
         if valid.lines:
             figure.legend(
                 *valid.get_legend_handles_labels(),
@@ -107,9 +117,20 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
             )
         highest = table.filter(regex="^loss$|valid_loss").max().max() if len(table) else np.nan
         loss.set_ylim(0, 1.08 * highest if highest > 0 else 1.08)
-        valid.set_ylim(*loss.get_ylim() if unlabeled else (0, 100))
+        valid.set_ylim(*(0, 100) if has_labels else loss.get_ylim())
         rate.set_ylim(0, 1.05)
     return figure
+
+
+def _draw_column(ax: plt.Axes, table, column: str, **options):
+    """Draw a column of the table against the steps. Returns the line, or None if the column is missing or empty."""
+    if column not in table:
+        return None
+    curve = table[["step", column]].dropna().astype(float)
+    if curve.empty:
+        return None
+    (line,) = ax.plot(curve["step"], curve[column], **options)
+    return line
 
 
 def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
@@ -204,7 +225,7 @@ def _draw(
     _tiles(first, about_gray(run.filters[index, real][: filters[1]]), filters[0])
     _, across, tiles, cosines = shown_positions(run.positions[index])
     _tiles(second, tiles, len(across))
-    strip(third, run.distances[index], size)
+    draw_distances(third, run.distances[index], size)
     number_layers(third, run.distances.shape[1])
     third.axhline(run.uniform, **REFERENCE)
     third.set_ylim(

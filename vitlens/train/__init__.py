@@ -1,7 +1,7 @@
 """Training: recipes, one loop with its optimizers, checkpoints that survive being killed, and timm's hub layout."""
 
 from vitlens.train import snapshots
-from vitlens.train.criteria import accuracy, compiled
+from vitlens.train.criteria import accuracy, build_criterion
 from vitlens.train.loop import Step, fit
 from vitlens.train.processes import World, hardware, join, versions
 from vitlens.train.recipes import RECIPES, Recipe, read_recipe, recipe, register, starting_from
@@ -14,7 +14,7 @@ __all__ = [
     "Step",
     "World",
     "accuracy",
-    "compiled",
+    "build_criterion",
     "export",
     "fit",
     "hardware",

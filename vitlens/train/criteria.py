@@ -26,20 +26,25 @@ UNFUSED = 256
 def computes_bf16(device: torch.device) -> bool:
     """True if the device multiplies bf16 in hardware. Other CPUs are many times slower in bf16 than in fp32."""
     if device.type == "cpu":
+        if not torch.backends.mkldnn.is_available():
+            return False
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
         x86 = torch.backends.cpu.get_cpu_capability().startswith(("AVX", "NO AVX", "DEFAULT"))
-        mkldnn = (
-            torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        )
-        return mkldnn and (not x86 or torch.cpu._is_avx512_bf16_supported())
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+        return not x86 or torch.cpu._is_avx512_bf16_supported()
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return True
 
 
 def trains_in_bf16(recipe: Recipe, device: torch.device) -> bool:
     """True if the recipe computes matrix products in bf16 on this device."""
-    return recipe.precision == "bf16" or (recipe.precision == "auto" and computes_bf16(device))
+    if recipe.precision == "auto":
+        return computes_bf16(device)
+    return recipe.precision == "bf16"
 
 
-def settled(recipe: Recipe, world: World) -> Recipe:
+def choose_precision(recipe: Recipe, world: World) -> Recipe:
     """The recipe with precision "auto" replaced by bf16 if all processes have it in hardware, else by fp32."""
     if recipe.precision != "auto":
         return recipe
@@ -71,9 +76,8 @@ def unfused_attention() -> Iterator[None]:
     On a CPU, the backward pass of PyTorch's fused attention takes four times as long in bfloat16 as in float32, at
     usual sequence lengths. Unfused bfloat16 products are faster than both (`experiments/training.py`).
     """
-    allowed = (
-        torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    )  # in spite of its name, the CPU's too
+    # In spite of their names, these functions concern the CPU too.
+    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
         with sdpa_kernel(SDPBackend.MATH):
@@ -82,7 +86,7 @@ def unfused_attention() -> Iterator[None]:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
 
 
-def compiled(
+def build_criterion(
     model: nn.Module, recipe: Recipe, device: torch.device | str
 ) -> Callable[[Tensor, Targets], Tensor]:
     """Forward pass and loss as one function of a batch, compiled as the recipe sets. The model is unchanged.
@@ -90,7 +94,7 @@ def compiled(
     If compiling fails (no compiler, no Triton, an old GPU), the function runs uncompiled after a RuntimeWarning.
 
     >>> digits = vitlens.train.recipe("digits")
-    >>> criterion = vitlens.train.compiled(digits.build(), digits, "cpu")
+    >>> criterion = vitlens.train.build_criterion(digits.build(), digits, "cpu")
     """
     device = torch.device(device)
     bf16 = trains_in_bf16(recipe, device)
@@ -117,18 +121,23 @@ def compiled(
         with attention():
             try:
                 return loss(x, y)
-            except (
-                torch._dynamo.exc.TorchDynamoException
-            ) as error:  # at the first call, which compiles
-                reason = " ".join(str(error).strip().split("\n\n")[0].split())[
-                    :300
-                ]  # without advice on verbosity
-                message = f"Compiling failed on {x.device}, so training continues uncompiled and slower: {reason}"
-                warnings.warn(message, RuntimeWarning, stacklevel=2)
+            except torch._dynamo.exc.TorchDynamoException as error:  # only the first call compiles
+                warnings.warn(
+                    f"Compiling failed on {x.device}, so training continues uncompiled and slower: "
+                    f"{first_paragraph(error)}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
                 loss = uncompiled_loss
                 return loss(x, y)
 
     return criterion
+
+
+def first_paragraph(error: BaseException) -> str:
+    """At most 300 characters of an error in one line, without its advice on verbosity."""
+    paragraph = str(error).strip().split("\n\n")[0]
+    return " ".join(paragraph.split())[:300]
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:
@@ -158,7 +167,7 @@ def accuracy(
     weights: dict[str, Tensor] | None = None,
     world: World | None = None,
 ) -> float:
-    """Top-1 (%) of the model, or of the model with other `weights`, on `data`; no test-time augmentation.
+    """Top-1 (%) on `data`, of the model or of the model with other `weights`, without test-time augmentation.
 
     The training flag of each module is unchanged.
 
@@ -171,7 +180,7 @@ def accuracy(
         logits = torch.func.functional_call(model, weights or {}, (x,))
         return (logits.argmax(-1) == labels).sum()
 
-    return 100 * _mean(count_correct, model, data, recipe, world)
+    return 100 * mean_over_images(count_correct, model, data, recipe, world)
 
 
 def objective_loss(
@@ -191,11 +200,11 @@ def objective_loss(
     def sum_losses(x: Tensor, _labels: Tensor) -> Tensor:
         return len(x) * torch.func.functional_call(objective, replaced, (x,))
 
-    return _mean(sum_losses, model, data, recipe, world)
+    return mean_over_images(sum_losses, model, data, recipe, world)
 
 
 @torch.no_grad()
-def _mean(
+def mean_over_images(
     measure: Callable, model: nn.Module, data: ImageSet, recipe: Recipe, world: World | None
 ) -> float:
     """Mean over the images. measure: (normalized images, labels) of a batch → sum over its images."""
@@ -205,8 +214,8 @@ def _mean(
     in_training = recipe.batch_size // (recipe.accumulate * world.size)
     at_once = min(500, max(in_training, 64))  # at most the memory of training
     mine = torch.arange(len(data)).split(at_once)[world.rank :: world.size]
-    seeded = [world.device] if world.device.type == "cuda" else []
-    with eval_mode(model), torch.random.fork_rng(devices=seeded):
+    seeded_devices = [world.device] if world.device.type == "cuda" else []
+    with eval_mode(model), torch.random.fork_rng(devices=seeded_devices):
         for rows, (images, labels) in zip(mine, data.batches(mine), strict=True):
             torch.manual_seed(seed_of(0, int(rows[0])))
             x = normalize(images, recipe.mean, recipe.std)
@@ -227,10 +236,14 @@ def validate(
 
     Without labels: `valid_loss` and `valid_loss_average`, the loss of the model's objective.
     """
-    name, measure = "top1", accuracy
-    if hasattr(model, "objective"):
-        name, measure = "valid_loss", objective_loss
+    name = metric_name(model)
+    measure = objective_loss if name == "valid_loss" else accuracy
     metrics = {name: measure(model, valid, recipe, world=world)}
     if average:
         metrics[f"{name}_average"] = measure(model, valid, recipe, average, world)
     return metrics
+
+
+def metric_name(model: nn.Module) -> str:
+    """Name of the measure in validation: "top1", or "valid_loss" for an objective without labels."""
+    return "valid_loss" if hasattr(model, "objective") else "top1"

@@ -21,16 +21,15 @@ from torch import Tensor, nn
 from vitlens.data import ImageSet
 from vitlens.data.augment import Targets, augment_batch, draws, generator, seed_of
 from vitlens.data.imageset import lost_workers, lost_workers_error
-from vitlens.names import reject
 from vitlens.recorder.memory import is_out_of_memory
-from vitlens.train.criteria import compiled, settled, validate
+from vitlens.train.criteria import build_criterion, choose_precision, validate
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.processes import World, distribute, exchange
-from vitlens.train.run_folder import DIVERGED, STATISTICS, RunFolder, facts_of
+from vitlens.train.run_folder import DIVERGED, STATISTICS, RunFolder, run_facts
 from vitlens.train.settings import Recipe
 
 FIRST = (1, 2, 5, 10, 20)
-"""First steps, whose loss is also read, besides that of every `log_every`-th step."""
+"""First steps whose loss is also read, besides every `log_every`-th."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,8 @@ def fit(
     checkpoint in `out`, bit for bit on a CPU. average: a dict that receives the moving average of the parameters and of
     batch normalization's statistics. objective: (model, normalized images) → loss, in place of the labels. It becomes
     `model.objective`, and the parameters of a module are trained and saved with the model's. criterion: the function
-    from `compiled`, to compile once for several calls. device: default CUDA if available. world: the result of `join`
-    if several processes share the run.
+    from `build_criterion`, to compile once for several calls. device: default CUDA if available. world: the result of
+    `join` if several processes share the run.
 
     Closing the iterator saves a checkpoint, so a loop may `break`. Within `contextlib.closing` a failed save raises.
 
@@ -91,67 +90,83 @@ def fit(
     """
     if resume and out is None:
         raise ValueError("resume=True needs the directory of the run, got out=None. Pass out=….")
-    world = world or (World() if device is None else World(device=torch.device(device)))
-    recipe = settled(recipe, world)
+    if world is None:
+        world = World() if device is None else World(device=torch.device(device))
+    recipe = choose_precision(recipe, world)
     if objective is not None:
         model.objective = objective
-    check(model, data, recipe, world)
-    train, valid = (split.to(world.device) for split in data)
+    check_run(model, data, recipe, world)
+    train, valid = data
+    train = train.to(world.device)
+    valid = valid.to(world.device)
     model = model.to(world.device)
     if criterion is None:
-        criterion = compiled(model, recipe, world.device)
+        criterion = build_criterion(model, recipe, world.device)
     if average is None:
         average = {}
     return _steps(model, (train, valid), recipe, out, resume, average, criterion, world)
 
 
-def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, world: World) -> None:
+def check_run(
+    model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, world: World
+) -> None:
     """Raise ValueError if the recipe does not match the data or the model."""
     train, valid = data
-    images = len(train)
-    classes = len(train.class_names)
-    steps = recipe.length(images)
-    parts = world.size * recipe.accumulate
-    side = recipe.image_size
-    reject(
-        (
-            (
-                tuple(train.size) != (recipe.resize or side,) * 2
-                or tuple(valid.size) != (side, side),
-                f"The recipe takes training images of {recipe.resize or side} pixels and validation images of {side}, "
-                f"got {train.size} and {valid.size}. Load them at these sizes.",
-            ),
-            (
-                classes != recipe.num_classes or train.class_names != valid.class_names,
-                f"The recipe has {recipe.num_classes} classes, training has {classes}, validation "
-                f"{len(valid.class_names)}. They must be the same: set num_classes={classes}, "
-                "or check that both splits come from one source.",
-            ),
-            (
-                images < recipe.batch_size,
-                f"A batch of {recipe.batch_size} exceeds the {images} training images. Lower batch_size.",
-            ),
-            (
-                parts > 1 and recipe.batch_size % (2 * parts),
-                f"A batch of {recipe.batch_size} does not divide into equal parts of an even number of images, for "
-                f"{world.size} processes × accumulate {recipe.accumulate}. Change batch_size or accumulate.",
-            ),
-            (
-                recipe.warmup_steps >= steps,
-                f"A run of {steps} steps on {images} images would end within its {recipe.warmup_steps} steps of "
-                "warm-up. Train longer, or lower warmup_steps.",
-            ),
-            (
-                recipe.patch_drop and not hasattr(getattr(model, "patch_drop", None), "prob"),
-                "The recipe sets patch_drop, but the model has no patch dropout layer. Build it with patch_drop_rate.",
-            ),
-            (
-                classes < 2 and not hasattr(model, "objective"),
-                f"Training needs at least two classes, got only {train.class_names[0]!r}. Add images of another class.",
-            ),
+    check_images(train, valid, recipe)
+    check_classes(train, valid, recipe, has_objective=hasattr(model, "objective"))
+    check_length(len(train), recipe, world)
+    has_patch_dropout = hasattr(getattr(model, "patch_drop", None), "prob")
+    if recipe.patch_drop and not has_patch_dropout:
+        raise ValueError(
+            "The recipe sets patch_drop, but the model has no patch dropout layer. Build it with patch_drop_rate."
         )
-    )
     train.remaining(recipe.augment)  # a stream raises for augmentations that it does not support
+
+
+def check_images(train: ImageSet, valid: ImageSet, recipe: Recipe) -> None:
+    """Raise ValueError for images of another size than the recipe's."""
+    side = recipe.image_size
+    stored = recipe.resize or side
+    if tuple(train.size) != (stored, stored) or tuple(valid.size) != (side, side):
+        raise ValueError(
+            f"The recipe takes training images of {stored} pixels and validation images of {side}, "
+            f"got {train.size} and {valid.size}. Load them at these sizes."
+        )
+
+
+def check_classes(train: ImageSet, valid: ImageSet, recipe: Recipe, has_objective: bool) -> None:
+    """Raise ValueError unless both splits have the recipe's classes, and at least two to learn from labels."""
+    classes = len(train.class_names)
+    if classes != recipe.num_classes or train.class_names != valid.class_names:
+        raise ValueError(
+            f"The recipe has {recipe.num_classes} classes, training has {classes}, validation "
+            f"{len(valid.class_names)}. They must be the same: set num_classes={classes}, "
+            "or check that both splits come from one source."
+        )
+    if classes < 2 and not has_objective:
+        raise ValueError(
+            f"Training needs at least two classes, got only {train.class_names[0]!r}. Add images of another class."
+        )
+
+
+def check_length(images: int, recipe: Recipe, world: World) -> None:
+    """Raise ValueError for too few images, batches that cannot be divided, and runs within their warm-up."""
+    if images < recipe.batch_size:
+        raise ValueError(
+            f"A batch of {recipe.batch_size} exceeds the {images} training images. Lower batch_size."
+        )
+    parts = world.size * recipe.accumulate
+    if parts > 1 and recipe.batch_size % (2 * parts):
+        raise ValueError(
+            f"A batch of {recipe.batch_size} does not divide into equal parts of an even number of images, for "
+            f"{world.size} processes × accumulate {recipe.accumulate}. Change batch_size or accumulate."
+        )
+    steps = recipe.length(images)
+    if recipe.warmup_steps >= steps:
+        raise ValueError(
+            f"A run of {steps} steps on {images} images would end within its {recipe.warmup_steps} steps of "
+            "warm-up. Train longer, or lower warmup_steps."
+        )
 
 
 def _steps(model, data, recipe, out, resume, average, criterion, world) -> Iterator[Step]:
@@ -164,14 +179,15 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
         model.train()
         criterion = distribute(criterion, model, world)
         parameters = [p for p in model.parameters() if p.requires_grad]
+        weights = {}
         if recipe.average:
             # With batch normalization's statistics, which belong to the weights. Both dicts' tensors change in place.
-            state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
-            average.update({name: t.clone() for name, t in state.items()})
+            weights = {n: t for n, t in model.state_dict().items() if t.is_floating_point()}
+            average.update({name: t.clone() for name, t in weights.items()})
         # Averaged over processes after each step, because each process has the statistics of its own images.
         statistics = [b for name, b in model.named_buffers() if name.endswith(STATISTICS)]
         optimizer = optimizers(model, recipe)
-        facts = facts_of(model, train, recipe, world)
+        facts = run_facts(model, train, recipe, world)
         folder = RunFolder(out, recipe, (model, average, optimizer), facts, world)
         done = folder.begin(resume)
         if world.total(done) != world.size * done:
@@ -185,7 +201,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
             rate = recipe.rate(step, steps)  # a share of the peak
             set_rates(optimizer, rate)
             loss = torch.zeros((), device=world.device)
-            with folder.kept(step):
+            with folder.rescue(step):
                 for number, (x, y) in enumerate(parts, start=1):
                     with exchange(criterion, now=number == recipe.accumulate):
                         part = criterion(x, y) / recipe.accumulate
@@ -197,37 +213,35 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
                 o.step()
                 o.zero_grad()
             if recipe.average:
-                update_average(
-                    [average[name] for name in state], list(state.values()), recipe.average, step
-                )
+                averages = [average[name] for name in weights]
+                update_average(averages, list(weights.values()), recipe.average, step)
 
             done = step + 1
             epoch = step // per_epoch
             last = done == steps
             ends_epoch = done % per_epoch == 0
             validates = last or (ends_epoch and (epoch + 1) % recipe.evaluate_every == 0)
-            saves = last or folder.due()
+            saves = last or folder.is_due()
             reads = validates or done % recipe.log_every == 0 or done in FIRST
             record = Step(done, steps, epoch, rate * recipe.lr, rate)
             if reads:
-                value = finite(loss, norm, step)
+                value = require_finite(loss, norm, step)
                 seconds = max(time.perf_counter() - began, 1e-9)
                 speed = (done - counted) * recipe.batch_size / seconds
                 record = replace(record, loss=value, images_per_second=speed)
                 if validates:
-                    with folder.kept(done, asdict(record)):
-                        record = replace(
-                            record, metrics=validate(model, average, valid, recipe, world)
-                        )
+                    with folder.rescue(done, asdict(record)):
+                        metrics = validate(model, average, valid, recipe, world)
+                    record = replace(record, metrics=metrics)
                 folder.log(asdict(record))
             try:
                 yield record  # before saving, so that a consumer's snapshot is never older than the checkpoint
             except GeneratorExit:
-                finite(loss, norm, step)
+                require_finite(loss, norm, step)
                 folder.save(done)
                 raise
             if saves:
-                finite(loss, norm, step)
+                require_finite(loss, norm, step)
                 folder.save(done)
             if reads or saves:
                 counted = done
@@ -244,19 +258,20 @@ def numerics(recipe: Recipe, world: World):
     parts = world.size * recipe.accumulate
     matmul = torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
-    convolutions = (
-        torch.backends.cudnn.allow_tf32
-    )  # true by default, even if matrix products are exact
+    # For convolutions, true by default even if matrix products are exact.
+    convolutions = torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = recipe.tf32
     if recipe.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    seeded_devices = [device] if device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=seeded_devices):
             yield
     except RuntimeError as error:
-        if lost_workers(error):  # PyTorch may raise it at any moment, not only while loading images
+        # PyTorch may raise the error of its workers at any moment, not only while loading images.
+        if lost_workers(error):
             raise lost_workers_error(error) from error
         if not is_out_of_memory(error):
             raise
@@ -271,7 +286,7 @@ def numerics(recipe: Recipe, world: World):
         torch.use_deterministic_algorithms(deterministic)
 
 
-def finite(loss: Tensor, norm: Tensor, step: int) -> float:
+def require_finite(loss: Tensor, norm: Tensor, step: int) -> float:
     """The loss as a float. Raises FloatingPointError if the loss or the norm of its gradient is not finite."""
     if math.isfinite(loss.item()) and math.isfinite(norm.item()):
         return loss.item()
@@ -290,20 +305,22 @@ def batches(
     """
     per_epoch = len(train) // recipe.batch_size
     parts = world.size * recipe.accumulate
-    mine = range(world.rank * recipe.accumulate, (world.rank + 1) * recipe.accumulate)
+    first_part = world.rank * recipe.accumulate
+    own_parts = range(first_part, first_part + recipe.accumulate)
     remaining = train.remaining(recipe.augment)
-    drops = getattr(model, "patch_drop", None)  # timm's layer
+    patch_dropout = getattr(model, "patch_drop", None)  # timm's layer
 
     def augmented_parts(
         step: int, loaded: Iterator[tuple[Tensor, Tensor]]
     ) -> Iterator[tuple[Tensor, Targets]]:
         epoch, number = divmod(step, per_epoch)
         progress = step / steps
-        for k in mine:
+        for k in own_parts:
             images, labels = next(loaded)
             torch.manual_seed(seed_of(recipe.seed, epoch, number, 1 + k))
-            if hasattr(drops, "prob"):
-                drops.prob = recipe.patch_drop if progress < recipe.patch_drop_until else 0.0
+            if hasattr(patch_dropout, "prob"):
+                drops = progress < recipe.patch_drop_until
+                patch_dropout.prob = recipe.patch_drop if drops else 0.0
             rng = draws(images.device, recipe.seed, epoch, number, part=k, parts=parts)
             yield augment_batch(
                 images,
@@ -320,9 +337,9 @@ def batches(
         order = torch.randperm(len(train), generator=generator("cpu", recipe.seed, epoch))
         # On the device of the labels: an index on another device would make the host wait at every batch.
         order = order.to(train.labels.device).split(recipe.batch_size // parts)
-        first = epoch * per_epoch
-        left = range(max(done, first), min(steps, first + per_epoch))
-        rows = (order[(step - first) * parts + k] for step in left for k in mine)
+        start = epoch * per_epoch
+        epoch_steps = range(max(done, start), min(steps, start + per_epoch))
+        rows = (order[(step - start) * parts + k] for step in epoch_steps for k in own_parts)
         loaded = train.batches(rows, recipe.augment, (recipe.seed, epoch))
-        for step in left:
+        for step in epoch_steps:
             yield step, augmented_parts(step, loaded)

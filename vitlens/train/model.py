@@ -45,11 +45,11 @@ VARIANTS: dict[str, Variants] = {}
 
 def variants_among(keywords: Mapping) -> bool:
     """True if keywords of a model hold a value of `VARIANTS`."""
-    return any(
-        keywords.get(name) in values
-        for row in VARIANTS.values()
-        for name, values in row.values.items()
-    )
+    for row in VARIANTS.values():
+        for name, values in row.values.items():
+            if keywords.get(name) in values:
+                return True
+    return False
 
 
 def build(
@@ -93,58 +93,73 @@ def settings_of(source: str | Path, image_size: int) -> dict:
     features. Raises ValueError for models that cannot be fine-tuned, and the errors of `load_model`.
     """
     model = load_model(source)
-    kind = type(model).__name__
-    reason = "takes images of any shape" if kind == "NaFlexVit" else ""
-    reason = reason or ("is not a model of timm" if not hasattr(model, "forward_head") else "")
-    if reason or (count := input_channels(model)) != 3:
-        reason = reason or f"takes {count} channels"
+    reason = _reason_against_training(model)
+    if reason:
+        kind = type(model).__name__
         raise ValueError(
             f"Training takes timm's models of RGB images, but {source} ({kind}) {reason}. Use another."
         )
     config = model.pretrained_cfg
-    settings = {
+    arguments = _arguments_of(source)
+    if _has_image_size(type(model)):
+        arguments["img_size"] = image_size
+    return {
         "init": str(source),
         "architecture": config["architecture"],
         "mean": tuple(config["mean"]),
         "std": tuple(config["std"]),
-        "model_kwargs": _arguments_of(source),
+        "model_kwargs": arguments,
+        **_sizes_of(model),
     }
-    if any(
-        "img_size" in inspect.signature(base.__init__).parameters
-        for base in type(model).__mro__[:-1]
-    ):
-        settings["model_kwargs"]["img_size"] = (
-            image_size  # timm builds transformers for a size, but not ConvNets
-        )
+
+
+def _reason_against_training(model: nn.Module) -> str:
+    """Predicate that completes a sentence about a model that cannot be fine-tuned, or ""."""
+    if type(model).__name__ == "NaFlexVit":
+        return "takes images of any shape"
+    if not hasattr(model, "forward_head"):
+        return "is not a model of timm"
+    count = input_channels(model)
+    return "" if count == 3 else f"takes {count} channels"
+
+
+def _has_image_size(kind: type) -> bool:
+    """True if timm builds such models for one size of images, as transformers but not as ConvNets."""
+    bases = kind.__mro__[:-1]
+    return any("img_size" in inspect.signature(base.__init__).parameters for base in bases)
+
+
+def _sizes_of(model: nn.Module) -> dict:
+    """patch_size, width, depth and heads of a model."""
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     if patch is None or not hasattr(model, "blocks"):
-        return {**settings, "patch_size": 1, "width": model.num_features, "depth": 1, "heads": 1}
-    heads = [
-        module.num_heads for module in model.blocks[0].modules() if hasattr(module, "num_heads")
-    ]
+        return {"patch_size": 1, "width": model.num_features, "depth": 1, "heads": 1}
+    heads = 1
+    for module in model.blocks[0].modules():
+        if hasattr(module, "num_heads"):
+            heads = module.num_heads
+            break
     return {
-        **settings,
         "patch_size": patch if isinstance(patch, int) else patch[0],
         "width": model.embed_dim,
         "depth": len(model.blocks),
-        "heads": heads[0] if heads else 1,
+        "heads": heads,
     }
 
 
 def _arguments_of(source: str | Path) -> dict:
     """Keywords that built the model in a directory in timm's hub layout, or {} for a model name."""
     folder = Path(str(source).removeprefix("local-dir:"))
-    folder = folder.parent if folder.is_file() else folder
+    if folder.is_file():
+        folder = folder.parent
     if not folder.is_dir():
         return {}
-    arguments = (
-        json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_args") or {}
-    )
-    return {
-        name: value
-        for name, value in arguments.items()
-        if not name.endswith(SET_BY_RECIPES) and value is not None
-    }
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    arguments = {}
+    for name, value in (config.get("model_args") or {}).items():
+        if value is not None and not name.endswith(SET_BY_RECIPES):
+            arguments[name] = value
+    return arguments
 
 
 def transfer(source: nn.Module, model: nn.Module) -> None:
@@ -152,41 +167,46 @@ def transfer(source: nn.Module, model: nn.Module) -> None:
 
     Raises ValueError if another weight has a different shape, such as relative positions of another grid.
     """
-    ends = model.get_classifier()  # two for a distilled DeiT, Identity without a head
-    ends = [
-        m
-        for m in (ends if isinstance(ends, tuple | list) else (ends,))
-        if not isinstance(m, nn.Identity)
-    ]
-    heads = [name for name, module in model.named_modules() if any(module is end for end in ends)]
+    heads = _head_names(model)
     if not heads:
         raise ValueError(
             f"Fine-tuning needs a classifier head, which {type(model).__name__} lacks. Use another model."
         )
-    within = tuple(f"{head}." for head in heads)
-    state = {name: t for name, t in source.state_dict().items() if not name.startswith(within)}
+    in_head = tuple(f"{head}." for head in heads)
+    state = {name: t for name, t in source.state_dict().items() if not name.startswith(in_head)}
     target = model.state_dict()
     if "pos_embed" in state and state["pos_embed"].shape != target["pos_embed"].shape:
-        grid = source.patch_embed.grid_size
-        prefix = state["pos_embed"].shape[1] - grid[0] * grid[1]
-        state["pos_embed"] = positions.resize(
-            state["pos_embed"],
-            model.patch_embed.grid_size,
-            prefix=prefix,
-            grid=grid,
-            method="paper",
-        )
-    other = [
-        n
-        for n in target
-        if not n.startswith(within) and (n not in state or state[n].shape != target[n].shape)
-    ]
-    if other:
-        raise ValueError(
-            f"{other[0]} of {type(model).__name__} has another shape at this resolution, and only learned positions at "
-            "the stem are resized. Train at the model's own resolution."
-        )
+        state["pos_embed"] = _resize_positions(source, model)
+    for name, tensor in target.items():
+        if name.startswith(in_head):
+            continue
+        if name not in state or state[name].shape != tensor.shape:
+            raise ValueError(
+                f"{name} of {type(model).__name__} has another shape at this resolution, and only learned positions at "
+                "the stem are resized. Train at the model's own resolution."
+            )
     model.load_state_dict(state, strict=False)
     for name in heads:
         for parameter in model.get_submodule(name).parameters():
             nn.init.zeros_(parameter)
+
+
+def _head_names(model: nn.Module) -> list[str]:
+    """Names of the classifier heads: two for a distilled DeiT, none for an Identity."""
+    classifier = model.get_classifier()
+    classifiers = classifier if isinstance(classifier, tuple | list) else [classifier]
+    heads = {id(module) for module in classifiers if not isinstance(module, nn.Identity)}
+    return [name for name, module in model.named_modules() if id(module) in heads]
+
+
+def _resize_positions(source: nn.Module, model: nn.Module) -> torch.Tensor:
+    """Position embeddings of `source` for the grid of `model`."""
+    embeddings = source.state_dict()["pos_embed"]
+    grid = source.patch_embed.grid_size
+    return positions.resize(
+        embeddings,
+        model.patch_embed.grid_size,
+        prefix=embeddings.shape[1] - grid[0] * grid[1],
+        grid=grid,
+        method="paper",
+    )

@@ -37,4 +37,6 @@ RENAMED: dict[str, str] = {}
 def meanings() -> str:
     """The names of all objectives with their meanings, in words."""
     others = [f'"{name}" {row.meaning}' for name, row in OBJECTIVES.items() if row is not None]
-    return f'"{LABELS}", or without labels: {", ".join(others)}.' if others else f'"{LABELS}".'
+    if not others:
+        return f'"{LABELS}".'
+    return f'"{LABELS}", or without labels: {", ".join(others)}.'

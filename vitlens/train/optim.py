@@ -32,12 +32,12 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     matrices except embeddings of tokens and positions.
     """
     if recipe.optimizer != "muon":
-        return [_plain(model, recipe)]
+        return [_single_optimizer(model, recipe)]
     groups = {"hidden": [], "stacked": [], "decayed": [], "rest": []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             groups[group_of(name, parameter)].append(parameter)
-    plain = [
+    others = [
         {"params": groups["decayed"], "weight_decay": recipe.weight_decay, "peak_lr": recipe.lr},
         {"params": groups["rest"], "weight_decay": 0.0, "peak_lr": recipe.lr},
     ]
@@ -45,7 +45,7 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     products = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
     return [
         Muon(matrices, recipe.muon_lr, recipe.momentum, recipe.weight_decay, products),
-        torch.optim.AdamW(plain, lr=recipe.lr, betas=recipe.betas, fused=True),
+        torch.optim.AdamW(others, lr=recipe.lr, betas=recipe.betas, fused=True),
     ]
 
 
@@ -62,7 +62,7 @@ def group_of(name: str, parameter: Tensor) -> str:
     return "stacked" if name.endswith("qkv.weight") else "hidden"
 
 
-def _plain(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+def _single_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """AdamW or SGD over all parameters."""
     undecayed = [name for name, _ in model.named_parameters() if name.endswith(UNDECAYED)]
     groups = timm.optim.param_groups_layer_decay(
@@ -91,7 +91,8 @@ def update_average(
     average: Sequence[Tensor], now: Sequence[Tensor], decay: float, step: int
 ) -> None:
     """Update an exponential moving average in place. Its decay grows at first, to forget the random start."""
-    torch._foreach_lerp_(average, now, 1 - min(decay, (1 + step) / (10 + step)))
+    decay = min(decay, (1 + step) / (10 + step))
+    torch._foreach_lerp_(average, now, 1 - decay)
 
 
 class Muon(torch.optim.Optimizer):
@@ -114,16 +115,14 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         products: torch.dtype = torch.bfloat16,
     ):
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "peak_lr": lr,
-                "momentum": momentum,
-                "weight_decay": weight_decay,
-                "parts": 1,
-            },
-        )
+        defaults = {
+            "lr": lr,
+            "peak_lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "parts": 1,
+        }
+        super().__init__(params, defaults)
         self.products = products
 
     @torch.no_grad()
@@ -140,26 +139,27 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
             ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-            parts = group["parts"]
-            stacks = defaultdict(list)
-            for parameter, update in zip(parameters, ahead, strict=True):
-                for target, part in zip(parameter.chunk(parts), update.chunk(parts), strict=True):
-                    matrix = part.flatten(1)  # kernels: input channels and positions together
-                    stacks[matrix.shape].append((target, matrix))
-            for shape, pairs in stacks.items():
-                targets, updates = zip(*pairs, strict=True)
-                orthogonal = orthogonalized(torch.stack(updates).to(self.products)).to(
-                    targets[0].dtype
-                )
-                steps = [
-                    step.view_as(target) for step, target in zip(orthogonal, targets, strict=True)
-                ]
-                torch._foreach_add_(
-                    list(targets), steps, alpha=-group["lr"] * 0.2 * math.sqrt(max(shape))
-                )
+            self._add_orthogonal(parameters, ahead, group["lr"], group["parts"])
+
+    def _add_orthogonal(
+        self, parameters: list[Tensor], updates: Iterable[Tensor], lr: float, parts: int
+    ) -> None:
+        """Subtract the orthogonalized updates from the parameters, matrices of one shape together."""
+        stacks = defaultdict(list)
+        for parameter, update in zip(parameters, updates, strict=True):
+            for target, part in zip(parameter.chunk(parts), update.chunk(parts), strict=True):
+                matrix = part.flatten(1)  # kernels: input channels and positions together
+                stacks[matrix.shape].append((target, matrix))
+        for shape, pairs in stacks.items():
+            targets, matrices = zip(*pairs, strict=True)
+            stack = torch.stack(matrices).to(self.products)
+            orthogonal = orthogonalize(stack).to(targets[0].dtype)
+            steps = [step.view_as(t) for step, t in zip(orthogonal, targets, strict=True)]
+            alpha = -lr * 0.2 * math.sqrt(max(shape))
+            torch._foreach_add_(list(targets), steps, alpha=alpha)
 
 
-def orthogonalized(matrices: Tensor) -> Tensor:
+def orthogonalize(matrices: Tensor) -> Tensor:
     """Approximate U·Vᵀ of each matrix U·S·Vᵀ in (n, rows, columns), with singular values in about 0.7…1.2."""
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -167,5 +167,6 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return x.mT if tall else x

@@ -89,9 +89,8 @@ def join(device: torch.device | str | None = None) -> World:
 
     # Fetching and decoding images in the first process can exceed PyTorch's timeout of ten minutes.
     state = PartialState(cpu=alone.device.type == "cpu", timeout=timedelta(hours=6))
-    if state.num_processes != int(
-        os.environ["WORLD_SIZE"]
-    ):  # else each would act as the only one, and write
+    # Else each would act as the only one, and write.
+    if state.num_processes != int(os.environ["WORLD_SIZE"]):
         raise ValueError(
             f"{os.environ['WORLD_SIZE']} processes were started, but accelerate connected {state.num_processes} on "
             f"{alone.device}. Train with --device cpu, or on devices that accelerate can connect."

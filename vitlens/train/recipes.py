@@ -16,11 +16,8 @@ from vitlens.train.settings import FROM_MODEL, Recipe
 
 __all__ = ["FROM_MODEL", "RECIPES", "Recipe", "read_recipe", "recipe", "register", "starting_from"]
 
-GRAY = {
-    "mean": (0.5, 0.5, 0.5),
-    "std": (0.5, 0.5, 0.5),
-}  # pixels in [−1, 1], as in the official code
 # fmt: off
+GRAY = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # pixels in [−1, 1], as in the official code
 # For one GPU.
 TINY_IMAGENET = Recipe(
     name="tiny-imagenet",

@@ -17,7 +17,6 @@ import datetime
 import hashlib
 import json
 import math
-import operator
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -36,7 +35,7 @@ from tqdm.auto import tqdm
 from vitlens.data import ImageSet, ImageStream
 from vitlens.data.files import write
 from vitlens.data.imageset import PIXEL_READING, lost_workers
-from vitlens.train.criteria import validate
+from vitlens.train.criteria import metric_name, validate
 from vitlens.train.objectives import RENAMED
 from vitlens.train.processes import World, hardware, versions
 from vitlens.train.settings import Recipe
@@ -59,9 +58,8 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], scalars
     """Write one checkpoint and delete all but the newest `KEPT`. If writing fails (disk full), these stay intact."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"step-{step:08d}"
-    copies = {
-        name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()
-    }  # tied weights too
+    # Copies, because safetensors rejects tied weights.
+    copies = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}
     payload = safetensors.torch.save(copies)
     content = {"step": step, "sha256": hashlib.sha256(payload).hexdigest(), **scalars}
     write(stem.with_suffix(".safetensors"), payload)
@@ -99,7 +97,7 @@ def newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.json"), reverse=True)
 
 
-def flat(
+def flat_state(
     model: nn.Module, average: dict[str, Tensor], optimizers: list[Optimizer]
 ) -> dict[str, Tensor]:
     """All tensors of a run by flat names: `model.…`, `average.…`, `optimizer.0.<parameter>.<moment>`."""
@@ -108,65 +106,64 @@ def flat(
     tensors |= {f"average.{name}": t for name, t in average.items()}
     for i, optimizer in enumerate(optimizers):
         for parameter, state in optimizer.state.items():
-            tensors |= {
-                f"optimizer.{i}.{names[parameter]}.{key}": value for key, value in state.items()
-            }
+            for key, value in state.items():
+                tensors[f"optimizer.{i}.{names[parameter]}.{key}"] = value
     return tensors
 
 
-def restore(
+def restore_state(
     tensors: dict[str, Tensor],
     model: nn.Module,
     average: dict[str, Tensor],
     optimizers: list[Optimizer],
 ):
-    """Copy the tensors of `flat` back into model, average and optimizers."""
-    model.load_state_dict({name[6:]: t for name, t in tensors.items() if name.startswith("model.")})
+    """Copy the tensors of `flat_state` back into model, average and optimizers."""
+    prefix = "model."
+    weights = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+    model.load_state_dict(weights)
     for name, t in average.items():
         t.copy_(tensors[f"average.{name}"])
     parameters = dict(model.named_parameters())
-    for full, value in tensors.items():
-        if full.startswith("optimizer."):
-            i, name = full.removeprefix("optimizer.").split(".", 1)
-            name, _, key = name.rpartition(".")
-            # Fused optimizers keep step counters in fp32 on the device of the parameters.
-            optimizers[int(i)].state[parameters[name]][key] = value.to(
-                parameters[name].device, copy=True
-            )
+    for name, value in tensors.items():
+        if not name.startswith("optimizer."):
+            continue
+        _, i, rest = name.split(".", 2)
+        parameter_name, key = rest.rsplit(".", 1)
+        parameter = parameters[parameter_name]
+        # Fused optimizers keep step counters in fp32 on the device of the parameters.
+        optimizers[int(i)].state[parameter][key] = value.to(parameter.device, copy=True)
 
 
 # Log and resumption
 
 
-def checksum(images: ImageSet) -> str:
+def label_checksum(images: ImageSet) -> str:
     """Checksum of labels and class names."""
     digest = hashlib.sha256("\0".join(images.class_names).encode())
     digest.update(images.labels.cpu().numpy().tobytes())
     return digest.hexdigest()[:12]
 
 
-def name_of(made: object) -> str:
+def callable_name(function: object) -> str:
     """Name of a callable, with the arguments of a partial: "experiments.small_data.build(tokenizer='conv-stem')"."""
-    if isinstance(made, partial):
-        arguments = [
-            *map(repr, made.args),
-            *(f"{name}={value!r}" for name, value in made.keywords.items()),
-        ]
-        return f"{name_of(made.func)}({', '.join(arguments)})"
-    kind = made if hasattr(made, "__qualname__") else type(made)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(function, partial):
+        arguments = [repr(value) for value in function.args]
+        arguments += [f"{name}={value!r}" for name, value in function.keywords.items()]
+        return f"{callable_name(function.func)}({', '.join(arguments)})"
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
-def facts_of(model: nn.Module, train: ImageSet, recipe: Recipe, world: World) -> dict:
+def run_facts(model: nn.Module, train: ImageSet, recipe: Recipe, world: World) -> dict:
     """Facts that determine a run besides its recipe: images, model, split of batches, and machine."""
     return {
         "images": len(train),
-        "labels": checksum(train),
+        "labels": label_checksum(train),
         "pictures": train.fingerprint,
         "held": type(train).__name__,
         "pixel_reading": PIXEL_READING,
         "built_by": getattr(model, "built_by", BUILT_BY),
-        "objective": name_of(model.objective) if hasattr(model, "objective") else "labels",
+        "objective": callable_name(model.objective) if hasattr(model, "objective") else "labels",
         "parts": world.size * recipe.accumulate,
         "device": world.device.type,
         "threads": torch.get_num_threads() if world.device.type == "cpu" else None,
@@ -185,8 +182,11 @@ class RunFolder:
     ):
         self.path = None if out is None else Path(out)
         self.writes = self.path is not None and world.rank == 0
-        self.recipe, self.state, self.facts = recipe, state, facts
-        self.saved_step, self.seconds_before = 0, 0.0
+        self.recipe = recipe
+        self.state = state
+        self.facts = facts
+        self.saved_step = 0
+        self.seconds_before = 0.0
         self.began = self.saved_at = time.monotonic()
 
     def begin(self, resume: bool) -> int:
@@ -199,63 +199,63 @@ class RunFolder:
             raise ValueError(
                 f"{self.path} already holds checkpoints. Resume the run, or train into another folder."
             )
-        kept, done = "", 0
         if markers:
             tensors, scalars = load_checkpoint(self.path / "checkpoints")
             self.compare(scalars)
-            restore(tensors, *self.state)
-            done = self.saved_step = scalars["step"]
+            restore_state(tensors, *self.state)
+            self.saved_step = scalars["step"]
             self.seconds_before = scalars.get("seconds", 0.0)
-            log = self.path / "log.jsonl"
-            lines = (
-                log.read_text(errors="replace").splitlines(keepends=True) if log.exists() else []
-            )
-            # Later and incomplete lines will be written again.
-            kept = "".join(line for line in lines if _step(line) <= done)
         if self.writes:
             self.path.mkdir(parents=True, exist_ok=True)
-            write(self.path / "log.jsonl", kept.encode())
-        return done
+            log = self.path / "log.jsonl"
+            lines = log_lines(log, self.saved_step) if markers else []
+            write(log, "".join(lines).encode())
+        return self.saved_step
 
     def compare(self, before: dict) -> None:
         """Raise ValueError if a checkpoint belongs to another run. Print changes that end bit-exactness."""
-        changes = []
-        for then, now in (
-            (Recipe.from_dict(before["recipe"]).to_dict(), self.recipe.to_dict()),
-            (before, self.facts),
-        ):
-            for key, value in now.items():
-                was = then.get(key)
-                if key == "objective":
-                    was = RENAMED.get(was, was)
-                if was == value or key in FREE:
-                    continue
-                if key not in MACHINE:
-                    raise ValueError(
-                        f"The run in {self.path} was started with {key} = {was!r}, got {value!r}. "
-                        "Resume it with the same value, or train into another folder."
-                    )
-                if None not in (was, value):
-                    changes.append(f"{key} = {value} instead of {was}")
+        settings = Recipe.from_dict(before["recipe"]).to_dict()
+        changes = self._changes(settings, self.recipe.to_dict())
+        changes += self._changes(before, self.facts)
         if self.writes and changes:
             tqdm.write(
                 f"Resumed with {', '.join(changes)}. Results will not be bit-identical to an unbroken run."
             )
 
-    def log(self, record: dict) -> None:
-        if self.writes:
-            with open(self.path / "log.jsonl", "a") as file:
-                file.write(json.dumps({**record, "time": round(time.time(), 2)}) + "\n")
-                file.flush()
-                os.fsync(
-                    file.fileno()
-                )  # so that a checkpoint after a power cut has the readings before it
+    def _changes(self, before: dict, now: dict) -> list[str]:
+        """Changed values of `MACHINE` in words. Raises ValueError for other changes, except those of `FREE`."""
+        changes = []
+        for key, value in now.items():
+            previous = before.get(key)
+            if key == "objective":
+                previous = RENAMED.get(previous, previous)
+            if previous == value or key in FREE:
+                continue
+            if key not in MACHINE:
+                raise ValueError(
+                    f"The run in {self.path} was started with {key} = {previous!r}, got {value!r}. "
+                    "Resume it with the same value, or train into another folder."
+                )
+            if previous is not None and value is not None:
+                changes.append(f"{key} = {value} instead of {previous}")
+        return changes
 
-    def due(self) -> bool:
+    def log(self, record: dict) -> None:
+        if not self.writes:
+            return
+        line = json.dumps({**record, "time": round(time.time(), 2)})
+        with open(self.path / "log.jsonl", "a") as file:
+            file.write(line + "\n")
+            file.flush()
+            # So that a checkpoint after a power cut has the readings before it.
+            os.fsync(file.fileno())
+
+    def is_due(self) -> bool:
+        """True if `save_every` seconds have passed since the last checkpoint."""
         return self.writes and time.monotonic() - self.saved_at >= self.recipe.save_every
 
     @contextmanager
-    def kept(self, step: int, record: dict | None = None) -> Iterator[None]:
+    def rescue(self, step: int, record: dict | None = None) -> Iterator[None]:
         """Save the state after `step` steps and log `record` if another process or a worker ends in this block.
 
         Buffers (batch normalization's statistics) are first restored to their values before the block.
@@ -277,17 +277,28 @@ class RunFolder:
     def save(self, step: int) -> None:
         if not self.writes or step == self.saved_step:
             return
-        if not all(t.isfinite().all() for t in self.state[0].state_dict().values()):
+        weights = self.state[0].state_dict().values()
+        if not all(t.isfinite().all() for t in weights):
             raise FloatingPointError(
                 f"Weights are not finite after step {step}, so they were not saved. {DIVERGED}"
             )
         seconds = self.seconds_before + time.monotonic() - self.began
         scalars = {"recipe": self.recipe.to_dict(), **self.facts, "seconds": round(seconds, 1)}
-        save_checkpoint(self.path / "checkpoints", step, flat(*self.state), scalars)
-        self.saved_step, self.saved_at = step, time.monotonic()
+        save_checkpoint(self.path / "checkpoints", step, flat_state(*self.state), scalars)
+        self.saved_step = step
+        self.saved_at = time.monotonic()
 
 
-def _step(line: str) -> float:
+def log_lines(log: Path, last_step: int) -> list[str]:
+    """Complete lines of a log up to a step. Later ones will be written again."""
+    if not log.exists():
+        return []
+    lines = log.read_text(errors="replace").splitlines(keepends=True)
+    return [line for line in lines if _step_of_line(line) <= last_step]
+
+
+def _step_of_line(line: str) -> float:
+    """Step of a line of the log, or infinity for an incomplete line."""
     try:
         return json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
@@ -316,30 +327,22 @@ def finish(
     Finished runs export their model, and stopped runs if `exports`: the raw or the averaged weights, whichever validate
     better. Fine-tuning always exports the averaged weights, because its validation images may be the test images.
     """
-    world = world or World(device=next(model.parameters()).device)
+    if world is None:
+        world = World(device=next(model.parameters()).device)
     finished = last is None or last.step == steps  # a finished run yields no steps when resumed
-    exports, metrics = exports or finished, {} if last is None else last.metrics
+    exports = exports or finished
+    metrics = {} if last is None else last.metrics
     if exports and not metrics:
         metrics = validate(model, average, data[1], plan, world)
-    name, better = (
-        ("valid_loss", operator.lt) if hasattr(model, "objective") else ("top1", operator.gt)
-    )
-    raw, mean = metrics.get(name), metrics.get(f"{name}_average")
-    averaged = mean is not None and (plan.init != "" or better(mean, raw))
-    exported = ("moving average of the weights" if averaged else "raw weights") if exports else None
+    averaged = exports_average(model, plan, metrics)
     plan = replace(plan, init=Path(plan.init).name)  # without the local path of the starting model
     account = {
         "command": command,
         "built_by": getattr(model, "built_by", BUILT_BY),
         "finished": finished,
-        "validation": {
-            name: raw,
-            f"{name}_average": mean,
-            "images": len(data[1]),
-            "exported": exported,
-        },
+        "validation": validation_of(model, metrics, len(data[1]), exports, averaged),
         "training_images": len(data[0]),
-        "labels": checksum(data[0]),
+        "labels": label_checksum(data[0]),
         "pictures": data[0].fingerprint,
         "epochs": plan.epochs,
         "steps": steps,
@@ -349,37 +352,67 @@ def finish(
         "date": datetime.date.today().isoformat(),
         "recipe": plan.to_dict(),
     }
-    if world.rank == 0:
-        if exports:
-            weights = average if averaged else None
-            export(
-                model, out / "model", plan, data[0].class_names, weights=weights, training=account
-            )
-            write(out / "model" / "recipe.json", plan.to_json().encode())
-        write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
+    if world.rank > 0:
+        return account
+    if exports:
+        weights = average if averaged else None
+        folder = out / "model"
+        export(model, folder, plan, data[0].class_names, weights=weights, training=account)
+        write(folder / "recipe.json", plan.to_json().encode())
+    write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
     return account
 
 
-def finished_before(
+def exports_average(model: nn.Module, plan: Recipe, metrics: dict[str, float]) -> bool:
+    """True if the averaged weights are exported: after fine-tuning, and if they validate better than the raw ones."""
+    name = metric_name(model)
+    average = metrics.get(f"{name}_average")
+    if average is None:
+        return False
+    if plan.init:
+        return True
+    raw = metrics[name]
+    return average < raw if name == "valid_loss" else average > raw
+
+
+def validation_of(
+    model: nn.Module, metrics: dict[str, float], images: int, exports: bool, averaged: bool
+) -> dict:
+    """The entry `validation` of `training.json`."""
+    name = metric_name(model)
+    exported = None
+    if exports:
+        exported = "moving average of the weights" if averaged else "raw weights"
+    return {
+        name: metrics.get(name),
+        f"{name}_average": metrics.get(f"{name}_average"),
+        "images": images,
+        "exported": exported,
+    }
+
+
+def read_finished_run(
     out: Path, plan: Recipe, train: ImageSet | ImageStream, built_by: str = BUILT_BY
 ) -> dict | None:
     """`training.json` of a finished run in `out` with this plan, these images and an exported model, or None."""
-    facts = {
+    expected = {
         "finished": True,
-        "labels": checksum(train),
+        "labels": label_checksum(train),
         "built_by": built_by,
         "pictures": train.fingerprint,
     }
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    try:
         account = json.loads((out / "training.json").read_text())
-        same = Recipe.from_dict(account["recipe"]) == replace(plan, init=Path(plan.init).name)
-        same = same and all(account[name] == value for name, value in facts.items())
-        if same and (out / "model" / "model.safetensors").is_file():
-            return account
-    return None
+        recipe = Recipe.from_dict(account["recipe"])
+        same_facts = all(account[name] == value for name, value in expected.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if recipe != replace(plan, init=Path(plan.init).name) or not same_facts:
+        return None
+    return account if (out / "model" / "model.safetensors").is_file() else None
 
 
-def seconds_before(out: Path) -> float:
+def seconds_of_training(out: Path) -> float:
     """Seconds of training before the run was stopped or killed, from `training.json` or the newest checkpoint."""
     seconds = [0.0]
     for path in (out / "training.json", *newest_first(out / "checkpoints")):
@@ -421,80 +454,84 @@ def export(
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    state = stored({**model.state_dict(), **(weights or {})}, dtype)
-    head = {
-        name: state.pop(name) for name in list(state) if name.startswith(aside_of(model, recipe))
-    }
+    state = convert_weights({**model.state_dict(), **(weights or {})}, dtype)
+    prefixes = pretraining_prefixes(model, recipe)
+    head = {name: state.pop(name) for name in list(state) if name.startswith(prefixes)}
     if head:
-        aside = (
-            folder / "pretraining_head"
-        )  # timm up to 1.0.28 rejects directories with two files of weights
-        aside.mkdir(exist_ok=True)
-        write(aside / "head.safetensors", safetensors.torch.save(head))
+        # Apart, because timm up to 1.0.28 rejects directories with two files of weights.
+        head_folder = folder / "pretraining_head"
+        head_folder.mkdir(exist_ok=True)
+        write(head_folder / "head.safetensors", safetensors.torch.save(head))
     write(folder / "model.safetensors", safetensors.torch.save(state, metadata={"format": "pt"}))
-    write(
-        folder / "config.json",
-        json.dumps(hub_config(model, recipe, class_names), indent=2).encode(),
-    )
+    config = hub_config(model, recipe, class_names)
+    write(folder / "config.json", json.dumps(config, indent=2).encode())
     if training is not None:
         write(folder / "training.json", json.dumps(training, indent=2, ensure_ascii=False).encode())
     return folder
 
 
-def aside_of(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
-    """Name prefixes of weights that only pre-training needs, or () if the model keeps its head."""
+def pretraining_prefixes(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
+    """Name prefixes of parameters that are saved separately, because fine-tuning discards them. Often ()."""
     if hasattr(model, "objective"):
         return ("objective.", "head.")
     return ("head.",) if recipe.head == "mlp" else ()
 
 
-def stored(state: dict[str, Tensor], dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
+def convert_weights(
+    state: dict[str, Tensor], dtype: torch.dtype = torch.float16
+) -> dict[str, Tensor]:
     """The tensors on the CPU, with floating-point ones in `dtype` unless they would overflow.
 
     Batch normalization's statistics keep their type, because a variance of 1e-8 would become 0.
     """
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    for name, tensor in tensors.items():
-        converted = (
-            tensor.to(dtype)
-            if tensor.is_floating_point() and not name.endswith(STATISTICS)
-            else tensor
-        )
-        tensors[name] = converted if converted.isfinite().all() else tensor
+    tensors = {}
+    for name, tensor in state.items():
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.is_floating_point() and not name.endswith(STATISTICS):
+            converted = tensor.to(dtype)
+            if converted.isfinite().all():
+                tensor = converted
+        tensors[name] = tensor
     return tensors
 
 
-def module_of(architecture: str) -> str:
+def architecture_module(architecture: str) -> str:
     """Module of the function that builds a timm architecture, or "timm" for another name."""
     name = architecture.split(".")[0]
-    return timm.models.model_entrypoint(name).__module__ if timm.is_model(name) else "timm"
+    if not timm.is_model(name):
+        return "timm"
+    return timm.models.model_entrypoint(name).__module__
 
 
 def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> dict:
     """The content of timm's `config.json`."""
-    source, args = getattr(model, "pretrained_cfg", {}), recipe.arguments()
-    more = {"outputs": recipe.outputs} if recipe.outputs else {}
+    arguments = recipe.arguments()
+    if pretraining_prefixes(model, recipe):
+        arguments = {**arguments, "num_classes": 0}
+        class_names = ()
+    more = {}
+    if recipe.outputs:
+        more["outputs"] = recipe.outputs
     if isinstance(getattr(model, "global_pool", None), str):
         more["global_pool"] = model.global_pool
-    if not type(model).__module__.startswith(
-        ("timm.", module_of(recipe.architecture_name))
-    ):  # a class from build=…
-        more["architecture"] = type(model).__name__
-        more["built_by"] = getattr(model, "built_by", type(model).__module__)
-    if aside_of(model, recipe):
-        args, class_names = {**args, "num_classes": 0}, ()
+    architecture = recipe.architecture_name
+    module = type(model).__module__
+    if not module.startswith(("timm.", architecture_module(architecture))):  # built by build=…
+        architecture = type(model).__name__
+        more["built_by"] = getattr(model, "built_by", module)
+    source = getattr(model, "pretrained_cfg", {})
     return {
-        "architecture": recipe.architecture_name,
-        "num_classes": args["num_classes"],
+        "architecture": architecture,
+        "num_classes": arguments["num_classes"],
         "num_features": recipe.width,
         "label_names": list(class_names),
-        "model_args": args,
+        "model_args": arguments,
         **more,
         "pretrained_cfg": {
             "tag": recipe.name,
             "custom_load": False,
             **recipe.pixels(),
-            "num_classes": args["num_classes"],
+            "num_classes": arguments["num_classes"],
             "pool_size": None,
             "first_conv": source.get("first_conv", "patch_embed.proj"),
             "classifier": source.get("classifier", "head"),

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,26 +21,24 @@ from tqdm.auto import tqdm
 
 from vitlens.data import SOURCES, ImageSet, ImageStream, load
 from vitlens.data.files import check_writable, lock_folder, write
-from vitlens.names import reject
 from vitlens.train import snapshots
-from vitlens.train.criteria import compiled, settled
+from vitlens.train.criteria import build_criterion, choose_precision
 from vitlens.train.loop import FIRST, Step, fit
 from vitlens.train.processes import World, hardware, join, versions
 from vitlens.train.recipes import read_recipe, starting_from
 from vitlens.train.run_folder import (
     BUILT_BY,
+    callable_name,
     finish,
-    finished_before,
-    name_of,
     newest_first,
-    seconds_before,
+    read_finished_run,
+    seconds_of_training,
 )
 from vitlens.train.settings import FROM_MODEL, Recipe
 
 __all__ = ["hardware", "read_recipe", "run", "versions"]
-AGREE = (
-    10  # steps between agreements of several processes whether to stop, for which the host waits
-)
+AGREE = 10
+"""Steps between agreements of several processes whether to stop, for which the host waits."""
 
 
 def run(
@@ -84,45 +82,51 @@ def run(
     >>> account["finished"]
     True
     """
-    out, world, built_by = Path(out), join(device), name_of(build) if build else BUILT_BY
-    before = images_before(out) if resume else {}
-    again = (
-        {"out": out}
-        | ({"data": data} if before and data else {})
-        | ({"root": root} if before and root else {})
+    out = Path(out)
+    world = join(device)
+    built_by = callable_name(build) if build else BUILT_BY
+    images_before = read_data_file(out) if resume else {}
+    how_to_resume = goes_on or resume_hint(
+        out, data if images_before else "", root if images_before else None
     )
-    data, root = str(data) or before.get("data", ""), root or before.get("root")
-    named = {"recipe": recipe_name or resume and (out / "recipe.json").is_file(), "data": data}
-    if before and os.path.isabs(data) and not os.path.exists(data):
+    data = str(data) or images_before.get("data", "")
+    root = root or images_before.get("root")
+    if images_before and os.path.isabs(data) and not os.path.exists(data):
         raise ValueError(
             f"{data}, the data of the run in {out}, does not exist. Give its place with --data."
         )
-    refuse(out, world.device, resume, max_minutes, watch, named)
+    check_options(out, world.device, resume, max_minutes, watch, recipe_name, data)
     fresh = not (resume and newest_first(out / "checkpoints"))
-    plan = settled(planned(recipe_name, model, out, resume, overrides, seed, tiny), world)
+    plan = plan_recipe(recipe_name, model, out, resume, overrides, seed, tiny)
+    plan = choose_precision(plan, world)
     quiet = quiet or world.rank > 0
-    say = (lambda *_: None) if quiet else (lambda text: tqdm.write(text, file=sys.stderr))
+
+    def say(text: str) -> None:
+        if not quiet:
+            tqdm.write(text, file=sys.stderr)
 
     start = time.monotonic()
-    streams = before.get("stream") if stream is None else None
-    splits = open_images(data, plan, world, streams or [stream, stream], root=root, workers=workers)
-    for text in filter(None, dict.fromkeys(split.note for split in splits)):
-        say(text)
-    train, valid = (
-        split.subset(min(n, len(split)), plan.seed) if n else split
-        for split, n in zip(splits, (plan.train_images, plan.valid_images), strict=True)
-    )
+    streams = [stream, stream]
+    if stream is None and images_before.get("stream"):
+        streams = images_before["stream"]
+    splits = open_images(data, plan, world, streams, root=root, workers=workers)
+    for note in dict.fromkeys(split.note for split in splits):
+        if note:
+            say(note)
+    train = limit(splits[0], plan.train_images, plan.seed)
+    valid = limit(splits[1], plan.valid_images, plan.seed)
     classes = len(train.class_names)
-    if plan.num_classes != classes and any(o.startswith("num_classes=") for o in overrides):
+    sets_classes = any(assignment.startswith("num_classes=") for assignment in overrides)
+    if sets_classes and plan.num_classes != classes:
         raise ValueError(
             f"{data} has {classes} classes, got num_classes={plan.num_classes}. Leave it out."
         )
     plan = replace(plan, num_classes=classes)
-    if (
-        resume and fresh and (done := finished_before(out, plan, train, built_by))
-    ):  # also without its checkpoints
-        say(f"The run in {out} is finished.")
-        return done | {"stopped_by": 0}
+    if resume and fresh:  # also without its checkpoints
+        finished = read_finished_run(out, plan, train, built_by)
+        if finished:
+            say(f"The run in {out} is finished.")
+            return {**finished, "stopped_by": 0}
     say(f"Found {len(train)} + {len(valid)} images in {time.monotonic() - start:.0f} s.")
 
     start = time.monotonic()
@@ -131,7 +135,6 @@ def run(
     # A checkpoint replaces the initial weights, so the model that the run started from may be missing.
     network = build(plan) if build else plan.build(weights=fresh)
     network.built_by = built_by
-    criterion = compiled(network, plan, world.device)
     average: dict = {}
     training = fit(
         network,
@@ -140,53 +143,29 @@ def run(
         out=out,
         resume=resume,
         average=average,
-        criterion=criterion,
+        criterion=build_criterion(network, plan, world.device),
         world=world,
     )
     if resume and fresh:
         say(f"{out} holds no checkpoint, so the run starts.")
     steps = plan.length(len(train))
-    watch = watch if world.rank == 0 else 0
-    album = snapshots.Album(out, network, snapshots.probe(valid, plan), steps, watch, say)
+    count = watch if world.rank == 0 else 0
+    album = snapshots.Album(out, network, snapshots.probe(valid, plan), steps, count, say)
+    lock = nullcontext()
     if world.rank == 0:
         out.mkdir(parents=True, exist_ok=True)
-    with lock_folder(out) if world.rank == 0 else nullcontext():
+        lock = lock_folder(out)
+    with lock:
         if fresh and world.rank == 0:
             write(out / "recipe.json", plan.to_json().encode())
-            kinds = {source.partition("/")[0] for source in SOURCES}
-            by_name = data.partition("/")[0] in kinds or not Path(data).is_dir()
-            about = {
-                "stream": [isinstance(s, ImageStream) for s in splits],
-                "data": data if by_name else os.path.abspath(data),
-                "root": root and os.path.abspath(root),
-            }
-            write(out / "data.json", json.dumps(about).encode())
+            write_data_file(out, data, root, splits)
         if fresh:  # before training, to report unsupported arrays at once
             album.begin()
-        last, stopped, spent_before, shown = None, "", 0.0 if fresh else seconds_before(out), {}
-        interval = 0.5 if sys.stderr.isatty() else 60
-        with (
-            Stop() as stop,
-            closing(training),
-            tqdm(total=steps, unit="step", disable=quiet, mininterval=interval) as bar,
-        ):
-            for last in training:
-                shown |= progress(bar, last)
-                bar.set_postfix(shown, refresh=last.step in FIRST and interval < 1)
-                album.show(last.step)
-                if world.size == 1 or last.step % AGREE == 0:
-                    signaled, spent = (
-                        world.total(stop.signal),
-                        world.first(time.monotonic() - start),
-                    )
-                    late = max_minutes is not None and spent > max_minutes * 60
-                    if (signaled or late) and last.step < steps:
-                        stopped = f"after {max_minutes:g} minutes" if late else "by a signal"
-                        break
-        if stopped:
-            words = [f"--{name} {shlex.quote(str(given))}" for name, given in again.items()]
-            how = goes_on or f"`vitlens train --resume {' '.join(words)}` continues it"
-            say(f"Stopped {stopped}, at step {last.step} of {steps}; {how}.")
+        seconds_before = 0.0 if fresh else seconds_of_training(out)
+        with Stop() as stop:
+            last, reason = follow(training, steps, album, stop, start, max_minutes, world, quiet)
+        if reason:
+            say(f"Stopped {reason}, at step {last.step} of {steps}; {how_to_resume}.")
         account = finish(
             out,
             plan,
@@ -195,59 +174,60 @@ def run(
             (train, valid),
             last=last,
             steps=steps,
-            seconds=spent_before + time.monotonic() - start,
-            command=command_of(plan, str(data), splits),
+            seconds=seconds_before + time.monotonic() - start,
+            command=command_of(plan, data, splits),
             world=world,
             exports=export,
         )
-    return account | {"stopped_by": 0 if account["finished"] else stop.signal}
+    return {**account, "stopped_by": 0 if account["finished"] else stop.signal}
 
 
 # Before: recipe and images
 
 
-def refuse(
+def check_options(
     out: Path,
     device: torch.device,
     resume: bool,
     max_minutes: float | None,
     watch: int,
-    named: dict,
+    recipe_name: str,
+    data: str,
 ) -> None:
     """Raise ValueError for wrong options, before reading or writing files."""
-    held = newest_first(out / "checkpoints") or (out / "training.json").exists()
-    reject(
-        (
-            (
-                device.type == "cuda" and not torch.cuda.is_available(),
-                "PyTorch finds no CUDA device. Use --device cpu.",
-            ),
-            (
-                not resume and (held or (out / "model" / "model.safetensors").exists()),
-                f"{out} already holds a run or its model. Resume the run, or train into another folder.",
-            ),
-            (
-                resume and not out.is_dir(),
-                f"{out} holds no run to resume: the folder does not exist.",
-            ),
-            *(
-                (resume and not given, f"The run in {out} does not name its {name}. Give --{name}.")
-                for name, given in named.items()
-            ),
-            (
-                watch == 1,
-                "--watch must be 0, or at least 2 for the first and the last step, got 1.",
-            ),
-            (
-                max_minutes is not None and not 0 < max_minutes < math.inf,
-                f"--max-minutes must be a positive number of minutes, got {max_minutes}.",
-            ),
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("PyTorch finds no CUDA device. Use --device cpu.")
+    if resume:
+        check_resumable(out, recipe_name, data)
+    elif holds_run(out):
+        raise ValueError(
+            f"{out} already holds a run or its model. Resume the run, or train into another folder."
         )
-    )
+    if watch == 1:
+        raise ValueError("--watch must be 0, or at least 2 for the first and the last step, got 1.")
+    if max_minutes is not None and not 0 < max_minutes < math.inf:
+        raise ValueError(f"--max-minutes must be a positive number of minutes, got {max_minutes}.")
     check_writable(out, "--out")
 
 
-def planned(
+def check_resumable(out: Path, recipe_name: str, data: str) -> None:
+    """Raise ValueError unless a folder, or the options, name the recipe and the data of a run."""
+    if not out.is_dir():
+        raise ValueError(f"{out} holds no run to resume: the folder does not exist.")
+    has_recipe = recipe_name or (out / "recipe.json").is_file()
+    for option, known in (("recipe", has_recipe), ("data", data)):
+        if not known:
+            raise ValueError(f"The run in {out} does not name its {option}. Give --{option}.")
+
+
+def holds_run(out: Path) -> bool:
+    """True if a folder holds checkpoints, the account of a run, or its model."""
+    if newest_first(out / "checkpoints"):
+        return True
+    return any((out / name).exists() for name in ("training.json", "model/model.safetensors"))
+
+
+def plan_recipe(
     name: str,
     model: str,
     out: Path,
@@ -257,38 +237,20 @@ def planned(
     tiny: bool,
 ) -> Recipe:
     """The recipe of the run with overrides: from its directory on resume, else the named one."""
-    kept = out / "recipe.json"
-    resumed = resume and kept.exists()
-    plan = read_recipe(kept if resumed else name)
+    file = out / "recipe.json"
+    resumed = resume and file.exists()
     if resumed:
-        named = read_recipe(name).name if name.endswith(".json") else name or plan.name
-        other = model not in ("", plan.init) and (
-            not plan.init or Path(model).resolve() != Path(plan.init).resolve()
-        )
-        for wrong, sentence in (
-            (
-                plan.name != named,
-                f"follows the recipe {plan.name}, not {named}. Resume it by that name.",
-            ),
-            (
-                tiny and not plan.train_images,
-                "was started without --tiny. Resume it without --tiny.",
-            ),
-            (other, f"started from {plan.init or 'random weights'}, not {model}."),
-        ):
-            if wrong:
-                raise ValueError(f"The run in {out} {sentence}")
-    source = plan.init if resumed else model or plan.init
-    fixed = [
-        key
-        for key in (o.partition("=")[0] for o in overrides)
-        if key in FROM_MODEL or key[:6] == "model."
-    ]
-    if source and fixed:
-        raise ValueError(
-            f"{fixed[0]} comes with the model that the run starts from, and cannot be set."
-        )
-    plan = (plan.tiny() if tiny and not resumed else plan).override(*overrides)
+        plan = read_recipe(file)
+        check_same_run(plan, out, name, model, tiny)
+        source = plan.init
+    else:
+        plan = read_recipe(name)
+        source = model or plan.init
+    if source:
+        check_overrides(overrides)
+    if tiny and not resumed:
+        plan = plan.tiny()
+    plan = plan.override(*overrides)
     if plan.continues and not source:
         raise ValueError(
             f"The recipe {plan.name} fine-tunes a trained model. Name one with --model."
@@ -298,10 +260,55 @@ def planned(
     return plan if seed is None else replace(plan, seed=seed)
 
 
-def images_before(out: Path) -> dict:
+def check_same_run(plan: Recipe, out: Path, name: str, model: str, tiny: bool) -> None:
+    """Raise ValueError if the options contradict the recipe of the run that is resumed."""
+    named = name or plan.name
+    if name.endswith(".json"):
+        named = read_recipe(name).name
+    if plan.name != named:
+        raise ValueError(
+            f"The run in {out} follows the recipe {plan.name}, not {named}. Resume it by that name."
+        )
+    if tiny and not plan.train_images:
+        raise ValueError(f"The run in {out} was started without --tiny. Resume it without --tiny.")
+    if not model or model == plan.init:
+        return
+    if not plan.init or Path(model).resolve() != Path(plan.init).resolve():
+        raise ValueError(
+            f"The run in {out} started from {plan.init or 'random weights'}, not {model}."
+        )
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raise ValueError for a setting that comes with the model that a run starts from."""
+    for assignment in overrides:
+        key = assignment.partition("=")[0]
+        if key in FROM_MODEL or key.startswith("model."):
+            raise ValueError(
+                f"{key} comes with the model that the run starts from, and cannot be set."
+            )
+
+
+def read_data_file(out: Path) -> dict:
     """The content of a run's `data.json`, or {}."""
     path = out / "data.json"
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
+
+
+def write_data_file(out: Path, data: str, root: str | os.PathLike | None, splits: list) -> None:
+    """Write `data.json`, with absolute paths."""
+    is_path = not is_named(data) and Path(data).is_dir()
+    content = {
+        "stream": [isinstance(split, ImageStream) for split in splits],
+        "data": os.path.abspath(data) if is_path else data,
+        "root": root and os.path.abspath(root),
+    }
+    write(out / "data.json", json.dumps(content).encode())
+
+
+def is_named(data: str) -> bool:
+    """True for the name of a registered data set, such as torch/cifar10."""
+    return data.partition("/")[0] in {source.partition("/")[0] for source in SOURCES}
 
 
 def open_images(
@@ -314,34 +321,86 @@ def open_images(
     """
     sizes = {"train": plan.resize or plan.image_size, "valid": plan.image_size}
 
-    def opened() -> list[ImageSet | ImageStream]:
-        return [
-            load(
-                data, split, size=size, squash=plan.squash, stream=s, device=world.device, **options
+    def load_splits(streams: list[bool | None]) -> list[ImageSet | ImageStream]:
+        splits = []
+        for (split, size), stream in zip(sizes.items(), streams, strict=True):
+            images = load(
+                data,
+                split,
+                size=size,
+                squash=plan.squash,
+                stream=stream,
+                device=world.device,
+                **options,
             )
-            for (split, size), s in zip(sizes.items(), streams, strict=True)
-        ]
+            splits.append(images)
+        return splits
 
-    splits = opened() if world.rank == 0 else []
-    streams = [
-        bool(world.first(bool(splits) and isinstance(splits[i], ImageStream))) for i in range(2)
-    ]
-    return splits or opened()
+    splits = load_splits(streams) if world.rank == 0 else []
+    decided = [isinstance(split, ImageStream) for split in splits] or [False, False]
+    decided = [bool(world.first(streamed)) for streamed in decided]
+    return splits or load_splits(decided)
+
+
+def limit(split: ImageSet | ImageStream, n: int, seed: int) -> ImageSet | ImageStream:
+    """A random subset of at most `n` images, or all for n = 0."""
+    return split.subset(min(n, len(split)), seed) if n else split
+
+
+# During the run
+
+
+def follow(
+    training: Iterator[Step],
+    steps: int,
+    album: snapshots.Album,
+    stop: Stop,
+    start: float,
+    max_minutes: float | None,
+    world: World,
+    quiet: bool,
+) -> tuple[Step | None, str]:
+    """Train with a progress bar and snapshots until the end, a signal or the time limit.
+
+    Returns the last step, None if none was left, and the reason for stopping, or "".
+    """
+    last = None
+    readings: dict[str, str] = {}
+    interval = 0.5 if sys.stderr.isatty() else 60
+    bar = tqdm(total=steps, unit="step", disable=quiet, mininterval=interval)
+    with closing(training), bar:
+        for last in training:
+            readings |= progress(bar, last)
+            bar.set_postfix(readings, refresh=last.step in FIRST and interval < 1)
+            album.record_if_due(last.step)
+            if world.size > 1 and last.step % AGREE:
+                continue
+            signaled = world.total(stop.signal)
+            seconds = world.first(time.monotonic() - start)
+            late = max_minutes is not None and seconds > max_minutes * 60
+            if (signaled or late) and last.step < steps:
+                return last, f"after {max_minutes:g} minutes" if late else "by a signal"
+    return last, ""
+
+
+def resume_hint(out: Path, data: str | os.PathLike, root: str | os.PathLike | None) -> str:
+    """Hint that ends the message of a stopped run: the command that continues it."""
+    words = ["vitlens", "train", "--resume", "--out", str(out)]
+    if data:
+        words += ["--data", str(data)]
+    if root:
+        words += ["--root", str(root)]
+    return f"`{shlex.join(words)}` continues it"
 
 
 def command_of(plan: Recipe, data: str, splits: list) -> str:
     """Command that repeats the run with the `recipe.json` next to its model."""
-    named = data.partition("/")[0] in ("torch", "hfds", "wds", "vtab", "vtab800")
-    words = [
-        "vitlens",
-        "train",
-        "--recipe",
-        "recipe.json",
-        "--data",
-        data if named else Path(data).name,
-    ]
-    words += ["--stream"] if isinstance(splits[0], ImageStream) else []
-    words += ["--model", Path(plan.init).name] if plan.init else []
+    words = ["vitlens", "train", "--recipe", "recipe.json"]
+    words += ["--data", data if is_named(data) else Path(data).name]
+    if isinstance(splits[0], ImageStream):
+        words.append("--stream")
+    if plan.init:
+        words += ["--model", Path(plan.init).name]
     return shlex.join([*words, "--out", "DIR"])
 
 
@@ -352,10 +411,12 @@ def progress(bar: tqdm, step: Step) -> dict[str, str]:
     bar.update(step.step - bar.n)
     if step.loss is None:
         return {}
-    best = {"top1": f"{max(step.metrics.values()):.2f}"} if step.metrics else {}
+    values = {"loss": f"{step.loss:.3f}", "images/s": f"{step.images_per_second:.0f}"}
     if "valid_loss" in step.metrics:
-        best = {"valid_loss": f"{min(step.metrics.values()):.3f}"}
-    return {"loss": f"{step.loss:.3f}", "images/s": f"{step.images_per_second:.0f}", **best}
+        values["valid_loss"] = f"{min(step.metrics.values()):.3f}"
+    elif step.metrics:
+        values["top1"] = f"{max(step.metrics.values()):.2f}"
+    return values
 
 
 class Stop:
@@ -365,18 +426,20 @@ class Stop:
     """
 
     def __init__(self):
-        self.signal, self.before = 0, {}
+        self.signal = 0
+        self.handlers: dict = {}
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
-            self.before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers[number] = signal.signal(number, self._store)
         return self
 
     def __exit__(self, *_) -> None:
-        for number, handler in self.before.items():
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, _frame) -> None:
+    def _store(self, number: int, _frame) -> None:
         if self.signal and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number

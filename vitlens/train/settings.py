@@ -82,8 +82,8 @@ def check_course(r: Recipe) -> None:
 
 def check_model(r: Recipe) -> None:
     """Raise ValueError for choices in the model that come with another model, or have another setting."""
-    chosen = variants_among(r.model_kwargs) and r.architecture not in VARIANTS
-    if r.init and (chosen or r.head != "linear" or r.patch_drop):
+    has_variants = variants_among(r.model_kwargs) and r.architecture not in VARIANTS
+    if r.init and (has_variants or r.head != "linear" or r.patch_drop):
         names = [name for row in VARIANTS.values() for name in row.values]
         raise ValueError(
             f"{', '.join([*names, 'head'])} and patch_drop come with the model that the run starts from (init)."
@@ -96,7 +96,7 @@ def check_model(r: Recipe) -> None:
     reserved = {*RATES, "num_classes"}
     if not r.init:
         reserved |= {*SIZES}
-    if reserved & {*r.model_kwargs}:
+    if not reserved.isdisjoint(r.model_kwargs):
         raise ValueError(
             f"a keyword of model.{r.model_kwargs} has its own setting in the recipe. Use that setting."
         )
@@ -135,7 +135,7 @@ CHECKS: tuple[Callable[[Recipe], None], ...] = (
 class Recipe:
     """Settings of a training run. Sizes are in pixels, progress is a fraction of the run.
 
-    `described` lists the meanings. Raises ValueError for settings out of range and for invalid combinations.
+    `describe` lists the meanings. Raises ValueError for settings out of range and for invalid combinations.
 
     >>> vitlens.train.recipe("digits").override("epochs=2", "augment.rotate=0").length(1437)
     44
@@ -275,7 +275,7 @@ class Recipe:
         _, size, patch, image = words
         return size in ("tiny", "small", "base", "large", "huge") and patch.startswith("patch") and image.isdigit()
 
-    def _resolved(self) -> tuple[str, dict]:
+    def _architecture_and_keywords(self) -> tuple[str, dict]:
         """Architecture and keywords for timm, without sizes. With `init`, unchanged."""
         architecture, keywords = self.architecture, self.model_kwargs
         if self.init:
@@ -287,13 +287,17 @@ class Recipe:
     @property
     def architecture_name(self) -> str:
         """Architecture name for timm: the recipe's, or one of `VARIANTS` for choices in the model that timm lacks."""
-        return self._resolved()[0]
+        architecture, _ = self._architecture_and_keywords()
+        return architecture
 
     def arguments(self) -> dict:
         """Keywords for `timm.create_model(architecture_name, …)`, without dropout rates."""
-        sizes = {} if self.init else {keyword: getattr(self, name) for keyword, name in SIZES.items()}
+        sizes = {}
+        if not self.init:
+            sizes = {keyword: getattr(self, name) for keyword, name in SIZES.items()}
+        _, keywords = self._architecture_and_keywords()
         classes = self.num_classes if self.objective == LABELS else 0  # 0: no classifier head
-        return {**sizes, **self._resolved()[1], "num_classes": classes}
+        return {**sizes, **keywords, "num_classes": classes}
 
     def pixels(self) -> dict:
         """Preprocessing of validation images, in the format of timm's `pretrained_cfg`."""
@@ -310,10 +314,13 @@ class Recipe:
         weights: False skips reading the model to start from, for a checkpoint that is loaded next.
         Raises ValueError if timm cannot build the architecture with these settings.
         """
-        rates = {keyword: getattr(self, name) for keyword, name in RATES.items() if getattr(self, name)}
+        arguments = self.arguments()
+        for keyword, name in RATES.items():
+            if getattr(self, name):
+                arguments[keyword] = getattr(self, name)
         mlp_bias = self.head_bias if self.head == "mlp" else None
         source = self.init if weights else ""
-        model = build(self.architecture_name, {**self.arguments(), **rates}, self.seed, mlp_bias, source)
+        model = build(self.architecture_name, arguments, self.seed, mlp_bias, source)
         model.pretrained_cfg = {**model.pretrained_cfg, **self.pixels()}
         objective = OBJECTIVES[self.objective]
         if objective is not None:
@@ -336,7 +343,9 @@ class Recipe:
             values = row.upgrade(values)
         values = {**values}
         augment = values.pop("augment", {})
-        return cls(**known(cls, values), augment=Augment(**known(Augment, augment, "augment")))
+        require_settings(cls, values)
+        require_settings(Augment, augment, "augment")
+        return cls(**values, augment=Augment(**augment))
 
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
@@ -360,18 +369,20 @@ class Recipe:
             group, dot, name = key.rpartition(".")
             if key in ("augment", "model_kwargs") or group not in changes:
                 raise ValueError(f"{key} cannot be set. Set augment.flip=0.5, model.pos_embed=none or another setting.")
-            changes[group][name] = parsed(text)
+            changes[group][name] = parse_value(text)
+        own = changes[""]
         for row in VARIANTS.values():
-            row.check_former(changes[""])
-        own = known(Recipe, changes[""])
+            row.check_former(own)
+        require_settings(Recipe, own)
         if changes["augment"]:
-            own["augment"] = replace(self.augment, **known(Augment, changes["augment"], "augment"))
+            require_settings(Augment, changes["augment"], "augment")
+            own["augment"] = replace(self.augment, **changes["augment"])
         keywords = {**self.model_kwargs, **changes["model"]}
         if not self.init:
-            keywords = without_plain(keywords)
+            keywords = drop_plain_values(keywords)
         return replace(self, **own, model_kwargs=keywords)
 
-    def described(self) -> Iterator[tuple[str, object, str]]:
+    def describe(self) -> Iterator[tuple[str, object, str]]:
         """(setting, value, meaning) of each field, with names such as `augment.flip` for the augmentation.
 
         Fine-tuning recipes omit the settings of the trained model.
@@ -380,17 +391,15 @@ class Recipe:
         if self.continues:
             omitted |= {*FROM_MODEL, "model_kwargs"}
         for field in dataclasses.fields(self):
-            meaning = field.metadata["meaning"]
-            if field.name == "objective":
-                meaning = meanings()
+            meaning = meanings() if field.name == "objective" else field.metadata["meaning"]
             if field.name not in omitted:
                 yield field.name, getattr(self, field.name), meaning
             if field.name == "model_kwargs" and not self.continues:
-                yield from self._described_variants()
+                yield from self._describe_variants()
         for field in dataclasses.fields(self.augment):
             yield f"augment.{field.name}", getattr(self.augment, field.name), field.metadata["meaning"]
 
-    def _described_variants(self) -> Iterator[tuple[str, object, str]]:
+    def _describe_variants(self) -> Iterator[tuple[str, object, str]]:
         """(keyword, value, meaning) of each of `VARIANTS`."""
         for row in VARIANTS.values():
             for name, values in row.values.items():
@@ -413,12 +422,13 @@ class Recipe:
         )
 
 
-def parsed(text: str) -> object:
+def parse_value(text: str) -> object:
     """JSON value of a text, a list for numbers separated by commas, or the text itself."""
     if not text:
         return text
-    value = text.lower() if text.lower() in ("true", "false") else text
-    for candidate in (value, f"[{text.strip('()')}]"):
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for candidate in (text, f"[{text.strip('()')}]"):
         try:
             return json.loads(candidate)
         except ValueError:
@@ -426,17 +436,20 @@ def parsed(text: str) -> object:
     return text
 
 
-def without_plain(keywords: dict) -> dict:
+def drop_plain_values(keywords: dict) -> dict:
     """Keywords of a model without the variants at the plain model's value."""
-    plain = {name: values[0] for row in VARIANTS.values() for name, values in row.values.items()}
-    return {name: value for name, value in keywords.items() if name not in plain or value != plain[name]}
+    keywords = {**keywords}
+    for row in VARIANTS.values():
+        for name, values in row.values.items():
+            if name in keywords and keywords[name] == values[0]:
+                del keywords[name]
+    return keywords
 
 
-def known(owner: type, values: object, what: str = "a recipe") -> dict:
-    """The values by name. Raises ValueError for a name that is not a field of the dataclass."""
+def require_settings(owner: type, values: object, what: str = "a recipe") -> None:
+    """Raise ValueError unless `values` is a dictionary whose keys are fields of the dataclass."""
     if not isinstance(values, dict):
         raise ValueError(f"The settings of {what} must be a table, got {values!r}.")
     names = sorted(field.name for field in dataclasses.fields(owner))
     for name in values:
         require_known(name, names, f"A setting of {what}")
-    return values

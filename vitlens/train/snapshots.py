@@ -9,6 +9,7 @@ Shapes: B probe images, L layers, H heads, h × w patches of p × p pixels, C ch
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,8 @@ def schedule(steps: int, count: int = 24) -> list[int]:
     >>> vitlens.train.snapshots.schedule(1000, count=5)
     [0, 1, 10, 100, 1000]
     """
-    return sorted({0, *np.geomspace(steps, 1, count - 1).round().astype(int).tolist()})
+    spaced = np.geomspace(steps, 1, count - 1).round().astype(int)
+    return sorted({0, *spaced.tolist()})
 
 
 def probe(data: ImageSet, recipe: Recipe, n: int | None = None) -> Tensor:
@@ -43,8 +45,9 @@ def probe(data: ImageSet, recipe: Recipe, n: int | None = None) -> Tensor:
 
     The default is 64 or a smaller batch size, so that a snapshot costs at most a few steps.
     """
-    some = data.subset(min(n or min(64, recipe.batch_size), len(data)))
-    images, _ = next(some.batches([torch.arange(len(some))]))
+    n = n or min(64, recipe.batch_size)
+    subset = data.subset(min(n, len(data)))
+    images, _ = next(subset.batches([torch.arange(len(subset))]))
     return normalize(images, recipe.mean, recipe.std)
 
 
@@ -71,52 +74,71 @@ def record(
     >>> vitlens.train.snapshots.record(model, images)["distances"].shape
     (12, 3)
     """
-    from vitlens import attention, filters, positions
     from vitlens.models import class_count, scores
-    from vitlens.recorder.record import capture
-
-    def principal() -> dict[str, Tensor]:
-        components, variance = filters.principal(model, COMPONENTS)
-        rest = COMPONENTS - len(variance)
-        return {
-            "filters": torch.cat([components, components.new_zeros(rest, *components.shape[1:])]),
-            "filters_variance": torch.cat([variance, variance.new_zeros(rest)]),
-        }
-
-    def attended() -> dict[str, Tensor]:
-        with capture(model) as attn:
-            logits.append(model(images))
-        distances, rollout = (
-            attention.mean_distance(attn).mean(dim=0),
-            attention.rollout(attn)[:ROLLOUTS],
-        )
-        return {
-            "distances": distances,
-            "rollout": rollout,
-            "prefix": torch.tensor(attn.grid.prefix),
-        }
 
     arrays: dict[str, Tensor] = {}
-    logits: list[Tensor] = []
+
+    def add(compute: Callable[..., dict[str, Tensor]], *arguments: object) -> None:
+        try:
+            arrays.update(compute(*arguments))
+        except ValueError as reason:
+            if missing is not None:
+                missing.append(str(reason))
+
     devices = [images.device] if images.is_cuda else []
     with eval_mode(model), torch.no_grad(), torch.random.fork_rng(devices=devices):
-        for figure in (principal, lambda: {"positions": positions.similarity(model)}, attended):
-            try:
-                arrays |= figure()
-            except ValueError as reason:
-                if missing is not None:
-                    missing.append(str(reason))
-        if not logits:
-            logits.append(model(images))
+        add(_filters, model)
+        add(_positions, model)
+        add(_attention, model, images)
+        logits = arrays.pop("logits", None)
+        if logits is None:
+            logits = model(images)
         if class_count(model):
-            arrays["top1_confidence"] = scores(model, logits[0]).amax(-1)
-        if hasattr(getattr(model, "objective", None), "pictured"):
+            arrays["top1_confidence"] = scores(model, logits).amax(-1)
+        if hasattr(getattr(model, "objective", None), "predict_pictures"):
             torch.manual_seed(0)  # hide the same patches in every snapshot
-            arrays |= model.objective.pictured(model, images[:PICTURES])
+            arrays |= model.objective.predict_pictures(model, images[:PICTURES])
+    return {name: _stored_array(tensor) for name, tensor in arrays.items()}
+
+
+def _filters(model: nn.Module) -> dict[str, Tensor]:
+    from vitlens import filters
+
+    components, variance = filters.principal(model, COMPONENTS)
+    rest = COMPONENTS - len(variance)
+    padding = components.new_zeros(rest, *components.shape[1:])
     return {
-        name: (a.half() if a.is_floating_point() else a).detach().cpu().numpy()
-        for name, a in arrays.items()
+        "filters": torch.cat([components, padding]),
+        "filters_variance": torch.cat([variance, variance.new_zeros(rest)]),
     }
+
+
+def _positions(model: nn.Module) -> dict[str, Tensor]:
+    from vitlens import positions
+
+    return {"positions": positions.similarity(model)}
+
+
+def _attention(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """The arrays of attention, and the logits of the captured forward pass."""
+    from vitlens import attention
+    from vitlens.recorder.record import capture
+
+    with capture(model) as attn:
+        logits = model(images)
+    return {
+        "distances": attention.mean_distance(attn).mean(dim=0),
+        "rollout": attention.rollout(attn)[:ROLLOUTS],
+        "prefix": torch.tensor(attn.grid.prefix),
+        "logits": logits,
+    }
+
+
+def _stored_array(tensor: Tensor) -> np.ndarray:
+    """A tensor as an array, with fractions in float16."""
+    if tensor.is_floating_point():
+        tensor = tensor.half()
+    return tensor.detach().cpu().numpy()
 
 
 def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
@@ -125,11 +147,14 @@ def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
     The file holds `steps` (S,) and each array with a leading dimension S. A snapshot takes 20 to 100 kB.
     """
     path = Path(path)
-    content = {name: array[None] for name, array in {"steps": np.int64(step), **arrays}.items()}
+    content = {"steps": np.array([step], dtype=np.int64)}
+    for name, array in arrays.items():
+        content[name] = array[None]
     if path.exists():
         before = load(path)
-        kept = before["steps"] < step
-        content = {name: np.concatenate([before[name][kept], new]) for name, new in content.items()}
+        earlier = before["steps"] < step
+        for name, array in content.items():
+            content[name] = np.concatenate([before[name][earlier], array])
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **content)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,22 +178,28 @@ class Album:
     def __init__(
         self, out: Path, model: torch.nn.Module, probe: torch.Tensor, steps: int, count: int, say
     ):
-        self.path, self.model, self.probe, self.say = out / "snapshots.npz", model, probe, say
+        self.path = out / "snapshots.npz"
+        self.model = model
+        self.probe = probe
+        self.say = say
         self.due = set(schedule(steps, count)) if count else set()
 
     def begin(self) -> None:
         """Record the initial weights, in a new file."""
         if self.due:
             self.path.unlink(missing_ok=True)
-            self.show(0)
+            self.record_if_due(0)
 
-    def show(self, step: int) -> None:
+    def record_if_due(self, step: int) -> None:
+        """Record a snapshot if the schedule holds this step."""
+        if step not in self.due:
+            return
         missing: list[str] = []
-        if step in self.due:
-            try:
-                save(self.path, step, record(self.model, self.probe, missing))
-            except Exception as problem:  # a failed snapshot must not end the run
-                self.say(f"Snapshots stop at step {step}: {problem}")
-                self.due.clear()
-        for reason in missing if step == 0 else ():
-            self.say(f"Not in the snapshots: {reason}")
+        try:
+            save(self.path, step, record(self.model, self.probe, missing))
+        except Exception as problem:  # a failed snapshot must not end the run
+            self.say(f"Snapshots stop at step {step}: {problem}")
+            self.due.clear()
+        if step == 0:
+            for reason in missing:
+                self.say(f"Not in the snapshots: {reason}")

@@ -5,8 +5,8 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-HERE = Path(__file__).parent
-SCRIPTS = (
+FRONT = Path(__file__).parent
+FRONT_SCRIPTS = (
     "values",
     "elements",
     "controls",
@@ -21,24 +21,25 @@ SCRIPTS = (
 """Names of the scripts in the order in which they are joined. They share one scope."""
 
 
-def joined(folder: Path = HERE, names: Sequence[str] = SCRIPTS) -> str:
+def join_scripts(folder: Path = FRONT, names: Sequence[str] = FRONT_SCRIPTS) -> str:
     """The scripts of a folder as one text."""
     return "\n".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in names)
 
 
 def script() -> str:
     """The scripts as one JavaScript module, whose default export has anywidget's `render`."""
-    return joined() + "\nexport default { render, Source, unpack };\n"
+    return join_scripts() + "\nexport default { render, Source, unpack };\n"
 
 
 def style() -> str:
     """The style sheet."""
-    return (HERE / "front.css").read_text(encoding="utf-8")
+    return (FRONT / "front.css").read_text(encoding="utf-8")
 
 
-def packed(name: str, value: object) -> bytes:
+def pack(name: str, value: object) -> bytes:
     """Message of the length of its header, the header as JSON, and byte strings, {"$": number} in the header."""
-    parts, sizes = [], []
+    parts: list[bytes] = []
+    sizes: list[int] = []
 
     def place(part: bytes | memoryview) -> dict:
         parts.append(bytes(part))

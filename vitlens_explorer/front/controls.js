@@ -145,7 +145,7 @@ const FIELDS = {
   },
 };
 
-// A control of page.py: {node, update(value, message)}.
+// A control of controls.py: {node, update(value, message)}.
 function makeControl(described, send) {
   if (described.kind === "questions") return makeQuestions(described, send);
   const { name, label, kind, disabled, hidden, value: first } = described;

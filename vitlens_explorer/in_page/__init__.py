@@ -1,6 +1,6 @@
 """The explorer as one HTML file: photos, attention and tokens of a model, and the front end. No Python, no network.
 
-The file has everything in it that its page shows, as one gzipped message (`front.packed`) in base64. The scripts of
+The file has everything in it that its page shows, as one gzipped message (`front.pack`) in base64. The scripts of
 this folder compute from it what Python computes in a notebook. Shapes: H heads, T tokens, K head width, D width.
 """
 
@@ -30,9 +30,12 @@ from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import UnsupportedModelError, family
 from vitlens.stream import read_each
 from vitlens_explorer import front
-from vitlens_explorer.explorer import BARS, LOOKING, PREDICTED, Explorer
-from vitlens_explorer.page import MAPS, Check, Control, unchecked
+from vitlens_explorer.controls import Control
+from vitlens_explorer.explorer import BARS, LOOKING, Explorer
+from vitlens_explorer.lanes import Check, never_cancel
+from vitlens_explorer.panels import MAPS
 from vitlens_explorer.photographs import READOUT, Forward, Photograph
+from vitlens_explorer.targets import PREDICTED
 from vitlens_explorer.views import (
     EVEN,
     EVERY,
@@ -40,12 +43,14 @@ from vitlens_explorer.views import (
     LONGEST,
     SINK,
     Choice,
+    Map,
     View,
-    covering,
+    contributions_of,
     curves,
-    possible,
+    order_of_covering,
     query_row,
     score,
+    supported_views,
     view_control,
 )
 from vitlens_explorer.words import WORDS, say
@@ -56,15 +61,15 @@ ERROR = 2e-3
 """Largest error of a stored attention weight, as a share of the largest weight of its query on a patch."""
 ABSENT = {"whole", "another", "against", "off", "way"}
 """Controls that need a forward."""
-HERE = Path(__file__).parent
-SCRIPTS = ("numbers", "attention", "tokens", "maps", "details", "source", "saved")
+IN_PAGE = Path(__file__).parent
+PAGE_SCRIPTS = ("numbers", "attention", "tokens", "maps", "details", "source", "saved")
 """Names of the scripts in the order in which they are joined, in one scope within that of the front end."""
-POLICY = (
+PAGE_POLICY = (
     "default-src 'none'; script-src 'sha256-{digest}'{more}; style-src 'unsafe-inline'; img-src blob: data:; "
     "base-uri 'none'; form-action 'none'"
 )
 """Content-Security-Policy: the page runs its own script and loads nothing."""
-PAGE = (
+PAGE_HTML = (
     '<!DOCTYPE html><html lang="en" class="vitlens-page"><meta charset="utf-8">'
     '<meta http-equiv="Content-Security-Policy" content="{policy}">'
     '<meta name="viewport" content="width=device-width"><meta name="generator" content="vitlens {version}">'
@@ -117,9 +122,9 @@ def explorer_of(
     page = Explorer(model, images[first] if images else None, size=size)
     photographs = dict([*page.photographs.items()][:samples])
     if images:  # the first one is read, and the model has run on it
-        photographs = {first: page.photograph} | {
-            name: Photograph.read(images[name]) for name in others
-        }
+        photographs = {first: page.photograph}
+        for name in others:
+            photographs[name] = Photograph.read(images[name])
     page.state = page.state | {"photographs": photographs, "photograph": next(iter(photographs))}
     return page
 
@@ -130,25 +135,29 @@ def write_page(
     path: str | os.PathLike,
     scores: bool = False,
     progress: Callable[[str], None] = lambda step: None,
-    check: Check = unchecked,
+    check: Check = never_cancel,
 ) -> Path:
     """Write some photographs of an explorer's page in its current state, as `save_page` does. check: called before
     forwards."""
-    check_writable((path := Path(path)).parent, "The folder of the page")
+    path = Path(path)
+    check_writable(path.parent, "The folder of the page")
     before = page.state
     try:
         content = _content(page, names, scores, progress, check)
     finally:
         page.state = before
     path.write_text(
-        document(content, names, front.joined(HERE, SCRIPTS)), encoding="utf-8", newline="\n"
+        document(content, names, front.join_scripts(IN_PAGE, PAGE_SCRIPTS)),
+        encoding="utf-8",
+        newline="\n",
     )
     return path
 
 
-def contains(names: Sequence[str]) -> str:
+def photos_sentence(names: Sequence[str]) -> str:
     """Sentence about the photos in a file."""
-    return f"This file contains {'the photo' if len(names) == 1 else f'{len(names)} photos'}: {', '.join(names)}."
+    photos = "the photo" if len(names) == 1 else f"{len(names)} photos"
+    return f"This file contains {photos}: {', '.join(names)}."
 
 
 def document(content: dict, names: Sequence[str], script: str, more: str = "") -> str:
@@ -156,17 +165,19 @@ def document(content: dict, names: Sequence[str], script: str, more: str = "") -
     photos. more: further sources of scripts in its policy, such as " 'wasm-unsafe-eval'"."""
     from vitlens import __version__
 
-    title = f"{', '.join(names)} · {content['model']}"
-    footer = f"{content['model']}, weights {content['hash']}. Written by {content['versions']}. {contains(names)}"
-    script = f"{front.joined()}\n{{\n{script}\n}}\n"
+    name = content["model"]
+    title = f"{', '.join(names)} · {name}"
+    footer = f"{name}, weights {content['hash']}. Written by {content['versions']}. "
+    footer += photos_sentence(names)
+    script = f"{front.join_scripts()}\n{{\n{script}\n}}\n"
     if "</script" in script.lower() or "<!--" in script:
         raise ValueError(
             "A script of the page contains </script or <!--, which would end it. Write it otherwise."
         )
     own = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    data = gzip.compress(front.packed("page", content), 6, mtime=0)
-    return PAGE.format(
-        policy=POLICY.format(digest=own, more=more),
+    data = gzip.compress(front.pack("page", content), 6, mtime=0)
+    return PAGE_HTML.format(
+        policy=PAGE_POLICY.format(digest=own, more=more),
         version=__version__,
         title=html.escape(title),
         style=front.style(),
@@ -188,32 +199,45 @@ def _content(
     for name in names:
         page.state = page.state | {"photograph": name}
         records.append(_record(name, page.forward, page.photograph.note, scores, progress, check))
-        records[-1]["tour"] = page.look_up({"ask": "tour"}, unchecked)[0]
-    left, first = _fit(records), records[0]
+        records[-1]["tour"] = page.look_up({"ask": "tour"}, never_cancel)[0]
+    left = _leave_out_layers(records)
     views = {
         name: view
-        for name, view in possible(page.forward).items()
-        if not (
-            view.attributes
-            and name not in first["maps"]
-            or name in INSIDE
-            and not first[name]
-            or name == "rollout"
-            and left
-        )
+        for name, view in supported_views(page.forward).items()
+        if _has_view(records[0], name, view, left)
     }
-    numbers = {k for record in records for k in record["likeliest"]}
-    numbers |= {k for record in records for lens in record["lens"] if lens for k in lens["classes"]}
-    about = say("page") + (say("left out", layers=", ".join(map(str, left))) if left else "")
-    return described(page, names, views, left) | {
+    numbers = sorted(_class_numbers(records))
+    about = say("page")
+    if left:
+        about += say("left out", layers=", ".join(map(str, left)))
+    return describe_explorer(page, names, views, left) | {
         "records": records,
         "about": about,
-        "labels": {k: page.forward.label(k) for k in sorted(numbers)},
-        "names": {k: page.forward.full(k) for k in sorted(numbers)},
+        "labels": {number: page.forward.label(number) for number in numbers},
+        "names": {number: page.forward.full(number) for number in numbers},
     }
 
 
-def described(
+def _has_view(record: dict, name: str, view: View, left: Sequence[int]) -> bool:
+    """True if a record has the numbers of a view. left: layers that were left out."""
+    if view.attributes:
+        return name in record["maps"]
+    if name in INSIDE:
+        return bool(record[name])
+    return name != "rollout" or not left
+
+
+def _class_numbers(records: list[dict]) -> set[int]:
+    """All classes that a page names."""
+    numbers = set()
+    for record in records:
+        numbers.update(record["likeliest"])
+        for lens in filter(None, record["lens"]):
+            numbers.update(lens["classes"])
+    return numbers
+
+
+def describe_explorer(
     page: Explorer,
     names: Sequence[str],
     views: Mapping[str, View],
@@ -228,17 +252,20 @@ def described(
         "target": PREDICTED,
         "whole": False,
     }
-    state, first, controls = page.state, page.forward, {}
+    state, first = page.state, page.forward
+    controls: dict[str, list[dict]] = {}
+    start = {}
     for name in views:
         page.state = state | {"view": name}
-        controls[name] = [
-            vars(_fitted(c, names, views, left)) for c in page.controls() if c.name not in absent
-        ]
-    start = {c["name"]: state[c["name"]] for listed in controls.values() for c in listed}
-    start["view"] = start["view"] if start["view"] in views else next(iter(views))
-    start["layer"] = min(
-        {*range(len(first.attn))} - {*left}, key=lambda layer: abs(layer - start["layer"])
-    )
+        controls[name] = []
+        for control in page.make_controls():
+            if control.name not in absent:
+                controls[name].append(vars(_limit_choices(control, names, views, left)))
+                start[control.name] = state[control.name]
+    if start["view"] not in views:
+        start["view"] = next(iter(views))
+    layers = {*range(len(first.attn))} - {*left}
+    start["layer"] = min(layers, key=lambda layer: abs(layer - start["layer"]))
     fields = ("title", "group", "entry", "query", "head", "layered", "explains", "contrasts")
     return {
         "words": WORDS,
@@ -269,32 +296,21 @@ def grid_of(forward: Forward) -> dict:
     }
 
 
-def _fit(records: list[dict]) -> list[int]:
+def _leave_out_layers(records: list[dict]) -> list[int]:
     """Leave out layers of the records until they fit into a file, and return the numbers of these layers. Raises
     ValueError if one layer is too large."""
-    parts = ("layers", "tokens", "lens")
-    sizes = np.sum(
-        [
-            [
-                _size([record[part][k : k + 1] for part in parts])
-                for k in range(len(record["layers"]))
-            ]
-            for record in records
-        ],
-        0,
-    )
-    room = (
-        (LIMIT - 10**6) * 3 / 4 - _size(records) + sizes.sum()
-    )  # base64 writes 3 bytes as 4; 1 MB for the scripts
-    for step in range(1, len(sizes) + 1):
-        kept = range(len(sizes) - 1, -1, -step)
+    parts = [record[part] for record in records for part in ("layers", "tokens", "lens")]
+    layers = range(len(records[0]["layers"]))
+    sizes = np.array([_size([part[layer : layer + 1] for part in parts]) for layer in layers])
+    content = (LIMIT - 10**6) * 3 / 4  # base64 writes 3 bytes as 4; 1 MB for the scripts
+    room = content - _size(records) + sizes.sum()
+    for step in range(1, len(layers) + 1):
+        kept = layers[::-step]
         if sizes[[*kept]].sum() <= room:
-            left = [layer for layer in range(len(sizes)) if layer not in kept]
-            for record in records:
-                for part in parts:
-                    record[part] = [
-                        None if k in left else each for k, each in enumerate(record[part])
-                    ]
+            left = [layer for layer in layers if layer not in kept]
+            for part in filter(None, parts):
+                for layer in left:
+                    part[layer] = None
             return left
     raise ValueError(
         f"The page would have {(_size(records) * 4 / 3) / 1e6:,.0f} MB, over the limit of {LIMIT / 1e6:.0f} MB, and "
@@ -306,16 +322,12 @@ def _size(value: object) -> int:
     """Number of bytes of all arrays in lists and dictionaries."""
     if isinstance(value, dict):
         value = [*value.values()]
-    return (
-        sum(map(_size, value))
-        if isinstance(value, list)
-        else len(value)
-        if isinstance(value, bytes)
-        else 0
-    )
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return len(value) if isinstance(value, bytes) else 0
 
 
-def _fitted(
+def _limit_choices(
     control: Control, names: Sequence[str], views: Mapping[str, View], left: Sequence[int]
 ) -> Control:
     """A control with the choices that the file has."""
@@ -338,7 +350,8 @@ def _record(
     check: Check,
 ) -> dict:
     """The forward of a photograph for the scripts."""
-    views, targets = possible(forward), forward.likeliest[:BARS]
+    views = supported_views(forward)
+    targets = forward.likeliest[:BARS]
     progress(f"{name}: attention")
     record = {
         "name": name,
@@ -364,21 +377,23 @@ def _record(
             made = views["contributions"].make(forward, Choice(target=target, head=EVERY), check)
         except (UnsupportedModelError, ValueError):  # the view is left out
             break
-        parts, logit = made.beside["parts"], float(made.arrays["logits"])
-        written = array(forward.written[target, None][1][0], exact=True)
-        record["contributions"][target] = parts | {"written": written, "logit": logit}
-    explaining = {name: view for name, view in views.items() if view.attributes and not view.slow}
+        parts, written = contributions_of(forward, target, None, check)
+        record["contributions"][target] = made.beside["parts"] | {
+            "written": array(written, exact=True),
+            "logit": parts.logits[0].item(),
+        }
+    methods = {name: view for name, view in views.items() if view.attributes and not view.slow}
+
+    def report(step: str) -> None:
+        progress(f"{name}: {step}")
+
     for target in targets:
-        longest = math.inf if scores else LONGEST if target == targets[0] else 0
-        _explain(
-            forward,
-            target,
-            explaining,
-            record["maps"],
-            longest,
-            lambda step: progress(f"{name}: {step}"),
-            check,
-        )
+        longest = LONGEST if target == targets[0] else 0
+        if scores:
+            longest = math.inf
+        maps = _explain(forward, target, methods, longest, report, check)
+        for method, stored in maps.items():
+            record["maps"].setdefault(method, {})[target] = stored
     return record
 
 
@@ -411,11 +426,9 @@ def _layer(forward: Forward, layer: Layer) -> dict:
 def array(values: Tensor, exact: bool = False) -> dict:
     """Numbers for `decodeFloats` in numbers.js, in half precision, or in single if `exact` or out of its range."""
     values = values.detach().float().cpu()
-    exact = exact or not values.half().isfinite().all()
-    return {
-        "type": "f4" if exact else "f2",
-        "data": values.numpy().astype("<f4" if exact else "<f2").tobytes(),
-    }
+    single = exact or not values.half().isfinite().all()
+    kind = "f4" if single else "f2"
+    return {"type": kind, "data": values.numpy().astype(f"<{kind}").tobytes()}
 
 
 @torch.inference_mode()
@@ -435,14 +448,15 @@ def _explain(
     forward: Forward,
     target: int,
     views: Mapping[str, View],
-    maps: dict,
     longest: float,
     progress: Callable[[str], None],
     check: Check,
-) -> None:
-    """Add the maps of a class to `maps[view][class]`, with scores that take at most `longest` seconds. Views that fail
-    are left out."""
-    choice, made, own, random = Choice(target=target), {}, None, say("unscored")
+) -> dict[str, dict]:
+    """The maps of a class by view, with scores that take at most `longest` seconds. Views that fail are left out."""
+    choice = Choice(target=target)
+    made: dict[str, Map] = {}
+    own = None
+    random: np.ndarray | str = say("unscored")
     for name, view in views.items():
         progress(f"{view.entry} for “{forward.label(target)}”")
         with contextlib.suppress(UnsupportedModelError, ValueError):
@@ -453,29 +467,40 @@ def _explain(
         if isinstance(random, str):
             random = say("page too long")
         else:
-            stacked = torch.from_numpy(np.stack([each.values for each in made.values()]))
+            stacked = torch.from_numpy(np.stack([shown.values for shown in made.values()]))
             own = curves(forward, choice, stacked, check)
-    for k, (name, each) in enumerate(made.items()):
-        scored = {"words": random}
-        if own is not None:
-            scored = covering(forward, choice, each.values) | score(
-                forward, choice, own[:, k : k + 1], random
-            )
-        maps.setdefault(name, {})[target] = {
-            "values": array(torch.from_numpy(each.values), exact=True),
-            "words": each.words,
-            "title": each.title,
-            "unit": each.unit,
+    maps = {}
+    for k, (name, shown) in enumerate(made.items()):
+        if own is None:
+            scored = {"words": random}
+        else:
+            scored = order_of_covering(forward, choice, shown.values)
+            scored |= score(forward, choice, own[:, k : k + 1], random)
+        maps[name] = {
+            "values": array(torch.from_numpy(shown.values), exact=True),
+            "words": shown.words,
+            "title": shown.title,
+            "unit": shown.unit,
             "score": {"title": say("trust"), **scored},
         }
+    return maps
 
 
 def tables() -> dict:
     """Color tables (256, 3), and the rules of `scale_of`, `translucent` and `sinks`."""
-    colors = {name: mpl.colormaps[name](np.arange(256))[:, :3] * 255 for name in MAPS}
-    maps = {name: table.round().astype(np.uint8).tobytes() for name, table in colors.items()}
-    rules = {"least": SIGNED, "sink": SINK, "even": EVEN, "looking": LOOKING}
-    return {"maps": maps, "plain": "viridis", "signed": "RdBu_r", **rules}
+    maps = {}
+    for name in MAPS:
+        colors = mpl.colormaps[name](np.arange(256))[:, :3] * 255
+        maps[name] = colors.round().astype(np.uint8).tobytes()
+    return {
+        "maps": maps,
+        "plain": "viridis",
+        "signed": "RdBu_r",
+        "least": SIGNED,
+        "sink": SINK,
+        "even": EVEN,
+        "looking": LOOKING,
+    }
 
 
 def versions() -> str:

@@ -231,7 +231,7 @@ function rangeOf(values, limit, stretch) {
   return { low: both ? -high : 0, high, both };
 }
 
-// The color scale of a map, as `scale_of` and `Scale.table` in page.py. looks: values of the controls.
+// The color scale of a map, as `scale_of` and `Scale.table` in panels.py. looks: values of the controls.
 function scaleOf(values, limit, looks, tables) {
   const { low, high, both } = rangeOf(values, limit, looks.stretch);
   const zero = Math.min(Math.max(0, low), high);

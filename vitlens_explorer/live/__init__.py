@@ -29,8 +29,8 @@ from vitlens.recorder.supported import (
 from vitlens_explorer import front, lanes
 from vitlens_explorer.words import say
 
-HERE = Path(__file__).parent
-SCRIPTS = ("vit", "gradients", "pixels", "worker")
+LIVE = Path(__file__).parent
+WORKER_SCRIPTS = ("vit", "gradients", "pixels", "worker")
 """Names of the worker's scripts in the order in which they are joined. They share one scope."""
 PARTS = {
     "VisionTransformer",
@@ -50,7 +50,7 @@ PARTS = {
     "Identity",
 }
 """Classes of the parts that the scripts run."""
-METHODS = {
+LIVE_METHODS = {
     "relevance",
     "gradient_rollout",
     "attention_gradient",
@@ -59,13 +59,13 @@ METHODS = {
     "balanced_gradients",
 }
 """Attribution methods of `gradients.js`."""
-LARGEST = 32_000_000
+MOST_PARAMETERS = 32_000_000
 """Largest number of parameters. ViT-S/16 has 22 million with 1,000 classes and 30 million with 21,843."""
 
 
-def script() -> str:
+def worker_script() -> str:
     """The worker's scripts as one classic script, because module workers do not start in a page opened from disk."""
-    return front.joined(HERE, ["../front/values", "../in_page/numbers", *SCRIPTS])
+    return front.join_scripts(LIVE, ["../front/values", "../in_page/numbers", *WORKER_SCRIPTS])
 
 
 def save_live_page(
@@ -80,17 +80,18 @@ def save_live_page(
     photographs. progress: called with the name of each step. Raises UnsupportedModelError for models that the scripts
     cannot run, and ImageError for images that cannot be read.
     """
-    from vitlens_explorer import explorer, in_page
+    from vitlens_explorer import in_page
     from vitlens_explorer.drawing import png
-    from vitlens_explorer.page import unchecked
-    from vitlens_explorer.views import possible
+    from vitlens_explorer.heads_off import mean_head_outputs
+    from vitlens_explorer.lanes import never_cancel
+    from vitlens_explorer.views import supported_views
 
     model = unwrap(model)
     _config(model)  # raises before the work
     page = in_page.explorer_of(model, images, samples=6)
     photographs = page.photographs
     progress("mean outputs of heads")
-    network, weights = written(model, explorer.means(model, page.forward.batch, unchecked))
+    network, weights = serialize(model, mean_head_outputs(model, page.forward.batch, never_cancel))
     photos = []
     for name, photograph in photographs.items():
         page.state = page.state | {"photograph": name}
@@ -98,17 +99,17 @@ def save_live_page(
         photos.append({"name": name, "png": seen, "about": photograph.note})
     views = {
         name: view
-        for name, view in possible(page.forward).items()
-        if not view.attributes or name in METHODS
+        for name, view in supported_views(page.forward).items()
+        if not view.attributes or name in LIVE_METHODS
     }
-    grid, forward = in_page.grid_of(page.forward), page.forward
+    forward = page.forward
     base = {
-        "grid": grid,
+        "grid": in_page.grid_of(forward),
         "heads": forward.heads,
         "gated": forward.gated,
         "outputs": forward.outputs,
     }
-    content = in_page.described(page, [*photographs], views, absent={"whole"}) | {
+    content = in_page.describe_explorer(page, [*photographs], views, absent={"whole"}) | {
         "about": say("live"),
         "base": base,
         "network": network,
@@ -116,20 +117,24 @@ def save_live_page(
         "photos": photos,
         "labels": forward.labels,
         "names": forward.names,
-        "uploads": lanes.LARGEST,
-        "worker": script(),
-        "wasm": (HERE / "kernels.wasm").read_bytes(),
+        "uploads": lanes.LARGEST_UPLOAD,
+        "worker": worker_script(),
+        "wasm": (LIVE / "kernels.wasm").read_bytes(),
     }
-    scripts = front.joined(in_page.HERE, in_page.SCRIPTS[:-1]), front.joined(HERE, ["page"])
-    opening = front.joined(in_page.HERE, in_page.SCRIPTS[-1:])
-    text = in_page.document(
-        content, [*photographs], "\n".join([*scripts, opening]), " 'wasm-unsafe-eval' blob:"
-    )
-    (path := Path(path)).write_text(text, encoding="utf-8", newline="\n")
+    *parts, opening = in_page.PAGE_SCRIPTS
+    scripts = [
+        front.join_scripts(in_page.IN_PAGE, parts),
+        front.join_scripts(LIVE, ["page"]),
+        front.join_scripts(in_page.IN_PAGE, [opening]),
+    ]
+    policy = " 'wasm-unsafe-eval' blob:"
+    text = in_page.document(content, [*photographs], "\n".join(scripts), policy)
+    path = Path(path)
+    path.write_text(text, encoding="utf-8", newline="\n")
     return path
 
 
-def written(
+def serialize(
     model: nn.Module, means: Mapping[tuple[int, int], Tensor] | None = None
 ) -> tuple[dict, bytes]:
     """The model for the page: a description for JSON, and the weights in the order of its `tensors`.
@@ -143,7 +148,7 @@ def written(
     state = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
     tensors = dict(_tensors(model, state))
     if state:
-        raise _refused(model, f"its {', '.join(sorted(state)[:3])} would be ignored")
+        raise _refusal(model, f"its {', '.join(sorted(state)[:3])} would be ignored")
     if means:
         layers = [
             torch.cat([means[layer, head] for head in range(attention.num_heads)], -1)
@@ -179,7 +184,7 @@ def written(
     return about, b"".join(parts)
 
 
-def _refused(model: nn.Module, reason: str) -> UnsupportedModelError:
+def _refusal(model: nn.Module, reason: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{model_name(model)} cannot run in a page: {reason}. `vitlens page MODEL IMAGE` makes a page of your images "
         "for every supported model."
@@ -189,7 +194,7 @@ def _refused(model: nn.Module, reason: str) -> UnsupportedModelError:
 def _config(model: nn.Module) -> dict:
     """The preprocessing of a model. Raises UnsupportedModelError for models that the scripts cannot run."""
     if qualified_name(model) != "timm.models.vision_transformer.VisionTransformer":
-        raise _refused(model, "it is not timm's plain VisionTransformer")
+        raise _refusal(model, "it is not timm's plain VisionTransformer")
     config = data_config(model, built_size(model))
     kinds = {type(part) for part in model.modules()}
     other = {
@@ -206,7 +211,7 @@ def _config(model: nn.Module) -> dict:
     sizes = model.embed_dim, block.attn.head_dim, block.mlp.fc1.out_features
     count = sum(parameter.numel() for parameter in model.parameters())
     taken = channels, height, config["crop_mode"], config["interpolation"]
-    rows = (
+    problems = (
         (other, f"it has parts that the page does not know ({', '.join(sorted(other))})"),
         (len(norms) != 1, "its layer norms differ from each other"),
         (
@@ -218,7 +223,10 @@ def _config(model: nn.Module) -> dict:
             "its read-out is neither a class token nor a mean",
         ),
         (not model.num_classes, "it has no classifier head"),
-        (count > LARGEST, f"it has {count:,} parameters, over the limit of {LARGEST:,}"),
+        (
+            count > MOST_PARAMETERS,
+            f"it has {count:,} parameters, over the limit of {MOST_PARAMETERS:,}",
+        ),
         (
             any(size % 8 for size in sizes)
             or block.attn.num_heads * block.attn.head_dim != model.embed_dim,
@@ -229,9 +237,9 @@ def _config(model: nn.Module) -> dict:
             "it does not take the square middle of a photo, resized bilinearly or bicubically",
         ),
     )
-    for wrong, reason in rows:
+    for wrong, reason in problems:
         if wrong:
-            raise _refused(model, reason)
+            raise _refusal(model, reason)
     return config
 
 

@@ -8,7 +8,7 @@ const WASM_PAGE = 65536; // bytes
 
 const roundUp = (count, to) => Math.ceil(count / to) * to;
 
-// Tensors by name: {shape, values()}, float32 from the bytes that `vitlens_explorer.live.written` wrote.
+// Tensors by name: {shape, values()}, float32 from the bytes that `vitlens_explorer.live.serialize` wrote.
 function tensorsOf(list, bytes) {
   const tensors = {};
   let at = 0;

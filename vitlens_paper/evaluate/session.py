@@ -64,7 +64,7 @@ class Session:
         """
         data, model = self.evaluation.data, self.evaluation.model
         if split == "whole" and isinstance(model, str | Path):
-            trained_on = runs.images_before(Path(model).parent).get("data")
+            trained_on = runs.read_data_file(Path(model).parent).get("data")
             if trained_on == os.path.abspath(data):
                 split = "test"
         images = open_images(

@@ -1,0 +1,90 @@
+"""Panels of a page: images divided into cells, with a map over them in the colors of a scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitlens.plot.style import colors, translucent
+
+MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r")
+"""Color maps of the menu."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A Matplotlib color map from low to high."""
+
+    cmap: str
+    low: float
+    high: float
+
+    def table(self, alpha: float = 1.0, opacity: str = "even") -> np.ndarray:
+        """RGBA colors (256, 4) uint8 from low to high, with the opacity of `plot.overlay`."""
+        colormap = translucent(self.cmap, self.low, self.high, alpha, opacity)
+        return (colormap(np.arange(256)) * 255).round().astype(np.uint8)
+
+
+def scale_of(
+    values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit: float | None = None
+) -> Scale:
+    """Color scale of a map from 0 to its largest value, or ±largest in red and blue if some values are negative.
+
+    limit: end of a signed scale, such as 1 for cosines. stretch: from the smallest to the largest value instead. cmap:
+    another color map.
+    """
+    if stretch:
+        return Scale(cmap or "viridis", float(values.min()), float(values.max()))
+    signed = None if limit is None else True
+    chosen = colors(values, cmap or None, signed=signed)
+    high = float(limit or chosen["vmax"])
+    low = -high if chosen["vmin"] < 0 else 0.0
+    return Scale(chosen["cmap"].name, low, high)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """An image divided into cells, with a map over it.
+
+    picture: name of the image in `pictures`. cell: (height, width) as shares of the image. selected: (row, col)
+    or None. picks: noun for the target of a click, or "". values: (rows, cols) or (rows, cols, 3). scale: color scale,
+    or None for RGB values and panels without a map. strength: largest opacity of the map. opacity: "value", growing
+    with the value, or "even". ends: labels of the color scale. tokens: tiles that choose a token outside the image as
+    the query. legend: unit and rule of the color scale. sinks: cells to mark. hides: True to leave the map out there.
+    """
+
+    name: str
+    title: str
+    picture: str
+    rows: int
+    cols: int
+    cell: tuple[float, float]
+    words: str = ""
+    selected: tuple[int, int] | None = None
+    picks: str = ""
+    values: np.ndarray | None = None
+    scale: Scale | None = None
+    unit: str = ""
+    strength: float = 0.0
+    opacity: str = "even"
+    smooth: bool = False
+    lines: bool = False
+    ends: tuple[str, str] | None = None
+    tokens: tuple[dict, ...] = ()
+    legend: str = ""
+    sinks: tuple[tuple[int, int], ...] = ()
+    hides: bool = False
+
+    def message(self) -> dict:
+        """The panel in the format of the front end, with arrays as bytes."""
+        values, scale = b"", None
+        if self.values is not None:
+            values = np.ascontiguousarray(self.values, "<f4").tobytes()
+        if self.scale:
+            scale = {
+                "low": self.scale.low,
+                "high": self.scale.high,
+                "colors": self.scale.table(self.strength, self.opacity).tobytes(),
+            }
+        return vars(self) | {"values": values, "scale": scale}
