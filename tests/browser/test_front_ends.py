@@ -7,7 +7,7 @@ import nbformat
 import numpy as np
 import pytest
 from PIL import Image
-from support import WIDE
+from support import WIDE, unfused_maps
 
 from browser.fronts import MARKS, START, Widget, expected, opened_model
 from vitlens import load_image
