@@ -66,10 +66,10 @@ def row_of(record: Record) -> str | None:
         return VTAB_ROWS[data] if record.metric in ("mean", "top1") else None
     letters = re.sub("[^a-z0-9]", "", data.removeprefix("torch/"))
     row = ROWS.get(letters)
-    if record.metric == "real" and row == IMAGENET:
+    if row == IMAGENET and record.metric == "real":
         row = REAL
     elif record.metric != "top1":
-        return None
+        row = None
     if row is None:
         return None
     whole = TEST_IMAGES[row]
@@ -86,7 +86,9 @@ def table_2(records: Iterable[Record]) -> str:
     rows = list(TABLE_2[0].accuracy)
     published = {}
     for p in TABLE_2:
-        name = CALLED[p.model][0] if p.model in CALLED else p.model
+        name = p.model
+        if name in CALLED:
+            name = CALLED[name][0]  # Table 2's name of the model
         cost = {"TPUv3-core-days": f"{p.core_days:,}"}
         published[name, p.data] = _accuracy_cells(p, rows) | cost
     title = (
@@ -123,7 +125,8 @@ def table_5(records: Iterable[Record]) -> str:
     sources = list(dict.fromkeys(p.data for p in TABLE_5))
     columns = []
     for column in _columns(records, rows):
-        _, weights = origin(_first(column).model)
+        model = _first(column).model
+        _, weights = origin(model)
         source = weights.data if weights else "unknown data"
         columns.append({(source, row): record for row, record in column.items()})
         if not weights and source not in sources:
@@ -146,15 +149,20 @@ def table_9(records: Iterable[Record]) -> str:
     rows.append("VTAB")
     published = {}
     for p in TABLE_9:
-        values = {**groups(p.accuracy), **p.accuracy}  # the mean over all tasks as printed
-        cells = {row: f"{values[row.removeprefix('VTAB ')]:.1f}" for row in rows}
+        values = (
+            groups(p.accuracy) | p.accuracy
+        )  # "VTAB", the mean over all tasks, as the paper prints it
+        cells = {}
+        for row in rows:
+            name = row.removeprefix("VTAB ")  # leaves the row "VTAB" as it is
+            cells[row] = f"{values[name]:.1f}"
         published[p.model, p.data] = cells
     title = "Table 9: top-1 on the tasks of VTAB-1k, %, and below each group its mean. Measured: value [95 % interval]."
     return _text(title, rows, published, _columns(records, rows), [])
 
 
 def _accuracy_cells(published: Published, rows: Iterable[str] = ()) -> dict[str, str]:
-    """Published accuracies as "value ± spread" by row, default all rows."""
+    """Published accuracies as "value ± spread" by row, for `rows` or, if empty, all rows."""
     cells = {}
     for row in rows or published.accuracy:
         if row in published.accuracy:
@@ -165,18 +173,22 @@ def _accuracy_cells(published: Published, rows: Iterable[str] = ()) -> dict[str,
 
 
 def _columns(records: Iterable[Record], rows: Iterable[str]) -> list[dict[str, Record]]:
-    """Latest record of each row, in a column for each model, weights, recipe, and with or without training."""
+    """Columns of the measured part: the latest record of each row.
+
+    Records of one column share their model, weights and recipe, and all or none are from the unchanged model.
+    """
     columns: dict[tuple, dict[str, Record]] = {}
     for record in sorted(records, key=lambda r: r.when):
         row = row_of(record)
         if row in rows:
-            untrained = record.protocol == "top1"
+            untrained = record.protocol == "top1"  # other protocols fine-tune first
             key = record.model, record.weights, record.recipe or "", untrained
             columns.setdefault(key, {})[row] = record
     return [columns[key] for key in sorted(columns)]
 
 
 def _first(column: Mapping[object, Record]) -> Record:
+    """First record of a column."""
     return next(iter(column.values()))
 
 
@@ -199,9 +211,9 @@ def _text(
     for number, column in enumerate(measured, 1):
         record = _first(column)
         counts = []
-        for row, r in column.items():
-            data = row if isinstance(row, str) else row[1]
-            counts.append(f"{data}: {r.images:,}")
+        for row, measured_value in column.items():
+            data = row if isinstance(row, str) else row[1]  # rows of Table 5: (source, data)
+            counts.append(f"{data}: {measured_value.images:,}")
         versions = [f"{name} {version}" for name, version in sorted(record.versions.items())]
         lines.append(f"({number}) {record.model}: {_describe_weights(record)}; {record.manner}")
         lines.append(f"    images: {', '.join(counts)}; {record.when[:10]}; {', '.join(versions)}")

@@ -16,30 +16,32 @@ from vitlens.data.sources import SPLITS, data_root
 from vitlens.data.tables import default_class_names, reason
 from vitlens.names import require_known
 
-# By timm's name, if it has one: torchvision's class, its argument for the split, and the values for training and
-# validation, and for test if that is separate.
 TORCH = {
-    "cifar10": ("CIFAR10", "train", True, False),
-    "cifar100": ("CIFAR100", "train", True, False),
-    "mnist": ("MNIST", "train", True, False),
-    "kmnist": ("KMNIST", "train", True, False),
-    "fashion_mnist": ("FashionMNIST", "train", True, False),
-    "qmnist": ("QMNIST", "train", True, False),
-    "svhn": ("SVHN", "split", "train", "test"),
-    "stl10": ("STL10", "split", "train", "test"),
-    "gtsrb": ("GTSRB", "split", "train", "test"),
+    "cifar10": ("CIFAR10", "train", True, False, False),
+    "cifar100": ("CIFAR100", "train", True, False, False),
+    "mnist": ("MNIST", "train", True, False, False),
+    "kmnist": ("KMNIST", "train", True, False, False),
+    "fashion_mnist": ("FashionMNIST", "train", True, False, False),
+    "qmnist": ("QMNIST", "train", True, False, False),
+    "svhn": ("SVHN", "split", "train", "test", "test"),
+    "stl10": ("STL10", "split", "train", "test", "test"),
+    "gtsrb": ("GTSRB", "split", "train", "test", "test"),
     "flowers102": ("Flowers102", "split", "train", "val", "test"),
-    "oxford_iiit_pet": ("OxfordIIITPet", "split", "trainval", "test"),
-    "food101": ("Food101", "split", "train", "test"),
+    "oxford_iiit_pet": ("OxfordIIITPet", "split", "trainval", "test", "test"),
+    "food101": ("Food101", "split", "train", "test", "test"),
     "dtd": ("DTD", "split", "train", "val", "test"),
     "fgvc_aircraft": ("FGVCAircraft", "split", "train", "val", "test"),
-    "stanford_cars": ("StanfordCars", "split", "train", "test"),
+    "stanford_cars": ("StanfordCars", "split", "train", "test", "test"),
     "country211": ("Country211", "split", "train", "valid", "test"),
-    "imagenette": ("Imagenette", "split", "train", "val"),
-    "imagenet": ("ImageNet", "split", "train", "val"),
-    "places365": ("Places365", "split", "train-standard", "val"),
-    "inaturalist": ("INaturalist", "version", "2021_train", "2021_valid"),
+    "imagenette": ("Imagenette", "split", "train", "val", "val"),
+    "imagenet": ("ImageNet", "split", "train", "val", "val"),
+    "places365": ("Places365", "split", "train-standard", "val", "val"),
+    "inaturalist": ("INaturalist", "version", "2021_train", "2021_valid", "2021_valid"),
 }
+"""torchvision's class, the argument that selects a split, and its values for training, validation and test.
+
+The keys are timm's names, or torchvision's in lower case. Without a separate test split, test repeats validation.
+"""
 
 
 def digits(_, split: str, root: Path | None, fold: int) -> Samples:
@@ -61,9 +63,9 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
     """`torch/NAME`: read from `root` in torchvision's layout, and downloaded if missing."""
     root = data_root(root)
     require_known(name.lower(), TORCH, "NAME of torch/NAME")
-    kind, keyword, train, valid, *test = TORCH[name.lower()]
+    kind, keyword, train, valid, test = TORCH[name.lower()]
     values = {"train": train, "valid": valid}
-    options = {keyword: values.get(split, test[0] if test else valid)}
+    options = {keyword: values.get(split, test)}  # "whole" is the test split
     try:
         data = _read_or_download(getattr(torchvision.datasets, kind), root, options)
     except Exception as problem:  # the network, the disk and many readers raise many types
@@ -78,8 +80,10 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
             f"torch/{name} is not in {root} and cannot be downloaded ({reason(problem)}). {remedy}"
         ) from problem
     labels = _labels(data)
+    names = range(len(labels))
     files = getattr(data, "samples", None)
-    names = [Path(file).name for file, _ in files] if files else range(len(labels))
+    if files:
+        names = [Path(file).name for file, _ in files]
     title = f"torch/{name} {split} image "
     return Samples(data, labels, _class_names(data, labels), names, title=title)
 
@@ -90,15 +94,16 @@ def _has_folders(root: Path, split: str) -> bool:
 
 
 def _read_or_download(kind: type, root: Path, options: dict):
-    # torchvision's errors for missing files. ImageNet cannot be downloaded by a program.
-    missing = () if kind is torchvision.datasets.ImageNet else (RuntimeError, FileNotFoundError)
+    """A torchvision data set from `root`, downloaded if its files are missing. ImageNet cannot be downloaded."""
     try:
         return kind(str(root), **options)
-    except missing:
-        root.mkdir(parents=True, exist_ok=True)
-        data = kind(str(root), **options, download=True)
-        announce(f"Downloaded torchvision's {kind.__name__}", root)
-        return data
+    except (RuntimeError, FileNotFoundError):  # torchvision's errors for missing files
+        if kind is torchvision.datasets.ImageNet:
+            raise
+    root.mkdir(parents=True, exist_ok=True)
+    data = kind(str(root), **options, download=True)
+    announce(f"Downloaded torchvision's {kind.__name__}", root)
+    return data
 
 
 def _class_names(data, labels: Sequence[int]) -> tuple[str, ...]:
@@ -106,8 +111,12 @@ def _class_names(data, labels: Sequence[int]) -> tuple[str, ...]:
     for attribute in ("classes", "all_categories"):
         names = getattr(data, attribute, None)
         if names:
-            return tuple(", ".join(n) if isinstance(n, tuple) else str(n) for n in names)
+            return tuple(_join_synonyms(name) for name in names)
     return default_class_names(labels)
+
+
+def _join_synonyms(name: str | tuple[str, ...]) -> str:
+    return ", ".join(name) if isinstance(name, tuple) else str(name)
 
 
 def _labels(data) -> Sequence[int]:
@@ -121,4 +130,4 @@ def _labels(data) -> Sequence[int]:
             return labels.tolist()
     if hasattr(data, "index"):  # iNaturalist: (label, file)
         return [label for label, _ in data.index]
-    return [label for _, label in data._samples]
+    return [label for _, label in data._samples]  # (file, label)

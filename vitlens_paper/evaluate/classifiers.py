@@ -36,10 +36,10 @@ class LeastSquares(NamedTuple):
 
     def values(self, x: Tensor) -> Tensor:
         """Class values (M, K) of features (M, D)."""
-        return standardized(x, self.mean, self.deviation) @ self.weights
+        return standardize(x, self.mean, self.deviation) @ self.weights
 
 
-def standardized(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+def standardize(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """Standardized features and the constant feature, (N, D + 1) in float64."""
     return F.pad((x.double() - mean) / deviation, (0, 1), value=CONSTANT)
 
@@ -60,15 +60,15 @@ def least_squares(x: Tensor, y: Tensor, classes: int, penalty: float = PENALTY) 
     deviation = x.double().std(0, correction=0) + 1e-5
     targets = 2 * F.one_hot(y, classes).double() - 1
     ridge = Ridge(penalty, fit_intercept=False, solver="cholesky")  # solves the dual where N < D
-    learned = ridge.fit(standardized(x, mean, deviation).numpy(), targets.numpy())
+    learned = ridge.fit(standardize(x, mean, deviation).numpy(), targets.numpy())
     return LeastSquares(mean, deviation, torch.from_numpy(learned.coef_.T))
 
 
 def support(labels: Tensor, shots: int, seed: int, names: tuple[str, ...] | None = None) -> Tensor:
     """Indices of `shots` images of each class, int64 (K · shots,), as a function of `seed`.
 
-    More shots contain the images of fewer shots. Raises ValueError with the name in `names` for a class of fewer
-    images.
+    With one seed, a smaller number of shots selects a subset of a larger number's images. Raises ValueError if a class
+    has fewer images. names: class names for its message.
 
     >>> vitlens_paper.evaluate.support(torch.tensor([0, 0, 1, 1]), shots=2, seed=0).sort().values
     tensor([0, 1, 2, 3])
@@ -76,17 +76,18 @@ def support(labels: Tensor, shots: int, seed: int, names: tuple[str, ...] | None
     counts = torch.bincount(labels, minlength=len(names or ()))
     fewest = int(counts.min())
     if shots < 1 or fewest < shots:
-        number = int(counts.argmin())
+        rarest = int(counts.argmin())
+        name = names[rarest] if names else rarest
         raise ValueError(
             f"Few-shot learning with {shots} shots needs as many images of each class, 1 or more, but class "
-            f"{names[number] if names else number} has {fewest}. Change the number of shots."
+            f"{name} has {fewest}. Change the number of shots."
         )
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=generator)
-    order = order[labels[order].argsort(stable=True)]
-    first_of_class = counts.cumsum(0) - counts
-    rank = torch.arange(len(labels)) - first_of_class[labels[order]]
-    return order[rank < shots]
+    shuffled = torch.randperm(len(labels), generator=generator)
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]  # all of class 0, then of class 1 …
+    start_of_class = counts.cumsum(0) - counts
+    place_in_class = torch.arange(len(labels)) - start_of_class[labels[by_class]]
+    return by_class[place_in_class < shots]
 
 
 def supports(
@@ -118,7 +119,10 @@ def few_shot(
             right += int((learned.values(x).argmax(1) == y).sum())
         return 100 * right / len(test[1])
 
-    return {shots: [accuracy(rows) for rows in several] for shots, several in drawn.items()}
+    accuracies = {}
+    for shots, draws in drawn.items():
+        accuracies[shots] = [accuracy(rows) for rows in draws]
+    return accuracies
 
 
 def nearest(train: Labeled, x: Tensor, k: int = 20, temperature: float = 0.07) -> Tensor:
@@ -171,13 +175,14 @@ def linear_probe(train: Labeled, test: Labeled) -> float:
     x, y = (part.numpy() for part in train)
     x_test, y_test = (part.numpy() for part in test)
     _, counts = np.unique(y, return_counts=True)
-    if len(counts) < 2 or counts.min() < 2:
+    fewest = min(counts, default=0)
+    if len(counts) < 2 or fewest < 2:
         raise ValueError(
             f"A linear probe needs at least two classes of at least two images, got {len(counts)}, the smallest with "
-            f"{counts.min(initial=len(y))}. Leave out small classes, or split the images differently."
+            f"{fewest}. Leave out small classes, or split the images differently."
         )
     pipeline = make_pipeline(StandardScaler(), LogisticRegression(max_iter=5000))
     penalties = {"logisticregression__C": np.logspace(-4, 1, 6)}
-    probe = GridSearchCV(pipeline, penalties, cv=min(5, counts.min()))
+    probe = GridSearchCV(pipeline, penalties, cv=min(5, fewest))
     probe.fit(x, y)
     return 100 * float(probe.score(x_test, y_test))
