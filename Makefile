@@ -42,7 +42,7 @@ test-slow: browser  ## the tests that take minutes: all of timm, all notebooks, 
 	$(BIN)/python -m pytest -n auto -m slow
 
 test-colab: $(COLAB)/.ready  ## the widgets and the opening of models with the versions of Colab
-	$(COLAB)/bin/python -m pytest -q -n auto tests/test_bundled.py tests/test_models.py tests/test_explorer.py \
+	$(COLAB)/bin/python -m pytest -q -n auto tests/test_bundled.py tests/test_models.py tests/test_explorer.py tests/test_explorer_saved.py tests/test_widgets.py \
 	    tests/test_lanes.py
 
 test-all: test test-slow test-colab

@@ -103,3 +103,12 @@ def vit():
         return model
 
     return make
+
+
+@pytest.fixture
+def explorer(vit):
+    """The explorer widget of a small ViT on a photo."""
+    import vitlens_explorer
+    from vitlens.images import samples
+
+    return vitlens_explorer.explore(vit(), samples()["chelsea"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import io
 import json
 import pickle
@@ -594,3 +595,43 @@ class Served:
         return await websocket_connect(
             HTTPRequest(self.address.replace("http", "ws") + "socket", headers=headers)
         )
+
+
+def photo(height=230, width=330):
+    return np.random.default_rng(1).integers(1, 256, (height, width, 3), dtype=np.uint8)
+
+
+CUT = TokenGrid(14, 20, (16, 16), image=(230, 330))
+
+
+assert_near = functools.partial(np.testing.assert_allclose, atol=1e-6)
+
+
+def caption(widget):
+    return " ".join(panel["words"] for panel in widget.frame["panels"])
+
+
+def selected(widget):
+    return [panel["selected"] for panel in widget.frame["panels"]]
+
+
+def send(widget, content, *buffers):
+    """Send a message of the browser, and return the message that the page shows."""
+    widget.connection.receive(content, buffers)
+    assert widget.wait(60)
+    return widget.frame["message"]
+
+
+def reference_attention(model, picture=PICTURE, size=None, **kwargs):
+    """Attention (L, H, T, T) by timm's unfused path, the outputs of the blocks (L, T, D), and the logits."""
+    seen = []
+    handles = [
+        block.register_forward_hook(lambda _, __, output: seen.append(output[0]))
+        for block in model.blocks
+    ]
+    x = preprocess(model, picture, size=size or model.patch_embed.img_size, **kwargs)
+    with torch.no_grad():
+        logits = model(x)[0]
+    for handle in handles:
+        handle.remove()
+    return torch.cat(unfused_maps(model, x)).numpy(), torch.stack(seen).numpy(), logits
