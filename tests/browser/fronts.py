@@ -98,7 +98,7 @@ class Front:
             settings = Path(
                 places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/apputils-extension"
             )
-            settings.mkdir(parents=True)
+            settings.mkdir(parents=True, exist_ok=True)
             (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
         settings = Path(
             places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/notebook-extension"
