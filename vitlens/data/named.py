@@ -48,13 +48,17 @@ def digits(_, split: str, root: Path | None, fold: int) -> Samples:
     from sklearn.model_selection import StratifiedKFold
 
     data = load_digits()
-    folds = StratifiedKFold(5, shuffle=True, random_state=0).split(data.images, data.target)
-    train, valid = list(folds)[fold]
+    division = StratifiedKFold(5, shuffle=True, random_state=0)
+    folds = list(division.split(data.images, data.target))
+    train, valid = folds[fold]
     rows = train if split == "train" else valid
-    levels = np.rint(data.images[rows] * (255 / 16)).astype(np.uint8)
-    images = torch.from_numpy(levels)[:, None].repeat(1, 3, 1, 1)
-    names = tuple("0123456789")
-    return Samples(images, data.target[rows], names, range(len(rows)), title="digits image ")
+    levels = np.rint(data.images[rows] * (255 / 16))
+    gray = torch.from_numpy(levels.astype(np.uint8))
+    images = gray[:, None].repeat(1, 3, 1, 1)
+    labels = data.target[rows]
+    class_names = tuple("0123456789")
+    names = range(len(rows))
+    return Samples(images, labels, class_names, names, title="digits image ")
 
 
 def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
@@ -62,15 +66,20 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
     root = data_root(root)
     require_known(name.lower(), TORCH, "NAME of torch/NAME")
     kind, keyword, train, valid, *test = TORCH[name.lower()]
-    values = {"train": train, "valid": valid}
-    options = {keyword: values.get(split, test[0] if test else valid)}
+    if split == "train":
+        value = train
+    elif split == "valid" or not test:
+        value = valid
+    else:
+        value = test[0]
     try:
-        data = _read_or_download(getattr(torchvision.datasets, kind), root, options)
+        dataset_class = getattr(torchvision.datasets, kind)
+        data = _read_or_download(dataset_class, root, {keyword: value})
     except Exception as problem:  # the network, the disk and many readers raise many types
         # torchvision's ImageNet also needs the archive of the development kit.
         if kind == "ImageNet" and _has_folders(root, split):
             return open_folder(root, split)
-        call = f"torchvision.datasets.{kind}({str(root)!r}, {keyword}={options[keyword]!r}, download=True)"
+        call = f"torchvision.datasets.{kind}({str(root)!r}, {keyword}={value!r}, download=True)"
         remedy = f"Run {call} on a machine with network access, and copy the result."
         if kind == "ImageNet":
             remedy = "Download its archives by hand, with the archive of its development kit, and put them there."
@@ -78,20 +87,25 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
             f"torch/{name} is not in {root} and cannot be downloaded ({reason(problem)}). {remedy}"
         ) from problem
     labels = _labels(data)
+    class_names = _class_names(data, labels)
+    names: Sequence = range(len(labels))
     files = getattr(data, "samples", None)
-    names = [Path(file).name for file, _ in files] if files else range(len(labels))
+    if files:
+        names = [Path(file).name for file, _ in files]
     title = f"torch/{name} {split} image "
-    return Samples(data, labels, _class_names(data, labels), names, title=title)
+    return Samples(data, labels, class_names, names, title=title)
 
 
 def _has_folders(root: Path, split: str) -> bool:
     """True if a folder holds a folder named like the split or like training."""
-    return any((root / name).is_dir() for name in (*SPLITS["train"], *SPLITS[split]))
+    names = SPLITS["train"] + SPLITS[split]
+    return any((root / name).is_dir() for name in names)
 
 
 def _read_or_download(kind: type, root: Path, options: dict):
-    # torchvision's errors for missing files. ImageNet cannot be downloaded by a program.
-    missing = () if kind is torchvision.datasets.ImageNet else (RuntimeError, FileNotFoundError)
+    missing: tuple = (RuntimeError, FileNotFoundError)  # torchvision's errors for missing files
+    if kind is torchvision.datasets.ImageNet:
+        missing = ()  # a program cannot download it
     try:
         return kind(str(root), **options)
     except missing:
@@ -106,8 +120,15 @@ def _class_names(data, labels: Sequence[int]) -> tuple[str, ...]:
     for attribute in ("classes", "all_categories"):
         names = getattr(data, attribute, None)
         if names:
-            return tuple(", ".join(n) if isinstance(n, tuple) else str(n) for n in names)
+            return tuple(_join_names(name) for name in names)
     return default_class_names(labels)
+
+
+def _join_names(name: object) -> str:
+    """The name of a class as text, or its several names with commas."""
+    if isinstance(name, tuple):
+        return ", ".join(name)
+    return str(name)
 
 
 def _labels(data) -> Sequence[int]:
