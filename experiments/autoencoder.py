@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from vitlens.data.augment import seed_of
 from vitlens.train import Recipe, recipe, register
-from vitlens_paper.masked import assembled, in_patches
+from vitlens_paper.masked import assemble_patches, in_patches
 
 # He et al. hide 75 % and found shallow decoders as good. The rest is that of masked-patches.
 RECIPE = register(
@@ -122,7 +122,7 @@ class MaskedAutoencoder(nn.Module):
         each = (predicted.float() - target).square().mean(-1)
         return each.gather(1, hidden).mean()
 
-    def pictured(self, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    def predict_pictures(self, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         """As `MaskedPatches.pictured`; predictions get back the mean and the deviation of the true patch."""
         rows, cols = model.patch_embed.grid_size
         order, visible = shuffled(len(x), rows * cols, self.share, x.device)
@@ -132,7 +132,7 @@ class MaskedAutoencoder(nn.Module):
         corrupted = torch.ones_like(order, dtype=torch.bool).scatter(1, order[:, :visible], False)
         source = torch.where(corrupted, -1, torch.arange(rows * cols, device=x.device))
         grid = {"corrupted": corrupted, "source": source}
-        picture = assembled(pixels.clamp(0, 1), rows, cols)
+        picture = assemble_patches(pixels.clamp(0, 1), rows, cols)
         return {name: each.view(len(x), rows, cols) for name, each in grid.items()} | {
             "predicted": picture
         }

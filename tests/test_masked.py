@@ -114,7 +114,9 @@ def test_colors_equal_floor_of_mean():
 def test_colors_equal_independent_computation(data, side):
     images = data[0].images
     x = normalize(images, MEAN, STD)
-    pixels = masked.restored(x, torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1))
+    pixels = masked.restore_pixels(
+        x, torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
+    )
     assert torch.equal(pixels, images.long())  # normalization is undone to the bit
     part, found = 8 // side, masked.colors(pixels, 8, side).numpy()
     values = images.numpy().astype(np.float64)
@@ -130,7 +132,7 @@ def test_assembled_inverts_in_patches(data):
     x = batch(data)
     cut = masked.in_patches(x, 4)
     assert torch.equal(cut[2, 5].reshape(4, 4, 3), x[2, :, 4:8, 4:8].permute(1, 2, 0))
-    assert torch.equal(masked.assembled(cut, 4, 4), x.permute(0, 2, 3, 1))
+    assert torch.equal(masked.assemble_patches(cut, 4, 4), x.permute(0, 2, 3, 1))
 
 
 @each_variant
@@ -138,7 +140,7 @@ def test_loss_covers_corrupted_patches_only(data, name):
     model, x = VARIANTS[name].build(), batch(data)
     torch.manual_seed(0)
     corrupted, source = masked.corruption(len(x), 16, 0.5)
-    predicted = model.objective.predicted(model, x, source).detach().requires_grad_()
+    predicted = model.objective.predict(model, x, source).detach().requires_grad_()
     loss = model.objective.loss(predicted, x, corrupted)
     loss.backward()
     assert not predicted.grad[~corrupted].any() and predicted.grad[corrupted].any(-1).all()
@@ -177,7 +179,7 @@ def test_predicted_corrupts_before_positions(data):
     handle = model.patch_embed.register_forward_hook(lambda *_: tokens)
     expected = model.objective.head(model.forward_features(x)[:, 1:])
     handle.remove()
-    torch.testing.assert_close(model.objective.predicted(model, x, source), expected)
+    torch.testing.assert_close(model.objective.predict(model, x, source), expected)
 
 
 @each_variant

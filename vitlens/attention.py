@@ -50,8 +50,7 @@ class Statistic:
 
     >>> class Peak(vitlens.attention.Statistic):  # largest weight of a query, from weights (B, H, Q, T)
     ...     name = "peak"
-    ...     def add(self, queries, logits, weights):
-    ...         self.sums.append(weights.amax(-1))
+    ...     def add(self, queries, logits, weights): self.sums.append(weights.amax(-1))
     >>> vitlens.attention.summary(attn, Peak()).peak.shape  # the mean over all queries
     torch.Size([2, 12, 3])
 

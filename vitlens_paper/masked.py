@@ -74,7 +74,7 @@ def color_of(ids: Tensor) -> Tensor:
     return (levels + 0.5) * (256 / LEVELS) / 255
 
 
-def restored(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+def restore_pixels(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """8-bit pixels of normalized images, (B, 3, H, W) int64 from 0 to 255."""
     return (x.float() * std + mean).mul(255).round().clamp(0, 255).long()
 
@@ -132,9 +132,9 @@ class MaskedPatches(nn.Module):
 
     def forward(self, model: nn.Module, x: Tensor) -> Tensor:
         corrupted, source = corruption(len(x), model.patch_embed.num_patches, self.share, x.device)
-        return self.loss(self.predicted(model, x, source), x, corrupted)
+        return self.loss(self.predict(model, x, source), x, corrupted)
 
-    def predicted(self, model: nn.Module, x: Tensor, source: Tensor) -> Tensor:
+    def predict(self, model: nn.Module, x: Tensor, source: Tensor) -> Tensor:
         """Head outputs (B, P, outputs) for every patch, with the patch embeddings replaced by those of `source`."""
         tokens = model.patch_embed(x)
         indices = source.clamp(min=0)[..., None].expand_as(tokens)
@@ -153,17 +153,17 @@ class MaskedPatches(nn.Module):
             pixels = in_patches(x.float(), self.patch).flatten(2)
             losses = (predicted - pixels).square().mean(-1)
         else:
-            target = colors(restored(x, self.mean, self.std), self.patch, self.side)
+            target = colors(restore_pixels(x, self.mean, self.std), self.patch, self.side)
             logits = predicted.unflatten(-1, (self.side**2, COLORS)).flatten(0, 2)
             entropies = F.cross_entropy(logits, target.flatten(), reduction="none")
             losses = entropies.view_as(target).mean(-1)
         return (losses * corrupted).sum() / corrupted.sum().clamp(min=1)
 
-    def pictured(self, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    def predict_pictures(self, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         """`corrupted` and `source` (B, rows, cols), drawn anew, and `predicted` (B, h, w, 3), colors in 0…1."""
         rows, cols = model.patch_embed.grid_size
         corrupted, source = corruption(len(x), rows * cols, self.share, x.device)
-        pixels = self.predicted(model, x, source).float()
+        pixels = self.predict(model, x, source).float()
         if self.regresses:
             pixels = pixels.unflatten(-1, (-1, 3)) * self.std.flatten() + self.mean.flatten()
         else:
@@ -172,11 +172,11 @@ class MaskedPatches(nn.Module):
         return {
             "corrupted": corrupted.view(len(x), rows, cols),
             "source": source.view(len(x), rows, cols),
-            "predicted": assembled(pixels.clamp(0, 1), rows, cols),
+            "predicted": assemble_patches(pixels.clamp(0, 1), rows, cols),
         }
 
 
-def assembled(parts: Tensor, rows: int, cols: int) -> Tensor:
+def assemble_patches(parts: Tensor, rows: int, cols: int) -> Tensor:
     """Images (B, h, w, 3) assembled from patches (B, P, S, 3) of S pixels each, row by row."""
     side = round(parts.shape[2] ** 0.5)
     cut = parts.unflatten(2, (side, side)).unflatten(1, (rows, cols))

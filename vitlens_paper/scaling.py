@@ -103,7 +103,7 @@ def vtab() -> plt.Figure:
             values = [accuracy[group] for accuracy in rows.values()]
             rule(ax, "x")
             ax.hlines(range(len(rows)), 0, values, color="0.85", linewidth=1, zorder=1)
-            ax.set_xlim(_widened(limits, values))
+            ax.set_xlim(_widen(limits, values))
             ax.set(ylim=(len(rows) - 0.5, -0.5), xlabel="Top-1 (%)")
             ax.set_yticks(range(len(rows)), rows)
             ax.tick_params(axis="y", length=0)
@@ -120,7 +120,7 @@ def vtab() -> plt.Figure:
     return figure
 
 
-def _widened(limits: tuple[float, float], values: Sequence[float]) -> tuple[float, float]:
+def _widen(limits: tuple[float, float], values: Sequence[float]) -> tuple[float, float]:
     """Limits with room for values beyond them."""
     low = min(limits[0], *values)
     high = max(limits[1], *values)
@@ -198,7 +198,7 @@ def few_shot(
 
     >>> figure = vitlens_paper.few_shot({"ViT": [(1_000_000, 40.0), (10_000_000, 55.0)]})
     """
-    series = {name: _sorted(rows) for name, rows in curves.items()}
+    series = {name: _sort_rows(rows) for name, rows in curves.items()}
     with canvas(ax, 900, 400) as (ax, result):
         rule(ax)
         ax.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
@@ -230,7 +230,7 @@ def few_shot(
     return result
 
 
-def _sorted(rows) -> np.ndarray:
+def _sort_rows(rows) -> np.ndarray:
     """(n, 2 or 4) rows of (images, accuracy, …), sorted by images. Raises ValueError unless images are above 0."""
     rows = array(rows, 2, "Rows (images, accuracy)")
     if not (np.isfinite(rows).all() and (rows[:, 0] > 0).all()):

@@ -97,7 +97,7 @@ def record(
             arrays["top1_confidence"] = scores(model, logits).amax(-1)
         if hasattr(getattr(model, "objective", None), "pictured"):
             torch.manual_seed(0)  # hide the same patches in every snapshot
-            arrays |= model.objective.pictured(model, images[:PICTURES])
+            arrays |= model.objective.predict_pictures(model, images[:PICTURES])
     return {name: _stored_array(tensor) for name, tensor in arrays.items()}
 
 

@@ -152,13 +152,13 @@ def mean_outputs(
     """
     modules = attention_modules(model)
 
-    def counted() -> Iterator[Tensor]:
+    def count_batches() -> Iterator[Tensor]:
         for images in batches:
             yield images
             if bar is not None:
                 bar.update()
 
-    return intervention.mean_outputs(model, modules, head_places(model, modules), counted())
+    return intervention.mean_outputs(model, modules, head_places(model, modules), count_batches())
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:

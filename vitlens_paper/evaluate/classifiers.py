@@ -36,10 +36,10 @@ class LeastSquares(NamedTuple):
 
     def values(self, x: Tensor) -> Tensor:
         """Class values (M, K) of features (M, D)."""
-        return standardized(x, self.mean, self.deviation) @ self.weights
+        return standardize(x, self.mean, self.deviation) @ self.weights
 
 
-def standardized(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+def standardize(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """Standardized features and the constant feature, (N, D + 1) in float64."""
     return F.pad((x.double() - mean) / deviation, (0, 1), value=CONSTANT)
 
@@ -60,7 +60,7 @@ def least_squares(x: Tensor, y: Tensor, classes: int, penalty: float = PENALTY) 
     deviation = x.double().std(0, correction=0) + 1e-5
     targets = 2 * F.one_hot(y, classes).double() - 1
     ridge = Ridge(penalty, fit_intercept=False, solver="cholesky")  # solves the dual where N < D
-    learned = ridge.fit(standardized(x, mean, deviation).numpy(), targets.numpy())
+    learned = ridge.fit(standardize(x, mean, deviation).numpy(), targets.numpy())
     return LeastSquares(mean, deviation, torch.from_numpy(learned.coef_.T))
 
 
