@@ -123,7 +123,7 @@ class MaskedAutoencoder(nn.Module):
         return each.gather(1, hidden).mean()
 
     def predict_pictures(self, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-        """As `MaskedPatches.pictured`; predictions get back the mean and the deviation of the true patch."""
+        """As `MaskedPatches.predict_pictures`; predictions get back the mean and the deviation of the true patch."""
         rows, cols = model.patch_embed.grid_size
         order, visible = shuffled(len(x), rows * cols, self.share, x.device)
         found = self.decoded(self.encoded(model, x, order[:, :visible]), order).float()

@@ -3,8 +3,10 @@
 import copy
 import inspect
 import threading
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import timm
 import torch
 from support import Headed, left_as_found, refuses
@@ -80,7 +82,6 @@ def test_methods_take_a_capture(vit):
     attn.differentiate(logits[0, 3] + logits[1, 7])
     for method in (relevance, gradient_rollout, attention_gradient):
         torch.testing.assert_close(method(attn), method(model, x, TARGET))
-    refuses("2", grad_cam, explained(model, x, needs=["inputs"], layer=1), error=KeyError)
 
 
 def test_methods_are_registered_with_signature_and_source():
@@ -90,9 +91,6 @@ def test_methods_are_registered_with_signature_and_source():
         assert list(inspect.signature(function).parameters)[:3] == ["model", "images", "target"]
         assert name in dir(attribution) and name in attribution.__all__
     assert [name for name, method in METHODS.items() if not method.depends_on_target] == ["rollout"]
-    refuses(
-        "one of relevance, gradient_rollout, .*got 'relevanz'", attribution.methods, ["relevanz"]
-    )
 
 
 def test_methods_leave_the_model_unchanged(vit):
@@ -189,60 +187,17 @@ def test_classes_by_number_and_name(vit):
     assert torch.equal(
         relevance(model, x, "crane", names=names), relevance(model, x, 8)
     )  # a whole name comes first
-    refuses("no class called 'class 3'. Its classes have no names", relevance, model, x, "class 3")
     model.label_names = names
     assert torch.equal(relevance(model, x, "tabby cat"), relevance(model, x, 7))
-    for method in METHODS.values():
-        if method.depends_on_target:
-            refuses("no class called 'tabi'. Did you mean tabby", method, model, x, "tabi")
-    for target, words in (
-        ("zebra", "no class called 'zebra'. Give a number from 0 to 9"),
-        ("-1", "classes 0 to 9, got -1"),
-        (10, "classes 0 to 9, got 10"),
-    ):
-        refuses(words, relevance, model, x, target)
-    refuses("one for each of 2 images, got 3", relevance, model, x, [1, 2, 3])
-    model.label_names = names[:8] + ["crane", "crane"]
-    refuses(r"several classes called 'crane', \[8, 9\]", relevance, model, x, "crane")
 
 
-def test_methods_refuse_wrong_arguments(vit):
+def test_maps_read_at_a_query_or_of_another_head(vit):
     model, x = vit(img_size=SIZE), images()
-    headless, maximum, untrained = vit(num_classes=0), vit(global_pool="max"), vit(img_size=SIZE)
-    torch.nn.init.zeros_(untrained.head.weight)
-    damaged, broken, resnet = images(2), vit(img_size=SIZE), timm.create_model("resnet18")
-    damaged[1, 0, 3, 4] = float("nan")
-    with torch.no_grad():
-        broken.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
-    pixels = attribution.integrated_gradients
-    for method in (relevance, legrad, grad_cam, *GRADIENT[-2:], pixels, attribution.occlusion):
-        for words, arguments in (
-            ("no classifier head, so its output is features", (headless, images(1, (64, 64)))),
-            ("images as a floating-point tensor", (model, x[0])),
-            ("vitlens cannot show the attention of resnet18", (resnet, x)),
-            (r"does not take this size", (model, images(1, (80, 80)), 3)),
-            ("outputs of .* are not finite", (model, damaged, 3)),
-            ("outputs of .* are not finite", (broken, x, 3)),
-        ):
-            refuses(words, method, *arguments)
-    for method in (*GRADIENT, pixels):
-        refuses("No gradient of .* reaches the attention of layer 0", method, untrained, x, 3)
-    for method in (gradient_rollout, relevance, attention_gradient):
-        refuses(
-            r"no weighted sum .*query=\(row, column\).*grad_cam",
-            method,
-            maximum,
-            images(1, (64, 64)),
-        )
-        refuses("outside the 4 × 6 grid", method, model, x, query=(4, 0), error=IndexError)
     assert not attention_gradient(model, x, 3, query=(1, 2)).any()  # the head reads no patch
     assert attention_gradient(model, x, 3, query=(1, 2), layer=1).any()
     assert attention_gradient(vit(img_size=SIZE, global_pool="avg"), x, 3, query=(1, 2)).any()
-    assert (
-        legrad(maximum, images(1, (64, 64))).any() and grad_cam(maximum, images(1, (64, 64))).any()
-    )
-    for method, option in [(attention_gradient, "layer"), (grad_cam, "layer"), (legrad, "first")]:
-        refuses("from 0 to 2 .* got 3", method, model, x, error=IndexError, **{option: 3})
+    maximum, square = vit(global_pool="max"), images(1, (64, 64))
+    assert legrad(maximum, square).any() and grad_cam(maximum, square).any()
     with torch.no_grad():
         model.head.bias[5] = -float("inf")  # an excluded class
     assert relevance(model, images(1), 3).isfinite().all()
@@ -264,18 +219,6 @@ def test_methods_explain_a_normalization_before_a_transformer(vit):
         values, attribution.integrated_gradients(inner, seen, TARGET), rtol=1e-4, atol=1e-5
     )
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in wrapped.modules())
-    headless = torch.nn.Sequential(normalize, vit(img_size=SIZE, num_classes=0))
-    refuses("its output is features", relevance, headless, x)
-    resized = torch.nn.Sequential(torch.nn.Upsample(SIZE), inner)
-    for method in (relevance, attribution.occlusion):
-        refuses("Sequential resizes images of", method, resized, images(size=(32, 48)))
-    refuses(
-        "2 Vision Transformers",
-        relevance,
-        torch.nn.Sequential(vit(), vit()),
-        x,
-        error=UnsupportedModelError,
-    )
 
 
 def test_methods_explain_a_backbone_with_a_head(vit):
@@ -294,9 +237,108 @@ def test_methods_explain_a_backbone_with_a_head(vit):
         torch.testing.assert_close(
             relevance(wrapped, x, 3, query=(1, 2)), relevance(whole, x, 3, query=(1, 2))
         )
-        if pools:
-            refuses("is done by a wrapper.*Pass a patch", relevance, wrapped, x, 3)
-        else:
+        if not pools:
             for method in (relevance, gradient_rollout, attention_gradient):
                 torch.testing.assert_close(method(wrapped, x, 3), method(whole, x, 3))
-        refuses("read with the .* own head, but Headed", legrad, wrapped, x, 3)
+
+
+@pytest.fixture(scope="module")
+def given(vit):
+    """Models and images of the calls in REFUSALS."""
+    named, ambiguous = vit(img_size=SIZE), vit(img_size=SIZE)
+    names = [f"class {i}" for i in range(7)] + ["tabby, tabby cat", "Crane", "crane, machine"]
+    named.label_names, ambiguous.label_names = names, names[:8] + ["crane", "crane"]
+    untrained, broken, damaged = vit(img_size=SIZE), vit(img_size=SIZE), images()
+    damaged[1, 0, 3, 4] = float("nan")
+    with torch.no_grad():
+        untrained.head.weight.zero_()
+        broken.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
+    features = vit(img_size=SIZE, num_classes=0)
+    return SimpleNamespace(
+        model=vit(img_size=SIZE),
+        x=images(),
+        square=images(1, (64, 64)),
+        damaged=damaged,
+        named=named,
+        ambiguous=ambiguous,
+        untrained=untrained,
+        broken=broken,
+        features=features,
+        headless=torch.nn.Sequential(Normalize((0.5,) * 3, (0.25,) * 3), features),
+        maximum=vit(global_pool="max"),
+        resnet=timm.create_model("resnet18"),
+        resized=torch.nn.Sequential(torch.nn.Upsample(SIZE), vit(img_size=SIZE)),
+        two=torch.nn.Sequential(vit(), vit()),
+        pooled_outside=Headed(features, pools=True).eval(),
+        read_outside=Headed(features, pools=False).eval(),
+    )
+
+
+BY_CLASS = [method for method in METHODS.values() if method.depends_on_target]
+PIXELS = attribution.integrated_gradients, attribution.occlusion
+EVERY = (relevance, legrad, grad_cam, *GRADIENT[-2:], *PIXELS)
+SUMS = gradient_rollout, relevance, attention_gradient
+REFUSALS = (
+    # targets
+    ([relevance], lambda f, g: f(g.model, g.x, "class 3"), ValueError, "'class 3'.*have no names"),
+    (BY_CLASS, lambda f, g: f(g.named, g.x, "tabi"), ValueError, "'tabi'. Did you mean tabby"),
+    ([relevance], lambda f, g: f(g.named, g.x, "zebra"), ValueError, "'zebra'.* from 0 to 9"),
+    ([relevance], lambda f, g: f(g.named, g.x, "-1"), ValueError, "0 to 9, got -1"),
+    ([relevance], lambda f, g: f(g.named, g.x, 10), ValueError, "0 to 9, got 10"),
+    ([relevance], lambda f, g: f(g.named, g.x, [1, 2, 3]), ValueError, "2 images, got 3"),
+    ([relevance], lambda f, g: f(g.ambiguous, g.x, "crane"), ValueError, r"'crane', \[8, 9\]"),
+    # models and images
+    (EVERY, lambda f, g: f(g.features, g.square), ValueError, "no classifier head"),
+    ([relevance], lambda f, g: f(g.headless, g.x), ValueError, "output is features"),
+    (EVERY, lambda f, g: f(g.model, g.x[0]), ValueError, "floating-point tensor"),
+    (EVERY, lambda f, g: f(g.resnet, g.x), ValueError, "cannot show .* resnet18"),
+    (EVERY, lambda f, g: f(g.model, images(1, (80, 80)), 3), ValueError, "not take this size"),
+    (EVERY, lambda f, g: f(g.model, g.damaged, 3), ValueError, "outputs .* not finite"),
+    (EVERY, lambda f, g: f(g.broken, g.x, 3), ValueError, "outputs .* not finite"),
+    (
+        (*GRADIENT, PIXELS[0]),
+        lambda f, g: f(g.untrained, g.x, 3),
+        ValueError,
+        "No gradient .* layer 0",
+    ),
+    (
+        (relevance, PIXELS[1]),
+        lambda f, g: f(g.resized, images(size=(32, 48))),
+        ValueError,
+        "Sequential resizes",
+    ),
+    ([relevance], lambda f, g: f(g.two, g.x), UnsupportedModelError, "2 Vision Transformers"),
+    # read-outs, queries and layers
+    (SUMS, lambda f, g: f(g.maximum, g.square), ValueError, r"query=\(row, column\).*grad_cam"),
+    (SUMS, lambda f, g: f(g.model, g.x, query=(4, 0)), IndexError, "outside the 4 × 6 grid"),
+    ([relevance], lambda f, g: f(g.pooled_outside, g.x, 3), ValueError, "wrapper.*Pass a patch"),
+    ([legrad], lambda f, g: f(g.pooled_outside, g.x, 3), ValueError, "own head, but Headed"),
+    ([legrad], lambda f, g: f(g.read_outside, g.x, 3), ValueError, "own head, but Headed"),
+    (
+        (attention_gradient, grad_cam),
+        lambda f, g: f(g.model, g.x, layer=3),
+        IndexError,
+        "0 to 2 .* got 3",
+    ),
+    ([legrad], lambda f, g: f(g.model, g.x, first=3), IndexError, "0 to 2 .* got 3"),
+    # runs and names of methods
+    (
+        [grad_cam],
+        lambda f, g: f(explained(g.model, g.x, needs=["inputs"], layer=1)),
+        KeyError,
+        "2",
+    ),
+    (
+        [attribution.methods],
+        lambda f, g: f(["relevanz"]),
+        ValueError,
+        "relevance, gradient_rollout, .*got 'relevanz'",
+    ),
+)
+"""Methods, a call of each, its error and decisive words."""
+
+
+@pytest.mark.parametrize("methods, call, error, words", REFUSALS)
+def test_attribution_refuses(given, methods, call, error, words):
+    for method in methods:
+        refuses(words, call, method, given, error=error)

@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -154,22 +155,6 @@ def test_differentiate_equals_gradients_of_explicit_maps(vit, name, kwargs, call
         assert not layer.output.requires_grad
 
 
-def test_differentiate_refuses_captures_without_a_graph(vit):
-    model, x = vit(), images(1, 3, 64, 64)
-    with capture(model, values=True) as attn:
-        logits = model(x)
-    refuses(
-        r"inside `with capture\(model, gradients=True\)",
-        attn.differentiate,
-        logits.sum(),
-        error=RuntimeError,
-    )
-    with capture(model, gradients=True) as attn:
-        logits = model(x)
-    attn.differentiate(logits.sum())
-    refuses("once", attn.differentiate, logits.sum(), error=RuntimeError)
-
-
 def test_weights_selects_queries(vit):
     attn = captured(vit(), images(2, 3, 64, 64))
     layer, full = attn[1], attn[1].weights()
@@ -184,14 +169,6 @@ def test_weights_selects_queries(vit):
         torch.testing.assert_close(layer.weights(five), full[:, :, 5:6])
     for two in ([2, 5], torch.tensor([2, 5]), torch.isin(torch.arange(17), torch.tensor([2, 5]))):
         torch.testing.assert_close(layer.weights(two), full[:, :, [2, 5]])
-    with pytest.raises(IndexError):
-        layer.weights(17)
-    refuses(
-        r"blocks.1.attn for 17 queries would take .* GiB",
-        layer.weights,
-        limit=1e-6,
-        error=MemoryError,
-    )
     blocks = list(layer.rows(5))
     assert [queries.stop - queries.start for queries, _ in blocks] == [5, 5, 5, 2]
     torch.testing.assert_close(torch.cat([rows for _, rows in blocks], 2), full)
@@ -203,8 +180,6 @@ def test_read_requires_a_weight_for_every_token(vit):
     one_hot = torch.eye(17)
     for row in (one_hot[5], one_hot[5][None], one_hot[[5, 5]]):
         torch.testing.assert_close(layer.read(row), layer.weights(5)[:, :, 0])
-    for row in (torch.eye(16)[5], one_hot[:3], torch.tensor(1.0)):
-        refuses(r"17 queries of blocks\.1\.attn.*got \((16,|3, 17|)\)", layer.read, row)
 
 
 def test_capture_applies_boolean_masks(vit):
@@ -247,78 +222,8 @@ def test_grid_of_hybrids_has_the_stride_of_the_backbone():
         assert (attn.grid.rows, attn.grid.cols) == tuple(-(-side // stride) for side in size)
 
 
-class TweakedAttention(timm.layers.Attention):
-    def forward(self, x, **kwargs):
-        return super().forward(x.flip(1), **kwargs)
-
-
-def test_capture_refuses_models(vit):
-    tweaked, mixed = vit(), vit()
-    pair = torch.nn.ModuleDict(
-        {"teacher": vit(), "student": torch.nn.Sequential(torch.nn.Identity(), vit())}
-    )
-    tweaked.blocks[1].attn, mixed.blocks[1].attn = TweakedAttention(96, 3), torch.nn.Identity()
-    timm.layers.set_fused_attn(False)
-    try:
-        unfused = vit()
-    finally:
-        timm.layers.set_fused_attn(True)
-    for model, match in (
-        (torch.nn.TransformerEncoderLayer(32, 2), "MultiheadAttention"),
-        (pair, r"contains 2 Vision Transformers \('teacher', 'student\.1'\); pass the one"),
-        (tweaked, r"layer 1 uses .*TweakedAttention, which vitlens does not support"),
-        (mixed, r"layer 1 \(timm.*Block\) has no supported attention module"),
-        (unfused, "built without fused attention"),
-        *(
-            (vit(**{rate: 0.1}).train(), r"in training mode .* at random.*model\.eval\(\)")
-            for rate in ("attn_drop_rate", "patch_drop_rate", "drop_path_rate")
-        ),
-    ):
-        refuses(match, capture(model).__enter__, error=UnsupportedModelError)
-    assert captured(vit(drop_path_rate=0.1), images(1, 3, 64, 64)).complete  # eval mode
-
-
-def test_capture_refuses_calls(vit):
-    model, x = vit(), images(1, 3, 64, 64)
-    dropping, masked, naflex = (
-        vit(),
-        vit(),
-        timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=96, num_heads=3).eval(),
-    )
-    inner, attend = dropping.blocks[1].attn, F.scaled_dot_product_attention
-    inner.forward = (
-        lambda x, **_: attend(  # dropout without a dropout module
-            *inner.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0),
-            dropout_p=0.2,
-        )
-    )
-    masked.patch_drop = torch.nn.Identity()
-    masked.patch_drop.forward = lambda x: x[:, :9]
-    patches = {
-        "patches": torch.randn(1, 10, 768),
-        "patch_coord": torch.zeros(1, 10, 2, dtype=torch.long),
-        "patch_valid": torch.ones(1, 10, dtype=torch.bool),
-    }
-    others = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-    def elsewhere():
-        thread = threading.Thread(target=model, args=(x,))
-        thread.start()
-        thread.join()
-
-    for seen, call, match in (
-        (dropping, lambda: dropping(x), "layer 1 drops attention weights at random .dropout 0.2"),
-        (masked, lambda: masked(x), "attends from 9 to 9 tokens, but an input of 64 × 64"),
-        (naflex, lambda: naflex(patches), "not an image"),
-        (model, lambda: model(x, is_causal=True), "causal"),
-        (model, lambda: (model(x), model(x)), "second time"),
-        (model, lambda: None, "not run to its last block"),
-        (model, lambda: model.patch_embed(x), "not run to its last block"),
-        (model, elsewhere, "in its thread"),
-        (model, lambda: torch.func.functional_call(model, others, x), "with its own parameters"),
-    ):
-        with pytest.raises(UnsupportedModelError, match=match), capture(seen):
-            call()
+def test_capture_takes_a_model_with_drop_path_in_eval_mode(vit):
+    assert captured(vit(drop_path_rate=0.1), images(1, 3, 64, 64)).complete
 
 
 def pooled(**kwargs):
@@ -568,7 +473,6 @@ def test_capture_finds_the_only_model_inside_a_module(vit):
             assert attn.grid.readout is None
         else:
             torch.testing.assert_close(rollout(attn), rollout(expected))
-    refuses("Expected a torch.nn.Module, got Attention", capture(attn).__enter__, error=TypeError)
 
 
 def test_weights_of_one_head_and_one_query(vit):
@@ -584,13 +488,164 @@ def test_weights_of_one_head_and_one_query(vit):
         for query in ((2, 3), position):
             torch.testing.assert_close(layer.weights(query=query), whole[:, :, position])
             torch.testing.assert_close(layer.weights(head=-1, query=query), whole[:, -1, position])
-    for more in ({}, {"head": 0}):
-        refuses(
-            r"queries or query, not both, got \[1, 2\] and \(0, 0\)",
-            layer.weights,
-            [1, 2],
-            query=(0, 0),
-            **more,
+
+
+class TweakedAttention(timm.layers.Attention):
+    def forward(self, x, **kwargs):
+        return super().forward(x.flip(1), **kwargs)
+
+
+@pytest.fixture(scope="module")
+def given(vit):
+    """Models, images and captures of the calls in REFUSALS."""
+    model, x, tweaked, mixed, masked = vit(), images(1, 3, 64, 64), vit(), vit(), vit()
+    tweaked.blocks[1].attn, mixed.blocks[1].attn = TweakedAttention(96, 3), torch.nn.Identity()
+    masked.patch_drop = torch.nn.Identity()
+    masked.patch_drop.forward = lambda x: x[:, :9]
+    timm.layers.set_fused_attn(False)
+    try:
+        unfused = vit()
+    finally:
+        timm.layers.set_fused_attn(True)
+    with capture(model, values=True) as plain:
+        plain_score = model(x).sum()
+    with capture(model, gradients=True) as spent:
+        spent_score = model(x).sum()
+    spent.differentiate(spent_score)
+    return SimpleNamespace(
+        model=model,
+        x=x,
+        tweaked=tweaked,
+        mixed=mixed,
+        masked=masked,
+        unfused=unfused,
+        pair=torch.nn.ModuleDict(
+            {"teacher": vit(), "student": torch.nn.Sequential(torch.nn.Identity(), vit())}
+        ),
+        training={
+            rate: vit(**{rate: 0.1}).train()
+            for rate in ("attn_drop_rate", "patch_drop_rate", "drop_path_rate")
+        },
+        dropping=with_functional_dropout(vit()),
+        naflex=timm.create_model(
+            "naflexvit_base_patch16_gap", depth=1, embed_dim=96, num_heads=3
+        ).eval(),
+        patches={
+            "patches": torch.randn(1, 10, 768),
+            "patch_coord": torch.zeros(1, 10, 2, dtype=torch.long),
+            "patch_valid": torch.ones(1, 10, dtype=torch.bool),
+        },
+        others={name: tensor.clone() for name, tensor in model.state_dict().items()},
+        attn=captured(model, x),
+        pooled=captured(vit(name="vit_base_patch16_siglip_224"), x),
+        kinds=[
+            captured(vit(name=name), x)[1]
+            for name in (
+                "vit_tiny_patch16_224",
+                "beit_base_patch16_224",
+                "vit_small_patch16_18x2_224",
+            )
+        ],
+        plain=plain,
+        plain_score=plain_score,
+        spent=spent,
+        spent_score=spent_score,
+    )
+
+
+def with_functional_dropout(model):
+    """The model, with dropout of attention weights in its layer 1 without a dropout module."""
+    inner, attend = model.blocks[1].attn, F.scaled_dot_product_attention
+
+    def forward(x, **_):
+        parts = inner.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4)
+        return attend(*parts.unbind(0), dropout_p=0.2)
+
+    inner.forward = forward
+    return model
+
+
+def enter(model):
+    capture(model).__enter__()
+
+
+def run_captured(model, *inputs, times=1, **options):
+    """Run the model in a capture, not at all if `times` is 0."""
+    with capture(model):
+        for _ in range(times):
+            model(*inputs, **options)
+
+
+def embed_captured(model, x):
+    with capture(model):
+        model.patch_embed(x)
+
+
+def run_captured_in_a_thread(model, x):
+    with capture(model):
+        thread = threading.Thread(target=model, args=(x,))
+        thread.start()
+        thread.join()
+
+
+def run_captured_with_parameters(model, parameters, x):
+    with capture(model):
+        torch.func.functional_call(model, parameters, x)
+
+
+UNSUPPORTED = (
+    # models
+    (lambda g: enter(torch.nn.TransformerEncoderLayer(32, 2)), "MultiheadAttention"),
+    (lambda g: enter(g.pair), r"2 Vision Transformers \('teacher', 'student\.1'\)"),
+    (lambda g: enter(g.tweaked), "layer 1 .*TweakedAttention.* not support"),
+    (lambda g: enter(g.mixed), r"layer 1 \(timm.*Block\) has no supported attention"),
+    (lambda g: enter(g.unfused), "without fused attention"),
+    (lambda g: enter(g.training["attn_drop_rate"]), r"in training mode .*model\.eval\(\)"),
+    (lambda g: enter(g.training["patch_drop_rate"]), r"in training mode .*model\.eval\(\)"),
+    (lambda g: enter(g.training["drop_path_rate"]), r"in training mode .*model\.eval\(\)"),
+    # forwards
+    (lambda g: run_captured(g.dropping, g.x), "layer 1 drops .*dropout 0.2"),
+    (lambda g: run_captured(g.masked, g.x), "from 9 to 9 tokens.* 64 × 64"),
+    (lambda g: run_captured(g.naflex, g.patches), "not an image"),
+    (lambda g: run_captured(g.model, g.x, is_causal=True), "causal"),
+    (lambda g: run_captured(g.model, g.x, times=2), "second time"),
+    (lambda g: run_captured(g.model, times=0), "not run to its last block"),
+    (lambda g: embed_captured(g.model, g.x), "not run to its last block"),
+    (lambda g: run_captured_in_a_thread(g.model, g.x), "in its thread"),
+    (lambda g: run_captured_with_parameters(g.model, g.others, g.x), "own parameters"),
+)
+"""Calls that raise UnsupportedModelError, and decisive words."""
+
+REFUSALS = (
+    *((call, UnsupportedModelError, words) for call, words in UNSUPPORTED),
+    (lambda g: enter(g.attn), TypeError, "torch.nn.Module, got Attention"),
+    # reading a layer
+    (lambda g: g.attn[1].weights(17), IndexError, ""),
+    (lambda g: g.attn[1].weights(limit=1e-6), MemoryError, "blocks.1.attn for 17 queries .* GiB"),
+    (lambda g: g.attn[1].read(torch.eye(16)[5]), ValueError, r"blocks\.1\.attn.*got \(16,"),
+    (lambda g: g.attn[1].read(torch.eye(17)[:3]), ValueError, r"17 queries.*got \(3, 17"),
+    (lambda g: g.attn[1].read(torch.tensor(1.0)), ValueError, r"17 queries.*got \(\)"),
+    (lambda g: g.pooled.pool.weights(query=(0, 0)), ValueError, "not tokens"),
+    *(
+        (
+            lambda g, kind=kind, more=more: g.kinds[kind].weights([1, 2], query=(0, 0), **more),
+            ValueError,
+            r"not both, got \[1, 2\] and \(0, 0\)",
         )
-    pooled = captured(vit(name="vit_base_patch16_siglip_224"), images(1, 3, 64, 64))
-    refuses("are not tokens", pooled.pool.weights, query=(0, 0))
+        for kind in range(3)
+        for more in ({}, {"head": 0})
+    ),
+    # gradients
+    (
+        lambda g: g.plain.differentiate(g.plain_score),
+        RuntimeError,
+        r"capture\(model, gradients=True\)",
+    ),
+    (lambda g: g.spent.differentiate(g.spent_score), RuntimeError, "once"),
+)
+"""A call, its error and decisive words."""
+
+
+@pytest.mark.parametrize("call, error, words", REFUSALS)
+def test_capture_refuses(given, call, error, words):
+    refuses(words, call, given, error=error)

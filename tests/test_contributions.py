@@ -297,20 +297,47 @@ def test_balanced_gradients_equal_lxt(monkeypatch):
     )
 
 
-def test_contributions_refuse_other_models(vit):
-    model, x = vit(img_size=SIZE, embed_dim=24), images(dtype=torch.float32)
-    cannot = dict(error=UnsupportedModelError)
-    post = timm.create_model(
-        "vit_base_patch16_rpn_224", depth=2, embed_dim=24, num_heads=2, img_size=SIZE
-    )
-    refuses("layer 0 .ResPostBlock. is post-norm", stream.contributions, post, x, 3, **cannot)
-    block = type("Own", (type(model.blocks[1]),), {})
-    model.blocks[1].__class__ = block
-    refuses("layer 1 .Own. is unknown", stream.direct_by_head, model, x, 3, **cannot)
-    model.blocks[1].__class__ = block.__mro__[1]
+def with_own_block(model):
+    """The model, with a block in its layer 1 of a class that vitlens does not know."""
+    model.blocks[1].__class__ = type("Own", (type(model.blocks[1]),), {})
+    return model
+
+
+def with_tanh(model):
+    """The model, with a logit that is not a sum."""
+    model.head = torch.nn.Sequential(torch.nn.Tanh(), model.head)
+    return model
+
+
+def post_norm():
+    sizes = dict(depth=2, embed_dim=24, num_heads=2, img_size=SIZE)
+    return timm.create_model("vit_base_patch16_rpn_224", **sizes)
+
+
+X = images(dtype=torch.float32)
+REFUSED_MODELS = (
+    (lambda model: stream.contributions(post_norm(), X, 3), "layer 0 .ResPostBlock. .*post-norm"),
+    (lambda model: stream.direct_by_head(with_own_block(model), X, 3), "layer 1 .Own. .*unknown"),
+    (lambda model: stream.contributions(with_tanh(model), X, 3), "miss the logit"),
+)
+"""Calls that raise UnsupportedModelError, and decisive words."""
+
+
+@pytest.mark.parametrize("call, words", REFUSED_MODELS)
+def test_contributions_refuse_models(vit, call, words):
+    refuses(words, call, vit(img_size=SIZE, embed_dim=24), error=UnsupportedModelError)
+
+
+REFUSALS = (
+    (lambda model: stream.contributions(model, X, 10), ValueError, "0 to 9, got 10"),
+    (lambda model: stream.lens(model, X, 3), IndexError, "0 to 2 .* got 3"),
+    (lambda model: stream.contributions(model, X[0], 3), ValueError, "floating-point tensor"),
+)
+"""Calls that leave the model as it was, their errors and decisive words."""
+
+
+@pytest.mark.parametrize("call, error, words", REFUSALS)
+def test_contributions_refuse_arguments(vit, call, error, words):
+    model = vit(img_size=SIZE, embed_dim=24)
     with left_as_found(model):
-        refuses("classes 0 to 9, got 10", stream.contributions, model, x, 10)
-        refuses("from 0 to 2 .* got 3", stream.lens, model, x, 3, error=IndexError)
-        refuses("floating-point tensor", stream.contributions, model, x[0], 3)
-    model.head = torch.nn.Sequential(torch.nn.Tanh(), model.head)  # now the logit is not a sum
-    refuses("miss the logit by .* of their size", stream.contributions, model, x, 3, **cannot)
+        refuses(words, call, model, error=error)

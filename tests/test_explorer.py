@@ -240,9 +240,6 @@ def test_explorer_heads_off_limit_contributions_and_lens(vit):
     refuses("Replace with zero, or turn the heads on", explorer.set, way="mean")
     refuses(r"from \(0, 0\) to \(2, 2\)", explorer.set, off=[(0, 3)])
     assert explorer.page.state["way"] == "zero" and explorer.page.state["off"] == ((1, 1),)
-    pooled = widgets.explore(vit(name="vit_base_patch16_siglip_224"), PICTURE)
-    pooled.set(view="lens", off=[(0, 0)])
-    refuses("needs all heads of the attention pool", pooled.set, off=[("pool", 0)])
 
 
 @pytest.fixture(scope="module")
@@ -445,7 +442,6 @@ def test_explorer_similarity_equals_method(vit, name, classes):
     other = functools.partial(given, model)
     close(values(explorer), METHODS[name](model, other(), like(other(samples()["coffee"])))[0])
     assert "for similarity to “coffee”" in words(explorer)
-    refuses("no text tower", explorer.set, target=("text", "a cat"))
     explorer.set(photograph="coffee")
     assert explorer.page.state["target"] == (
         "predicted" if classes else ("picture", "the image given")
@@ -462,11 +458,9 @@ def test_explorer_similarity_equals_method(vit, name, classes):
 
 def test_explorer_without_classes_readout_or_pooling(vit):
     explorer = widgets.explore(vit(num_classes=0), samples()["coffee"])
-    refuses("'View' .* one of 'attention', .* got 'lens'", explorer.set, view="lens")
     explorer.set(view="relevance")  # only a likeness can be explained
     assert explorer.frame["bars"] == [] and explorer.page.state["target"] == ("picture", "chelsea")
     assert control(explorer, "another") is None
-    refuses("no classifier head", explorer.set, target=3)
     unpooled = widgets.explore(vit(global_pool=""), PICTURE)
     assert unpooled.frame["bars"] == [] and len(control(unpooled, "view")["options"]) == 6
     unread = widgets.explore(vit(global_pool="max", class_token=False), PICTURE)
@@ -796,28 +790,6 @@ def test_explorer_whole_image_keeps_aspect_ratio(vit):
     assert "The last patches at the right reach 10 pixels beyond the image." in words(padded)
 
 
-def test_explorer_rejects_models_and_images(vit):
-    for make in (widgets.explore, lambda m: widgets.compare(vit(), m)):
-        refuses(
-            "windows",
-            make,
-            timm.create_model("swin_tiny_patch4_window7_224"),
-            error=UnsupportedModelError,
-        )
-    broken = vit()
-    broken.head.weight.data.fill_(float("nan"))
-    rotary = timm.create_model(
-        "vit_medium_patch16_rope_reg1_gap_256", embed_dim=96, depth=1, num_heads=3
-    )
-    for call, sentence in [
-        (lambda: widgets.explore(vit(), "no-such.png"), "No such file"),
-        (lambda: widgets.explore(vit(), PICTURE, size=(96, 96)), "does not take this size"),
-        (lambda: widgets.explore(broken, PICTURE), "not finite"),
-        (lambda: widgets.positions(rotary), "position"),
-    ]:
-        refuses(sentence, call)
-
-
 PAINTED = {
     "model",
     "weights",
@@ -951,8 +923,6 @@ def test_compare_maps_query_between_grids(vit):
         "right",
     ]
     assert page.page.state["view"] == "attention"
-    other = widgets.compare(vit(reg_tokens=2), coarse, PICTURE)
-    refuses("has no register 1 as a query", other.set, query=1)
 
 
 def test_compare_nearest_patches_equal_scikit_learn(vit):
@@ -1123,3 +1093,70 @@ def test_explorer_of_wrapped_and_training_models(vit):
     model.load_state_dict(vit(seed=1).state_dict())
     explorer.set(strength=0.6)
     assert_attention(explorer)
+
+
+def windowed():
+    return timm.create_model("swin_tiny_patch4_window7_224")
+
+
+def rotary():
+    name = "vit_medium_patch16_rope_reg1_gap_256"
+    return timm.create_model(name, embed_dim=96, depth=1, num_heads=3)
+
+
+def broken(model):
+    model.head.weight.data.fill_(float("nan"))
+    return model
+
+
+def similarity(vit, view, classes):
+    explorer = widgets.explore(vit(num_classes=classes), PICTURE)
+    explorer.set(view=view, target=("picture", "coffee"))
+    return explorer
+
+
+def unclassified(vit):
+    """Similarity alone can be explained."""
+    explorer = widgets.explore(vit(num_classes=0), samples()["coffee"])
+    explorer.set(view="relevance")
+    return explorer
+
+
+def without_a_head(vit):
+    """The lens of a model with an attention pool, and one head switched off."""
+    explorer = widgets.explore(vit(name="vit_base_patch16_siglip_224"), PICTURE)
+    explorer.set(view="lens", off=[(0, 0)])
+    return explorer
+
+
+def two_models(vit):
+    return widgets.compare(vit(reg_tokens=2), vit(seed=1, depth=2), PICTURE)
+
+
+A_TEXT = ("text", "a cat")
+REFUSALS = (
+    # models and images
+    (lambda vit: widgets.explore(windowed()), UnsupportedModelError, "windows"),
+    (lambda vit: widgets.compare(vit(), windowed()), UnsupportedModelError, "windows"),
+    (lambda vit: widgets.explore(broken(vit()), PICTURE), ValueError, "not finite"),
+    (lambda vit: widgets.positions(rotary()), ValueError, "position"),
+    (lambda vit: widgets.explore(vit(), "no-such.png"), ValueError, "No such file"),
+    (lambda vit: widgets.explore(vit(), PICTURE, size=(96, 96)), ValueError, "not take this size"),
+    # controls
+    (
+        lambda vit: widgets.explore(vit(num_classes=0), PICTURE).set(view="lens"),
+        ValueError,
+        "'View' .*'attention', .* got 'lens'",
+    ),
+    (lambda vit: unclassified(vit).set(target=3), ValueError, "no classifier head"),
+    (lambda vit: similarity(vit, "relevance", 0).set(target=A_TEXT), ValueError, "no text tower"),
+    (lambda vit: similarity(vit, "occlusion", 10).set(target=A_TEXT), ValueError, "no text tower"),
+    (lambda vit: without_a_head(vit).set(off=[("pool", 0)]), ValueError, "all heads .* pool"),
+    (lambda vit: two_models(vit).set(query=1), ValueError, "no register 1"),
+)
+"""A call, its error and decisive words."""
+
+
+@pytest.mark.parametrize("call, error, words", REFUSALS)
+def test_explorer_refuses(vit, call, error, words):
+    refuses(words, call, vit, error=error)

@@ -70,17 +70,6 @@ def test_a_run_is_resumed_by_its_folder_alone(tmp_path, monkeypatch, capsys):
     assert "`vitlens train --resume --out b` continues it" in capsys.readouterr().err
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    refuses("follows the recipe digits, not mnist", train, tmp_path / "b", "mnist", "", resume=True)
-    refuses(
-        "was started with seed = 0, got 3",
-        train,
-        tmp_path / "b",
-        "",
-        "",
-        resume=True,
-        seed=3,
-        tiny=False,
-    )
     refuses(
         "was started with images = ", train, tmp_path / "b", "", "digits", resume=True, tiny=False
     )
@@ -106,39 +95,6 @@ def test_a_stopped_run_has_the_losses_of_its_first_steps(tmp_path):
     train(tmp_path, overrides=["log_every=1000", "evaluate_every=1000"], **CUT)
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
     assert json.loads(line)["step"] == 1 and math.isfinite(json.loads(line)["loss"])
-
-
-def test_run_rejects_wrong_options(tmp_path):
-    for options, message in (
-        ({"max_minutes": 0}, "--max-minutes must be a positive"),
-        ({"recipe_name": "nope"}, "got 'nope'"),
-        ({"resume": True}, "no run to resume"),
-        ({"data": "nowhere"}, "not a folder"),
-        ({"overrides": ["epochs=x"]}, "of type int"),
-        ({"max_minutes": math.inf}, "--max-minutes must be a positive"),
-        ({"overrides": ["num_classes=5"]}, "has 10 classes"),
-        (
-            {"overrides": ["warmup=0", "warmup_steps=9", "epochs=0", "steps=9"]},
-            "end within its 9 steps of warm-up",
-        ),
-        ({"overrides": ["architecture=nonsense"]}, "cannot build this nonsense"),
-        (
-            {"overrides": ["width=96"], "model": "vit_tiny_patch16_224"},
-            "width comes with the model",
-        ),
-        (
-            {"overrides": ["model.pos_embed=none"], "model": "m"},
-            "model.pos_embed comes with the model",
-        ),
-        ({"overrides": ["batch_size=2000"]}, "A batch of 2000 exceeds the 1437 training images"),
-        ({"overrides": ["augment.pad=8"]}, "augment.pad is 8.* 7 pixels"),
-        ({"watch": 1}, "at least 2 for the first"),
-        ({"stream": True}, r"augment.scale must be at most 1 .*got \(0.65, 1.4\).*--hold"),
-        ({"recipe_name": "finetune-pets"}, "Name one with --model"),
-        ({"recipe_name": str(tmp_path / "absent.json")}, "absent.json cannot be read as a recipe"),
-    ):
-        refuses(message, train, tmp_path / "run", **{"tiny": False, **options})
-        assert not (tmp_path / "run").exists()
 
 
 def tune(out, model="", **options) -> dict:
@@ -178,12 +134,6 @@ def test_run_with_recipe_file(tmp_path):
         "vitlens train --recipe recipe.json --data digits"
     )
     assert Recipe.from_json((tmp_path / "run/model/recipe.json").read_text()) == mine
-    (tmp_path / "other.json").write_text(replace(mine, name="other").to_json())
-    for name, message in (
-        ("other", "follows the recipe mine, not other"),
-        ("gone", "gone.json cannot be read"),
-    ):
-        refuses(message, train, tmp_path / "run", str(tmp_path / f"{name}.json"), resume=True)
 
 
 def test_finish_exports_better_weights(tmp_path):
@@ -399,3 +349,58 @@ def test_fit_learns_an_objective_and_resumes_exactly(tmp_path):
     )
     with pytest.raises(ValueError, match=r"objective = 'test_runs.Colors', got 'labels'"):
         next(fit(plan.build(), data, plan, device="cpu", out=tmp_path / "b", resume=True))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A stopped run of the recipe digits, and a file of another recipe beside it."""
+    out = tmp_path_factory.mktemp("runs") / "stopped"
+    train(out, **CUT)
+    other = replace(recipe("digits").tiny(), name="other")
+    out.with_name("other.json").write_text(other.to_json())
+    return out
+
+
+STARTS = (
+    # options
+    ({"max_minutes": 0}, "--max-minutes .* positive"),
+    ({"max_minutes": math.inf}, "--max-minutes .* positive"),
+    ({"watch": 1}, "at least 2 "),
+    ({"resume": True}, "no run to resume"),
+    ({"data": "nowhere"}, "not a folder"),
+    ({"stream": True}, r"augment.scale .*got \(0.65, 1.4\).*--hold"),
+    # recipes
+    ({"recipe_name": "nope"}, "got 'nope'"),
+    ({"recipe_name": "absent.json"}, "absent.json cannot be read"),
+    ({"recipe_name": "finetune-pets"}, "--model"),
+    # settings
+    ({"overrides": ["epochs=x"]}, "of type int"),
+    ({"overrides": ["num_classes=5"]}, "has 10 classes"),
+    ({"overrides": ["warmup=0", "warmup_steps=9", "epochs=0", "steps=9"]}, "9 steps of warm-up"),
+    ({"overrides": ["architecture=nonsense"]}, "cannot build this nonsense"),
+    ({"overrides": ["width=96"], "model": "vit_tiny_patch16_224"}, "width comes with the model"),
+    ({"overrides": ["model.pos_embed=none"], "model": "m"}, "model.pos_embed comes with the model"),
+    ({"overrides": ["batch_size=2000"]}, "2000 exceeds the 1437 training"),
+    ({"overrides": ["augment.pad=8"]}, "augment.pad is 8.* 7 pixels"),
+)
+"""Options of a run that is not begun, and decisive words."""
+
+
+@pytest.mark.parametrize("options, words", STARTS)
+def test_run_refuses_to_start(tmp_path, options, words):
+    refuses(words, train, tmp_path / "run", **{"tiny": False, **options})
+    assert not (tmp_path / "run").exists()
+
+
+RESUMPTIONS = (
+    (lambda out: train(out, "mnist", "", resume=True), "recipe digits, not mnist"),
+    (lambda out: train(out, "", "", resume=True, seed=3, tiny=False), "seed = 0, got 3"),
+    (lambda out: train(out, f"{out.parent}/other.json", resume=True), "recipe digits, not other"),
+    (lambda out: train(out, f"{out.parent}/gone.json", resume=True), "gone.json cannot be read"),
+)
+"""Resumptions of a stopped run, and decisive words."""
+
+
+@pytest.mark.parametrize("call, words", RESUMPTIONS)
+def test_run_refuses_to_resume(stopped, call, words):
+    refuses(words, call, stopped)

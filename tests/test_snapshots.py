@@ -68,7 +68,7 @@ def test_record_keeps_integers_and_halves_fractions(data):
     """float16 cannot represent odd numbers above 2,048."""
     model, source = tiny().build(), torch.tensor([[[2049, -1], [0, 4097]]])
     model.objective = SimpleNamespace(
-        pictured=lambda model, images: {"source": source, "predicted": source / 5000}
+        predict_pictures=lambda model, images: {"source": source, "predicted": source / 5000}
     )
     arrays = snapshots.record(model, snapshots.probe(data[1], tiny(), n=2))
     assert np.array_equal(arrays["source"], source) and arrays["predicted"].dtype == np.float16

@@ -234,7 +234,6 @@ def test_text_uses_the_tokenizer_of_open_clip():
         expected = F.cosine_similarity(clip.encode_image(x), clip.encode_text(ids))
     torch.testing.assert_close(score(clip, x, text("a photo of a cat")), expected)
     assert METHODS["relevance"](clip, x, text("a photo of a cat")).shape == (2, 4, 4)
-    refuses("99 tokens.*tokenizer", score, small("open_clip"), x, text("a cat"))
 
 
 def test_like_with_models_of_other_libraries():
@@ -248,38 +247,10 @@ def test_like_with_models_of_other_libraries():
             assert values.shape[0] == 2 and values.isfinite().all(), (name, method)
 
 
-def test_targets_refuse_wrong_arguments(model, vit, tmp_path):
+def test_occlusion_explains_a_similarity_at_its_maximum(model):
+    """Where a gradient consists of rounding errors."""
     x = images()
-    refuses("vit_tiny_patch16_224.* has no text tower", relevance, model, x, text("a cat"))
-    refuses("none.jpg", relevance, model, x, like(tmp_path / "none.jpg"), error=ImageError)
-    refuses("A contrast is between two classes or", relevance, model, x, like(x[:1]), against=3)
-    refuses(
-        "with itself", relevance, model, x, like(x[:1]), against=like(x[:1]), error=NothingToExplain
-    )
-    refuses(
-        "Class 3 .* with itself", relevance, model, x, [0, 3], against=3, error=NothingToExplain
-    )
-    refuses(
-        "must be one of similarity",
-        faithfulness.curves,
-        model,
-        x,
-        torch.ones(2, 4, 6),
-        like(x[:1]),
-        score="logit",
-    )
-    for name in (
-        *GRADIENT,
-        "integrated_gradients",
-    ):  # the gradient at a maximum consists of rounding errors
-        refuses("at its maximum", METHODS[name], model, x, like(x[:1]), error=NothingToExplain)
     assert METHODS["occlusion"](model, x, like(x[:1])).any()
-    tokens = vit(dtype=torch.float64, img_size=(64, 96), num_classes=0, global_pool="")
-    refuses(r"\(2, 25, 96\)", relevance, tokens, x, lambda output: output.sum(1))
-    wrapped = torch.nn.Sequential(
-        vit(dtype=torch.float64, img_size=(64, 96)), torch.nn.Linear(10, 2).double()
-    )
-    refuses("Sequential", relevance, wrapped, x, like(x[:1]), error=UnsupportedModelError)
 
 
 def test_randomization_keeps_the_target(model):
@@ -329,16 +300,6 @@ def test_curves_of_independent_outputs(vit):
             assert [curve[0, 0].item(), curve[0, -1].item()] == pytest.approx(
                 [whole, empty], rel=1e-4
             )
-        if count == 1:
-            refuses(
-                "one of value, got 'probability'",
-                faithfulness.curves,
-                model,
-                x,
-                m,
-                0,
-                score="probability",
-            )
     contrast = faithfulness.curves(model, x, m, 0, against=1)
     logits = [faithfulness.curves(model, x, m, k, score="logit").deletion for k in (0, 1)]
     torch.testing.assert_close(contrast.deletion, logits[0] - logits[1], rtol=1e-3, atol=1e-4)
@@ -359,3 +320,81 @@ def test_score_names_its_quantity(vit, tmp_path):
     assert f"{expected:.3g}".replace("-", "−") in scored.title and "%" not in scored.title
     row = scored.scores.set_index("method").loc["relevance"]
     assert row.quantity == "similarity to tabby.jpg (a cosine, at most 1)"
+
+
+def own(vit, **options):
+    return vit(dtype=torch.float64, img_size=(64, 96), **options)
+
+
+def headed(vit):
+    return torch.nn.Sequential(own(vit), torch.nn.Linear(10, 2).double())
+
+
+def scored(model, target, score):
+    """Curves of a constant map."""
+    return faithfulness.curves(model, images(), torch.ones(2, 4, 6), target, score=score)
+
+
+X, ITSELF = images(), like(images()[:1])
+REFUSALS = (
+    # texts and images
+    (
+        lambda model, vit: relevance(model, X, text("a cat")),
+        ValueError,
+        "vit_tiny_patch16_224.* no text tower",
+    ),
+    (
+        lambda model, vit: score(
+            small("open_clip"), images(2, dtype=torch.float32, size=(32, 32)), text("a cat")
+        ),
+        ValueError,
+        "99 tokens.*tokenizer",
+    ),
+    (lambda model, vit: relevance(model, X, like("none.jpg")), ImageError, "none.jpg"),
+    # contrasts
+    (
+        lambda model, vit: relevance(model, X, ITSELF, against=3),
+        ValueError,
+        "contrast .*two classes or",
+    ),
+    (
+        lambda model, vit: relevance(model, X, ITSELF, against=ITSELF),
+        NothingToExplain,
+        "with itself",
+    ),
+    (
+        lambda model, vit: relevance(model, X, [0, 3], against=3),
+        NothingToExplain,
+        "Class 3 .* with itself",
+    ),
+    *(
+        (
+            lambda model, vit, name=name: METHODS[name](model, X, ITSELF),
+            NothingToExplain,
+            "at its maximum",
+        )
+        for name in (*GRADIENT, "integrated_gradients")
+    ),
+    # features and outputs
+    (
+        lambda model, vit: relevance(
+            own(vit, num_classes=0, global_pool=""), X, lambda output: output.sum(1)
+        ),
+        ValueError,
+        r"\(2, 25, 96\)",
+    ),
+    (lambda model, vit: relevance(headed(vit), X, ITSELF), UnsupportedModelError, "Sequential"),
+    # scores of curves
+    (lambda model, vit: scored(model, ITSELF, "logit"), ValueError, "one of similarity"),
+    (
+        lambda model, vit: scored(own(vit, depth=2, num_classes=1), 0, "probability"),
+        ValueError,
+        "one of value, got 'probability'",
+    ),
+)
+"""A call, its error and decisive words."""
+
+
+@pytest.mark.parametrize("call, error, words", REFUSALS)
+def test_targets_refuse(model, vit, call, error, words):
+    refuses(words, call, model, vit, error=error)

@@ -421,41 +421,52 @@ def test_fit_yields_before_saving(data, tmp_path):
     assert run_folder.newest_first(tmp_path / "checkpoints")[0].stem == f"step-{step.step:08d}"
 
 
-def test_numerics_converts_memory_and_worker_errors():
+KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: 9.")
+CONVERTED = (
+    (
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError,
+        "8 images of 8 pixels.*accumulate=4",
+    ),
+    (KILLED, ChildProcessError, "fewer workers"),
+    (RuntimeError("something else"), RuntimeError, "something else"),
+)
+"""An error in a step, the error raised for it, and decisive words."""
+
+
+@pytest.mark.parametrize("error, raised, words", CONVERTED)
+def test_numerics_converts_memory_and_worker_errors(error, raised, words):
     world = World(0, 4, torch.device("cpu"))
-    for error, kind, message in (
-        (
-            torch.OutOfMemoryError("CUDA out of memory"),
-            MemoryError,
-            "does not hold 8 images of 8 pixels.*accumulate=4",
-        ),
-        (
-            RuntimeError("DataLoader worker (pid 7) is killed by signal: 9."),
-            ChildProcessError,
-            "Use fewer workers",
-        ),
-        (RuntimeError("something else"), RuntimeError, "something else"),
-    ):
-        with pytest.raises(kind, match=message), numerics(tiny(batch_size=64, accumulate=2), world):
-            raise error
+    with pytest.raises(raised, match=words), numerics(tiny(batch_size=64, accumulate=2), world):
+        raise error
 
 
-def test_fit_rejects_resume_with_another_recipe(stopped, data):
+RESUMPTIONS = (
+    (lambda r: replace(r, lr=0.1), lambda train: train, "lr = 0.002, got 0.1"),
+    (lambda r: replace(r, average=0.0), lambda train: train, "average = 0.99, got 0.0"),
+    (lambda r: r, lambda train: train.subset(200), "images = 256, got 200"),
+    (lambda r: r, lambda train: replace(train, labels=train.labels.flip(0)), "labels = "),
+)
+"""Changes of the recipe and the training images of a stopped run, and decisive words."""
+
+
+@pytest.mark.parametrize("change_recipe, change_images, words", RESUMPTIONS)
+def test_fit_refuses_to_resume(stopped, data, change_recipe, change_images, words):
     out, r = stopped
-    train, valid = data
-    for other, images, resume, named in (
-        (replace(r, lr=0.1), train, True, "lr = 0.002, got 0.1"),
-        (r, train, False, "already holds checkpoints"),
-        (replace(r, average=0.0), train, True, "average = 0.99, got 0.0"),
-        (r, train.subset(200), True, "images = 256, got 200"),
-        (r, replace(train, labels=train.labels.flip(0)), True, "labels = "),
-    ):
-        model = r.build()
-        before = weights(model).clone()
-        refuses(
-            named, next, fit(model, (images, valid), other, device="cpu", out=out, resume=resume)
-        )
-        assert torch.equal(weights(model), before), "a refusal leaves the model as it was"
+    changed = change_images(data[0]), data[1]
+    refuse_to_fit(words, r.build(), changed, change_recipe(r), out=out, resume=True)
+
+
+def test_fit_refuses_a_folder_with_checkpoints(stopped, data):
+    out, r = stopped
+    refuse_to_fit("already holds checkpoints", r.build(), data, r, out=out)
+
+
+def refuse_to_fit(words, model, data, r, **options):
+    """Assert that `fit` raises before it changes the model."""
+    before = weights(model).clone()
+    refuses(words, next, fit(model, data, r, device="cpu", **options))
+    assert torch.equal(weights(model), before)
 
 
 def test_fit_reports_loss_of_bit_exactness(stopped, data, capsys, monkeypatch):
@@ -529,16 +540,34 @@ def test_fit_stops_at_values_that_are_not_finite(stopped, data):
         assert scalars["step"] == step and all(t.isfinite().all() for t in tensors.values())
 
 
-def test_fit_rejects_mismatched_arguments(data):
-    for changes, named in (
-        ({"image_size": 16}, "training images of 16 pixels"),
-        ({"num_classes": 9}, "The recipe has 9 classes"),
-        ({"batch_size": 300}, "exceeds the 256 training images"),
-        ({}, "sets patch_drop"),
-        ({"warmup": 0.0, "warmup_steps": 16}, "16 steps of"),
-    ):
-        refuses(named, fit, nn.Identity(), data, replace(tiny(), **changes), device="cpu")
-    refuses("needs the directory", fit, nn.Identity(), data, tiny(), device="cpu", resume=True)
+REFUSALS = (
+    (lambda data: begin(data, image_size=16), "training images of 16 pixels"),
+    (lambda data: begin(data, num_classes=9), "recipe has 9 classes"),
+    (lambda data: begin(data, batch_size=300), "exceeds the 256 training"),
+    (lambda data: begin(data, warmup=0.0, warmup_steps=16), "16 steps of"),
+    (lambda data: begin(data), "sets patch_drop"),
+    (
+        lambda data: fit(nn.Identity(), data, tiny(), device="cpu", resume=True),
+        "needs the directory",
+    ),
+    (
+        lambda data: export(tiny().build(), "wrong", tiny(), ["a", "b"]),
+        "10 class names.* got 2",
+    ),
+)
+"""A call that raises ValueError, and decisive words."""
+
+
+def begin(data, **changes):
+    """Call `fit` with a changed recipe."""
+    return fit(nn.Identity(), data, replace(tiny(), **changes), device="cpu")
+
+
+@pytest.mark.parametrize("call, words", REFUSALS)
+def test_train_refuses(data, tmp_path, monkeypatch, call, words):
+    monkeypatch.chdir(tmp_path)
+    refuses(words, call, data)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_export_opens_in_timm(data, tmp_path):
@@ -570,8 +599,6 @@ def test_export_opens_in_timm(data, tmp_path):
     opened = timm.create_model(f"local-dir:{tmp_path / 'half'}", pretrained=True)
     assert torch.equal(opened.head.weight, model.head.weight)
     assert torch.equal(opened.pos_embed, model.pos_embed.half().float())
-    refuses("Expected 10 class names.* got 2", export, model, tmp_path / "wrong", r, ["a", "b"])
-    assert not (tmp_path / "wrong").exists()
 
 
 def one_batch(data, r):

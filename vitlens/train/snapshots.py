@@ -95,7 +95,7 @@ def record(
             logits = model(images)
         if class_count(model):
             arrays["top1_confidence"] = scores(model, logits).amax(-1)
-        if hasattr(getattr(model, "objective", None), "pictured"):
+        if hasattr(getattr(model, "objective", None), "predict_pictures"):
             torch.manual_seed(0)  # hide the same patches in every snapshot
             arrays |= model.objective.predict_pictures(model, images[:PICTURES])
     return {name: _stored_array(tensor) for name, tensor in arrays.items()}
