@@ -55,7 +55,8 @@ def corruption(
 
 def in_patches(images: Tensor, patch: int) -> Tensor:
     """Pixels of each patch, row by row: (B, P, p · p, C) from images (B, C, H, W)."""
-    cut = images.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # B C rows p cols p
+    in_columns = images.unflatten(3, (-1, patch))
+    cut = in_columns.unflatten(2, (-1, patch))  # B C rows p cols p
     pixels = cut.permute(0, 2, 4, 3, 5, 1)  # B rows cols p p C
     return pixels.flatten(3, 4).flatten(1, 2)
 
@@ -146,8 +147,10 @@ class MaskedPatches(nn.Module):
         nn.init.trunc_normal_(self.mask_token, std=0.02)
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
-        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+        mean = torch.tensor(mean).view(3, 1, 1)
+        std = torch.tensor(std).view(3, 1, 1)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
 
     def forward(self, model: nn.Module, x: Tensor) -> Tensor:
         patches = model.patch_embed.num_patches
@@ -202,7 +205,9 @@ class MaskedPatches(nn.Module):
         predicted = self.predict(model, x, source).float()
         if self.regresses:
             normalized = predicted.unflatten(-1, (-1, 3))
-            pixels = normalized * self.std.flatten() + self.mean.flatten()
+            mean = self.mean.flatten()
+            std = self.std.flatten()
+            pixels = normalized * std + mean
         else:
             ids = self._logits(predicted).argmax(-1)
             pixels = color_of(ids)
@@ -217,6 +222,7 @@ class MaskedPatches(nn.Module):
 def assemble_patches(parts: Tensor, rows: int, cols: int) -> Tensor:
     """Images (B, h, w, 3) assembled from patches (B, P, S, 3) of S pixels each, row by row."""
     side = round(parts.shape[2] ** 0.5)
-    cut = parts.unflatten(2, (side, side)).unflatten(1, (rows, cols))
+    patches = parts.unflatten(2, (side, side))
+    cut = patches.unflatten(1, (rows, cols))
     by_rows = cut.transpose(2, 3)  # B rows side cols side 3
     return by_rows.flatten(3, 4).flatten(1, 2)
