@@ -84,8 +84,10 @@ def _measure_crop(
     x = np.linspace(0, 1, width, dtype=np.float32)
     y = np.linspace(0, 1, height, dtype=np.float32)
     y = y[:, None]
-    across = read_levels(transform_levels(_MAIN * x + _MINOR * y))
-    down = read_levels(transform_levels(_MAIN * y + _MINOR * x))
+    across = transform_levels(_MAIN * x + _MINOR * y)
+    down = transform_levels(_MAIN * y + _MINOR * x)
+    across = read_levels(across)
+    down = read_levels(down)
     seen_x = (_MAIN * across - _MINOR * down) * (width - 1)
     seen_y = (_MAIN * down - _MINOR * across) * (height - 1)
     seen = np.stack([seen_x, seen_y], 1)
@@ -96,7 +98,9 @@ def _measure_crop(
     ones = np.ones(len(rows))
     places = np.column_stack([cols + 0.5, rows + 0.5, ones])
     centers = seen + 0.5
-    slopes, _, rank, _ = np.linalg.lstsq(places[middle], centers[middle], rcond=None)
+    places = places[middle]
+    centers = centers[middle]
+    slopes, _, rank, _ = np.linalg.lstsq(places, centers, rcond=None)
     if rank < 3:
         raise ImageError(
             f"The model's input shows too little of an image of {width} × {height} pixels. Crop it first."
@@ -110,7 +114,8 @@ def _measure_crop(
 def _in_middle_half(places: np.ndarray) -> np.ndarray:
     """True for places in the middle half of their range."""
     center = (places.min() + places.max()) / 2
-    return np.abs(places - center) <= np.ptp(places) / 4
+    distance = np.abs(places - center)
+    return distance <= np.ptp(places) / 4
 
 
 def _require_compact(width: int, height: int) -> None:
@@ -150,7 +155,8 @@ def measure_preprocessing(transform: Callable[[Image.Image], Tensor]) -> dict:
 
     width = 320
     height = 240
-    channels, rows, cols = transform(Image.new("RGB", (width, height))).shape
+    image = Image.new("RGB", (width, height))
+    channels, rows, cols = transform(image).shape
     left, top, right, bottom = _measure_crop(transform, (width, height))
     crop_width = right - left
     crop_height = bottom - top
@@ -438,8 +444,8 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
 
 def _to_levels(batch: Tensor, mean: tuple, std: tuple) -> Tensor:
     """uint8 (B, C, H, W) levels of a normalized batch."""
-    means = torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)
-    deviations = torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1)
-    colors = batch * deviations + means
+    means = torch.tensor(mean, dtype=torch.float32)
+    deviations = torch.tensor(std, dtype=torch.float32)
+    colors = batch * deviations.view(1, -1, 1, 1) + means.view(1, -1, 1, 1)
     levels = (colors * 255).round().clamp(0, 255)
     return levels.to(torch.uint8)
