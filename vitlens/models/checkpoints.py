@@ -220,7 +220,8 @@ def require_patches(shapes: dict, model: nn.Module, source: object) -> None:
     """
     filters = {}
     for name, shape in shapes.items():
-        if re.search(_FILTERS, str(name)) and len(shape) in (2, 4):
+        embeds_patches = re.search(_FILTERS, str(name))
+        if embeds_patches and len(shape) in (2, 4):
             filters[name] = tuple(shape)
     if not filters:
         return
