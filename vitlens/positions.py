@@ -78,7 +78,8 @@ def resize(
         return resample_abs_pos_embed(pos_embed, size, [rows, cols], num_prefix_tokens=prefix)
     of_prefix = pos_embed[:, :prefix]
     of_patches = pos_embed[:, prefix:]
-    image = of_patches.unflatten(1, (rows, cols)).permute(0, 3, 1, 2)
+    on_grid = of_patches.unflatten(1, (rows, cols))
+    image = on_grid.permute(0, 3, 1, 2)
     resized = F.interpolate(to_float64(image), size=size, mode="bilinear", align_corners=True)
     patches = resized.to(pos_embed).flatten(2).mT
     return torch.cat([of_prefix, patches], 1)
