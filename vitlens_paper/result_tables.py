@@ -106,7 +106,8 @@ def table_2(records: Iterable[Record]) -> str:
     notes = [f"The first submission of the paper (October 2020) had other numbers: {numbers}."]
     for r in records:
         if row_of(r) is None:
-            measured = f"{r.model} on {r.data}, {r.manner}, {r.metric}: {r.cell}"
+            protocol = f"{r.manner}, {r.metric}"
+            measured = f"{r.model} on {r.data}, {protocol}: {r.cell}"
             notes.append(f"Not in this table: {measured}")
     columns = _columns(records, data_sets)
     return _text(title, [*data_sets, cost], published, columns, notes)
@@ -224,15 +225,16 @@ def _text(
 def _notes_on_column(number: int, column: Mapping[object, Record]) -> list[str]:
     """Two lines about a measured column: its model and protocol, and its images, day and versions."""
     record = _first(column)
+    weights = _describe_weights(record)
     counts = []
     for row, r in column.items():
         data = row if isinstance(row, str) else row[1]
         counts.append(f"{data}: {r.images:,}")
     images = ", ".join(counts)
     day = record.when[:10]
-    versions = [f"{name} {version}" for name, version in sorted(record.versions.items())]
+    in_order = sorted(record.versions.items())
+    versions = [f"{name} {version}" for name, version in in_order]
     libraries = ", ".join(versions)
-    weights = _describe_weights(record)
     return [
         f"({number}) {record.model}: {weights}; {record.manner}",
         f"    images: {images}; {day}; {libraries}",
