@@ -153,21 +153,24 @@ def test_ablate_command_writes_csv(tmp_path):
     )
 
 
-def test_effects_reject_unknown_ways_and_architectures():
-    refuses(
-        "A way must be one of zero, mean, got 'average'",
-        ablation.effects,
-        small(),
-        labeled(),
-        ways="average",
-    )
-    refuses(
+REFUSALS = (
+    (
+        lambda: ablation.effects(small(), labeled(), ways="average"),
+        ValueError,
+        "zero, mean, got 'average'",
+    ),
+    (
+        lambda: ablation.effects(timm.create_model("resnet18"), labeled()),
+        UnsupportedModelError,
         "convolutions",
-        ablation.effects,
-        timm.create_model("resnet18"),
-        labeled(),
-        error=UnsupportedModelError,
-    )
+    ),
+)
+"""A call, its error and decisive words."""
+
+
+@pytest.mark.parametrize("call, error, words", REFUSALS)
+def test_ablation_refuses(call, error, words):
+    refuses(words, call, error=error)
 
 
 def test_pruning_removes_least_effective_head():

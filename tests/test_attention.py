@@ -202,7 +202,6 @@ def test_contrast_closed_forms():
         assert value.item() == pytest.approx(10 * np.interp(0.1, np.linspace(0, 1, 73), lorenz))
     split = maps.repeat_interleave(3, 1).repeat_interleave(2, 2)
     torch.testing.assert_close(attention.contrast(5 * split), attention.contrast(maps))
-    refuses("0 or more", attention.contrast, maps - 0.1)
 
 
 def naive_summary(attn, renormalize):
@@ -255,7 +254,6 @@ def test_summary_equals_a_naive_implementation(vit, monkeypatch, name, kwargs, b
 
 def test_rollout_requires_a_readout_or_a_query(vit):
     attn = captured(vit(global_pool="max"), torch.randn(1, 3, 64, 64))
-    refuses("no weighted sum of its tokens.*query=", attention.rollout, attn)
     assert attention.rollout(attn, query=(0, 3)).shape == (1, 4, 4)
     assert attention.summary(attn).rollout is None
 
@@ -271,19 +269,6 @@ def test_mean_over_equals_the_mean_of_summaries(vit):
         torch.testing.assert_close(
             getattr(got, name), getattr(whole, name).double().mean(0), rtol=1e-4, atol=1e-5
         )
-    refuses("tensor .* got dict", attention.mean_over, model, [{"image": x}])
-    refuses(
-        "does not take this size.* got 80 × 80",
-        attention.mean_over,
-        model,
-        [torch.zeros(1, 3, 80, 80)],
-    )
-    with pytest.raises(
-        ValueError, match="must have one size, got .*64, 96.* and .*96, 64"
-    ):  # as many patches
-        attention.mean_over(
-            vit(dynamic_img_size=True), [torch.randn(1, 3, 64, 96), torch.randn(1, 3, 96, 64)]
-        )
 
 
 def test_summary_to_pandas_has_a_row_for_each_head(vit, attn):
@@ -298,7 +283,6 @@ def test_summary_to_pandas_has_a_row_for_each_head(vit, attn):
         )
     mean = attention.mean_over(vit(), [torch.zeros(2, 3, 64, 64)]).to_pandas()
     assert mean.columns.tolist() == table.columns.tolist()
-    refuses("has one number per head", attention.summary(attn, "rollout").to_pandas)
 
 
 def test_summary_allocates_no_full_map(vit, monkeypatch):
@@ -331,5 +315,46 @@ def test_summary_computes_every_row_of_statistics(vit, monkeypatch):
     means = attention.mean_over(model, images.split(1), "peak", "entropy")
     torch.testing.assert_close(means.peak.float(), expected.mean(0))
     assert means.images == 3 and list(means.values) == ["peak", "entropy"]
-    with pytest.raises(AttributeError, match="'entropy'.*peak"):
-        attention.summary(attn, "peak").entropy  # noqa: B018
+
+
+def unread(vit):
+    """A capture without a read-out."""
+    return captured(vit(global_pool="max"), torch.randn(1, 3, 64, 64))
+
+
+def measured(vit, name):
+    return attention.summary(captured(vit(), torch.randn(1, 3, 64, 64)), name)
+
+
+TWO_SIZES = [torch.randn(1, 3, 64, 96), torch.randn(1, 3, 96, 64)]  # as many patches
+REFUSALS = (
+    (lambda vit: attention.contrast(torch.rand(3, 8, 9) - 0.1), ValueError, "0 or more"),
+    (lambda vit: attention.rollout(unread(vit)), ValueError, "no weighted sum .*query="),
+    (
+        lambda vit: attention.mean_over(vit(), [{"image": torch.zeros(5, 3, 64, 64)}]),
+        ValueError,
+        "tensor .* got dict",
+    ),
+    (
+        lambda vit: attention.mean_over(vit(), [torch.zeros(1, 3, 80, 80)]),
+        ValueError,
+        "not take this size.* got 80 × 80",
+    ),
+    (
+        lambda vit: attention.mean_over(vit(dynamic_img_size=True), TWO_SIZES),
+        ValueError,
+        "one size, got .*64, 96.* and .*96, 64",
+    ),
+    (lambda vit: measured(vit, "rollout").to_pandas(), ValueError, "one number per head"),
+    (
+        lambda vit: measured(vit, "received").entropy,
+        AttributeError,
+        "'entropy'.*received",
+    ),
+)
+"""A call, its error and decisive words."""
+
+
+@pytest.mark.parametrize("call, error, words", REFUSALS)
+def test_attention_refuses(vit, call, error, words):
+    refuses(words, call, vit, error=error)

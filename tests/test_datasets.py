@@ -153,14 +153,14 @@ REFUSED_FOLDERS = {  # by file names: the split and the reason
 }
 
 
-def test_load_refuses_folders(tmp_path):
-    for n, (names, (split, words)) in enumerate(REFUSED_FOLDERS.items()):
-        content = {
-            name: encoded(i) if name.endswith("png") else b"text"
-            for i, name in enumerate(names.split())
-        }
-        assert_refused(words, write(tmp_path / str(n), content), split)
-    assert_refused("'nowhere' is not a folder or data set.* digits, torch/NAME", "nowhere")
+@pytest.mark.parametrize("names", REFUSED_FOLDERS)
+def test_load_refuses_folders(tmp_path, names):
+    split, words = REFUSED_FOLDERS[names]
+    content = {
+        name: encoded(i) if name.endswith("png") else b"text"
+        for i, name in enumerate(names.split())
+    }
+    assert_refused(words, write(tmp_path, content), split)
 
 
 def test_fingerprint_depends_on_images_alone(tmp_path):
@@ -473,15 +473,20 @@ def test_register_adds_a_data_set(tmp_path, monkeypatch):
     assert source_names().endswith("plain/COLOR")
 
 
-def test_load_and_image_set_refuse_wrong_arguments():
-    assert_refused("got 'dev'", "digits", "dev")
-    images, labels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, 1])
-    for wrong, words in (
-        ((images.float(), labels, ("a", "b")), "uint8 images .*float32"),
-        ((images, labels[:1], ("a", "b")), "one for each label"),
-        ((images, labels, ("a",)), "0…0.* from 0 to 1"),
-    ):
-        refuses(words, ImageSet, *wrong)
+IMAGES, LABELS = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, 1])
+REFUSALS = (
+    (lambda: load("digits", "dev"), "got 'dev'"),
+    (lambda: load("nowhere"), "'nowhere' .* digits, torch/NAME"),
+    (lambda: ImageSet(IMAGES.float(), LABELS, ("a", "b")), "uint8 .*float32"),
+    (lambda: ImageSet(IMAGES, LABELS[:1], ("a", "b")), "one for each label"),
+    (lambda: ImageSet(IMAGES, LABELS, ("a",)), "0…0.* from 0 to 1"),
+)
+"""A call that raises ValueError, and decisive words."""
+
+
+@pytest.mark.parametrize("call, words", REFUSALS)
+def test_datasets_refuse(call, words):
+    refuses(words, call)
 
 
 @pytest.mark.skipif(not REAL, reason="VITLENS_REAL_DATA is not set")

@@ -95,15 +95,6 @@ def test_features_in_half_precision(model):
         assert found.dtype == torch.float32
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=close)
         model.double()
-    model = timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, embed_dim=48, num_heads=3, depth=1, global_pool=""
-    )
-    refuses(
-        r"\(B, D\), but vit_tiny.* returns shape \(100, 5, 48\)",
-        features,
-        model,
-        load("digits", "test", size=32),
-    )
 
 
 def test_read_rejects_outputs_that_are_not_finite(model, tmp_path):
@@ -161,9 +152,6 @@ def test_opened_preprocesses_for_the_model(tmp_path):
     read_by_workers = open_images(deit, str(tmp_path / "all"), "whole", workers=1)
     assert next(read_by_workers.batches([torch.arange(2)]))[0].equal(images)
     assert pickle.loads(pickle.dumps(pixels(deit)))(Image.new("RGB", (9, 7))).shape == (3, 224, 224)
-    oblong = timm.create_model("deit_tiny_patch16_224", depth=1, img_size=(224, 192))
-    oblong.pretrained_cfg = {**oblong.pretrained_cfg, "input_size": (3, 224, 192)}
-    refuses("got 3 × 224 × 192", open_images, oblong, "digits", "test")
 
 
 def classes_named(folder, out, **environment):
@@ -218,12 +206,35 @@ def test_probe_equals_definition():
     assert linear_probe(few, valid) == pytest.approx(by_hand(few, valid, folds=2))
 
 
-def test_probe_needs_two_classes_of_two_images():
-    (x, y), valid = clouds(9, 1), clouds(9, 2)
-    refuses("got 1, the smallest with 9", linear_probe, (x, torch.zeros_like(y)), valid)
-    refuses(
-        "got 3, the smallest with 1",
-        linear_probe,
-        (x[2:], torch.tensor([2, 0, 1, 0, 1, 0, 1])),
-        valid,
-    )
+def unpooled():
+    small = dict(img_size=32, embed_dim=48, num_heads=3, depth=1)
+    return timm.create_model("vit_tiny_patch16_224", **small, global_pool="")
+
+
+def oblong():
+    model = timm.create_model("deit_tiny_patch16_224", depth=1, img_size=(224, 192))
+    model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 224, 192)}
+    return model
+
+
+def probe(labels):
+    """A probe on features of images with these labels."""
+    x, _ = clouds(len(labels), 1)
+    return linear_probe((x, torch.tensor(labels)), clouds(9, 2))
+
+
+REFUSALS = (
+    (
+        lambda: features(unpooled(), load("digits", "test", size=32)),
+        r"\(B, D\), but vit_tiny.*\(100, 5, 48\)",
+    ),
+    (lambda: open_images(oblong(), "digits", "test"), "got 3 × 224 × 192"),
+    (lambda: probe([0] * 9), "got 1, the smallest with 9"),
+    (lambda: probe([2, 0, 1, 0, 1, 0, 1]), "got 3, the smallest with 1"),
+)
+"""A call that raises ValueError, and decisive words."""
+
+
+@pytest.mark.parametrize("call, words", REFUSALS)
+def test_evaluate_refuses(call, words):
+    refuses(words, call)

@@ -6,6 +6,7 @@ import functools
 import html
 import io
 import json
+import re
 import zipfile
 from types import SimpleNamespace
 from unittest import mock
@@ -354,6 +355,24 @@ def test_explorer_shows_registered_methods(vit, monkeypatch):
     )
     explorer.set(view="plain")
     assert "for “" not in words(explorer)
+
+
+def test_pages_leave_out_views_that_their_scripts_cannot_draw(vit, monkeypatch):
+    """A new view of Python needs no script: notebook and app show it, and pages do not list it."""
+    script = (in_page.IN_PAGE / "maps.js").read_text("utf-8")
+    table = script[script.index("const MAPS = {") :]
+    table = table[: table.index("\n};")]
+    assert set(re.findall(r"^  (\w+)\(record", table, re.M)) == in_page.SCRIPTED_VIEWS
+    plain = views.View("Ones", lambda forward, choice, check: views.Map(np.ones((4, 4)), "Ones"))
+    monkeypatch.setitem(views.VIEWS, "ones", plain)
+    explorer = widgets.explore(vit(), PICTURE)
+    explorer.set(view="ones")
+    assert (values(explorer) == 1).all() and words(explorer).startswith("Ones")
+    page = explorer.page
+    content = in_page._content(
+        page, list(page.photographs)[:1], False, lambda step: None, never_cancel
+    )
+    assert "attention" in content["views"] and "ones" not in content["views"]
 
 
 def test_explorer_click_on_class_explains_it(vit):

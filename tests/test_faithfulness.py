@@ -398,30 +398,10 @@ def test_curves_take_classes_or_the_predicted_one(vit):
     )
 
 
-def test_curves_refuse_wrong_arguments(vit):
-    model, x, m = vit(img_size=(64, 96)), images(dtype=torch.float32), maps(2, 4, 6)
-    resnet, damaged = (
-        timm.create_model("resnet18"),
-        m.clone().index_fill_(2, torch.tensor(3), math.nan),
-    )
-    for words, arguments, options in (
-        (r"shape \(…, 2, 4, 6\), got \(2, 6, 4\)", (model, x, m.mT), {}),
-        ("Maps must be finite", (model, x, damaged), {}),
-        ("images as a floating-point tensor", (model, x[0], m), {}),
-        (
-            "no classifier head, so its output is features",
-            (vit(img_size=(64, 96), num_classes=0), x, m),
-            {},
-        ),
-        ("one row of outputs", (torch.nn.Identity(), x, m), dict(grid=GRID)),
-        ("patches of ResNet|patches of resnet18", (resnet, x, m), {}),
-        ("one of mean, blur, zero, got 'gray'", (model, x, m), dict(baseline="gray")),
-        ("one of probability, logit, got 'odds'", (model, x, m), dict(score="odds")),
-    ):
-        refuses(words, curves, *arguments, **options)
-    result = curves(
-        resnet, x, m[..., :2, :3], 3, grid=TokenGrid(2, 3, (32, 32), prefix=0)
-    )  # a model without tokens
+def test_curves_of_a_model_without_tokens():
+    grid = TokenGrid(2, 3, (32, 32), prefix=0)
+    model, x, m = timm.create_model("resnet18"), images(dtype=torch.float32), maps(2, 2, 3)
+    result = curves(model, x, m, 3, grid=grid)
     assert result.deletion.shape == (2, 7) and result.deletion.isfinite().all()
 
 
@@ -464,3 +444,31 @@ def test_curves_equal_torch_cam(vit):
     assert ours.insertion_area.mean().item() == pytest.approx(
         theirs.summary()["insertion_auc"], rel=1e-4
     )
+
+
+X, MAPS, OBLONG = images(dtype=torch.float32), maps(2, 4, 6), (64, 96)
+DAMAGED = MAPS.clone().index_fill_(2, torch.tensor(3), math.nan)
+REFUSALS = (
+    # maps, images and models
+    (lambda vit: curves(vit(img_size=OBLONG), X, MAPS.mT), r"2, 4, 6\), got \(2, 6, 4\)"),
+    (lambda vit: curves(vit(img_size=OBLONG), X, DAMAGED), "Maps .* finite"),
+    (lambda vit: curves(vit(img_size=OBLONG), X[0], MAPS), "floating-point tensor"),
+    (lambda vit: curves(vit(img_size=OBLONG, num_classes=0), X, MAPS), "no classifier head"),
+    (lambda vit: curves(nn.Identity(), X, MAPS, grid=GRID), "one row of outputs"),
+    (lambda vit: curves(timm.create_model("resnet18"), X, MAPS), "patches of (ResNet|resnet18)"),
+    # options
+    (
+        lambda vit: curves(vit(img_size=OBLONG), X, MAPS, baseline="gray"),
+        "mean, blur, zero, got 'gray'",
+    ),
+    (
+        lambda vit: curves(vit(img_size=OBLONG), X, MAPS, score="odds"),
+        "probability, logit, got 'odds'",
+    ),
+)
+"""A call that raises ValueError, and decisive words."""
+
+
+@pytest.mark.parametrize("call, words", REFUSALS)
+def test_curves_refuse(vit, call, words):
+    refuses(words, call, vit)

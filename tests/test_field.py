@@ -1,6 +1,7 @@
 """Models, checkpoints and folders as they occur in practice, one function each."""
 
 import argparse
+import io
 import json
 import os
 import pathlib
@@ -287,29 +288,56 @@ def test_load_model_reads_checkpoints_of_training_programs(tmp_path, capsys):
     torch.save(state, file)
     assert load_model(name, checkpoint=file, num_classes=0, **small).num_classes == 0
 
-    bare = {key: value for key, value in state.items() if "blocks.1.mlp" not in key}
-    for content, word in (
-        (
-            {"student": {"a": torch.zeros(1)}, "predictor": {"b": torch.zeros(1)}},
-            "it holds predictor, student",
-        ),
-        (bare, "its head has 5 classes"),
-        (state | {"decoder.weight": torch.zeros(3)}, "such as decoder.weight"),
-        (prefixed("model.") | {"criterion.weight": torch.zeros(3)}, "such as criterion.weight"),
-        (timm.create_model(name, **small | {"depth": 3}).state_dict(), "does not hold the weights"),
-        ({"state_dict": state, "extra": pathlib.PurePosixPath("a")}, "cannot be read"),
-        (model, "cannot be read"),
-    ):
-        torch.save(content, file)
-        refuses(word, load_model, name, checkpoint=file, **small)
-    torch.save(state, file)
-    refuses(
-        "its head has 5 classes, not 7", load_model, name, checkpoint=file, num_classes=7, **small
-    )
-    for damaged in (b"", b"hello", file.read_bytes()[:3000]):
-        file.write_bytes(damaged)
-        refuses("cannot be read", load_model, name, checkpoint=file, **small)
-    refuses("no checkpoint", load_model, name, checkpoint=tmp_path / "none.pth", **small)
+
+NAME, SMALL = "vit_tiny_patch16_224", dict(img_size=32, embed_dim=48, depth=2, num_heads=2)
+
+
+def made(**changes):
+    return timm.create_model(NAME, num_classes=5, **SMALL | changes)
+
+
+def weights(prefix="", without=" ", **more):
+    """The weights of a small model, with a prefix, without those whose names contain a text, and with more."""
+    kept = {key: value for key, value in made().state_dict().items() if without not in key}
+    return {prefix + key: value for key, value in kept.items()} | more
+
+
+def stored(content) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+OTHER_STATES = {"student": {"a": torch.zeros(1)}, "predictor": {"b": torch.zeros(1)}}
+DECODER, CRITERION = ({f"{name}.weight": torch.zeros(3)} for name in ("decoder", "criterion"))
+PICKLED = {"extra": pathlib.PurePosixPath("a")}
+CHECKPOINTS = (
+    # other weights
+    (lambda: stored(OTHER_STATES), {}, "predictor, student"),
+    (lambda: stored(weights(without="blocks.1.mlp")), {}, "head has 5 classes"),
+    (lambda: stored(weights(**DECODER)), {}, "such as decoder.weight"),
+    (lambda: stored(weights("model.", **CRITERION)), {}, "such as criterion.weight"),
+    (lambda: stored(timm.create_model(NAME, **SMALL | {"depth": 3}).state_dict()), {}, "not hold"),
+    (lambda: stored(weights()), {"num_classes": 7}, "5 classes, not 7"),
+    # files that hold something else
+    (lambda: stored({"state_dict": weights()} | PICKLED), {}, "cannot be read"),
+    (lambda: stored(made()), {}, "cannot be read"),
+    (lambda: b"", {}, "cannot be read"),
+    (lambda: b"hello", {}, "cannot be read"),
+    (lambda: stored(weights())[:3000], {}, "cannot be read"),
+)
+"""The content of a checkpoint, options, and decisive words."""
+
+
+@pytest.mark.parametrize("content, options, words", CHECKPOINTS)
+def test_load_model_refuses_checkpoints(tmp_path, content, options, words):
+    file = tmp_path / "weights.pth"
+    file.write_bytes(content())
+    refuses(words, load_model, NAME, checkpoint=file, **SMALL | options)
+
+
+def test_load_model_refuses_a_checkpoint_that_does_not_exist(tmp_path):
+    refuses("no checkpoint", load_model, NAME, checkpoint=tmp_path / "none.pth", **SMALL)
 
 
 def test_load_model_reads_the_papers_arrays(tmp_path):

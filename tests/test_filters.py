@@ -6,6 +6,7 @@ import timm
 import torch
 from book import spectral_centroid
 from sklearn.decomposition import PCA
+from support import refuses
 
 from vitlens import filters
 
@@ -62,13 +63,17 @@ def test_kernels_of_naflex_have_its_pixel_layout(channels_last):
     torch.testing.assert_close(token[:, -1], before, rtol=1e-4, atol=1e-4)
 
 
-def test_components_refuse_models_without_filters():
-    for given, words in (
-        (timm.create_model("vit_tiny_r_s16_p8_224", depth=1), "hybrid"),
-        (torch.nn.Linear(3, 3), "no linear patch embedding"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            filters.principal(given)
+HYBRID = "vit_tiny_r_s16_p8_224"
+REFUSALS = (
+    (lambda: timm.create_model(HYBRID, depth=1), "hybrid"),
+    (lambda: torch.nn.Linear(3, 3), "no linear patch embedding"),
+)
+"""A model without filters, and decisive words."""
+
+
+@pytest.mark.parametrize("build, words", REFUSALS)
+def test_filters_refuse(build, words):
+    refuses(words, filters.principal, build())
 
 
 def test_spectral_centroid_of_waves_is_their_frequency():

@@ -52,17 +52,11 @@ def test_index_matches_image_map():
     assert grid.index(0, 0) == 2 and grid.index(1, 3) == 25 and grid.index(13, 19) == 281
     values = torch.arange(282.0)
     assert grid.image_map(values)[1, 3] == 25
-    with pytest.raises(RuntimeError):
-        grid.image_map(values[2:])
-    for outside in [(-1, 0), (14, 0), (0, 20)]:
-        refuses("outside the 14 × 20 grid", grid.index, *outside, error=IndexError)
 
 
 def test_position_of_tokens_and_patches():
     grid = TokenGrid(2, 3, (16, 16), prefix=2)
     assert [grid.position(query) for query in (0, 7, (0, 0), (1, 2), [1, 0])] == [0, 7, 2, 7, 5]
-    for outside in (8, -1, (2, 0)):
-        refuses("outside", grid.position, outside, error=IndexError)
 
 
 def test_prefix_names():
@@ -140,3 +134,21 @@ def test_token_grid_ignores_default_dtype_and_device():
         and row.sum().item() == pytest.approx(1, abs=1e-5)
     )
     assert uniform == pytest.approx(116.492, abs=1e-3)
+
+
+WIDE, SMALL = TokenGrid(14, 20, (16, 16), prefix=2), TokenGrid(2, 3, (16, 16), prefix=2)
+REFUSALS = (
+    (lambda: WIDE.image_map(torch.arange(280.0)), RuntimeError, ""),
+    (lambda: WIDE.index(-1, 0), IndexError, "outside the 14 × 20 grid"),
+    (lambda: WIDE.index(14, 0), IndexError, "outside the 14 × 20 grid"),
+    (lambda: WIDE.index(0, 20), IndexError, "outside the 14 × 20 grid"),
+    (lambda: SMALL.position(8), IndexError, "outside"),
+    (lambda: SMALL.position(-1), IndexError, "outside"),
+    (lambda: SMALL.position((2, 0)), IndexError, "outside"),
+)
+"""A call, its error and decisive words."""
+
+
+@pytest.mark.parametrize("call, error, words", REFUSALS)
+def test_grid_refuses(call, error, words):
+    refuses(words, call, error=error)

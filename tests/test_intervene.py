@@ -375,38 +375,59 @@ WRONG = [
 ]
 
 
-def test_intervene_refuses_wrong_arguments():
+@pytest.mark.parametrize("changes, error, words", WRONG)
+def test_intervene_refuses_arguments(changes, error, words):
     model, x = small(dtype=torch.float32), pictures(dtype=torch.float32)
-    for changes, error, word in WRONG:
-        refuses(word, run, model, x, error=error, **changes)
+    refuses(words, run, model, x, error=error, **changes)
 
 
-def test_intervene_refuses_models_and_forwards():
-    model, x = small(), pictures()
-    shared = small()
-    shared.blocks[1].attn = shared.blocks[0].attn
-    refuses(
-        "share one attention module",
-        run,
-        shared,
-        x,
-        heads={(2, 0): "zero"},
-        error=UnsupportedModelError,
-    )
-    refuses("at random", run, small(attn_drop_rate=0.1).train(), x, error=UnsupportedModelError)
-    with pytest.raises(UnsupportedModelError, match="causal"), intervene(model):
-        model(x, is_causal=True)
-    missed = pytest.raises(
-        RuntimeError, match="Nothing was changed in head 0 of layer 2.* in this thread"
-    )
-    with missed, intervene(model, heads={(2, 0): "zero"}):
-        thread = threading.Thread(target=model, args=(x,))
+def with_shared_attention():
+    """A model with one attention module in two layers."""
+    model = small()
+    model.blocks[1].attn = model.blocks[0].attn
+    return model
+
+
+def run_causally():
+    with intervene(model := small()):
+        model(pictures(), is_causal=True)
+
+
+def run_in_a_thread():
+    with intervene(model := small(), heads={(2, 0): "zero"}):
+        thread = threading.Thread(target=model, args=(pictures(),))
         thread.start()
         thread.join()
+
+
+def run_with_other_parameters():
+    model = small()
     others = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    missed = pytest.raises(RuntimeError, match="Nothing was changed in the attention of layer 1")
-    with missed, intervene(model, block={1: (0, 1)}):
-        torch.func.functional_call(model, others, x)
+    with intervene(model, block={1: (0, 1)}):
+        torch.func.functional_call(model, others, pictures())
+
+
+REFUSALS = (
+    (
+        lambda: run(with_shared_attention(), pictures(), heads={(2, 0): "zero"}),
+        UnsupportedModelError,
+        "share one attention",
+    ),
+    (
+        lambda: run(small(attn_drop_rate=0.1).train(), pictures()),
+        UnsupportedModelError,
+        "at random",
+    ),
+    (run_causally, UnsupportedModelError, "causal"),
+    (run_in_a_thread, RuntimeError, "head 0 of layer 2.* in this thread"),
+    (run_with_other_parameters, RuntimeError, "Nothing .*attention of layer 1"),
+)
+"""A call, its error and decisive words."""
+
+
+@pytest.mark.parametrize("call, error, words", REFUSALS)
+def test_intervene_refuses(call, error, words):
+    refuses(words, call, error=error)
 
 
 def test_interventions_reach_the_only_model_inside_a_module():

@@ -58,65 +58,101 @@ def test_load_model_opens_the_layout_of_timm(folder):
     assert load_model(str(folder / "config.json")).num_classes == 3
 
 
-def test_load_model_refuses_wrong_folders_and_names(folder, tmp_path, monkeypatch):
-    weights, config = folder / "model.safetensors", folder / "config.json"
-    good, settings = weights.read_bytes(), json.loads(config.read_text())
+def rewritten(folder, file, content):
+    (folder / file).write_bytes(content)
+    return folder
 
-    def refused(name, word, error=ValueError, **kwargs):
-        refuses(word, load_model, name, error=error, **kwargs)
 
-    refused(tmp_path / "empty", "no file or folder")
-    for content, word in (
-        (b"", "SafetensorError"),
-        (good[: len(good) // 2], "cannot be opened"),
-        (b"garbage" * 100, "cannot be opened"),
-    ):
-        weights.write_bytes(content)
-        refused(folder, word)
-    save_file({"cls_token": torch.zeros(1, 1, 7)}, weights)
-    refused(folder, "cannot be opened")
-    weights.unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"boom": 1}))
-    refused(folder, r"has no model\.safetensors.*weights alone goes to checkpoint=")
-    weights.write_bytes(good)
-    for text, word in (
-        ("{", "configuration"),
-        ("[]", "configuration"),
-        ("{}", "configuration"),
-        ('{"architecture": 5}', "cannot"),
-        ('{"architecture": "vit_enormous"}', "cannot be opened"),
-        (json.dumps(settings | {"label_names": ["cat"]}), "list of 3 names"),
-        (
-            json.dumps(settings | {"label_names": {"a": "cat", "b": "dog", "c": "owl"}}),
-            "list of 3 names",
-        ),
-        (json.dumps(settings | {"outputs": "many"}), "outputs of .* must be one of classes"),
-    ):
-        config.write_text(text)
-        refused(folder, word)
-    config.write_text(json.dumps(settings | {"label_names": {"2": "owl", "0": "cat", "1": "dog"}}))
+def cut_in_half(folder):
+    good = (folder / "model.safetensors").read_bytes()
+    return rewritten(folder, "model.safetensors", good[: len(good) // 2])
+
+
+def with_other_weights(folder):
+    save_file({"cls_token": torch.zeros(1, 1, 7)}, folder / "model.safetensors")
+    return folder
+
+
+def pickled(folder):
+    (folder / "model.safetensors").unlink()
+    return rewritten(folder, "pytorch_model.bin", pickle.dumps({"boom": 1}))
+
+
+def with_config(folder, text):
+    return rewritten(folder, "config.json", text.encode())
+
+
+def with_settings(folder, **settings):
+    known = json.loads((folder / "config.json").read_text())
+    return with_config(folder, json.dumps(known | settings))
+
+
+def weights_alone(folder):
+    return (folder / "model.safetensors").rename(folder / "vit_small_patch16_224.pth")
+
+
+LETTERS = {"a": "cat", "b": "dog", "c": "owl"}
+FOLDERS = (
+    (lambda folder: folder / "empty", {}, "no file or folder"),
+    # weights
+    (lambda folder: rewritten(folder, "model.safetensors", b""), {}, "SafetensorError"),
+    (cut_in_half, {}, "cannot be opened"),
+    (
+        lambda folder: rewritten(folder, "model.safetensors", b"garbage" * 100),
+        {},
+        "cannot be opened",
+    ),
+    (with_other_weights, {}, "cannot be opened"),
+    (pickled, {}, r"no model\.safetensors.*checkpoint="),
+    (weights_alone, {}, "vit_small_patch16_224 with checkpoint="),
+    # config.json
+    (lambda folder: with_config(folder, "{"), {}, "configuration"),
+    (lambda folder: with_config(folder, "[]"), {}, "configuration"),
+    (lambda folder: with_config(folder, "{}"), {}, "configuration"),
+    (lambda folder: with_config(folder, '{"architecture": 5}'), {}, "cannot"),
+    (
+        lambda folder: with_config(folder, '{"architecture": "vit_enormous"}'),
+        {},
+        "cannot be opened",
+    ),
+    (lambda folder: with_settings(folder, label_names=["cat"]), {}, "list of 3 names"),
+    (lambda folder: with_settings(folder, label_names=LETTERS), {}, "list of 3 names"),
+    (lambda folder: with_settings(folder, outputs="many"), {}, "outputs .* one of classes"),
+    (lambda folder: folder, {"outputs": "many"}, "outputs .* one of"),
+)
+"""A change of the folder of a model, which returns the name to open, options, and decisive words."""
+
+
+@pytest.mark.parametrize("change, options, words", FOLDERS)
+def test_load_model_refuses_folders(folder, change, options, words):
+    refuses(words, load_model, change(folder), **options)
+
+
+def test_load_model_sorts_numbered_label_names(folder):
+    with_settings(folder, label_names={"2": "owl", "0": "cat", "1": "dog"})
     assert label_names(load_model(folder)) == ["cat", "dog", "owl"]
-    refused("vit_tiny_patch16_223", "Did you mean .*vit_tiny_patch16_224")
-    refused(
-        "hf-hub:timm/vit_tiny_patch16_224.augreg_in21k",
-        r"Did you mean vit_tiny_patch16_224.augreg_in21k\?",
-    )
-    refused(
-        weights.rename(tmp_path / "vit_small_patch16_224.pth"),
-        "vit_small_patch16_224 with checkpoint=",
-    )
-    weights.write_bytes(good)
-    refused("", "no file or folder")
-    refused("./nowhere/at/all", "no file or folder")
-    refused("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", "no file or folder")
-    refused("vit_base_patch16_xp_224", "No pretrained weights", depth=1)
-    refused("vit_tiny_patch16_224", "embed_dimension", pretrained=False, embed_dimension=3)
-    refused(folder, "outputs of .* must be one of", outputs="many")
+
+
+MISSPELT = {"pretrained": False, "embed_dimension": 3}
+HUB = "hf-hub:timm/vit_tiny_patch16_224.augreg_in21k"
+NAMES = (
+    ("vit_tiny_patch16_223", {}, ValueError, "Did you mean .*vit_tiny_patch16_224"),
+    (HUB, {}, ValueError, r"no file or folder"),
+    (HUB, {}, ValueError, r"Did you mean vit_tiny_patch16_224.augreg_in21k\?"),
+    ("", {}, ValueError, "no file or folder"),
+    ("./nowhere/at/all", {}, ValueError, "no file or folder"),
+    ("vit_base_patch16_xp_224", {"depth": 1}, ValueError, "No pretrained weights"),
+    ("vit_tiny_patch16_224", MISSPELT, ValueError, "embed_dimension"),
+    ("vit_tiny_patch16_224", {}, ConnectionError, "Check the network"),
+)
+"""A name, options, the error and decisive words."""
+
+
+@pytest.mark.parametrize("name, options, error, words", NAMES)
+def test_load_model_refuses_names(tmp_path, monkeypatch, name, options, error, words):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(
-        "huggingface_hub.constants.HF_HUB_OFFLINE", True
-    )  # avoid a minute of retries
-    refused("vit_tiny_patch16_224", "Check the network", ConnectionError)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no minute of retries
+    refuses(words, load_model, name, error=error, **options)
 
 
 def test_data_config_needs_a_number_for_each_channel(folder):
@@ -291,13 +327,17 @@ def test_preprocess_converts_to_gray_for_one_channel():
     )
 
 
-def test_preprocess_refuses_wrong_images():
-    for call, words in (
-        (lambda: preprocess(model_with(), flat(RED, (1001, 10))), "1001 × 10"),
-        (lambda: preprocess(model_with(input_size=(4, 8, 8)), RAMP), "4"),
-        (lambda: restore(model_with(), torch.zeros(1, 1, 8, 8)), "(1, 1, 8, 8)"),
-    ):
-        refuses(re.escape(words), call, error=ImageError)
+IMAGES = (
+    (lambda: preprocess(model_with(), flat(RED, (1001, 10))), "1001 × 10"),
+    (lambda: preprocess(model_with(input_size=(4, 8, 8)), RAMP), "4"),
+    (lambda: restore(model_with(), torch.zeros(1, 1, 8, 8)), r"\(1, 1, 8, 8\)"),
+)
+"""A call that raises ImageError, and decisive words."""
+
+
+@pytest.mark.parametrize("call, words", IMAGES)
+def test_preprocess_refuses_images(call, words):
+    refuses(words, call, error=ImageError)
 
 
 def test_load_model_opens_the_bundled_model_by_default(folder, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import timm
 import torch
 from safetensors.torch import save_file
@@ -59,61 +60,6 @@ def test_load_model_drops_poolers_without_weights(tmp_path):
     refuses("cannot be opened", load_model, tmp_path)
 
 
-def test_load_model_refuses_folders_and_names_of_libraries(tmp_path, monkeypatch):
-    import transformers
-
-    def refused(name, word, error=ValueError, **kwargs):
-        refuses(word, load_model, name, error=error, **kwargs)
-
-    small("ViTForImageClassification").save_pretrained(tmp_path)
-    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
-    good, settings = weights.read_bytes(), config.read_text()
-    for content in (b"", good[:3000], good[:-300]):
-        weights.write_bytes(content)
-        refused(tmp_path, "cannot be opened .*header")
-    weights.write_bytes(good)
-    for changed in (
-        {"image_size": "64"},
-        {"hidden_act": "none"},
-        {"architectures": 5},
-        {"hidden_size": 64},
-    ):
-        edited(config, **changed)
-        refused(tmp_path, str(tmp_path))
-        config.write_text(settings)
-    refused(f"hf:{tmp_path}", "cannot be opened", num_labels=3)
-    refused(f"hf:{tmp_path}", "the setting nonsense", nonsense=1)
-    for text in (
-        "{broken",
-        '{"image_processor_type": "ViTImageProcessor", "size": "big"}',
-        '{"image_processor_type": "ViTImageProcessor", "image_mean": "x"}',
-    ):
-        (tmp_path / "preprocessor_config.json").write_text(text)
-        refused(tmp_path, str(tmp_path))
-    bert = transformers.BertConfig(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
-    transformers.BertModel(bert).save_pretrained(tmp_path / "bert")
-    refused(tmp_path / "bert", "BertModel.*Dinov2Model")
-    timm.models.save_for_hf(
-        timm.create_model("test_vit"), tmp_path / "timm", safe_serialization=True
-    )
-    refused(f"hf:{tmp_path / 'timm'}", "vitlens does not support the class")
-    refused("torchvision:vit_b_32", "nonsense", pretrained=False, nonsense=1)
-    refused("torchvision:vit_b_16/NONE", "NONE")
-    refused("open_clip:ViT-B-32", "nonsense", pretrained=False, nonsense=1)
-    refused("open_clip:none", "open_clip has no weights")
-    refused("open_clip:ViT-B-32", "ViT-B-32/openai")
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(
-        "huggingface_hub.constants.HF_HUB_OFFLINE", True
-    )  # avoid a minute of retries
-    refused("hf:", "cannot be opened", (ValueError, ConnectionError))
-    for name in ("hf:facebook/dinov2-small", "open_clip:ViT-B-32/openai", "torchvision:vit_b_16"):
-        refused(name, f"{name} cannot be opened .*Check the network", ConnectionError)
-
-
 def edited(file, **settings):
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
 
@@ -169,8 +115,97 @@ def test_load_model_opens_mae_without_mask_and_decoder(tmp_path):
     assert type(model).__name__ == "ViTMAEModel" and attn.grid.patches == 16
 
 
-def test_load_model_names_the_missing_extra(monkeypatch):
+@pytest.mark.parametrize(
+    "name, extra",
+    [("hf:a/b", "transformers"), ("open_clip:ViT-B-32/openai", "openclip")],
+)
+def test_load_model_names_the_missing_extra(monkeypatch, name, extra):
     """Without a library, the message names the extra that installs it."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for name, extra in (("hf:a/b", "transformers"), ("open_clip:ViT-B-32/openai", "openclip")):
-        refuses(rf'pip install "vitlens\[{extra}\]"', load_model, name, error=ModuleNotFoundError)
+    refuses(rf'pip install "vitlens\[{extra}\]"', load_model, name, error=ModuleNotFoundError)
+
+
+def cut(folder, end):
+    """Cut the weights of a folder off."""
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:end])
+    return folder
+
+
+def configured(folder, **settings):
+    edited(folder / "config.json", **settings)
+    return folder
+
+
+def processed(folder, text):
+    """Add a configuration of preprocessing."""
+    (folder / "preprocessor_config.json").write_text(text)
+    return folder
+
+
+def bert(folder):
+    import transformers
+
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder / "bert")
+    return folder / "bert"
+
+
+def of_timm(folder):
+    model = timm.create_model("test_vit")
+    timm.models.save_for_hf(model, folder / "timm", safe_serialization=True)
+    return f"hf:{folder / 'timm'}"
+
+
+VIT_PROCESSOR = '{"image_processor_type": "ViTImageProcessor", '
+FOLDERS = (
+    # weights
+    (lambda folder: cut(folder, 0), {}, "cannot be opened .*header"),
+    (lambda folder: cut(folder, 3000), {}, "cannot be opened .*header"),
+    (lambda folder: cut(folder, -300), {}, "cannot be opened .*header"),
+    # settings
+    (lambda folder: configured(folder, image_size="64"), {}, "/mine"),
+    (lambda folder: configured(folder, hidden_act="none"), {}, "/mine"),
+    (lambda folder: configured(folder, architectures=5), {}, "/mine"),
+    (lambda folder: configured(folder, hidden_size=64), {}, "/mine"),
+    (lambda folder: f"hf:{folder}", {"num_labels": 3}, "cannot be opened"),
+    (lambda folder: f"hf:{folder}", {"nonsense": 1}, "setting nonsense"),
+    # preprocessing
+    (lambda folder: processed(folder, "{broken"), {}, "/mine"),
+    (lambda folder: processed(folder, VIT_PROCESSOR + '"size": "big"}'), {}, "/mine"),
+    (lambda folder: processed(folder, VIT_PROCESSOR + '"image_mean": "x"}'), {}, "/mine"),
+    # models of other kinds
+    (bert, {}, "BertModel.*Dinov2Model"),
+    (of_timm, {}, "does not support the class"),
+)
+"""A change of the folder of a model, which returns the name to open, options, and decisive words."""
+
+
+@pytest.mark.parametrize("change, options, words", FOLDERS)
+def test_opening_refuses_folders(tmp_path, change, options, words):
+    folder = tmp_path / "mine"
+    small("ViTForImageClassification").save_pretrained(folder)
+    refuses(words, load_model, change(folder), **options)
+
+
+NAMES = (
+    ("torchvision:vit_b_32", {"pretrained": False, "nonsense": 1}, ValueError, "nonsense"),
+    ("torchvision:vit_b_16/NONE", {}, ValueError, "NONE"),
+    ("open_clip:ViT-B-32", {"pretrained": False, "nonsense": 1}, ValueError, "nonsense"),
+    ("open_clip:none", {}, ValueError, "open_clip has no weights"),
+    ("open_clip:ViT-B-32", {}, ValueError, "ViT-B-32/openai"),
+    # without a network
+    ("hf:", {}, (ValueError, ConnectionError), "cannot be opened"),
+    ("hf:facebook/dinov2-small", {}, ConnectionError, "dinov2-small .*Check the network"),
+    ("open_clip:ViT-B-32/openai", {}, ConnectionError, "ViT-B-32/openai .*Check the network"),
+    ("torchvision:vit_b_16", {}, ConnectionError, "torchvision:vit_b_16 .*Check the network"),
+)
+"""A name, options, the error and decisive words."""
+
+
+@pytest.mark.parametrize("name, options, error, words", NAMES)
+def test_opening_refuses_names(tmp_path, monkeypatch, name, options, error, words):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no minute of retries
+    refuses(words, load_model, name, error=error, **options)

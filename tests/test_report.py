@@ -214,19 +214,23 @@ def test_score_yields_finished_scores_when_interrupted(model):
             ].notna().all() == (orders == 8)
 
 
-def test_explain_refuses_unknown_classes_before_the_first_forward(model):
-    model.register_forward_pre_hook(lambda *_: pytest.fail("a forward"))
+EARLY_REFUSALS = (
+    ({"target": 10}, "0 to 9, got 10"),
+    ({"target": "dog"}, "no class called 'dog'"),
+    ({"against": -1}, "0 to 9, got -1"),
+    ({"target": 3, "against": "3"}, "with itself"),
+    ({"names": ["relevanz"]}, "got 'relevanz'"),
+)
+"""Options of `report.explain`, and decisive words."""
+
+
+@pytest.mark.parametrize("options, words", EARLY_REFUSALS)
+def test_explain_refuses_before_the_first_forward(model, options, words):
+    hook = model.register_forward_pre_hook(lambda *_: pytest.fail("a forward"))
     try:
-        for options, words in (
-            (dict(target=10), "classes 0 to 9, got 10"),
-            (dict(target="dog"), "no class called 'dog'"),
-            (dict(against=-1), "classes 0 to 9, got -1"),
-            (dict(target=3, against="3"), "contrasted with itself"),
-            (dict(names=["relevanz"]), "got 'relevanz'"),
-        ):
-            refuses(words, next, report.explain(model, BOTH, **options))
+        refuses(words, next, report.explain(model, BOTH, **options))
     finally:
-        model._forward_pre_hooks.clear()
+        hook.remove()
 
 
 def test_explain_skips_an_image_whose_class_is_the_contrast():

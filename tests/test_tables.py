@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support import refuses
 
 import vitlens_paper as paper
 from vitlens_paper import MODELS, TABLE_2, VTAB
@@ -165,20 +166,23 @@ def test_vtab_names_equal_tasks():
         assert all(published.accuracy[row] != value for row, value in older.accuracy.items())
 
 
-def test_read_rejects_other_files(tmp_path):
+OTHER_FILES = [
+    "{",
+    "3",
+    json.dumps({name: value for name, value in RESULT.items() if name != "low"}),
+    json.dumps(RESULT | {"value": 0.842}),
+    json.dumps(RESULT | {"value": 101, "high": 102}),
+    json.dumps(RESULT | {"value": float("nan")}),
+    json.dumps(RESULT | {"value": "84"}),
+    json.dumps(RESULT | {"images": 0}),
+]
+
+
+@pytest.mark.parametrize("text", OTHER_FILES)
+def test_read_refuses_other_files(tmp_path, text):
     path = tmp_path / "r.json"
-    wrong = (
-        {"value": 0.842},
-        {"value": 101, "high": 102},
-        {"value": float("nan")},
-        {"value": "84"},
-        {"images": 0},
-    )
-    texts = ["{", "3", json.dumps({k: v for k, v in RESULT.items() if k != "low"})]
-    for text in texts + [json.dumps(RESULT | change) for change in wrong]:
-        path.write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"r\.json must be a file of"):
-            records.read_results(path)
+    path.write_text(text, encoding="utf-8")
+    refuses(r"r\.json must be a file of", records.read_results, path)
 
 
 def test_write_replaces_same_key(tmp_path):

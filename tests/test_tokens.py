@@ -45,37 +45,43 @@ def test_features_are_the_outputs_of_the_blocks(vit, name):
     assert layers[0].shape == (2, attn.grid.tokens, 96)
 
 
-def test_features_refuse_models_and_sizes(vit):
-    twice, dropping, naflex = (
-        torch.nn.Sequential(vit()),
-        vit(),
-        vit(name="naflexvit_base_patch16_gap", img_size=None),
-    )
-    twice.forward = lambda x: twice[0](x) + twice[0](x.flip(-1))
-    dropping.blocks[0].register_forward_pre_hook(lambda _, args: (args[0][:, :9],))
-    for words, model, size, error in (
-        (
-            "17 tokens .* got 9 after 3: it leaves patches out",
-            dropping,
-            (64, 64),
-            UnsupportedModelError,
-        ),
-        (
-            "windows",
-            timm.create_model("swin_tiny_patch4_window7_224"),
-            (224, 224),
-            UnsupportedModelError,
-        ),
-        ("after 6: .* more or less than once", twice, (64, 64), UnsupportedModelError),
-        ("does not take this size", vit(), (80, 80), ValueError),
-        (
-            "size: patches of 16 × 16 pixels do not divide images of 40 × 48",
-            naflex,
-            (40, 48),
-            ValueError,
-        ),
-    ):
-        refuses(words, tokens.features, model, torch.zeros(1, 3, *size), error=error)
+def run_twice(vit):
+    """A module that runs its model on an image and on the mirrored one."""
+    module = torch.nn.Sequential(vit())
+    module.forward = lambda x: module[0](x) + module[0](x.flip(-1))
+    return module
+
+
+def dropping(vit):
+    """A model that leaves patches out."""
+    model = vit()
+    model.blocks[0].register_forward_pre_hook(lambda _, args: (args[0][:, :9],))
+    return model
+
+
+REFUSALS = (
+    (dropping, (64, 64), UnsupportedModelError, "17 tokens .* got 9 .*leaves patches out"),
+    (run_twice, (64, 64), UnsupportedModelError, "after 6: .* than once"),
+    (
+        lambda vit: timm.create_model("swin_tiny_patch4_window7_224"),
+        (224, 224),
+        UnsupportedModelError,
+        "windows",
+    ),
+    (lambda vit: vit(), (80, 80), ValueError, "not take this size"),
+    (
+        lambda vit: vit(name="naflexvit_base_patch16_gap", img_size=None),
+        (40, 48),
+        ValueError,
+        "16 × 16 .* 40 × 48",
+    ),
+)
+"""A model, the size of images, the error and decisive words."""
+
+
+@pytest.mark.parametrize("build, size, error, words", REFUSALS)
+def test_features_refuse(vit, build, size, error, words):
+    refuses(words, tokens.features, build(vit), torch.zeros(1, 3, *size), error=error)
 
 
 def test_features_of_the_only_model_inside_a_module(vit):

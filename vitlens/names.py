@@ -36,9 +36,8 @@ def suggestion(word: str, names: Iterable[str], texts: Iterable[str] | None = No
         similar = [by_text[text] for text in matches]
     if not similar:
         return ""
-    distinct = dict.fromkeys(similar)
-    first = list(distinct)[:5]
-    return f" Did you mean {', '.join(first)}?"
+    without_repeats = list(dict.fromkeys(similar))
+    return f" Did you mean {', '.join(without_repeats[:5])}?"
 
 
 def _plain(text: str) -> str:
@@ -52,7 +51,7 @@ def require_known(
 ) -> None:
     """Raise ValueError with all names, and with similar ones, unless a name is among them.
 
-    what: the meaning of the name, first in the message. texts: as in `suggestion`.
+    what: noun for the name, with which the message begins. texts: as in `suggestion`.
 
     >>> require_known("mean", ("mean", "zero"), "way")
     """
@@ -64,13 +63,13 @@ def require_known(
 
 
 def reject(rows: Iterable[tuple[object, str]]) -> None:
-    """Raise ValueError with the sentence of the first row (wrong, sentence) that is wrong.
+    """Raise ValueError with the message of the first row (is_wrong, message) whose is_wrong is True.
 
     >>> reject([(False, "Expected 1 image, got 2.")])
     """
-    for wrong, sentence in rows:
-        if wrong:
-            raise ValueError(sentence)
+    for is_wrong, message in rows:
+        if is_wrong:
+            raise ValueError(message)
 
 
 def attach_lazily(

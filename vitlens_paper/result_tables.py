@@ -67,10 +67,10 @@ def row_of(record: Record) -> str | None:
     name = data.removeprefix("torch/")
     letters = re.sub("[^a-z0-9]", "", name)
     row = ROWS.get(letters)
-    if record.metric == "real" and row == IMAGENET:
+    if row == IMAGENET and record.metric == "real":
         row = REAL
     elif record.metric != "top1":
-        return None
+        row = None
     if row is None:
         return None
     whole = TEST_IMAGES[row]
@@ -89,7 +89,9 @@ def table_2(records: Iterable[Record]) -> str:
     cost = "TPUv3-core-days"
     published = {}
     for p in TABLE_2:
-        name = CALLED[p.model][0] if p.model in CALLED else p.model
+        name = p.model
+        if name in CALLED:
+            name = CALLED[name][0]  # Table 2's name of the model
         cells = _accuracy_cells(p, data_sets)
         cells[cost] = f"{p.core_days:,}"
         published[name, p.data] = cells
@@ -156,10 +158,11 @@ def table_9(records: Iterable[Record]) -> str:
     rows.append("VTAB")
     published = {}
     for p in TABLE_9:
-        values = groups(p.accuracy) | p.accuracy  # the mean over all tasks as printed
+        values = groups(p.accuracy)
+        values |= p.accuracy  # with "VTAB", the mean over all tasks, as the paper prints it
         cells = {}
         for row in rows:
-            name = row.removeprefix("VTAB ")
+            name = row.removeprefix("VTAB ")  # leaves the row "VTAB" as it is
             cells[row] = f"{values[name]:.1f}"
         published[p.model, p.data] = cells
     title = "Table 9: top-1 on the tasks of VTAB-1k, %, and below each group its mean. Measured: value [95 % interval]."
@@ -168,7 +171,7 @@ def table_9(records: Iterable[Record]) -> str:
 
 
 def _accuracy_cells(published: Published, rows: Iterable[str] = ()) -> dict[str, str]:
-    """Published accuracies as "value ± spread" by row, default all rows."""
+    """Published accuracies as "value ± spread" by row, for `rows` or, if empty, all rows."""
     cells = {}
     for row in rows or published.accuracy:
         if row in published.accuracy:
@@ -179,13 +182,16 @@ def _accuracy_cells(published: Published, rows: Iterable[str] = ()) -> dict[str,
 
 
 def _columns(records: Iterable[Record], rows: Iterable[str]) -> list[dict[str, Record]]:
-    """Latest record of each row, in a column for each model, weights, recipe, and with or without training."""
+    """Columns of the measured part: the latest record of each row.
+
+    Records of one column share their model, weights and recipe, and all or none are from the unchanged model.
+    """
     columns: dict[tuple, dict[str, Record]] = {}
     in_order = sorted(records, key=lambda record: record.when)
     for record in in_order:
         row = row_of(record)
         if row in rows:
-            untrained = record.protocol == "top1"
+            untrained = record.protocol == "top1"  # other protocols fine-tune first
             key = (record.model, record.weights, record.recipe or "", untrained)
             column = columns.setdefault(key, {})
             column[row] = record
@@ -193,8 +199,8 @@ def _columns(records: Iterable[Record], rows: Iterable[str]) -> list[dict[str, R
 
 
 def _first(column: Mapping[object, Record]) -> Record:
-    records = iter(column.values())
-    return next(records)
+    """First record of a column."""
+    return next(iter(column.values()))
 
 
 def _text(
@@ -228,7 +234,7 @@ def _notes_on_column(number: int, column: Mapping[object, Record]) -> list[str]:
     weights = _describe_weights(record)
     counts = []
     for row, r in column.items():
-        data = row if isinstance(row, str) else row[1]
+        data = row if isinstance(row, str) else row[1]  # rows of Table 5: (source, data)
         counts.append(f"{data}: {r.images:,}")
     images = ", ".join(counts)
     day = record.when[:10]

@@ -5,9 +5,12 @@ import pytest
 import timm
 import torch
 from playwright.sync_api import sync_playwright
+from support import unfused_maps
 from timm.models import save_for_hf
 
-from browser.fronts import chromium, notebook
+from browser.fronts import Fronts, chromium, notebook, opened_model
+from vitlens.images import samples
+from vitlens.models import preprocess
 
 CELLS = (
     "import numpy as np, vitlens\nimport vitlens_explorer as widgets\nmodel = vitlens.load_model('vit')",
@@ -61,3 +64,29 @@ def browser():
             )
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def fronts(browser, model):
+    """The explorer of the small model in each front end, shared by all files of tests. Asserts that none has errors."""
+    fronts = Fronts(browser, model)
+    yield fronts
+    for name in [*fronts.opened]:
+        fronts.close(name)
+    if fronts.app:
+        fronts.app.end()
+        assert fronts.app.error is None
+    assert fronts.errors == []
+
+
+@pytest.fixture(scope="session")
+def maps(model):
+    """Attention (L, H, T, T) of the small model on the sample photo, by timm's unfused path."""
+    vit = opened_model(model)
+    return torch.cat(unfused_maps(vit, preprocess(vit, samples()["chelsea"]))).numpy()
+
+
+@pytest.fixture
+def served(fronts):
+    """An app in this process."""
+    return fronts.served

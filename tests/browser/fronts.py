@@ -1,10 +1,15 @@
-"""Applications for the browser tests: JupyterLab and Notebook 7, each with a separate home directory, and the app."""
+"""Front ends for the browser tests, the actions and texts of a user, and Python's numbers to compare with.
+
+JupyterLab and Notebook 7 get a separate home directory each.
+"""
 
 import base64
 import contextlib
+import functools
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -15,6 +20,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import matplotlib as mpl
 import nbformat
 import numpy as np
 import psutil
@@ -22,11 +28,15 @@ import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
+from support import Served, unfused_maps
 
+from vitlens import load_model
 from vitlens.faithfulness import curves
-from vitlens.models import restore
+from vitlens.models import preprocess, restore
 from vitlens.recorder.supported import token_grid
+from vitlens_explorer import in_page, live
 from vitlens_explorer.drawing import enlarged_png
+from vitlens_explorer.explorer import Explorer
 
 FLAGS = [
     "--no-sandbox",
@@ -42,6 +52,8 @@ MARKS = pytest.mark.skipif(
 )
 START, PATIENCE = 180_000, 60_000
 """Milliseconds until a page that does not come up, or does not answer, counts as broken."""
+PYTHON = ("app", "lab", "notebook")
+"""Front ends whose model runs in Python."""
 READY = """() => {
     const session = window.jupyterapp?.shell?.currentWidget?.sessionContext;
     return session?.isReady && session.session?.kernel?.connectionStatus === "connected"
@@ -296,7 +308,225 @@ class App:
 
 def faults(page, part: str | None = None) -> list[str]:
     """Rules of axe-core that a page, or a part of it, violates, each with the elements."""
-    found = Axe().run(page, part).response["violations"]
+    axe = Axe()
+    if page.evaluate("'axe' in window"):
+        axe.axe_script = "null"  # a document evaluates the script of 500 kB once
+    found = axe.run(page, part).response["violations"]
     return [
         f"{each['id']}: {', '.join(node['html'][:200] for node in each['nodes'])}" for each in found
     ]
+
+
+opened_model = functools.cache(load_model)
+
+
+class Widget:
+    """The widget of the page with this number, with the actions and texts of a user."""
+
+    def __init__(self, page, number=0, levels=1):
+        """number: of the widget in the page. levels: largest difference of a color."""
+        self.page, self.root = page, page.locator(".vitlens").nth(number)
+        self.levels = levels
+
+    def settle(self):
+        """Wait until everything that was requested is shown."""
+        node = self.root.element_handle()
+        self.page.wait_for_function("node => node.dataset.answers === node.dataset.sent", arg=node)
+
+    def act(self, action):
+        """Do something that runs the model, and wait for the answer."""
+        before, node = self.root.get_attribute("data-answers"), self.root.element_handle()
+        action()
+        self.page.wait_for_function(
+            "([node, before]) => node.dataset.answers !== before", arg=[node, before]
+        )
+        self.settle()
+
+    def press(self, *keys):
+        for key in keys:
+            self.act(lambda key=key: self.page.keyboard.press(key))
+
+    def click(self, row, col, rows=8, cols=8, panel="picture"):
+        canvas = self.root.locator(f"[data-panel={panel}] .picture")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        place = {"x": (col + 0.5) / cols * box["width"], "y": (row + 0.5) / rows * box["height"]}
+        self.act(lambda: canvas.click(position=place))
+
+    def point(self, row, col):
+        """Move the pointer to the middle of a patch of the picture."""
+        canvas = self.root.locator("[data-panel=picture] .picture canvas")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        x = box["x"] + (col + 0.5) / 8 * box["width"]
+        self.page.mouse.move(x, box["y"] + (row + 0.5) / 8 * box["height"])
+
+    def look(self, layer, head="mean", query=(2, 2)):
+        """Show the attention of a layer from a patch. head: a number or "mean"."""
+        self.act(lambda: see(self.root, "attention"))
+        self.slide("layer", layer)
+        self.slide("head", 0 if head == "mean" else 2 + head)  # after the mean and the largest
+        if query != self.query:
+            self.click(*query)
+
+    @property
+    def query(self):
+        """Row and column of the patch in the caption, or None."""
+        found = re.search(r"row (\d+), column (\d+)", self.text("figcaption"))
+        return found and (int(found[1]), int(found[2]))
+
+    def choose(self, control, label):
+        self.act(
+            lambda: self.root.locator(f"[data-control={control}] select").select_option(label=label)
+        )
+
+    def slide(self, control, value):
+        self.act(lambda: move(self.root, control, value))
+
+    def unfold(self, group):
+        """Open a group of controls."""
+        self.root.locator(f"[data-fold={group}]").evaluate("node => { node.open = true; }")
+
+    def pixels(self, panel="picture"):
+        """(H, W, 3) of the canvas itself."""
+        canvas = self.root.locator(f"[data-panel={panel}] .picture canvas")
+        data = canvas.evaluate("node => node.toDataURL('image/png').split(',')[1]")
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
+
+    def text(self, part):
+        return self.root.locator(part).first.inner_text()
+
+    def upload(self, path):
+        self.root.locator("input[type=file]").set_input_files(path)
+
+    def until(self, words, part="figcaption"):
+        """Wait until a part has these words."""
+        self.root.locator(part, has_text=words).first.wait_for()
+
+    def shows(self, wanted):
+        """Assert that every pixel is equal, to some levels."""
+        found = self.pixels()
+        assert found.shape == wanted.shape and np.abs(found - wanted).max() <= self.levels
+
+
+class Fronts:
+    """The explorer of one model in each front end, opened when a test first needs it and then kept."""
+
+    def __init__(self, browser, folder):
+        self.browser, self.folder = browser, folder
+        self.opened, self.jupyter, self.app, self.errors = {}, {}, None, []
+
+    def __getitem__(self, name):
+        """A widget by the name of its front end: "app", "lab", "notebook", "saved" or "live"."""
+        if name not in self.opened:
+            widget = Widget(self.open(name), levels=1 if name in PYTHON else 2)
+            widget.settle()
+            widget.name = name
+            widget.first = widget.pixels(), widget.text("figcaption")
+            self.opened[name] = widget
+        return self.opened[name]
+
+    def open(self, name):
+        """A page with the explorer."""
+        page = self.browser.new_page(viewport={"width": 1400, "height": 1100})
+        if name in ("lab", "notebook"):
+            self.jupyter[name] = Front(name, self.folder.parent)
+            self.jupyter[name].open(page, "widgets.ipynb", ".jupyter-widgets img")
+            page.wait_for_function(
+                "() => document.querySelectorAll('.vitlens[data-answers]').length === 3"
+            )
+        # from now on: Jupyter may have errors while it starts
+        page.on("pageerror", lambda error: self.errors.append(f"{name}: {error}"))
+        if name == "app":
+            page.goto(self.served.opening)
+        elif name in ("saved", "live"):
+            address = self.written(name).as_uri()
+            page.on("console", lambda message: self.errors.append(f"{name}: {message.text}"))
+            page.on("request", lambda request: self.visit(request.url, address))
+            page.goto(address)
+        page.wait_for_selector(".vitlens[data-answers]", timeout=START)
+        page.set_default_timeout(PATIENCE)
+        return page
+
+    def visit(self, url, address):
+        """Count a request of a page as an error, unless it is for the page itself or for a part of it."""
+        if url.partition("#")[0] != address and not url.startswith("blob:"):
+            self.errors.append(f"{address} requested {url}")
+
+    @property
+    def served(self):
+        """An app in this process, for as many pages as tests open."""
+        if self.app is None:
+            self.app = Served(self.folder)
+        return self.app
+
+    def written(self, name):
+        """The file of a saved or a live page."""
+        model, path = opened_model(self.folder), self.folder.parent / f"{name}.html"
+        if name == "saved":
+            return in_page.write_page(Explorer(model), ["chelsea"], path)
+        return live.save_live_page(model, None, path)
+
+    def end_python(self, name):
+        """End the process that runs the model of a front end, as a fault would."""
+        if name == "app":
+            self.app.end()
+        else:
+            for kernel in self.jupyter[name].kernels():
+                kernel.kill()
+
+    def close(self, name):
+        """Close a front end; the next test that needs it opens a new one."""
+        self.opened.pop(name).page.close()
+        if name in self.jupyter:
+            self.jupyter.pop(name).stop()
+        if name == "app":
+            app, self.app = self.app, None
+            app.end()
+            assert app.error is None
+
+
+def digits(value):
+    """A number in the format of the front end."""
+    return f"{float(f'{value:.3g}'):g}"
+
+
+def weights_of(folder, picture, layer, head, query):
+    """Attention (8, 8) from a patch, or from the class token, by timm's unfused path. head: a number or "mean"."""
+    model = opened_model(folder)
+    maps = unfused_maps(model, preprocess(model, picture))[layer][0].numpy()
+    row = 0 if query is None else 1 + query[0] * 8 + query[1]
+    weights = maps.mean(0) if head == "mean" else maps[head]
+    return weights[row, 1:].reshape(8, 8).astype(np.float32)
+
+
+def expected(folder, picture, layer, head, query, strength=0.75, smooth=True, even=False):
+    """The overlay as it has to be: attention by timm's unfused path over the gray picture, in viridis from 0."""
+    model, weights = opened_model(folder), weights_of(folder, picture, layer, head, query)
+    return painted(model, preprocess(model, picture), weights, strength, smooth, even)
+
+
+def painted(model, x, weights, strength=0.75, smooth=True, even=False):
+    """The overlay of a map from 0 to its largest value: picture · (1 − a) + color · a."""
+    config = model.pretrained_cfg
+    seen = x[0].permute(1, 2, 0).numpy() * config["std"] + config["mean"]
+    side = 128 * 3
+    gray = Image.fromarray(np.rint(seen * 255).clip(0, 255).astype(np.uint8)).resize(
+        (side, side), Image.Resampling.BICUBIC
+    )
+    gray = np.asarray(gray.convert("L")).astype(float)[..., None]
+    if smooth:  # linear between the middles of patches, in float64
+        places = (np.arange(side) + 0.5) * 8 / side - 0.5
+        large = np.array(
+            [np.interp(places, np.arange(8), line) for line in weights.astype(np.float64)]
+        )
+        large = np.array([np.interp(places, np.arange(8), line) for line in large.T]).T
+    else:
+        large = np.kron(weights.astype(np.float64), np.ones((side // 8, side // 8)))
+    table = (
+        mpl.colormaps["viridis"](np.arange(256))[:, :3] * 255
+    )  # between its colors, in proportion
+    share = large / weights.max()
+    color = np.stack([np.interp(share * 255, np.arange(256), channel) for channel in table.T], -1)
+    a = strength * (1 if even else share[..., None])
+    return np.rint(gray * (1 - a) + color * a).astype(int)

@@ -7,13 +7,9 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
-from support import Served
 
-from browser.fronts import MARKS, START, App, assert_covered, faults, move, see
-from vitlens import load_model
-from vitlens.attribution import grad_cam
+from browser.fronts import MARKS, START, App, faults, move, see
 from vitlens.images import samples
-from vitlens.models import preprocess
 from vitlens_explorer.views import views
 
 pytestmark = MARKS
@@ -85,15 +81,6 @@ def test_app_shows_maps_uploads_and_stays_quick(large_model, browser, tmp_path):
     )
     assert page.locator(".body").evaluate("node => node.inert") and errors == []
     context.close()
-
-
-@pytest.fixture(scope="module")
-def served(model):
-    """An app in this process."""
-    served = Served(model)
-    yield served
-    served.end()
-    assert served.error is None
 
 
 class Tab:
@@ -285,14 +272,6 @@ def test_app_shows_progress_and_cancels(browser, served):
             assert tab.page.locator(".alert").inner_text() == ""
         finally:
             hook.remove()
-
-
-def test_app_shows_covered_photos(model, browser, served):
-    with Tab(browser, served, "#view=grad_cam") as tab:
-        vit = load_model(model)
-        target = vit(x := preprocess(vit, samples()["chelsea"])).argmax().item()
-        tab.page.locator(".score circle").wait_for(state="attached")
-        assert_covered(tab.page, tab.page, vit, x, grad_cam(vit, x, target), target)
 
 
 def test_app_layout_stays_put(browser, served):

@@ -15,7 +15,6 @@ from PIL import Image
 from support import saved_model, vitlens
 
 import vitlens_explorer as widgets
-from browser import test_front_ends
 from browser.fronts import MARKS, assert_covered
 from vitlens import UnsupportedModelError
 from vitlens.attribution import grad_cam
@@ -490,18 +489,6 @@ def test_explorer_saves_its_photo_and_state(vit, tmp_path):
     assert len(content["records"]) == 1 and explorer.page.state["view"] == "rollout"
     with pytest.raises(TypeError, match="Only an explorer"):
         widgets.positions(vit()).save_page(tmp_path / "page.html")
-
-
-def test_saved_page_click_keys_and_sliders(model, browser, tmp_path, monkeypatch):
-    """The test of the notebook's explorer, on the file."""
-    monkeypatch.setattr(test_front_ends.Widget, "levels", 2)
-    explorer = Explorer(test_front_ends.opened_model(model))
-    page, requests, errors = opened(
-        browser, in_page.write_page(explorer, [NAME], tmp_path / "page.html")
-    )
-    test_front_ends.test_explorer_click_keys_and_sliders(page, model)
-    assert errors == [] and len(requests) == 1
-    page.close()
 
 
 def walk(page):

@@ -1,10 +1,8 @@
-"""The tour, the opened value, the map under the pointer and playing through layers, in the app in a real browser."""
+"""The tour and playing through layers, in the app in a real browser."""
 
 import pytest
-import torch
-from support import unfused_maps
 
-from browser.fronts import MARKS, START, App, move
+from browser.fronts import MARKS, START, digits, move
 from vitlens import load_model
 from vitlens.images import samples
 from vitlens.models import preprocess
@@ -15,27 +13,18 @@ ROW, COL, LAYER = 3, 4, 2
 
 
 @pytest.fixture(scope="module")
-def maps(model):
-    """Attention (L, H, T, T) of the small model, by timm's unfused path."""
-    vit = load_model(model)
-    return torch.cat(unfused_maps(vit, preprocess(vit, samples()["chelsea"]))).numpy()
-
-
-@pytest.fixture(scope="module")
-def page(model, browser, tmp_path_factory):
+def page(fronts, browser):
     context, errors = browser.new_context(viewport={"width": 1440, "height": 1000}), []
     context.set_default_timeout(START)
     page = context.new_page()
     page.on("pageerror", lambda error: errors.append(str(error)))
-    samples()["chelsea"].save(cat := tmp_path_factory.mktemp("tour") / "cat.png")
-    with App(model, cat.parent, cat) as app:
-        page.goto(app.opening)
-        page.wait_for_selector(".vitlens[data-answers]")
-        click(page, ROW, COL)
-        shows(page, f"row {ROW}, column {COL}")
-        page.wait_for_function("hash => location.hash.includes(hash)", arg=f"patch={ROW},{COL}")
-        yield page
-        context.close()
+    page.goto(fronts.served.opening)
+    page.wait_for_selector(".vitlens[data-answers]")
+    click(page, ROW, COL)
+    shows(page, f"row {ROW}, column {COL}")
+    page.wait_for_function("hash => location.hash.includes(hash)", arg=f"patch={ROW},{COL}")
+    yield page
+    context.close()
     assert errors == []
 
 
@@ -54,72 +43,6 @@ def shows(page, words, part="figcaption"):
         "([part, words]) => document.querySelector(part)?.textContent.includes(words)",
         arg=[part, words],
     )
-
-
-def pixels(page):
-    return page.locator("[data-panel=picture] .picture canvas").evaluate("node => node.toDataURL()")
-
-
-def digits(value):
-    """The format of the front end."""
-    return f"{float(f'{value:.3g}'):g}"
-
-
-def test_value_opens_from_the_picture(page, maps):
-    """Shift and a click open the weight of a patch, with the numbers of the model."""
-    page.keyboard.down("Shift")
-    click(page, 6, 1)
-    page.keyboard.up("Shift")
-    key, query = 1 + 6 * 8 + 1, 1 + ROW * 8 + COL
-    head = maps[LAYER, :, query, key].argmax()
-    shows(page, digits(maps[LAYER, head, query, key]), ".detail h3")
-    assert f"row {ROW}, column {COL}" in page.locator("figcaption").first.inner_text(), (
-        "the query stays"
-    )
-    assert page.locator(".how").inner_text().startswith(digits(maps[LAYER, :, query, key].mean()))
-    assert f"head {head} has the largest weight" in page.locator(".detail .note").first.inner_text()
-    assert page.locator(".detail .strip").evaluate_all("all => all.map(each => each.width)") == [
-        32,
-        32,
-        32,
-        65,
-    ]
-    page.locator(".detail .picture").focus()
-    page.keyboard.press("ArrowUp")
-    shows(page, "row 5, column 1", ".detail h3")
-    page.keyboard.press("Escape")
-    assert page.locator(".detail").is_hidden()
-    assert page.evaluate("document.activeElement.className") == "button small how"
-    page.locator(".how").click()
-    shows(page, "Softmax", ".detail")
-    assert page.locator(".detail").bounding_box()["height"] > 200
-    assert page.evaluate(
-        "document.querySelector('.detail').getBoundingClientRect().bottom <= innerHeight"
-    )
-    page.locator(".detail header button").click()
-    page.evaluate("scrollTo(0, 0)")
-
-
-def test_map_follows_the_pointer(page, maps):
-    page.mouse.move(5, 5)
-    before, words = pixels(page), page.locator("figcaption").first.inner_text()
-    address = page.url
-    page.mouse.move(*place(page, 1, 6))
-    shows(page, "From row 1, column 6", ".under")
-    assert pixels(page) != before
-    largest = maps[LAYER].mean(0)[1 + 8 + 6, 1:].max()
-    assert page.locator(".legend span").nth(1).inner_text() == digits(largest)
-    assert page.locator("figcaption").first.inner_text() == words and page.url == address
-    page.mouse.move(5, 5)
-    page.wait_for_function(
-        "before => document.querySelector('.picture canvas').toDataURL() === before", arg=before
-    )
-    page.emulate_media(reduced_motion="reduce")
-    page.mouse.move(*place(page, 6, 6))
-    page.wait_for_timeout(400)
-    assert pixels(page) == before
-    page.emulate_media(reduced_motion="no-preference")
-    page.mouse.move(5, 5)
 
 
 def test_space_plays_through_the_layers(page):

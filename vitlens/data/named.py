@@ -16,30 +16,32 @@ from vitlens.data.sources import SPLITS, data_root
 from vitlens.data.tables import default_class_names, reason
 from vitlens.names import require_known
 
-# By timm's name, if it has one: torchvision's class, its argument for the split, and the values for training and
-# validation, and for test if that is separate.
 TORCH = {
-    "cifar10": ("CIFAR10", "train", True, False),
-    "cifar100": ("CIFAR100", "train", True, False),
-    "mnist": ("MNIST", "train", True, False),
-    "kmnist": ("KMNIST", "train", True, False),
-    "fashion_mnist": ("FashionMNIST", "train", True, False),
-    "qmnist": ("QMNIST", "train", True, False),
-    "svhn": ("SVHN", "split", "train", "test"),
-    "stl10": ("STL10", "split", "train", "test"),
-    "gtsrb": ("GTSRB", "split", "train", "test"),
+    "cifar10": ("CIFAR10", "train", True, False, False),
+    "cifar100": ("CIFAR100", "train", True, False, False),
+    "mnist": ("MNIST", "train", True, False, False),
+    "kmnist": ("KMNIST", "train", True, False, False),
+    "fashion_mnist": ("FashionMNIST", "train", True, False, False),
+    "qmnist": ("QMNIST", "train", True, False, False),
+    "svhn": ("SVHN", "split", "train", "test", "test"),
+    "stl10": ("STL10", "split", "train", "test", "test"),
+    "gtsrb": ("GTSRB", "split", "train", "test", "test"),
     "flowers102": ("Flowers102", "split", "train", "val", "test"),
-    "oxford_iiit_pet": ("OxfordIIITPet", "split", "trainval", "test"),
-    "food101": ("Food101", "split", "train", "test"),
+    "oxford_iiit_pet": ("OxfordIIITPet", "split", "trainval", "test", "test"),
+    "food101": ("Food101", "split", "train", "test", "test"),
     "dtd": ("DTD", "split", "train", "val", "test"),
     "fgvc_aircraft": ("FGVCAircraft", "split", "train", "val", "test"),
-    "stanford_cars": ("StanfordCars", "split", "train", "test"),
+    "stanford_cars": ("StanfordCars", "split", "train", "test", "test"),
     "country211": ("Country211", "split", "train", "valid", "test"),
-    "imagenette": ("Imagenette", "split", "train", "val"),
-    "imagenet": ("ImageNet", "split", "train", "val"),
-    "places365": ("Places365", "split", "train-standard", "val"),
-    "inaturalist": ("INaturalist", "version", "2021_train", "2021_valid"),
+    "imagenette": ("Imagenette", "split", "train", "val", "val"),
+    "imagenet": ("ImageNet", "split", "train", "val", "val"),
+    "places365": ("Places365", "split", "train-standard", "val", "val"),
+    "inaturalist": ("INaturalist", "version", "2021_train", "2021_valid", "2021_valid"),
 }
+"""torchvision's class, the argument that selects a split, and its values for training, validation and test.
+
+The keys are timm's names, or torchvision's in lower case. Without a separate test split, test repeats validation.
+"""
 
 
 def digits(_, split: str, root: Path | None, fold: int) -> Samples:
@@ -65,13 +67,9 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
     """`torch/NAME`: read from `root` in torchvision's layout, and downloaded if missing."""
     root = data_root(root)
     require_known(name.lower(), TORCH, "NAME of torch/NAME")
-    kind, keyword, train, valid, *test = TORCH[name.lower()]
-    if split == "train":
-        value = train
-    elif split == "valid" or not test:
-        value = valid
-    else:
-        value = test[0]
+    kind, keyword, train, valid, test = TORCH[name.lower()]
+    values = {"train": train, "valid": valid}
+    value = values.get(split, test)  # "whole" is the test split
     try:
         dataset_class = getattr(torchvision.datasets, kind)
         data = _read_or_download(dataset_class, root, {keyword: value})
@@ -88,7 +86,7 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
         ) from problem
     labels = _labels(data)
     class_names = _class_names(data, labels)
-    names: Sequence = range(len(labels))
+    names = range(len(labels))
     files = getattr(data, "samples", None)
     if files:
         names = [Path(file).name for file, _ in files]
@@ -103,16 +101,16 @@ def _has_folders(root: Path, split: str) -> bool:
 
 
 def _read_or_download(kind: type, root: Path, options: dict):
-    missing: tuple = (RuntimeError, FileNotFoundError)  # torchvision's errors for missing files
-    if kind is torchvision.datasets.ImageNet:
-        missing = ()  # a program cannot download it
+    """A torchvision data set from `root`, downloaded if its files are missing. ImageNet cannot be downloaded."""
     try:
         return kind(str(root), **options)
-    except missing:
-        root.mkdir(parents=True, exist_ok=True)
-        data = kind(str(root), **options, download=True)
-        announce(f"Downloaded torchvision's {kind.__name__}", root)
-        return data
+    except (RuntimeError, FileNotFoundError):  # torchvision's errors for missing files
+        if kind is torchvision.datasets.ImageNet:
+            raise
+    root.mkdir(parents=True, exist_ok=True)
+    data = kind(str(root), **options, download=True)
+    announce(f"Downloaded torchvision's {kind.__name__}", root)
+    return data
 
 
 def _class_names(data, labels: Sequence[int]) -> tuple[str, ...]:
@@ -120,12 +118,11 @@ def _class_names(data, labels: Sequence[int]) -> tuple[str, ...]:
     for attribute in ("classes", "all_categories"):
         names = getattr(data, attribute, None)
         if names:
-            return tuple(_join_names(name) for name in names)
+            return tuple(_join_synonyms(name) for name in names)
     return default_class_names(labels)
 
 
-def _join_names(name: object) -> str:
-    """The name of a class as text, or its several names with commas."""
+def _join_synonyms(name: str | tuple[str, ...]) -> str:
     if isinstance(name, tuple):
         return ", ".join(name)
     return str(name)
@@ -142,4 +139,4 @@ def _labels(data) -> Sequence[int]:
             return labels.tolist()
     if hasattr(data, "index"):  # iNaturalist: (label, file)
         return [label for label, _ in data.index]
-    return [label for _, label in data._samples]
+    return [label for _, label in data._samples]  # (file, label)

@@ -60,7 +60,18 @@ LIMIT = 30 * 10**6
 ERROR = 2e-3
 """Largest error of a stored attention weight, as a share of the largest weight of its query on a patch."""
 ABSENT = {"whole", "another", "against", "off", "way"}
-"""Controls that need a forward."""
+"""Controls that a page does not have, because they need a forward."""
+SCRIPTED_VIEWS = {
+    "attention",
+    "received",
+    "rollout",
+    "similarity",
+    "components",
+    "norms",
+    "lens",
+    "contributions",
+}
+"""Views that `maps.js` draws, the keys of its `MAPS`. Pages leave other views out."""
 IN_PAGE = Path(__file__).parent
 PAGE_SCRIPTS = ("numbers", "attention", "tokens", "maps", "details", "source", "saved")
 """Names of the scripts in the order in which they are joined, in one scope within that of the front end."""
@@ -91,21 +102,22 @@ def save_page(
     """Write the explorer of some images as one HTML file that opens without Python and network, and return its path.
 
     The file contains the images as the model gets them, without their metadata. It has the quick views, for the five
-    likeliest classes of each image. Others, uploads and switched-off heads need `explore`.
+    likeliest classes of each image. Other views and classes, uploads and switched-off heads need `explore`.
 
     >>> small = vitlens.load_model("test_vit", pretrained=False)
     >>> vitlens_explorer.save_page(small, {"cat": cat}, "page.html").stat().st_size < 1e6
     True
 
     images: an argument of `load_image`, several by name, or None for a sample photograph. size: (height, width) of the
-    input in pixels, for models that take several. scores: score the maps of all these classes by insertion and
-    deletion, in about 2,000 forwards for an image. By default, those of the likeliest class, in about 400. progress:
-    called with the name of each step. Raises UnsupportedModelError for models that `capture` refuses and for attention
-    with a bias for each pair of tokens, ValueError if the file would exceed 30 MB, and ImageError for unreadable
-    images.
+    input in pixels, for models that take several. scores: True to score the maps of all five classes by insertion and
+    deletion, in about 2,000 forwards for an image. By default, only the maps of the likeliest class are scored, in
+    about 400. progress: called with the name of each step. Raises UnsupportedModelError for models that `capture`
+    refuses and for attention with a bias for each pair of tokens, ValueError if the file would exceed 30 MB, and
+    ImageError for unreadable images.
     """
     if images is not None and not isinstance(images, Mapping):
-        images = {Path(getattr(images, "filename", "") or "photo").name: images}
+        filename = getattr(images, "filename", None) or "photo"  # a PIL image has one
+        images = {Path(filename).name: images}
     page = explorer_of(model, images, size=size)
     return write_page(page, [*page.photographs], path, scores, progress)
 
@@ -118,13 +130,15 @@ def explorer_of(
     samples: int = 1,
 ) -> Explorer:
     """An explorer of these images only, or of the first sample photographs."""
-    first, *others = images or [None]
-    page = Explorer(model, images[first] if images else None, size=size)
-    photographs = dict([*page.photographs.items()][:samples])
-    if images:  # the first one is read, and the model has run on it
-        photographs = {first: page.photograph}
+    if images:
+        first, *others = images
+        page = Explorer(model, images[first], size=size)
+        photographs = {first: page.photograph}  # the model has run on it
         for name in others:
             photographs[name] = Photograph.read(images[name])
+    else:
+        page = Explorer(model, None, size=size)
+        photographs = dict(list(page.photographs.items())[:samples])
     page.state = page.state | {"photographs": photographs, "photograph": next(iter(photographs))}
     return page
 
@@ -146,11 +160,8 @@ def write_page(
         content = _content(page, names, scores, progress, check)
     finally:
         page.state = before
-    path.write_text(
-        document(content, names, front.join_scripts(IN_PAGE, PAGE_SCRIPTS)),
-        encoding="utf-8",
-        newline="\n",
-    )
+    text = document(content, names, front.join_scripts(IN_PAGE, PAGE_SCRIPTS))
+    path.write_text(text, encoding="utf-8", newline="\n")
     return path
 
 
@@ -161,23 +172,25 @@ def photos_sentence(names: Sequence[str]) -> str:
 
 
 def document(content: dict, names: Sequence[str], script: str, more: str = "") -> str:
-    """A page as HTML: its content, and the script that opens it, in a scope within that of the front end. names: of its
-    photos. more: further sources of scripts in its policy, such as " 'wasm-unsafe-eval'"."""
+    """A page as HTML, with its content and the script that opens it, in a scope within that of the front end.
+
+    names: names of the photos. more: further sources of scripts in the page's policy, such as " 'wasm-unsafe-eval'".
+    """
     from vitlens import __version__
 
     name = content["model"]
     title = f"{', '.join(names)} · {name}"
     footer = f"{name}, weights {content['hash']}. Written by {content['versions']}. "
     footer += photos_sentence(names)
-    script = f"{front.join_scripts()}\n{{\n{script}\n}}\n"
+    script = "\n".join([front.join_scripts(), "{", script, "}", ""])
     if "</script" in script.lower() or "<!--" in script:
         raise ValueError(
             "A script of the page contains </script or <!--, which would end it. Write it otherwise."
         )
-    own = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data = gzip.compress(front.pack("page", content), 6, mtime=0)
     return PAGE_HTML.format(
-        policy=PAGE_POLICY.format(digest=own, more=more),
+        policy=PAGE_POLICY.format(digest=digest, more=more),
         version=__version__,
         title=html.escape(title),
         style=front.style(),
@@ -198,19 +211,20 @@ def _content(
     records = []
     for name in names:
         page.state = page.state | {"photograph": name}
-        records.append(_record(name, page.forward, page.photograph.note, scores, progress, check))
-        records[-1]["tour"] = page.look_up({"ask": "tour"}, never_cancel)[0]
-    left = _leave_out_layers(records)
+        record = _record(name, page.forward, page.photograph.note, scores, progress, check)
+        record["tour"], _ = page.look_up({"ask": "tour"}, never_cancel)
+        records.append(record)
+    left_out = _leave_out_layers(records)
     views = {
         name: view
         for name, view in supported_views(page.forward).items()
-        if _has_view(records[0], name, view, left)
+        if _has_view(records[0], name, view, left_out)
     }
     numbers = sorted(_class_numbers(records))
     about = say("page")
-    if left:
-        about += say("left out", layers=", ".join(map(str, left)))
-    return describe_explorer(page, names, views, left) | {
+    if left_out:
+        about += say("left out", layers=", ".join(map(str, left_out)))
+    return describe_explorer(page, names, views, left_out) | {
         "records": records,
         "about": about,
         "labels": {number: page.forward.label(number) for number in numbers},
@@ -218,13 +232,17 @@ def _content(
     }
 
 
-def _has_view(record: dict, name: str, view: View, left: Sequence[int]) -> bool:
-    """True if a record has the numbers of a view. left: layers that were left out."""
+def _has_view(record: dict, name: str, view: View, left_out: Sequence[int]) -> bool:
+    """True if a page can draw a view from a record. left_out: numbers of its missing layers."""
     if view.attributes:
         return name in record["maps"]
+    if name not in SCRIPTED_VIEWS:
+        return False
     if name in INSIDE:
         return bool(record[name])
-    return name != "rollout" or not left
+    if name == "rollout":  # needs all layers
+        return not left_out
+    return True
 
 
 def _class_numbers(records: list[dict]) -> set[int]:
@@ -241,18 +259,21 @@ def describe_explorer(
     page: Explorer,
     names: Sequence[str],
     views: Mapping[str, View],
-    left: Sequence[int] = (),
+    left_out: Sequence[int] = (),
     absent: Set[str] = ABSENT,
 ) -> dict:
-    """The words, views and controls of an explorer for the scripts of a page. left, absent: layers and controls that
-    the page does not have."""
+    """The words, views and controls of an explorer for the scripts of a page. The state of `page` changes.
+
+    left_out, absent: layers and controls that the page does not have.
+    """
     page.state = page.state | {
         "photograph": names[0],
         "off": (),
         "target": PREDICTED,
         "whole": False,
     }
-    state, first = page.state, page.forward
+    state = page.state
+    forward = page.forward
     controls: dict[str, list[dict]] = {}
     start = {}
     for name in views:
@@ -260,22 +281,24 @@ def describe_explorer(
         controls[name] = []
         for control in page.make_controls():
             if control.name not in absent:
-                controls[name].append(vars(_limit_choices(control, names, views, left)))
+                limited = _limit_choices(control, names, views, left_out)
+                controls[name].append(vars(limited))
                 start[control.name] = state[control.name]
     if start["view"] not in views:
         start["view"] = next(iter(views))
-    layers = {*range(len(first.attn))} - {*left}
+    layers = set(range(len(forward.attn))) - set(left_out)
     start["layer"] = min(layers, key=lambda layer: abs(layer - start["layer"]))
     fields = ("title", "group", "entry", "query", "head", "layered", "explains", "contrasts")
+    described = {}
+    for name, view in views.items():
+        described[name] = {field: getattr(view, field) for field in fields}
     return {
         "words": WORDS,
         "controls": controls,
         "state": start,
         "tables": tables(),
-        "views": {
-            name: {field: getattr(view, field) for field in fields} for name, view in views.items()
-        },
-        "model": first.name,
+        "views": described,
+        "model": forward.name,
         "hash": weights_digest(page.model),
         "versions": versions(),
     }
@@ -284,6 +307,9 @@ def describe_explorer(
 def grid_of(forward: Forward) -> dict:
     """The token grid of a forward for the scripts of a page."""
     grid = forward.grid
+    readout = None
+    if grid.readout is not None:
+        readout = array(query_row(forward, READOUT), exact=True)
     return {
         "rows": grid.rows,
         "cols": grid.cols,
@@ -292,51 +318,60 @@ def grid_of(forward: Forward) -> dict:
         "image": grid.image,
         "reads": forward.readout,
         "uniform": grid.uniform_distance(),
-        "readout": None if grid.readout is None else array(query_row(forward, READOUT), exact=True),
+        "readout": readout,
     }
 
 
 def _leave_out_layers(records: list[dict]) -> list[int]:
     """Leave out layers of the records until they fit into a file, and return the numbers of these layers. Raises
     ValueError if one layer is too large."""
-    parts = [record[part] for record in records for part in ("layers", "tokens", "lens")]
+    parts = []  # lists with an item for each layer
+    for record in records:
+        parts += [record["layers"], record["tokens"]]
+        if record["lens"]:
+            parts.append(record["lens"])
     layers = range(len(records[0]["layers"]))
-    sizes = np.array([_size([part[layer : layer + 1] for part in parts]) for layer in layers])
+    sizes = np.array([_size([part[layer] for part in parts]) for layer in layers])
+    total = _size(records)
     content = (LIMIT - 10**6) * 3 / 4  # base64 writes 3 bytes as 4; 1 MB for the scripts
-    room = content - _size(records) + sizes.sum()
+    room = content - (total - sizes.sum())
     for step in range(1, len(layers) + 1):
-        kept = layers[::-step]
-        if sizes[[*kept]].sum() <= room:
-            left = [layer for layer in layers if layer not in kept]
-            for part in filter(None, parts):
-                for layer in left:
+        kept = layers[::-step]  # the last layer, and every `step`-th before it
+        if sizes[list(kept)].sum() <= room:
+            left_out = [layer for layer in layers if layer not in kept]
+            for part in parts:
+                for layer in left_out:
                     part[layer] = None
-            return left
+            return left_out
+    megabytes = total * 4 / 3 / 1e6
+    with_one_layer = sizes.max() * 4 / 3 / 1e6
     raise ValueError(
-        f"The page would have {(_size(records) * 4 / 3) / 1e6:,.0f} MB, over the limit of {LIMIT / 1e6:.0f} MB, and "
-        f"{(sizes.max() * 4 / 3) / 1e6:,.0f} MB with one layer. Give fewer images or a smaller size."
+        f"The page would have {megabytes:,.0f} MB, over the limit of {LIMIT / 1e6:.0f} MB, and "
+        f"{with_one_layer:,.0f} MB with one layer. Give fewer images or a smaller size."
     )
 
 
 def _size(value: object) -> int:
     """Number of bytes of all arrays in lists and dictionaries."""
     if isinstance(value, dict):
-        value = [*value.values()]
+        return sum(_size(item) for item in value.values())
     if isinstance(value, list):
-        return sum(map(_size, value))
-    return len(value) if isinstance(value, bytes) else 0
+        return sum(_size(item) for item in value)
+    if isinstance(value, bytes):
+        return len(value)
+    return 0
 
 
 def _limit_choices(
-    control: Control, names: Sequence[str], views: Mapping[str, View], left: Sequence[int]
+    control: Control, names: Sequence[str], views: Mapping[str, View], left_out: Sequence[int]
 ) -> Control:
     """A control with the choices that the file has."""
     if control.name == "photograph":
         return replace(control, options=tuple((name, name) for name in names))
     if control.name == "view":
         return view_control(control.value, views)
-    if control.name == "layer" and left:
-        kept = [layer for layer in range(int(control.high) + 1) if layer not in left]
+    if control.name == "layer" and left_out:
+        kept = [layer for layer in range(int(control.high) + 1) if layer not in left_out]
         return replace(control, options=tuple((str(layer), layer) for layer in kept))
     return control
 
@@ -371,26 +406,30 @@ def _record(
     }
     if "lens" in views:
         record["lens"] = [_lens(forward, tokens, targets) for tokens in forward.tokens]
-    for target in targets if "contributions" in views else ():
-        progress(f"{name}: contributions to “{forward.label(target)}”")
-        try:
-            made = views["contributions"].make(forward, Choice(target=target, head=EVERY), check)
-        except (UnsupportedModelError, ValueError):  # the view is left out
-            break
-        parts, written = contributions_of(forward, target, None, check)
-        record["contributions"][target] = made.beside["parts"] | {
-            "written": array(written, exact=True),
-            "logit": parts.logits[0].item(),
-        }
+    if "contributions" in views:
+        for target in targets:
+            progress(f"{name}: contributions to “{forward.label(target)}”")
+            choice = Choice(target=target, head=EVERY)
+            try:
+                made = views["contributions"].make(forward, choice, check)
+            except (UnsupportedModelError, ValueError):  # the view is left out
+                break
+            parts, written = contributions_of(forward, target, None, check)
+            record["contributions"][target] = made.beside["parts"] | {
+                "written": array(written, exact=True),
+                "logit": parts.logits[0].item(),
+            }
     methods = {name: view for name, view in views.items() if view.attributes and not view.slow}
 
     def report(step: str) -> None:
         progress(f"{name}: {step}")
 
     for target in targets:
-        longest = LONGEST if target == targets[0] else 0
+        longest = 0.0  # not scored
         if scores:
             longest = math.inf
+        elif target == targets[0]:
+            longest = LONGEST
         maps = _explain(forward, target, methods, longest, report, check)
         for method, stored in maps.items():
             record["maps"].setdefault(method, {})[target] = stored
@@ -409,10 +448,13 @@ def _layer(forward: Forward, layer: Layer) -> dict:
     q, k = layer.q.float() * layer.scale, layer.k.float()
     mean = k.mean(2, keepdim=True)
     half = replace(layer, q=q.half().float(), k=(k - mean).half().float(), scale=1.0)
-    error, prefix = 0.0, forward.grid.prefix
+    prefix = forward.grid.prefix
+    error = 0.0
     for (_, weights), (_, stored) in zip(layer.rows(256), half.rows(256), strict=True):
-        off = (weights - stored)[..., prefix:].abs().amax(-1) / weights[..., prefix:].amax(-1)
-        error = max(error, off.nan_to_num(torch.inf).max().item())
+        on_patches = weights[..., prefix:]
+        difference = (on_patches - stored[..., prefix:]).abs()
+        relative = difference.amax(-1) / on_patches.amax(-1)
+        error = max(error, relative.nan_to_num(torch.inf).max().item())
     exact = error > ERROR
     return {
         "q": array(q[0], exact),
@@ -433,14 +475,18 @@ def array(values: Tensor, exact: bool = False) -> dict:
 
 @torch.inference_mode()
 def _lens(forward: Forward, tokens: Tensor, targets: Sequence[int]) -> dict:
-    """The raw lens after a layer: class and share of the read-out and each token, and by target the share of each
-    patch."""
-    model, prefix = forward.model, forward.grid.prefix
+    """The raw lens after a layer, with shares of the classes.
+
+    classes, shares: the likeliest class and its share, of the read-out and then of each token. of: shares of each
+    target on the patches.
+    """
+    model = forward.model
     with eval_mode(model):
-        each = scores(model, read_each(model, tokens)[0]).float().cpu()
-        whole = scores(model, family(model).head(tokens)).float().cpu()
-    shares, classes = torch.cat([whole, each]).max(-1)
-    of = {target: array(each[prefix:, target], exact=True) for target in targets}
+        of_tokens = scores(model, read_each(model, tokens)[0]).float().cpu()
+        of_readout = scores(model, family(model).head(tokens)).float().cpu()
+    shares, classes = torch.cat([of_readout, of_tokens]).max(-1)
+    of_patches = of_tokens[forward.grid.prefix :]
+    of = {target: array(of_patches[:, target], exact=True) for target in targets}
     return {"classes": classes.tolist(), "shares": array(shares, exact=True), "of": of}
 
 
@@ -455,35 +501,40 @@ def _explain(
     """The maps of a class by view, with scores that take at most `longest` seconds. Views that fail are left out."""
     choice = Choice(target=target)
     made: dict[str, Map] = {}
-    own = None
-    random: np.ndarray | str = say("unscored")
     for name, view in views.items():
         progress(f"{view.entry} for “{forward.label(target)}”")
         with contextlib.suppress(UnsupportedModelError, ValueError):
             made[name] = view.make(forward, choice, check)
+    scored = dict.fromkeys(made, {"words": say("unscored")})
     if longest:
         progress(f"scores for “{forward.label(target)}”")
-        random = curves(forward, choice, None, check, longest)
-        if isinstance(random, str):
-            random = say("page too long")
-        else:
-            stacked = torch.from_numpy(np.stack([shown.values for shown in made.values()]))
-            own = curves(forward, choice, stacked, check)
+        scored = _score_maps(forward, choice, made, longest, check)
     maps = {}
-    for k, (name, shown) in enumerate(made.items()):
-        if own is None:
-            scored = {"words": random}
-        else:
-            scored = order_of_covering(forward, choice, shown.values)
-            scored |= score(forward, choice, own[:, k : k + 1], random)
+    for name, shown in made.items():
         maps[name] = {
             "values": array(torch.from_numpy(shown.values), exact=True),
             "words": shown.words,
             "title": shown.title,
             "unit": shown.unit,
-            "score": {"title": say("trust"), **scored},
+            "score": {"title": say("trust")} | scored[name],
         }
     return maps
+
+
+def _score_maps(
+    forward: Forward, choice: Choice, maps: Mapping[str, Map], longest: float, check: Check
+) -> dict[str, dict]:
+    """Score of each map, or a message if scores would take more than `longest` seconds."""
+    random = curves(forward, choice, None, check, longest)
+    if isinstance(random, str):
+        return dict.fromkeys(maps, {"words": say("page too long")})
+    stacked = torch.from_numpy(np.stack([shown.values for shown in maps.values()]))
+    own = curves(forward, choice, stacked, check)
+    scored = {}
+    for k, (name, shown) in enumerate(maps.items()):
+        covering = order_of_covering(forward, choice, shown.values)
+        scored[name] = covering | score(forward, choice, own[:, k : k + 1], random)
+    return scored
 
 
 def tables() -> dict:

@@ -100,7 +100,7 @@ def save_live_page(
     views = {
         name: view
         for name, view in supported_views(page.forward).items()
-        if not view.attributes or name in LIVE_METHODS
+        if name in (LIVE_METHODS if view.attributes else in_page.SCRIPTED_VIEWS)
     }
     forward = page.forward
     base = {

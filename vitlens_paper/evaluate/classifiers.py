@@ -73,8 +73,8 @@ def least_squares(x: Tensor, y: Tensor, classes: int, penalty: float = PENALTY) 
 def support(labels: Tensor, shots: int, seed: int, names: tuple[str, ...] | None = None) -> Tensor:
     """Indices of `shots` images of each class, int64 (K · shots,), as a function of `seed`.
 
-    More shots contain the images of fewer shots. Raises ValueError with the name in `names` for a class of fewer
-    images.
+    With one seed, a smaller number of shots selects a subset of a larger number's images. Raises ValueError if a class
+    has fewer images. names: class names for its message.
 
     >>> vitlens_paper.evaluate.support(torch.tensor([0, 0, 1, 1]), shots=2, seed=0).sort().values
     tensor([0, 1, 2, 3])
@@ -82,21 +82,20 @@ def support(labels: Tensor, shots: int, seed: int, names: tuple[str, ...] | None
     counts = torch.bincount(labels, minlength=len(names or ()))
     fewest = int(counts.min())
     if shots < 1 or fewest < shots:
-        number = int(counts.argmin())
-        name = names[number] if names else number
+        rarest = int(counts.argmin())
+        name = names[rarest] if names else rarest
         raise ValueError(
             f"Few-shot learning with {shots} shots needs as many images of each class, 1 or more, but class "
             f"{name} has {fewest}. Change the number of shots."
         )
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(labels), generator=generator)
-    by_class = labels[shuffled].argsort(stable=True)
-    order = shuffled[by_class]
-    classes = labels[order]
-    first_of_class = counts.cumsum(0) - counts
-    place = torch.arange(len(labels))
-    rank = place - first_of_class[classes]  # within the class
-    return order[rank < shots]
+    order = labels[shuffled].argsort(stable=True)
+    by_class = shuffled[order]  # all of class 0, then of class 1 …
+    start_of_class = counts.cumsum(0) - counts
+    starts = start_of_class[labels[by_class]]
+    place_in_class = torch.arange(len(labels)) - starts
+    return by_class[place_in_class < shots]
 
 
 def supports(
@@ -194,18 +193,16 @@ def linear_probe(train: Labeled, test: Labeled) -> float:
     x, y = (part.numpy() for part in train)
     x_test, y_test = (part.numpy() for part in test)
     _, counts = np.unique(y, return_counts=True)
-    classes = len(counts)
-    smallest = counts.min(initial=len(y))
-    if classes < 2 or smallest < 2:
+    fewest = min(counts, default=0)
+    if len(counts) < 2 or fewest < 2:
         raise ValueError(
-            f"A linear probe needs at least two classes of at least two images, got {classes}, the smallest with "
-            f"{smallest}. Leave out small classes, or split the images differently."
+            f"A linear probe needs at least two classes of at least two images, got {len(counts)}, the smallest with "
+            f"{fewest}. Leave out small classes, or split the images differently."
         )
     regression = LogisticRegression(max_iter=5000)
     pipeline = make_pipeline(StandardScaler(), regression)
     penalties = {"logisticregression__C": np.logspace(-4, 1, 6)}
-    folds = min(5, smallest)
-    probe = GridSearchCV(pipeline, penalties, cv=folds)
+    probe = GridSearchCV(pipeline, penalties, cv=min(5, fewest))
     probe.fit(x, y)
     share = probe.score(x_test, y_test)
     return 100 * float(share)

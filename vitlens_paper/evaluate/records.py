@@ -89,7 +89,7 @@ def read_results(path: str | Path) -> list[Record]:
 
 
 def write(path: str | Path, records: Iterable[Record]) -> None:
-    """Add records to a JSON file, a list of objects, in place of records with the same key.
+    """Add records to a JSON file, a list of objects, where they replace records with the same key.
 
     >>> vitlens_paper.evaluate.write("results.json", [])
     """
@@ -132,7 +132,8 @@ def _entries(path: str | Path) -> list[tuple[Record, dict]]:
         records = []
         for entry in entries:
             names = [name for name in known if name in entry or name in required]
-            record = Record(**{name: entry[name] for name in names})
+            values = {name: entry[name] for name in names}  # KeyError for a missing required field
+            record = Record(**values)
             ordered = 0 <= record.low <= record.value <= record.high <= 100  # False with NaN
             if not ordered or record.images < 1:
                 raise ValueError(f"{record} is not a percentage within its interval")

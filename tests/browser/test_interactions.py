@@ -1,0 +1,381 @@
+"""Clicks, keys and files that all front ends take, each against Python's numbers: in the app, in JupyterLab and (slow)
+Notebook 7, in a saved page and in a live page.
+
+The pixels are compared with images made from timm's unfused attention, Pillow and Matplotlib's colors.
+"""
+
+import base64
+import functools
+import io
+import json
+import re
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from browser.fronts import (
+    MARKS,
+    PYTHON,
+    assert_covered,
+    digits,
+    expected,
+    faults,
+    opened_model,
+    painted,
+    see,
+    tile,
+    weights_of,
+)
+from vitlens import intervene, load_image, stream
+from vitlens.attribution import relevance
+from vitlens.faithfulness import curves
+from vitlens.images import samples
+from vitlens.models import preprocess
+
+pytestmark = MARKS
+
+PICTURE = samples()["chelsea"]
+ALL = (*PYTHON, "saved", "live")
+RUNNING = (*PYTHON, "live")
+"""Front ends that run the model: on other photos, for other classes and without some heads."""
+NAMED = "each => Boolean(each.labels?.length || each.ariaLabel || each.textContent)"
+NO_FORMAT = dict.fromkeys(PYTHON, "no format") | {"live": "Export it as JPEG or PNG"}
+ENDED = {"app": "has ended", "lab": "Run the cell again", "notebook": "Run the cell again"}
+
+
+def across(names):
+    """Run a test in these front ends, in Notebook 7 only as a slow test."""
+    slow = pytest.param("notebook", marks=pytest.mark.slow)
+    rows = [slow if name == "notebook" else name for name in names]
+    return pytest.mark.parametrize("explorer", rows, indirect=True)
+
+
+@pytest.fixture
+def explorer(request, fronts):
+    return fronts[request.param]
+
+
+@pytest.fixture
+def shown(model):
+    """The overlay of the sample photo by layer, head and query."""
+    return functools.partial(expected, model, PICTURE)
+
+
+def assert_number(explorer, text, value):
+    """Three digits of a number of the model, the last one of them rounded where a page computes in half precision."""
+    if explorer.name == "saved":
+        assert float(text) == pytest.approx(value, rel=6e-3)
+    else:
+        assert text == digits(value)
+
+
+@across(ALL)
+def test_first_map(explorer, shown):
+    pixels, caption = explorer.first
+    wanted = shown(2, "mean", (2, 2))
+    assert pixels.shape == wanted.shape and np.abs(pixels - wanted).max() <= explorer.levels
+    assert "row 2, column 2" in caption and "layer 2" in caption
+
+
+@across(ALL)
+def test_click_on_a_patch(explorer, shown):
+    explorer.look(3)
+    explorer.click(2, 5)
+    explorer.shows(shown(3, "mean", (2, 5)))
+    assert "row 2, column 5" in explorer.text("figcaption")
+    assert explorer.text(".under").startswith("row 2, column 5: 0.")
+
+
+@across(ALL)
+def test_click_and_keys_in_the_mosaic(explorer, shown):
+    explorer.look(3, query=(2, 5))
+    explorer.act(lambda: tile(explorer.root, 1, 1))
+    explorer.shows(shown(1, 1, (2, 5)))
+    explorer.root.locator(".mosaic").get_by_role("button", name="Distance").click()
+    explorer.root.locator(".stage text").nth(11).wait_for()
+    assert "Layer 1, head 1: largest weight 0." in explorer.text(".mosaic .note")
+    explorer.root.locator(".stage").focus()
+    explorer.press("ArrowRight", "ArrowUp")
+    explorer.shows(shown(2, 0, (2, 5)))
+    explorer.root.locator(".mosaic").get_by_role("button", name="Attention").click()
+
+
+@across(ALL)
+def test_sliders(explorer, shown):
+    explorer.look(3, query=(2, 5))
+    explorer.slide("layer", 1)
+    explorer.slide("head", 2 + 1)  # after the mean and the largest
+    explorer.shows(shown(1, 1, (2, 5)))
+    for group in ("Appearance", "More"):
+        explorer.unfold(group)
+    explorer.slide("row", 6)
+    explorer.shows(shown(1, 1, (6, 5)))
+    explorer.root.get_by_label("Layer", exact=True).focus()
+    explorer.press("ArrowRight")
+    assert "layer 2" in explorer.text("figcaption")
+
+
+@across(ALL)
+def test_appearance(explorer, shown):
+    explorer.look(1, 1, (6, 4))
+    explorer.unfold("Appearance")
+    smooth = explorer.root.get_by_label("Interpolate", exact=True)
+    explorer.act(smooth.click)
+    explorer.slide("strength", 0.3)
+    explorer.shows(shown(1, 1, (6, 4), strength=0.3, smooth=False))
+    explorer.choose("opacity", "uniform")
+    explorer.shows(shown(1, 1, (6, 4), strength=0.3, smooth=False, even=True))
+    explorer.act(smooth.click)
+    explorer.slide("strength", 0.75)
+    explorer.choose("opacity", "by value")
+    explorer.shows(shown(1, 1, (6, 4)))
+
+
+@across(ALL)
+def test_keys_on_the_picture(explorer, shown):
+    """Arrow keys move the query. Shortcuts of a notebook (insert, cut, delete) do not reach it."""
+    explorer.look(1, 1, (2, 5))
+    explorer.root.locator("[data-panel=picture] .picture").focus()
+    explorer.press("ArrowDown", "ArrowLeft")
+    widgets = explorer.page.locator(".vitlens").count()
+    for key in ("b", "a", "x", "d", "d"):
+        explorer.page.keyboard.press(key)
+    assert explorer.page.locator(".vitlens").count() == widgets
+    explorer.shows(shown(1, 1, (3, 4)))
+
+
+@across(ALL)
+def test_map_follows_the_pointer(explorer, shown, maps):
+    page = explorer.page
+    explorer.look(2, query=(3, 4))
+    page.mouse.move(5, 5)
+    if explorer.name not in ("lab", "notebook"):
+        page.wait_for_function("() => location.hash.endsWith('layer=2&head=mean&patch=3,4')")
+    words, address = explorer.text("figcaption"), page.url
+    explorer.shows(shown(2, "mean", (3, 4)))
+    explorer.point(1, 6)
+    explorer.until("From row 1, column 6", ".under")
+    explorer.shows(shown(2, "mean", (1, 6)))
+    legend = explorer.root.locator(".legend span").nth(1).inner_text()
+    assert_number(explorer, legend, maps[2].mean(0)[1 + 8 + 6, 1:].max())
+    assert explorer.text("figcaption") == words and page.url == address
+    page.mouse.move(5, 5)
+    explorer.root.locator(".under", has_text="From row 1, column 6").wait_for(state="hidden")
+    explorer.shows(shown(2, "mean", (3, 4)))
+    page.emulate_media(reduced_motion="reduce")
+    explorer.point(6, 6)
+    page.wait_for_timeout(400)
+    explorer.shows(shown(2, "mean", (3, 4)))
+    page.emulate_media(reduced_motion="no-preference")
+    page.mouse.move(5, 5)
+
+
+@across(ALL)
+def test_value_opens_from_the_picture(explorer, maps):
+    """Shift and a click open the weight of a patch, with the numbers of the model."""
+    page, root = explorer.page, explorer.root
+    explorer.look(2, query=(3, 4))
+    page.keyboard.down("Shift")
+    explorer.point(6, 1)
+    page.mouse.down()
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    weights = maps[2, :, 1 + 3 * 8 + 4, 1 + 6 * 8 + 1]
+    head = weights.argmax()
+    explorer.until("row 6, column 1", ".detail h3")
+    assert_number(explorer, explorer.text(".detail h3").split(":")[0], weights[head])
+    assert "row 3, column 4" in explorer.text("figcaption"), "the query stays"
+    assert_number(explorer, explorer.text(".how").split()[0], weights.mean())
+    assert f"head {head} has the largest weight" in explorer.text(".detail .note")
+    strips = root.locator(".detail .strip")
+    assert strips.evaluate_all("all => all.map(each => each.width)") == [32, 32, 32, 65]
+    root.locator(".detail .picture").focus()
+    page.keyboard.press("ArrowUp")
+    explorer.until("row 5, column 1", ".detail h3")
+    page.keyboard.press("Escape")
+    assert root.locator(".detail").is_hidden()
+    assert page.evaluate("document.activeElement.className") == "button small how"
+    root.locator(".how").click()
+    explorer.until("Softmax", ".detail")
+    assert root.locator(".detail").bounding_box()["height"] > 200
+    inside = "node => node.getBoundingClientRect().bottom <= innerHeight"
+    assert root.locator(".detail").evaluate(inside)
+    root.locator(".detail header button").click()
+
+
+@across(ALL)
+def test_pointer_names_contributions(explorer, model):
+    vit = opened_model(model)
+    x = preprocess(vit, PICTURE)
+    explorer.act(lambda: see(explorer.root, "contributions"))
+    explorer.act(explorer.root.locator(".bars button").nth(0).click)
+    written = stream.direct_by_head(vit, x, int(vit(x).argmax()))[0]
+
+    def written_by(layer, head):
+        explorer.point(0, 7)
+        found = re.fullmatch(r"row 0, column 7: (.*) logits", explorer.text(".under"))
+        shown, right = float(found[1].replace("−", "-")), written[layer, head, 0, 7].item()
+        assert shown == pytest.approx(right, rel=0.052)  # two digits at least
+
+    explorer.act(explorer.root.locator(".parts .goes").nth(3 * 2 + 1).click)
+    written_by(2, 1)
+    explorer.root.locator(".parts .plot").focus()
+    explorer.press("ArrowRight")
+    written_by(3, 1)
+
+
+@across(ALL)
+def test_click_on_a_class(explorer, model):
+    vit = opened_model(model)
+    x = preprocess(vit, PICTURE)
+    order = vit(x)[0].argsort(descending=True).tolist()
+    explorer.look(2)
+    explorer.act(explorer.root.locator(".bars button").nth(1).click)
+    explorer.shows(painted(vit, x, relevance(vit, x, order[1])[0].numpy()))
+    assert f"for “{order[1]}”" in explorer.text("figcaption")
+    assert explorer.text(".bars [aria-pressed=true] .name") == str(order[1])
+    assert explorer.root.get_by_label("Layer", exact=True).is_hidden()
+
+
+@across(RUNNING)
+def test_contrast_with_another_class(explorer, model):
+    """In front ends with Python also the score of the map, with the photos that `curves` covers."""
+    vit = opened_model(model)
+    x = preprocess(vit, PICTURE)
+    order = vit(x)[0].argsort(descending=True).tolist()
+    explorer.look(2)
+    explorer.act(explorer.root.locator(".bars button").nth(1).click)
+    rather = explorer.root.locator("[data-control=against] option").nth(2).inner_text()
+    assert rather.startswith(f"{order[2]} (")
+    explorer.choose("against", rather)
+    maps = relevance(vit, x, order[1], against=order[2])
+    explorer.shows(painted(vit, x, maps[0].numpy()))
+    assert f"rather than “{order[2]}”" in explorer.text("figcaption")
+    if explorer.name in PYTHON:
+        assert_scored(explorer, vit, x, maps, order)
+    explorer.choose("against", "nothing")
+
+
+def assert_scored(explorer, vit, x, maps, order):
+    explorer.root.locator(".score svg").wait_for()
+    assert "random orderings" in explorer.text(".score .note")
+    values = curves(vit, x, maps, order[1], against=order[2], step=5).insertion[0]
+    line = explorer.root.locator(".curve.insertion:not(.random)").get_attribute("points")
+    heights = np.array([float(point.split(",")[1]) for point in line.split()])
+    places = (heights - heights[0]) / (heights[-1] - heights[0])
+    np.testing.assert_allclose(places, (values - values[0]) / (values[-1] - values[0]), atol=1e-3)
+    assert_covered(explorer.page, explorer.root, vit, x, maps, order[1], order[2])
+    assert f": {order[1]} rather than {order[2]} " in explorer.text(".covered p")
+
+
+@across(RUNNING)
+def test_heads_off(explorer, model):
+    vit = opened_model(model)
+    explorer.look(2)
+    first = explorer.text(".bars .share")
+    explorer.act(lambda: tile(explorer.root, 2, 0, "right"))
+    explorer.act(lambda: tile(explorer.root, 2, 1))
+    explorer.press("x")
+    reference = torch.cat([preprocess(vit, each) for each in samples().values()])
+    heads = {(2, 0): "mean", (2, 1): "mean"}
+    with intervene(vit, heads=heads, reference=reference), torch.no_grad():
+        shares = vit(preprocess(vit, PICTURE))[0].softmax(-1)
+    name, share, before = (explorer.text(f".bars .{part}") for part in ("name", "share", "before"))
+    assert (name, share) == (str(shares.argmax().item()), f"{100 * shares.max():.1f}%")
+    assert before.startswith("was ")
+    assert explorer.root.locator(".stage .cross").count() == 2
+    words = "head 1 of layer 2, each replaced with its mean over 6 sample photos"
+    assert words in explorer.text("figcaption")
+    explorer.act(explorer.root.get_by_role("button", name="Turn all on").click)
+    assert explorer.text(".bars .share") == first
+    assert explorer.root.locator(".bars .before").count() == 0
+
+
+@across(RUNNING)
+def test_upload(explorer, model, tmp_path):
+    """A photo is shown, and a file that is none leaves it in its place."""
+    pixels = np.random.default_rng(0).integers(0, 255, (150, 200, 3), np.uint8)
+    Image.fromarray(pixels).save(noise := tmp_path / "noise.png")
+    explorer.look(2)
+    explorer.unfold("More")
+    explorer.choose("query", "class token (read-out)")
+    explorer.act(lambda: explorer.upload(noise))
+    explorer.shows(expected(model, load_image(noise), 2, "mean", None))
+    (text := tmp_path / "text.png").write_bytes(b"a text")
+    before, words = explorer.pixels(), explorer.text("figcaption")
+    explorer.upload(text)
+    explorer.until("text.png", ".alert")
+    explorer.settle()
+    assert NO_FORMAT[explorer.name] in explorer.text(".alert")
+    assert np.array_equal(explorer.pixels(), before) and explorer.text("figcaption") == words
+    explorer.root.get_by_role("button", name="Close").click()
+    assert explorer.root.locator(".alert").is_hidden()
+    explorer.choose("photograph", "chelsea")
+    explorer.look(2)
+    explorer.shows(expected(model, PICTURE, 2, "mean", (2, 2)))
+
+
+@across(ALL)
+def test_save(explorer, model):
+    """One zip file with the figure, the numbers of the map and the settings."""
+    explorer.look(2, 1, (3, 4))
+    with explorer.page.expect_download() as saved:
+        explorer.root.get_by_role("button", name="Save", exact=True).click()
+    stem = "vitlens-chelsea-attention-layer2"
+    assert saved.value.suggested_filename == f"{stem}.zip"
+    with zipfile.ZipFile(saved.value.path()) as archive:
+        assert archive.testzip() is None
+        files = {name.removeprefix(stem): archive.read(name) for name in archive.namelist()}
+    about = json.loads(files[".json"])
+    assert about["words"] == explorer.text("figcaption")
+    assert (about["view"], about["layer"]) == ("attention", 2)
+    wanted = weights_of(model, PICTURE, 2, 1, (3, 4))
+    assert {*files} == {".png", ".csv", ".json", "-input.png"}
+    values = np.loadtxt(io.StringIO(files[".csv"].decode()), delimiter=",")
+    if explorer.name in PYTHON:
+        Image.open(io.BytesIO(files[".png"])).verify()
+    else:
+        assert_same_picture(explorer, files, (3, 4))
+    limit = 3e-3 if explorer.name == "saved" else 1e-4
+    assert np.abs(values - wanted).max() <= limit * wanted.max()
+
+
+def assert_same_picture(explorer, files, query):
+    """The saved picture is that of the canvas, with a frame around the query. The input has the same size."""
+    canvas = explorer.root.locator("[data-panel=picture] .picture canvas")
+    data = canvas.evaluate("node => node.toDataURL('image/png').split(',')[1]")
+    pictures = base64.b64decode(data), files[".png"], files["-input.png"]
+    drawn, saved, seen = (
+        np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in pictures
+    )
+    rows, cols = (slice(48 * at - 3, 48 * at + 51) for at in query)
+    framed = np.zeros(drawn.shape[:2], bool)
+    framed[rows, cols] = True
+    differ = (drawn != saved).any(-1)
+    assert differ.any() and not differ[~framed].any() and seen.shape == drawn.shape
+
+
+@across(ALL)
+def test_controls_have_names_and_are_accessible(explorer):
+    for kinds, holds in (
+        ("input, select, button", NAMED),
+        (".picture, .plot", "each => each.tabIndex === 0"),
+    ):
+        found = explorer.root.evaluate(
+            f"node => [...node.querySelectorAll('{kinds}')].map({holds})"
+        )
+        assert found and all(found), kinds
+    assert faults(explorer.page, ".vitlens" if explorer.name in ("lab", "notebook") else None) == []
+
+
+@across(PYTHON)
+def test_an_alert_names_an_ended_process(explorer, fronts):
+    broken = "[data-mime-type='application/vnd.jupyter.stderr'], [data-mime-type='application/vnd.jupyter.error']"
+    assert explorer.page.locator(broken).count() == 0
+    fronts.end_python(explorer.name)
+    explorer.until(ENDED[explorer.name], ".alert")
+    assert explorer.root.locator(".body").evaluate("node => node.inert")
+    fronts.close(explorer.name)
