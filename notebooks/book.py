@@ -90,9 +90,8 @@ def open_images(files=None) -> dict[str, Image.Image]:
     files = [files] if isinstance(files, (str, Path)) else list(files)
     images = {Path(file).name: load_image(file) for file in files}
     if not files or len(images) < len(files):
-        raise ValueError(
-            f"IMAGES must be None or paths with different file names, got {[*map(str, files)]}."
-        )
+        got = [str(file) for file in files]
+        raise ValueError(f"IMAGES must be None or paths with different file names, got {got}.")
     return images
 
 
@@ -103,6 +102,12 @@ def pick(images: dict[str, Image.Image], name: str) -> str:
     'cat.jpg'
     """
     return name if name in images else next(iter(images))
+
+
+LIGHT = 205
+"""Gray level of prefix tokens and of padding."""
+MOST_TOKENS = 18
+"""Largest number of tokens in the sequence of `patches`."""
 
 
 def patches(image, *, grid: TokenGrid) -> plt.Figure:
@@ -116,38 +121,34 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
     """
     picture = load_image(image)
     resolve_grid((grid.rows, grid.cols), image, grid)
-    (p, q), (tall, wide) = grid.patch, covered_size(grid)
-    whole = Image.new("RGB", (wide, tall), (205, 205, 205))
-    whole.paste(picture, (0, 0))
-    cut = (
-        np.asarray(whole).reshape(grid.rows, p, grid.cols, q, 3).swapaxes(1, 2)
-    )  # (rows, cols, p, q, 3)
-    numbers = list(range(min(grid.tokens, 18)))
-    if grid.tokens > len(numbers):
+    p, q = grid.patch
+    tiles = _cut(picture, grid)
+    numbers = list(range(min(grid.tokens, MOST_TOKENS)))
+    if grid.tokens > MOST_TOKENS:
         numbers[-3:] = [None, grid.tokens - 2, grid.tokens - 1]
-    prefix = np.full((grid.prefix, p, q, 3), 205, np.uint8)
-    tokens = np.concatenate([prefix, cut.reshape(-1, p, q, 3)])
-    sequence = [np.full((p, q, 3), 255, np.uint8) if n is None else tokens[n] for n in numbers]
+    prefix_tiles = np.full((grid.prefix, p, q, 3), LIGHT, np.uint8)
+    tokens = np.concatenate([prefix_tiles, tiles])
+    gap = np.full((p, q, 3), 255, np.uint8)
+    sequence = [gap if number is None else tokens[number] for number in numbers]
+    tall, wide = covered_size(grid)
     height = min(330, 400 * tall / wide)
     strip = min(60, 860 / len(numbers)) * p / q
+    layout = [["input", "patches"], ["tokens", "tokens"]]
     with use_style():
         figure = page(WIDTH, height + strip + 100)
-        axes = figure.subplot_mosaic(
-            [["input", "patches"], ["tokens", "tokens"]], height_ratios=[height, strip]
-        )
+        axes = figure.subplot_mosaic(layout, height_ratios=[height, strip])
         left, right, below = axes.values()
         left.imshow(picture)
         bare(left)
-        _, ys = mosaic(right, cut.reshape(-1, p, q, 3), grid.cols, (0.1 * p, 0.1 * q))
+        _, ys = mosaic(right, tiles, grid.cols, (0.1 * p, 0.1 * q))
         xs, _ = mosaic(below, sequence, len(numbers), (0, 0.1 * q))
         step = -(-grid.rows * 14 // int(height))
-        right.set_yticks(ys[::step], [grid.index(row, 0) for row in range(0, grid.rows, step)])
-        below.set_xticks(xs, ["…" if n is None else n for n in numbers])
-        prefix = (
-            f"{grid.prefix} of them before the first patch"
-            if grid.prefix
-            else "all of them patches"
-        )
+        rows = range(0, grid.rows, step)
+        right.set_yticks(ys[::step], [grid.index(row, 0) for row in rows])
+        below.set_xticks(xs, ["…" if number is None else number for number in numbers])
+        prefix = "all of them patches"
+        if grid.prefix:
+            prefix = f"{grid.prefix} of them before the first patch"
         titles = {
             left: f"Input: {grid.image[0]} × {grid.image[1]} pixels",
             right: f"Patches: {grid.rows} × {grid.cols} of {p} × {q} pixels",
@@ -159,6 +160,16 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
     return figure
 
 
+def _cut(picture: Image.Image, grid: TokenGrid) -> np.ndarray:
+    """(n, p, q, 3): the patches of an image, with padding in gray."""
+    p, q = grid.patch
+    height, width = covered_size(grid)
+    whole = Image.new("RGB", (width, height), (LIGHT, LIGHT, LIGHT))
+    whole.paste(picture, (0, 0))
+    lines = np.asarray(whole).reshape(grid.rows, p, grid.cols, q, 3)
+    return lines.swapaxes(1, 2).reshape(-1, p, q, 3)
+
+
 def spectral_centroid(tiles: Tensor) -> Tensor:
     """(…,) mean spatial frequency of tiles (…, p, q, C), weighted by power, in cycles per pixel.
 
@@ -167,9 +178,13 @@ def spectral_centroid(tiles: Tensor) -> Tensor:
     >>> book.spectral_centroid(torch.ones(16, 16, 3))
     tensor(0.)
     """
-    power = torch.fft.fft2(tiles, dim=(-3, -2)).abs().square().sum(-1)
-    rows, cols = (torch.fft.fftfreq(n, device=tiles.device) for n in tiles.shape[-3:-1])
-    return (power * torch.hypot(rows[:, None], cols)).sum((-2, -1)) / power.sum((-2, -1))
+    spectrum = torch.fft.fft2(tiles, dim=(-3, -2))
+    power = spectrum.abs().square().sum(-1)
+    p, q = tiles.shape[-3:-1]
+    down = torch.fft.fftfreq(p, device=tiles.device)
+    across = torch.fft.fftfreq(q, device=tiles.device)
+    frequency = torch.hypot(down[:, None], across)
+    return (power * frequency).sum((-2, -1)) / power.sum((-2, -1))
 
 
 def by_direction(similarities: Tensor) -> Tensor:
@@ -183,12 +198,19 @@ def by_direction(similarities: Tensor) -> Tensor:
     """
     rows, cols = similarities.shape[:2]
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(cols))
-    offset = ((places[:, None] - places).abs() @ torch.tensor([cols, 1])).flatten()
-    mean = (offset.bincount(to_float64(similarities).cpu().flatten()) / offset.bincount()).view(
-        rows, cols
-    )
-    length, steps = places.double().norm(dim=1).view(rows, cols), range(1, min(rows, cols))
-    neither = [mean[1:, 1:][(length[1:, 1:] - step).abs() <= 0.5].mean() for step in steps]
-    return torch.stack(
-        [mean[0, 1 : len(steps) + 1], mean[1 : len(steps) + 1, 0], torch.tensor(neither)]
-    ).float()
+    offsets = (places[:, None] - places).abs()
+    offset_number = (offsets @ torch.tensor([cols, 1])).flatten()
+    values = to_float64(similarities).cpu().flatten()
+    sums = offset_number.bincount(values)
+    mean = (sums / offset_number.bincount()).view(rows, cols)  # of each offset
+    length = places.double().norm(dim=1).view(rows, cols)
+    n = min(rows, cols) - 1
+    in_row = mean[0, 1 : n + 1]
+    in_column = mean[1 : n + 1, 0]
+    other_means = mean[1:, 1:]
+    other_lengths = length[1:, 1:]
+    elsewhere = []
+    for step in range(1, n + 1):
+        is_near = (other_lengths - step).abs() <= 0.5
+        elsewhere.append(other_means[is_near].mean())
+    return torch.stack([in_row, in_column, torch.tensor(elsewhere)]).float()

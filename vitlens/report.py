@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 SHARP = 200
 """Dots per inch of a figure in a file: twice the pixels of its display."""
 SHOWN = 12  # images in rollout.png and heads.png
-STEPS, ORDERS = 14, 8  # of insertion and deletion, and random orders, as in `score`
+STEPS = 14  # of insertion and deletion, as in `score`
+ORDERS = 8  # random orders, as in `score`
 MEASURES = "filter_variance", "position_rank_correlation", "nearest_head", "rollout_contrast"
 
 
@@ -79,8 +80,11 @@ def prepared(
     >>> [(name, x.shape) for name, x in vitlens.report.prepared(model, [("chelsea", cat)])]
     [('chelsea', torch.Size([1, 3, 224, 224]))]
     """
-    like, size = next(model.parameters()), models.built_size(model)
-    for pair in images.items() if isinstance(images, Mapping) else images:
+    like = next(model.parameters())
+    size = models.built_size(model)
+    if isinstance(images, Mapping):
+        images = images.items()
+    for pair in images:
         if not isinstance(pair, tuple):
             raise ValueError(
                 "Expected images by their names, such as {'cat': 'cat.jpg'} or [('cat', 'cat.jpg')]."
@@ -214,7 +218,7 @@ class Inspection:
         for p in self.pictures:
             unit = "value" if p.kind == "value" else "probability"
             top5 = [{"class": label, unit: score} for label, score in p.top5]
-            images.append({"image": p.name, "top5": top5, "rollout": _listed(p.rollout)})
+            images.append({"image": p.name, "top5": top5, "rollout": _to_list(p.rollout)})
         fields = "rows", "cols", "patch", "prefix", "image", "cut", "padded"
         return {
             "model": self.model,
@@ -224,14 +228,14 @@ class Inspection:
             "images_in_mean_distance": self.images,
             "mean_distance": self.mean_distance.tolist(),
             "uniform_distance": self.grid.uniform_distance(),
-            "explained_variance": _listed(self.explained_variance),
+            "explained_variance": _to_list(self.explained_variance),
             **self.measures,
             "images": images,
             "notes": [*self.notes, *self.lacks.values()],
         }
 
 
-def _listed(values: Tensor | None) -> list | None:
+def _to_list(values: Tensor | None) -> list | None:
     return None if values is None else values.tolist()
 
 
@@ -253,55 +257,79 @@ def inspect(
     [2, 0]
     """
     model = unwrap(model)
-    notes, lacks, pictures, total, count, grid = [], {}, [], 0, 0, None
+    notes = []
     if supported.has_gate(supported.attention_modules(model)):
         notes.append("Attention outputs pass a learned gate, which the rollout ignores.")
-    for shown, source in ((True, images), (False, data)):
-        inputs = prepared(model, source, on_error, notes.append if shown else None)
-        while batch := list(itertools.islice(inputs, batch_size)):
-            names, batch = [name for name, _ in batch], torch.cat([image for _, image in batch])
+    pictures = []
+    total = 0  # sum of the distances of all images
+    count = 0
+    grid = None
+    for is_shown, source in ((True, images), (False, data)):
+        inputs = prepared(model, source, on_error, notes.append if is_shown else None)
+        while pairs := list(itertools.islice(inputs, batch_size)):
+            names = [name for name, _ in pairs]
+            batch = torch.cat([image for _, image in pairs])
             with torch.inference_mode(), capture(model) as attn:
                 logits = run(model, batch)
             grid = attn.grid
             require_finite(model, logits)
-            if shown and grid.readout is not None:
+            rollouts = None
+            if is_shown and grid.readout is not None:
                 summary = attention.summary(attn)
-                distance, rollouts = summary.mean_distance, list(summary.rollout.cpu())
+                distance = summary.mean_distance
+                rollouts = summary.rollout.cpu()
             else:
-                distance, rollouts = attention.mean_distance(attn), [None] * len(names)
-            total, count = total + to_float64(distance).sum(0).cpu(), count + len(names)
-            if shown:
-                classed = models.class_count(model) != 0 and logits.dim() == 2
-                classes = top_classes(model, logits) if classed else [[]] * len(names)
-                kinds = [models.output_kind(model)] * len(names)
-                pictures += map(Picture, names, restore(model, batch), classes, rollouts, kinds)
+                distance = attention.mean_distance(attn)
+            total = total + to_float64(distance).sum(0).cpu()
+            count += len(names)
+            if is_shown:
+                pictures += _pictures(model, names, batch, logits, rollouts)
     if grid is None:
         raise ImageError("None of the images could be read, so there is nothing to inspect.")
-    if sum(picture.rollout is not None for picture in pictures) > SHOWN:
+    rollout_count = sum(picture.rollout is not None for picture in pictures)
+    if rollout_count > SHOWN:
         notes.append(f"rollout.png shows the first {SHOWN} images.")
     if models.class_count(model) == 0:
         notes.append("The model has no classifier, so there are no class names.")
     elif logits.dim() != 2:
         notes.append("The model classifies every token, so the images have no classes.")
+    lacks = {}
     if grid.readout is None:
         lacks["rollout"] = "The head reads no weighted sum of the tokens, so it has no rollout."
-    results = {}
-    for name, compute in (("filters", filters.principal), ("positions", positions.similarity)):
-        try:
-            results[name] = compute(model)
-        except ValueError as error:
-            lacks[name] = str(error)
+    components = explained_variance = similarity = None
+    try:
+        components, explained_variance = filters.principal(model)
+    except ValueError as error:
+        lacks["filters"] = str(error)
+    try:
+        similarity = positions.similarity(model)
+    except ValueError as error:
+        lacks["positions"] = str(error)
     return Inspection(
-        models.title(model),
-        grid,
-        total / count,
-        count,
-        pictures,
-        *results.get("filters", (None, None)),
-        results.get("positions"),
-        list(dict.fromkeys(notes)),
-        lacks,
+        model=models.title(model),
+        grid=grid,
+        mean_distance=total / count,
+        images=count,
+        pictures=pictures,
+        filters=components,
+        explained_variance=explained_variance,
+        similarity=similarity,
+        notes=list(dict.fromkeys(notes)),
+        lacks=lacks,
     )
+
+
+def _pictures(
+    model: nn.Module, names: list[str], batch: Tensor, logits: Tensor, rollouts: Tensor | None
+) -> Iterator[Picture]:
+    """Yield the `Picture` of each image of a batch."""
+    kind = models.output_kind(model)
+    has_classes = models.class_count(model) != 0 and logits.dim() == 2
+    classes = top_classes(model, logits) if has_classes else None
+    for k, pixels in enumerate(restore(model, batch)):
+        top5 = [] if classes is None else classes[k]
+        rollout = None if rollouts is None else rollouts[k]
+        yield Picture(names[k], pixels, top5, rollout, kind)
 
 
 def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
@@ -329,12 +357,14 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
         contents["filters.png"] = plot.filters(inspection.filters, inspection.explained_variance)
     if inspection.similarity is not None:
         contents["positions.png"] = plot.position_similarity(inspection.similarity)
-    if pictures := [p for p in inspection.pictures if p.rollout is not None][:SHOWN]:
-        pixels, rollouts, captions = zip(
-            *((p.pixels, p.rollout, p.caption) for p in pictures), strict=True
-        )
+    pictures = [picture for picture in inspection.pictures if picture.rollout is not None]
+    pictures = pictures[:SHOWN]
+    if pictures:
         contents["rollout.png"] = plot.rollouts(
-            pixels, rollouts, grid=inspection.grid, captions=captions
+            [picture.pixels for picture in pictures],
+            [picture.rollout for picture in pictures],
+            grid=inspection.grid,
+            captions=[picture.caption for picture in pictures],
         )
     for name in {"filters.png", "positions.png", "rollout.png"} - contents.keys():
         (out / name).unlink(missing_ok=True)
@@ -363,18 +393,17 @@ def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         if name.endswith(".json"):
-            files.write(
-                out / name, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
-            )
+            text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+            data = text.encode()
         elif name.endswith(".csv"):
-            files.write(
-                out / name,
-                content.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode(),
-            )
+            text = content.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+            data = text.encode()
         else:
-            content.savefig(png := io.BytesIO(), dpi=SHARP)
-            files.write(out / name, png.getvalue())
+            png = io.BytesIO()
+            content.savefig(png, dpi=SHARP)
             plt.close(content)
+            data = png.getvalue()
+        files.write(out / name, data)
     return [out / name for name in contents]
 
 
@@ -393,7 +422,10 @@ def heads(
     added = {}
     for name, image in prepared(model, images, on_error):
         contributions = stream.contributions(model, image)
-        added[name] = top_classes(model, run(model, image).detach())[0][0][0], contributions
+        logits = run(model, image).detach()
+        (classes,) = top_classes(model, logits)
+        label, _ = classes[0]
+        added[name] = label, contributions
     return added
 
 
@@ -408,23 +440,37 @@ def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[
 
     from vitlens import plot
 
-    rows = [
-        (name, label, part.logits[0].item(), piece, value)
-        for name, (label, part) in added.items()
-        for piece, value in zip(part.names, part.parts[0].tolist(), strict=True)
-    ]
+    rows = []
+    for name, (label, contributions) in added.items():
+        logit = contributions.logits[0].item()
+        values = contributions.parts[0].tolist()
+        for part, value in zip(contributions.names, values, strict=True):
+            rows.append((name, label, logit, part, value))
     table = DataFrame(rows, columns=["image", "class", "logit", "part", "added"])
-    maps, short = {}, Counter(Path(name).name for name in added)
-    for name, (label, part) in list(added.items())[:SHOWN]:
+    file_names = Counter(Path(name).name for name in added)
+    maps = {}
+    for name, (label, contributions) in list(added.items())[:SHOWN]:
         file = Path(name).name
-        title = f"{file if short[file] == 1 else name}: {label.split(',')[0]}"
-        heads, mlps = part.heads.sum().item(), (part.mlps.sum() + part.pool.sum()).item()
-        sums = (
-            f"\nlogit {part.logits.item():.1f}: heads {heads:+.1f}, MLPs {mlps:+.1f},"
-            f"\nembedding {part.embedding.item():+.1f}, biases {part.biases.item():+.1f}"
-        )
-        maps[title + with_minus(sums)] = torch.cat([part.heads[0], part.mlps[0, :, None]], 1)
+        is_unique = file_names[file] == 1
+        first_name = label.split(",")[0]
+        title = f"{file if is_unique else name}: {first_name}"
+        by_head = contributions.heads[0]
+        by_mlp = contributions.mlps[0, :, None]
+        maps[f"{title}\n{_sums_in_words(contributions)}"] = torch.cat([by_head, by_mlp], 1)
     return _write(out, {"heads.csv": table, "heads.png": plot.contributions(maps)})
+
+
+def _sums_in_words(added: Contributions) -> str:
+    """The logit of one image, and the sums that it consists of, in two lines."""
+    logit = added.logits.item()
+    heads = added.heads.sum().item()
+    mlps = (added.mlps.sum() + added.pool.sum()).item()
+    embedding = added.embedding.item()
+    biases = added.biases.item()
+    return with_minus(
+        f"logit {logit:.1f}: heads {heads:+.1f}, MLPs {mlps:+.1f},\n"
+        f"embedding {embedding:+.1f}, biases {biases:+.1f}"
+    )
 
 
 @dataclass(frozen=True)
@@ -485,14 +531,20 @@ def explain(
     from vitlens.attribution.registry import SHARED
     from vitlens.attribution.target import NothingToExplain, Similarity, resolve_target
 
-    model, count, chosen = unwrap(model), 0, methods(names)
+    model = unwrap(model)
+    chosen = methods(names)
     supported.attention_modules(model)  # raises for a module that contains a Vision Transformer
     if isinstance(target, Similarity):  # the compared image or text is the same for all images
-        target, against = target.bind(model), against.bind(model) if against else None
-    if not callable(target) and (classes := models.class_count(model)):
-        for one, other in ((target, None if target is None else against), (against, None)):
-            resolve_target(model, torch.zeros(1, classes), one, other)
-    needs = {method.needs for method in chosen.values()} & {*SHARED}
+        target = target.bind(model)
+        against = against.bind(model) if against else None
+    if not callable(target) and models.class_count(model):
+        # raises for unknown classes, before the model runs
+        zeros = torch.zeros(1, models.class_count(model))
+        resolve_target(model, zeros, target, None if target is None else against)
+        resolve_target(model, zeros, against, None)
+    needs = {method.needs for method in chosen.values()}
+    needs &= {*SHARED}
+    count = 0
     for name, x in prepared(model, images, on_error, on_note):
         try:
             forward = explained(model, x, target, against=against, needs=needs)
@@ -501,12 +553,15 @@ def explain(
                 raise
             on_error(f"{name} is left out. {error}")
             continue
-        bound, grid, maps = forward.target, forward.attn.grid, {}
+        bound = forward.target
+        grid = forward.attn.grid
+        maps = {}
         for label, method in list(chosen.items()):
             if names is None and grid.readout is None and "query" in method.options:
                 continue  # the map starts from the read-out
             try:
-                maps[label] = method(forward) if method.needs in SHARED else method(model, x, bound)
+                values = method(forward) if method.needs in SHARED else method(model, x, bound)
+                maps[label] = values[0].float().cpu()
             except UnsupportedModelError as error:
                 if names is not None:
                     raise
@@ -519,13 +574,13 @@ def explain(
         del forward  # free the capture before the scores are computed
         count += 1
         yield Explanation(
-            name,
-            restore(model, x)[0],
-            x,
-            grid,
-            bound,
+            name=name,
+            pixels=restore(model, x)[0],
+            input=x,
+            grid=grid,
+            question=bound,
+            maps=maps,
             **question,
-            maps={label: values[0].float().cpu() for label, values in maps.items()},
         )
     if not count:
         raise ImageError("No image is left to explain. Give another image or target.")
@@ -558,7 +613,9 @@ def score(
     from vitlens import faithfulness
 
     for explanation in explanations:
-        grid, both, interrupt = explanation.grid, None, None
+        grid = explanation.grid
+        curves = None  # the latest
+        interrupt = None
         maps = {name: values[None] for name, values in explanation.maps.items()}
         try:
             for done, total, known in faithfulness.partial_curves(
@@ -572,23 +629,25 @@ def score(
                 grid=grid,
                 internal_batch_size=8,  # small, for frequent progress
             ):
-                both = known
+                curves = known
                 if on_forwards is not None:
                     on_forwards(done, total)
         except KeyboardInterrupt as error:
             interrupt = error
-        if both is not None:
-            table = faithfulness.rank_maps(both, list(maps)).drop(columns="image")
+        if curves is not None:
+            table = faithfulness.rank_maps(curves, list(maps)).drop(columns="image")
             if table["random_orders"][0] < ORDERS:
-                table[[name for name in table if name.endswith(("_std", "_z_score"))]] = math.nan
-            if interrupt and (unknown := table["difference"].isna()).any():
-                table = table[~unknown].assign(rank=math.nan)
+                spreads = [name for name in table if name.endswith(("_std", "_z_score"))]
+                table[spreads] = math.nan
+            is_unknown = table["difference"].isna()
+            if interrupt and is_unknown.any():
+                table = table[~is_unknown].assign(rank=math.nan)
             measures = explanation.question.measures
-            quantity = measures[score or next(iter(measures))].removeprefix("the ")
+            measure = score or next(iter(measures))
+            quantity = measures[measure].removeprefix("the ")
             if len(table):
-                yield replace(
-                    explanation, scores=table.assign(quantity=quantity, baseline=baseline)
-                )
+                table = table.assign(quantity=quantity, baseline=baseline)
+                yield replace(explanation, scores=table)
         if interrupt:
             raise interrupt
 
@@ -599,18 +658,23 @@ def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     if target.numbers is None:
         name, value = target.label(0), target.score(output)[0].item()
         title = f"Why is {name} {number(value)}? {about}"
-        if than := getattr(target.function, "than", ""):
-            more, differ = "more" if value > 0 else "less", number(abs(value))
+        than = getattr(target.function, "than", "")
+        if than:
+            more = "more" if value > 0 else "less"
+            difference = number(abs(value))
             title = f"Why is this image {more} similar to {target.function.to} than to {than}? "
-            title += f"The cosines differ by {differ}. {about}"
+            title += f"The cosines differ by {difference}. {about}"
         return {"target": name, "value": value, "title": title}
-    names = models.label_names(model, output.shape[-1])
-    numbers = [None if part is None else part.item() for part in (target.numbers, target.against)]
-    name, other = ("" if k is None else names[k] if names else str(k) for k in numbers)
-    value = models.scores(model, output)[0, numbers[0]].item()
+    output_count = output.shape[-1]
+    names = models.label_names(model, output_count) or [str(k) for k in range(output_count)]
+    k = target.numbers.item()
+    name = names[k]
+    other = "" if target.against is None else names[target.against.item()]
+    value = models.scores(model, output)[0, k].item()
     is_value = models.output_kind(model) == "value"
     words = number(value) if is_value else f"{value:.1%}"
-    words = words if is_value and output.shape[-1] == 1 else f"“{name}” ({words})"
+    if not is_value or output_count > 1:
+        words = f"“{name}” ({words})"
     rather = f" rather than “{other}”" if other else ""
     return {
         "target": name,
@@ -636,8 +700,11 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
 
     tables = []
     for k, explanation in enumerate(explanations):
-        captions, note, contents = {}, "", {}
-        if (scores := explanation.scores) is not None:
+        captions = {}
+        note = ""
+        contents = {}
+        scores = explanation.scores
+        if scores is not None:
             about = {
                 "image": explanation.name,
                 "target": explanation.target,
@@ -648,17 +715,19 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
             captions, note = _scores_in_words(scores)
         elif not tables:
             (out / "scores.csv").unlink(missing_ok=True)
-        stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(explanation.name).stem)
+        path = Path(explanation.name)
+        letters = [c if c.isalnum() or c in "-_" else "-" for c in path.stem]
+        figure_name = f"{k:02d}-{''.join(letters)}.png"
         figure = plot.attributions(
             explanation.pixels,
             explanation.maps,
             grid=explanation.grid,
             note=note,
-            title=f"{Path(explanation.name).name}: {explanation.title}",
+            title=f"{path.name}: {explanation.title}",
             captions=captions,
             compared=getattr(explanation.question.function, "images", ()),
         )
-        yield _write(out, {f"{k:02d}-{stem}.png": figure, **contents})[0]
+        yield _write(out, {figure_name: figure, **contents})[0]
     if tables:
         yield out / "scores.csv"
 
@@ -667,32 +736,34 @@ def _scores_in_words(scores: DataFrame) -> tuple[dict[str, str], str]:
     """The caption of each map, by its method, and a note about the scores."""
     from vitlens.faithfulness import BASELINES
 
-    captions, sigmas, ranks = (
-        {},
-        scores["random_difference_std"].notna().any(),
-        scores["rank"].notna().all(),
-    )
+    has_sigmas = scores["random_difference_std"].notna().any()
+    has_ranks = scores["rank"].notna().all()
+    captions = {}
     for row in scores.to_dict("records"):
-        rank = [f"rank {row['rank']:.0f}"] if ranks else []
-        if sigmas:  # not finite if all orders have one score, as with a single class
-            z = row["difference_z_score"]
-            rank.append(f"{z:+.1f} σ from random" if math.isfinite(z) else "as all random orders")
-        areas = f"deletion {row['deletion']:.3f}, insertion {row['insertion']:.3f}"
-        captions[row["method"]] = with_minus("\n".join(filter(None, [", ".join(rank), areas])))
+        place = []
+        if has_ranks:
+            place.append(f"rank {row['rank']:.0f}")
+        if has_sigmas:
+            z_score = row["difference_z_score"]
+            # not finite if all orders have one score, as with a single class
+            is_finite = math.isfinite(z_score)
+            place.append(f"{z_score:+.1f} σ from random" if is_finite else "as all random orders")
+        caption = f"deletion {row['deletion']:.3f}, insertion {row['insertion']:.3f}"
+        if place:
+            caption = f"{', '.join(place)}\n{caption}"
+        captions[row["method"]] = with_minus(caption)
     first = scores.iloc[0]
     note = (
         f"Areas under the {first.quantity} in {first.steps} steps,\nwhile patches are covered (deletion, low is "
         f"good) or shown (insertion, high is good). Covered {BASELINES[first.baseline]}."
     )
     if first.random_orders:
-        areas = [
-            f"deletion {first.random_deletion_mean:.3f}",
-            f"insertion {first.random_insertion_mean:.3f}",
-        ]
-        if sigmas:
-            spreads = first.random_deletion_std, first.random_insertion_std
-            areas = [f"{area} ± {spread:.3f}" for area, spread in zip(areas, spreads, strict=True)]
-        note += f"\nRandom orders ({first.random_orders}): {', '.join(areas)}."
-    if sigmas:
+        deletion = f"deletion {first.random_deletion_mean:.3f}"
+        insertion = f"insertion {first.random_insertion_mean:.3f}"
+        if has_sigmas:
+            deletion += f" ± {first.random_deletion_std:.3f}"
+            insertion += f" ± {first.random_insertion_std:.3f}"
+        note += f"\nRandom orders ({first.random_orders}): {deletion}, {insertion}."
+    if has_sigmas:
         note += " σ: standard deviations of insertion − deletion above their mean."
     return captions, with_minus(note)

@@ -26,20 +26,24 @@ def describe(figure) -> str:
     """
     from matplotlib.figure import FigureBase
 
-    heads = [text for part in figure.findobj(FigureBase) for text in _words(part.texts)]
-    panels = [
-        _panel(ax) for ax in figure.axes if ax.get_visible() and ax.get_label() != "<colorbar>"
-    ]
-    sentences = (
-        each[0].upper() + each[1:].rstrip(".") + "."
-        for each in dict.fromkeys([*heads, *panels])
-        if each
-    )
-    return (
-        figure.get_label()
-        or textwrap.shorten(" ".join(sentences), LONGEST, placeholder=" …")
-        or "An empty figure."
-    )
+    label = figure.get_label()
+    if label:
+        return label
+    texts = []
+    for part in figure.findobj(FigureBase):
+        texts += _words(part.texts)
+    for ax in figure.axes:
+        if ax.get_visible() and ax.get_label() != "<colorbar>":
+            texts.append(_describe_panel(ax))
+    texts = dict.fromkeys(text for text in texts if text)  # each one once
+    sentences = " ".join(_sentence(text) for text in texts)
+    return textwrap.shorten(sentences, LONGEST, placeholder=" …") or "An empty figure."
+
+
+def _sentence(text: str) -> str:
+    """Text with a capital letter and a full stop."""
+    first, rest = text[0], text[1:]
+    return first.upper() + rest.rstrip(".") + "."
 
 
 def map_words(values: np.ndarray) -> str:
@@ -47,57 +51,76 @@ def map_words(values: np.ndarray) -> str:
     rows, cols = values.shape
     if not np.isfinite(values).any():
         return f"map of {rows} × {cols} missing values"
-    place = "row {}, column {}".format(*np.unravel_index(np.nanargmax(values), values.shape))
-    return f"map of {rows} × {cols} values {_span(values)}, the largest in {place}"
+    row, col = np.unravel_index(np.nanargmax(values), values.shape)
+    return f"map of {rows} × {cols} values {_span(values)}, the largest in row {row}, column {col}"
 
 
-def _panel(ax) -> str:
+def _describe_panel(ax) -> str:
     """Words for one Axes."""
-    titles = ", ".join(
-        dict.fromkeys(_words([ax.title, ax._left_title, ax._right_title, *ax.texts]))
-    )
-    content = [label for each in ax.images if not (label := str(each.get_label())).startswith("_")]
+    texts = [ax.title, ax._left_title, ax._right_title, *ax.texts]
+    titles = ", ".join(dict.fromkeys(_words(texts)))
+    labels = [str(image.get_label()) for image in ax.images]
+    content = [label for label in labels if not label.startswith("_")]
     if not content:
-        arrays = (each.get_array() for each in ax.images)
-        maps = [np.ma.filled(each.astype(float), np.nan) for each in arrays if each.ndim == 2]
-        content = [*map(map_words, maps)]
-        if len(maps) > 2:
-            content = [f"{len(maps)} maps {_span(np.concatenate([each.ravel() for each in maps]))}"]
-        content += [*_curves(ax)]
-    content = content or ["image"] * bool(ax.images and not titles)
+        content = [*_describe_maps(ax), *_describe_curves(ax)]
+    if not content and not titles and ax.images:
+        content = ["image"]
     axes = " against ".join(_words([ax.yaxis.label, ax.xaxis.label]))
-    return ". ".join(filter(None, [titles, ": ".join(filter(None, [axes, ", ".join(content)]))]))
+    body = _join_texts(": ", axes, ", ".join(content))
+    return _join_texts(". ", titles, body)
 
 
-def _curves(ax) -> Iterator[str]:
+def _join_texts(separator: str, *texts: str) -> str:
+    """The texts that are not empty, joined."""
+    return separator.join(text for text in texts if text)
+
+
+def _describe_maps(ax) -> list[str]:
+    """Words for each map of an Axes, or for all of them if they are more than two."""
+    maps = []
+    for image in ax.images:
+        values = image.get_array()
+        if values.ndim == 2:
+            maps.append(np.ma.filled(values.astype(float), np.nan))
+    if len(maps) <= 2:
+        return [map_words(values) for values in maps]
+    together = np.concatenate([values.ravel() for values in maps])
+    return [f"{len(maps)} maps {_span(together)}"]
+
+
+def _describe_curves(ax) -> Iterator[str]:
     """Words for each curve of an Axes with its first and its last value, for named rows, bars and other points."""
     names = [label.get_text() for label in ax.get_yticklabels()]
+    has_named_rows = any(name[:1].isalpha() for name in names)
     for line in ax.lines:
-        x, y = (np.asarray(values, float).ravel() for values in line.get_data(orig=True))
-        label = str(line.get_label())
-        label = label if label[:1].isalnum() else ""
-        if len(x) == len(names) and any(each[:1].isalpha() for each in names):
-            yield ", ".join(f"{name} {number(value)}" for name, value in zip(names, x, strict=True))
+        x, y = line.get_data(orig=True)
+        x = np.asarray(x, float).ravel()
+        y = np.asarray(y, float).ravel()
+        if has_named_rows and len(x) == len(names):
+            pairs = zip(names, x, strict=True)
+            yield ", ".join(f"{name} {number(value)}" for name, value in pairs)
             return  # the other lines are ends of intervals
-        if len(y) > 2 or (label and len(y)):
-            dots = line.get_linestyle() == "None"
-            yield (
-                f"{label or 'curve'} from {number(y[0])} to {number(y[-1])}"
-                if not dots
-                else _points(label, y)
-            )
+        label = str(line.get_label())
+        if not label[:1].isalnum():
+            label = ""
+        if len(y) <= 2 and not (label and len(y)):
+            continue
+        if line.get_linestyle() == "None":
+            yield _describe_points(label, y)
+        else:
+            yield f"{label or 'curve'} from {number(y[0])} to {number(y[-1])}"
     for points in ax.collections:
-        if (
-            hasattr(points, "get_sizes")
-            and len(y := np.asarray(points.get_offsets(), float)[:, 1]) > 2
-        ):
-            yield _points("", y)
+        if hasattr(points, "get_sizes"):
+            y = np.asarray(points.get_offsets(), float)[:, 1]
+            if len(y) > 2:
+                yield _describe_points("", y)
     for bars in ax.containers:
         if hasattr(bars, "datavalues"):
-            yield f"{len(bars.datavalues)} bars {_span(np.asarray(bars.datavalues, float))}"
+            heights = np.asarray(bars.datavalues, float)
+            yield f"{len(heights)} bars {_span(heights)}"
 
 
-def _points(label: str, y: np.ndarray) -> str:
+def _describe_points(label: str, y: np.ndarray) -> str:
     return f"{label} {len(y)} points {_span(y)}".strip()
 
 
@@ -118,7 +141,8 @@ def image(file: bytes, alt: str, width: int) -> str:
     all of them.
     """
     kind = {b"\x89PNG": "png", b"RIFF": "webp"}.get(file[:4], "jpeg")
-    source = f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
+    text = base64.b64encode(file).decode()
+    source = f"data:image/{kind};base64,{text}"
     return f'<img alt="{html.escape(alt)}" width="{width}" src="{source}">'
 
 
@@ -144,20 +168,27 @@ class Output:
         from matplotlib.figure import Figure
 
         formatters = get_ipython().display_formatter.formatters
-        self.draw = formatters["image/png"].pop(
-            Figure, self.draw
-        )  # otherwise the figure would be drawn twice
-        others = any(Figure in each.type_printers for each in formatters.values())  # such as SVG
-        result = None if others or self.draw is None else self.draw(figure)
-        if result is None:
+        # without `pop` the figure would be drawn twice
+        self.draw = formatters["image/png"].pop(Figure, self.draw)
+        if self.draw is None:
             return None
-        png, size = result if isinstance(result, tuple) else (result, {})
-        png = base64.b64decode(png) if isinstance(png, str) else png
-        width = size.get("width") or int.from_bytes(png[16:20], "big")
+        if any(Figure in formatter.type_printers for formatter in formatters.values()):
+            return None  # another format was chosen, such as SVG
+        png = self.draw(figure)
+        if png is None:
+            return None
+        size = {}
+        if isinstance(png, tuple):
+            png, size = png
+        if isinstance(png, str):
+            png = base64.b64decode(png)
+        width_in_file = int.from_bytes(png[16:20], "big")
+        width = size.get("width") or width_in_file
         return bundle(png, describe(figure), width), {"image/png": size}
 
 
-if shell := "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
-    shell.display_formatter.mimebundle_formatter.for_type_by_name(
-        "matplotlib.figure", "Figure", Output()
-    )
+if "IPython" in sys.modules:
+    shell = sys.modules["IPython"].get_ipython()
+    if shell:
+        bundles = shell.display_formatter.mimebundle_formatter
+        bundles.for_type_by_name("matplotlib.figure", "Figure", Output())

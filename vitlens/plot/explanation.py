@@ -244,8 +244,10 @@ def gallery(
     if shared and over is None:
         for name, row in images.items():
             if row[0].ndim == 2:
-                negative = any((item < 0).any() for item in row)
-                (with_negative if negative else without_negative).append(name)
+                if any((item < 0).any() for item in row):
+                    with_negative.append(name)
+                else:
+                    without_negative.append(name)
     bars = 90 if with_negative or without_negative else 0
     side = min(200, (width - bars) / columns)
     aspects = [max(item.shape[0] / item.shape[1] for item in row) for row in images.values()]

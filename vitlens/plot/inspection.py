@@ -40,8 +40,12 @@ TITLES = {
 
 TILE_GAP = 0.12
 """Gap between two filters, in widths of a tile."""
-SHARE_LINE, FILTER_TEXTS = 18, 70
-"""Heights of the share below a filter, and of the texts around all filters, in pixels of the page."""
+SHARE_LINE = 18
+"""Height of the share below a filter, in pixels of the page."""
+FILTER_TEXTS = 70
+"""Height of the texts around all filters, in pixels of the page."""
+CAPTION_LINE = 14
+"""Height of a line of the caption of an image, in pixels of the page."""
 
 
 def filters(
@@ -72,7 +76,8 @@ def filters(
     painted = about_gray(tiles)
     if untrained is not None:
         blank = np.ones((-count % cols, p, q, 3))
-        pale = 0.45 + 0.55 * about_gray(array(untrained, 4, "Filters of shape (k, p, q, C)")[:cols])
+        random = array(untrained, 4, "Filters of shape (k, p, q, C)")
+        pale = 0.45 + 0.55 * about_gray(random[:cols])
         painted = np.concatenate([painted, blank, pale])
     width = min(WIDTH, max(420, 110 * cols))
     lines = -(-len(painted) // cols)
@@ -89,20 +94,28 @@ def filters(
             shares = array(explained_variance, 1, "Shares of the variance of shape (k,)")
             for k, share in enumerate(shares):
                 text = f"{share:.1%}" if share >= 0.01 else f"{share:.2%}"
-                text = f"{names[k]}, {text}" if names and k in names else text
-                write_below_tile(ax, xs[k % cols], ys[k // cols] + p / 2, text, size=8)
+                if names and k in names:
+                    text = f"{names[k]}, {text}"
+                line, col = divmod(k, cols)
+                bottom = ys[line] + p / 2
+                write_below_tile(ax, xs[col], bottom, text, size=8)
             words = f"Below each: its share of the filters’ variance, {shares.sum():.1%} together."
             ax.set_xlabel(words, size=8.5, loc="left")
         if untrained is not None:
             words = "The first components of random weights"
-            write_below_tile(ax, xs[0] - q / 2, ys[-1] + p / 2, words, size=8.5, ha="left")
+            left = xs[0] - q / 2
+            bottom = ys[-1] + p / 2
+            write_below_tile(ax, left, bottom, words, size=8.5, ha="left")
     return result
 
 
 def about_gray(tiles: np.ndarray) -> np.ndarray:
     """Tiles (n, p, q, C) as colors (n, p, q, 3), each scaled separately: v → ½ + ½·v / max|v|."""
     largest = np.abs(tiles).max((1, 2, 3), keepdims=True)
-    return (0.5 + 0.5 * tiles / np.where(largest > 0, largest, 1)).repeat(3 // tiles.shape[-1], -1)
+    scale = np.where(largest > 0, largest, 1)
+    levels = 0.5 + 0.5 * tiles / scale
+    channels = tiles.shape[-1]
+    return levels.repeat(3 // channels, -1)
 
 
 def position_similarity(
@@ -125,9 +138,12 @@ def position_similarity(
             f"Cosines of shape (rows, cols, rows, cols) expected, got {values.shape} with values up to {largest:.3g}."
         )
     down, across, tiles, scale = shown_positions(values)
-    shape = (len(down) * rows) / (len(across) * cols)
-    side = 620 if max(len(down) * rows, len(across) * cols) > 20 else 260
-    width, height = side * min(1, 1 / shape), side * min(1, shape)
+    cells_down = len(down) * rows
+    cells_across = len(across) * cols
+    shape = cells_down / cells_across
+    side = 620 if max(cells_down, cells_across) > 20 else 260
+    width = side * min(1, 1 / shape)
+    height = side * min(1, shape)
     beyond, texts = 140, 90  # room at the right of the tiles, and above and below them
     if enlarged is not None:
         width, height = 0.9 * width, 0.9 * height
@@ -144,8 +160,8 @@ def position_similarity(
             scale_bar(scale, cax=beside(ax, min(width, 400)), label="Cosine similarity")
             return result
         TokenGrid(rows, cols, (1, 1)).index(*enlarged)
-        row = int(np.abs(np.subtract(down, enlarged[0])).argmin())
-        col = int(np.abs(np.subtract(across, enlarged[1])).argmin())
+        row = _nearest(down, enlarged[0])
+        col = _nearest(across, enlarged[1])
         corner = xs[col] - cols / 2, ys[row] - rows / 2
         tile = scale.cmap(scale.norm(values[down[row], across[col]]))
         _draw_enlarged(ax, tile, corner, f"Row {down[row]}, column {across[col]}")
@@ -154,12 +170,19 @@ def position_similarity(
     return result
 
 
+def _nearest(values: range, value: int) -> int:
+    """Index of the number that is nearest to the value."""
+    distances = np.abs(np.subtract(values, value))
+    return int(distances.argmin())
+
+
 def _draw_enlarged(ax: plt.Axes, tile: np.ndarray, corner: tuple[float, float], name: str) -> None:
     """Frame the tile (rows, cols, 4) at the corner (x, y) of a mosaic, and draw it large at the right."""
     rows, cols = tile.shape[:2]
     right = ax.get_xlim()[1]
     bottom, top = ax.get_ylim()
-    x, width = 1.05 * right, 0.5 * right
+    x = 1.05 * right
+    width = 0.5 * right
     height = width * rows / cols
     y = (bottom + top - height) / 2
     ax.imshow(tile, extent=(x, x + width, y + height, y), interpolation="nearest")
@@ -177,10 +200,16 @@ def shown_positions(similarity: np.ndarray) -> tuple[range, range, np.ndarray, S
     """
     rows, cols = similarity.shape[:2]
     most = max(rows, cols)
-    every = next((n for n in range(1, most) if -(-most // n) <= min(14, 352 // most)), most)
-    down, across = (range((n - 1) % every // 2, n, every) for n in (rows, cols))
+    room = min(14, 352 // most)  # tiles in a line
+    every = 1
+    while every < most and -(-most // every) > room:
+        every += 1
+    down = range((rows - 1) % every // 2, rows, every)
+    across = range((cols - 1) % every // 2, cols, every)
     tiles = similarity[down][:, across].reshape(-1, rows, cols)
-    return down, across, *map_colors(tiles, **colors(tiles, signed=True) | {"vmin": -1, "vmax": 1})
+    cmap = colors(tiles, signed=True)["cmap"]
+    painted, scale = map_colors(tiles, cmap, -1, 1)
+    return down, across, painted, scale
 
 
 def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> plt.Figure:
@@ -196,18 +225,22 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
     pictures = [load_image(image) for image in images]
     count = len(pictures)
     grids = grid if isinstance(grid, list | tuple) else [grid] * count
-    placed = list(zip(images, maps, grids, strict=True))
-    cols = min(count, 2 if count == 4 else 3)
+    arguments = list(zip(images, maps, grids, strict=True))
+    cols = 2 if count == 4 else min(count, 3)
     room = WIDTH / max(cols, 2)
     shapes = [picture.width / picture.height for picture in pictures]
     lines = [range(first, min(first + cols, count)) for first in range(0, count, cols)]
-    heights, texts, ratios = [], [], []
+    heights = []
+    texts = []
+    ratios = []
     for line in lines:
         # the last line keeps the room of the first
-        line_shapes = [shapes[k] for k in (*line, *lines[0][len(line) :])]
+        missing = lines[0][len(line) :]
+        line_shapes = [shapes[k] for k in (*line, *missing)]
         height = min(280, cols * room / 2 / sum(line_shapes))
         for k in line:
-            texts.append(wrap(str(captions[k]), 2 * height * shapes[k]) if captions else "")
+            pair_width = 2 * height * shapes[k]
+            texts.append(wrap(str(captions[k]), pair_width) if captions else "")
         text_lines = max(len(texts[k].splitlines()) for k in line)
         heights.append(height + 34 + 15 * text_lines)
         ratios.append(np.repeat(line_shapes, 2))
@@ -220,7 +253,7 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
                 ax.axis("off")
             for k, left, right in zip(line, axes[::2], axes[1::2], strict=False):
                 left.imshow(pictures[k])
-                _rollout(*placed[k], right, style)
+                _rollout(*arguments[k], right, style)
                 for ax, name in ((left, "Input"), (right, "Attention")):
                     bare(ax)
                     ax.set_title(name, size=9, pad=4, color=GRAY)
@@ -230,7 +263,9 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
 
 def _rollout(image, map, grid, ax: plt.Axes, style: str = "heat") -> None:
     values = array(map, 2, "A map of shape (rows, cols)")
-    limits = (values.min(), values.max()) if np.ptp(values) > 1e-6 * values.max() else None
+    limits = None
+    if np.ptp(values) > 1e-6 * values.max():
+        limits = values.min(), values.max()
     overlay(image, values, grid=grid, ax=ax, style=style, colorbar=False, limits=limits)
 
 
@@ -245,107 +280,151 @@ def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
     >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
     >>> figure = vitlens.plot.inspected({"the bundled model": inspection})
     """
-    inspections = (
-        inspections if isinstance(inspections, Mapping) else {inspections.model: inspections}
-    )
-    alone, first = len(inspections) == 1, next(iter(inspections.values()))
-    columns, room = 6 if alone else 4, WIDTH / len(inspections)
-    shape = max(each.grid.image[0] / each.grid.image[1] for each in inspections.values())
-    captions = {
-        name: [wrap(p.caption, room / columns / 1.2) for p in each.pictures]
-        for name, each in inspections.items()
-    }
-    text = max(
-        (len(caption.splitlines()) for each in captions.values() for caption in each[:columns]),
-        default=0,
-    )
-    few = alone and len(first.pictures) <= 3  # then each image is beside its rollout, not above it
-    lines = 1 if few else 2
-    heights = [
-        64,
-        *([350] if alone else [285, 395, 340]),
-        lines * (room / columns - 14) * shape + 66 + 14 * text,
-    ]
+    if not isinstance(inspections, Mapping):
+        inspections = {inspections.model: inspections}
+    models = list(inspections.values())
+    is_single = len(models) == 1
+    room = WIDTH / len(models)  # width of a model's column
+    columns = 6 if is_single else 4  # of images
+    image_width = room / columns
+    image_height, caption_lines = _image_room(models, columns, image_width)
+    lines = 2  # each image above its rollout
+    if is_single and len(models[0].pictures) <= 3:
+        lines = 1  # each image beside its rollout
+    middle_heights = [350] if is_single else [285, 395, 340]
+    images_height = lines * image_height + 66 + CAPTION_LINE * caption_lines
+    heights = [64, *middle_heights, images_height]
     with use_style():
         figure = page(WIDTH, sum(heights))
-        head, *middle, last = figure.subfigures(len(heights), 1, height_ratios=heights)
-        rows = [head, last] if alone else [head, *middle[:2], last]
-        rows = [np.ravel(row.subfigures(1, len(inspections))) for row in rows]
-        for (title, *parts, below), (name, each) in zip(
-            zip(*rows, strict=True), inspections.items(), strict=True
-        ):
-            layers, heads = each.mean_distance.shape
-            title.suptitle(
-                name, x=8 / room, y=0.8, ha="left", size=13, weight="bold", parse_math=False
-            )
-            words = f"{each.grid.rows} × {each.grid.cols} patches, {layers} layers of {heads} heads"
-            title.text(8 / room, 0.05, words, color=GRAY)
-            if alone:
-                *parts, distance = middle[0].subfigures(1, 3, width_ratios=[0.8, 1.1, 1.1])
-            if ax := _panel(parts[0], "filters", each, room / (3 if alone else 1)):
-                filters(each.filters, cols=4 if alone else 7, ax=ax).set(anchor="NW")
-                ax.set_title("", loc="left")
-            if ax := _panel(parts[1], "positions", each, room / (3 if alone else 1)):
-                position_similarity(each.similarity, ax=ax).set(anchor="N")
-                ax.set_title("", loc="left")
-                ax.tick_params(labelsize=7)
-                ax.child_axes[0].set_ylabel("")
-            axes = _panel(below, "rollout", each, room, lines, columns)
-            pairs = () if axes is None else axes.reshape(-1, 2) if few else axes.T
-            shown = zip(pairs, each.pictures, captions[name], strict=False)
-            for (above, under), picture, caption in shown:
-                above.imshow(picture.pixels)
-                _rollout(picture.pixels, picture.rollout, each.grid, under)
-                caption += "\n" * (
-                    text - len(caption.splitlines())
-                )  # equal room, so that images have one size
-                under.set_title(caption, y=0, pad=-5, va="top", size=8.5, parse_math=False)
-            for ax in axes.flat if axes is not None else ():
-                ax.axis("off")
-        if alone:
-            values, uniform = first.mean_distance, first.grid.uniform_distance()
-            ax = _panel(distance, "distance", first, WIDTH)
+        head, *middle, foot = figure.subfigures(len(heights), 1, height_ratios=heights)
+        titles = np.ravel(head.subfigures(1, len(models)))
+        rollout_parts = np.ravel(foot.subfigures(1, len(models)))
+        if is_single:
+            parts = middle[0].subfigures(1, 3, width_ratios=[0.8, 1.1, 1.1])
+            filter_parts, position_parts, distance_part = parts[:1], parts[1:2], parts[2]
+            panel_room = room / 3
         else:
-            values = {
-                n: each.mean_distance / (each.grid.uniform_distance() or 1)
-                for n, each in inspections.items()
-            }
-            uniform, words = (
-                1,
-                [f"{n}: {each.sentences['distance']}" for n, each in inspections.items()],
-            )
-            ax = _titled(
-                middle[2], "distance", "\n".join([*words, *_change(*inspections.values())]), WIDTH
-            ).subplots()
-        attention_distance(values, uniform=uniform, ax=ax)
-        if not alone:
-            ax.set_ylabel("Mean attention distance\n(share of uniform attention)")
+            filter_parts = np.ravel(middle[0].subfigures(1, len(models)))
+            position_parts = np.ravel(middle[1].subfigures(1, len(models)))
+            distance_part = middle[2]
+            panel_room = room
+        for k, (name, inspection) in enumerate(inspections.items()):
+            _write_heading(titles[k], name, inspection, room)
+            _draw_filters(filter_parts[k], inspection, panel_room, cols=4 if is_single else 7)
+            _draw_positions(position_parts[k], inspection, panel_room)
+            axes = _add_panel(rollout_parts[k], "rollout", inspection, room, lines, columns)
+            if axes is not None:
+                pairs = axes.reshape(-1, 2) if lines == 1 else axes.T
+                _draw_pictures(pairs, inspection, image_width, caption_lines)
+        if is_single:
+            ax = _add_panel(distance_part, "distance", models[0], WIDTH)
+            uniform = models[0].grid.uniform_distance()
+            attention_distance(models[0].mean_distance, uniform=uniform, ax=ax)
+        else:
+            _draw_shared_distances(distance_part, inspections)
     return figure
 
 
-def _change(first, *others) -> list[str]:
+def _image_room(models, columns: int, width: float) -> tuple[float, int]:
+    """Largest height of an image of a page, and largest number of lines of a caption."""
+    height = 0
+    caption_lines = 0
+    for inspection in models:
+        rows, cols = inspection.grid.image
+        height = max(height, (width - 14) * (rows / cols))
+        for picture in inspection.pictures[:columns]:
+            caption = _wrap_caption(picture, width)
+            caption_lines = max(caption_lines, len(caption.splitlines()))
+    return height, caption_lines
+
+
+def _wrap_caption(picture, width: float) -> str:
+    return wrap(picture.caption, width / 1.2)
+
+
+def _write_heading(part: SubFigure, name: str, inspection, room: float) -> None:
+    """Write the heading of a model and its sizes."""
+    left = 8 / room
+    grid = inspection.grid
+    layers, heads = inspection.mean_distance.shape
+    part.suptitle(name, x=left, y=0.8, ha="left", size=13, weight="bold", parse_math=False)
+    words = f"{grid.rows} × {grid.cols} patches, {layers} layers of {heads} heads"
+    part.text(left, 0.05, words, color=GRAY)
+
+
+def _draw_filters(part: SubFigure, inspection, room: float, cols: int) -> None:
+    """Draw the filters of a model, or write why it has none."""
+    ax = _add_panel(part, "filters", inspection, room)
+    if ax is None:
+        return
+    filters(inspection.filters, cols=cols, ax=ax)
+    ax.set(anchor="NW")
+    ax.set_title("", loc="left")
+
+
+def _draw_positions(part: SubFigure, inspection, room: float) -> None:
+    """Draw the position similarity of a model, or write why it has none."""
+    ax = _add_panel(part, "positions", inspection, room)
+    if ax is None:
+        return
+    position_similarity(inspection.similarity, ax=ax)
+    ax.set(anchor="N")
+    ax.set_title("", loc="left")
+    ax.tick_params(labelsize=7)
+    ax.child_axes[0].set_ylabel("")
+
+
+def _draw_pictures(pairs, inspection, width: float, caption_lines: int) -> None:
+    """Draw images and their rollouts in pairs of axes, with captions of the same number of lines."""
+    for (above, below), picture in zip(pairs, inspection.pictures, strict=False):
+        above.imshow(picture.pixels)
+        _rollout(picture.pixels, picture.rollout, inspection.grid, below)
+        caption = _wrap_caption(picture, width)
+        missing_lines = caption_lines - len(caption.splitlines())
+        caption += "\n" * missing_lines  # equal room, so that images have one size
+        below.set_title(caption, y=0, pad=-5, va="top", size=8.5, parse_math=False)
+    for ax in np.ravel(pairs):
+        ax.axis("off")
+
+
+def _draw_shared_distances(part: SubFigure, inspections: Mapping[str, object]) -> None:
+    """Draw the distances of several models in one panel, as shares of the distance of uniform attention."""
+    shares = {}
+    words = []
+    for name, inspection in inspections.items():
+        uniform = inspection.grid.uniform_distance() or 1
+        shares[name] = inspection.mean_distance / uniform
+        words.append(f"{name}: {inspection.sentences['distance']}")
+    if len(inspections) == 2:
+        words += _change(*inspections.values())
+    _write_title(part, "distance", "\n".join(words), WIDTH)
+    ax = part.subplots()
+    attention_distance(shares, uniform=1, ax=ax)
+    ax.set_ylabel("Mean attention distance\n(share of uniform attention)")
+
+
+def _change(first, second) -> list[str]:
     """A sentence with the mean change of a head's distance between two models, if their heads can be paired."""
-    if (
-        len(others) != 1
-        or others[0].grid != first.grid
-        or others[0].mean_distance.shape != first.mean_distance.shape
-    ):
+    before = first.mean_distance
+    after = second.mean_distance
+    if second.grid != first.grid or after.shape != before.shape:
         return []
-    change = (others[0].mean_distance - first.mean_distance).abs()
+    change = (after - before).abs()
     layer, head = divmod(change.argmax().item(), change.shape[1])
     largest = f"{change.max():.1f}, layer {layer}, head {head}"
     return [f"mean change of a head: {change.mean():.2f} pixels (largest: {largest})"]
 
 
-def _panel(part: SubFigure, name: str, inspection, room: float, *shape: int):
+def _add_panel(part: SubFigure, name: str, inspection, room: float, *shape: int):
     """Axes below a title and the number of a figure, or None and the reason if the model lacks it."""
-    missing = name in inspection.lacks
-    _titled(part, name, inspection.lacks[name] if missing else inspection.sentences[name], room)
-    return None if missing else part.subplots(*shape)
+    if name in inspection.lacks:
+        _write_title(part, name, inspection.lacks[name], room)
+        return None
+    _write_title(part, name, inspection.sentences[name], room)
+    return part.subplots(*shape)
 
 
-def _titled(part: SubFigure, name: str, words: str, room: float) -> SubFigure:
-    """A part of the page with the title of a figure and words below it."""
+def _write_title(part: SubFigure, name: str, words: str, room: float) -> None:
+    """Write the title of a figure, and words below it."""
     text = f"{TITLES[name]}\n{wrap(words, room)}"
     part.suptitle(text, x=8 / part.bbox.width, ha="left", size=9.5, parse_math=False)
-    return part

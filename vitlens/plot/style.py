@@ -119,7 +119,9 @@ def frames(lines: int, cols: int, width: float, height: float) -> tuple[plt.Figu
 
 def wrap(text: str, width: float, letter: float = 7.5) -> str:
     """Text in lines of at most `width` pixels, with `letter` pixels per letter on average. Its line breaks stay."""
-    return "\n".join(textwrap.fill(line, int(width / letter)) for line in text.splitlines())
+    letters = int(width / letter)
+    lines = [textwrap.fill(line, letters) for line in text.splitlines()]
+    return "\n".join(lines)
 
 
 def bare(ax: plt.Axes) -> None:
@@ -202,10 +204,14 @@ def translucent(
     with `alpha` at the farthest value, and at least `SIGNED` · `alpha` for low < 0 < high. "even": `alpha` everywhere.
     power: exponent of the distance's share. Below 1, small values become more opaque.
     """
-    away = np.abs(np.linspace(low, high, 256) - np.clip(0, low, high))
-    share = np.maximum((away / (away.max() or 1)) ** power, SIGNED if low < 0 < high else 0)
     table = mpl.colormaps[cmap](np.arange(256))
-    table[:, 3] = alpha * (share if opacity == "value" else 1)
+    table[:, 3] = alpha
+    if opacity == "value":
+        clear = np.clip(0, low, high)
+        distance = np.abs(np.linspace(low, high, 256) - clear)
+        share = (distance / (distance.max() or 1)) ** power
+        lowest = SIGNED if low < 0 < high else 0
+        table[:, 3] = alpha * np.maximum(share, lowest)
     return mpl.colors.ListedColormap(table, cmap).with_extremes(bad=MISSING)
 
 
@@ -213,14 +219,12 @@ def colors(values: np.ndarray, cmap: str | None = None, signed: bool | None = No
     """Color map and limits for the values: 0…max in viridis, or ±max in red and blue if some are negative."""
     finite = values[np.isfinite(values)]
     high = np.abs(finite).max(initial=0) or 1.0
-    signed = finite.min(initial=0) < 0 if signed is None else signed
-    return {
-        "cmap": mpl.colormaps[cmap or ("RdBu_r" if signed else "viridis")].with_extremes(
-            bad=MISSING
-        ),
-        "vmin": -high if signed else 0.0,
-        "vmax": high,
-    }
+    if signed is None:
+        signed = finite.min(initial=0) < 0
+    default = "RdBu_r" if signed else "viridis"
+    colormap = mpl.colormaps[cmap or default].with_extremes(bad=MISSING)
+    low = -high if signed else 0.0
+    return {"cmap": colormap, "vmin": low, "vmax": high}
 
 
 def palette(count: int) -> Sequence:

@@ -143,7 +143,7 @@ def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
     >>> run = {name: np.random.rand(*shape) for name, shape in shapes.items()} | {"steps": [0, 9]}
     >>> figure = vitlens.plot.snapshot(run)
     """
-    run = _checked(snapshots)
+    run = _read_snapshots(snapshots)
     with use_style():
         figure = page(WIDTH, 698)
         figure.suptitle(f"Step {run.steps[index]:,}", x=0.01, ha="left", size=12, weight="bold")
@@ -170,14 +170,20 @@ def film_strip(
     >>> run = {name: np.random.rand(*shape) for name, shape in shapes.items()} | {"steps": [0, 9]}
     >>> figure = vitlens.plot.film_strip(run)
     """
-    run = _checked(snapshots)
+    run = _read_snapshots(snapshots)
     if indices is None:
-        indices = np.linspace(0, len(run.steps) - 1, min(7, len(run.steps))).round().astype(int)
-    labels = [f"step {run.steps[index]:,}" for index in indices] if labels is None else labels
-    side = min(174, (WIDTH - 110) / len(indices))
+        last = len(run.steps) - 1
+        count = min(7, len(run.steps))
+        indices = np.linspace(0, last, count).round().astype(int)
+    if labels is None:
+        labels = [f"step {run.steps[index]:,}" for index in indices]
+    cols = len(indices)
+    side = min(174, (WIDTH - 110) / cols)  # of a panel
+    width = side * cols + 110
+    height = 4 * (side + 6) + 60
     with use_style():
-        figure = page(side * len(indices) + 110, 4 * (side + 6) + 60, "compressed", margin=0.03)
-        grid = figure.subplots(4, len(indices), squeeze=False)
+        figure = page(width, height, "compressed", margin=0.03)
+        grid = figure.subplots(4, cols, squeeze=False)
         for axes, index, label in zip(grid.T, indices, labels, strict=True):
             axes[0].set_title(label, size=10, loc="left")
             scales = _draw(run, index, axes, filters=(3, 9), rollouts=(2, 4), size=3.5)
@@ -193,17 +199,17 @@ def film_strip(
     return figure
 
 
-def _checked(snapshots: Mapping) -> SimpleNamespace:
+def _read_snapshots(snapshots: Mapping) -> SimpleNamespace:
     """The arrays of a run, its steps, and the distance of uniform attention."""
-    run = {
-        name: array(snapshots[name], axes, f"An array {name} of {axes} axes")
-        for name, axes in AXES.items()
-    }
+    run = SimpleNamespace(steps=np.asarray(snapshots["steps"]))
+    for name, axes in AXES.items():
+        values = array(snapshots[name], axes, f"An array {name} of {axes} axes")
+        setattr(run, name, values)
     prefix = int(snapshots["prefix"][0]) if "prefix" in snapshots else 1
-    grid = TokenGrid(*run["positions"].shape[1:3], run["filters"].shape[2:4], prefix)
-    return SimpleNamespace(
-        **run, steps=np.asarray(snapshots["steps"]), uniform=grid.uniform_distance()
-    )
+    rows, cols = run.positions.shape[1:3]
+    patch = run.filters.shape[2:4]
+    run.uniform = TokenGrid(rows, cols, patch, prefix).uniform_distance()
+    return run
 
 
 def _draw(
@@ -218,29 +224,33 @@ def _draw(
 
     filters, rollouts: number in a line, and in total. size: of a dot, in points.
     """
-    first, second, third, fourth = axes
-    real = (
-        np.abs(run.filters).max((0, 2, 3, 4)) > 0
-    )  # a small patch has fewer components, padded with zeros
-    _tiles(first, about_gray(run.filters[index, real][: filters[1]]), filters[0])
+    filters_ax, positions_ax, distances_ax, rollouts_ax = axes
+    cols, count = filters
+    # a small patch has fewer components, padded with zeros
+    largest = np.abs(run.filters).max((0, 2, 3, 4))
+    components = run.filters[index, largest > 0]
+    _draw_tiles(filters_ax, about_gray(components[:count]), cols)
+
     _, across, tiles, cosines = shown_positions(run.positions[index])
-    _tiles(second, tiles, len(across))
-    draw_distances(third, run.distances[index], size)
-    number_layers(third, run.distances.shape[1])
-    third.axhline(run.uniform, **REFERENCE)
-    third.set_ylim(
-        0.95 * min(run.distances.min(), 0.8 * run.uniform),
-        1.05 * max(run.distances.max(), run.uniform),
-    )
-    third.locator_params(axis="y", nbins=4)
-    tiles, shares = map_colors(
-        run.rollout[index, : rollouts[1]], **colors(run.rollout[:, : rollouts[1]])
-    )
-    _tiles(fourth, tiles, rollouts[0])
+    _draw_tiles(positions_ax, tiles, len(across))
+
+    draw_distances(distances_ax, run.distances[index], size)
+    number_layers(distances_ax, run.distances.shape[1])
+    distances_ax.axhline(run.uniform, **REFERENCE)
+    low = 0.95 * min(run.distances.min(), 0.8 * run.uniform)
+    high = 1.05 * max(run.distances.max(), run.uniform)
+    distances_ax.set_ylim(low, high)
+    distances_ax.locator_params(axis="y", nbins=4)
+
+    cols, count = rollouts
+    maps = run.rollout[:, :count]
+    tiles, shares = map_colors(maps[index], **colors(maps))
+    _draw_tiles(rollouts_ax, tiles, cols)
     return cosines, shares
 
 
-def _tiles(ax: plt.Axes, tiles: np.ndarray, cols: int) -> None:
+def _draw_tiles(ax: plt.Axes, tiles: np.ndarray, cols: int) -> None:
     """Draw a mosaic in the upper left of its axes."""
     ax.set_anchor("NW")
-    mosaic(ax, tiles, min(cols, len(tiles)), (GAP * tiles.shape[1], GAP * tiles.shape[2]))
+    count, height, width = tiles.shape[:3]
+    mosaic(ax, tiles, min(cols, count), (GAP * height, GAP * width))

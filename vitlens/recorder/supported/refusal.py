@@ -16,7 +16,7 @@ class UnsupportedModelError(ValueError):
 
 
 def refuse(model: nn.Module, reason: str) -> UnsupportedModelError:
-    """Error for a model that is refused for a reason."""
+    """Error to raise for a model whose attention cannot be shown, with the reason."""
     return UnsupportedModelError(
         f"vitlens cannot show the attention of {model_name(model)}: {reason}."
     )
@@ -29,7 +29,10 @@ def require_size(
     only: tuple[int, int] | None = None,
     patch: tuple[int, int] = (1, 1),
 ) -> None:
-    """Raise ValueError unless the image has the `only` (height, width), and patches divide it."""
+    """Raise ValueError unless patches divide an image's (height, width).
+
+    only: the one (height, width) that the model takes, or None if it takes others.
+    """
     refusal = f"{model_name(model)} does not take this size"
     got = _product(image)
     if only is not None and tuple(image) != tuple(only):
