@@ -21,10 +21,10 @@ from vitlens import capture, load_model
 from vitlens.images import ImageError, samples
 from vitlens.models import (
     class_count,
-    guessed,
     label_names,
     output_kind,
     preprocess,
+    preprocessing_warning,
     restore,
     title,
     top_classes,
@@ -408,7 +408,7 @@ def test_facts_about_a_model_survive_copies_and_wrappers(folder, tmp_path):
     inside = nn.Sequential(model, nn.Identity())
     for same in (copy.deepcopy(model), saved_whole, wrapped, inside):
         assert label_names(same, 3) == ["cat", "dog", "owl"]
-        assert output_kind(same) == "independent" and guessed(same) == ""
+        assert output_kind(same) == "independent" and preprocessing_warning(same) == ""
     assert title(saved_whole) == title(copy.deepcopy(model)) == folder.name
     assert "vitlens_card" not in model.state_dict()
 

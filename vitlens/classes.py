@@ -34,31 +34,37 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
     >>> class_numbers(model, ("Egyptian cat", "Persian cat"))
     tensor([32, 31])
     """
-    count = class_count(model)
-    if not count:
+    total = class_count(model)
+    if not total:
         raise ValueError(
             "Accuracy needs a classifier head, which this model lacks. Fine-tune it, or choose a protocol on features "
             "(fewshot, knn, probe)."
         )
+    count = len(names)
     model_names = _names(model)
     if by_number(model, names):
         numbers = [int(name) for name in names]
-        first_classes = sorted(numbers) == list(range(len(names)))
-        if model_names and len(names) < count and first_classes:
+        first_classes = sorted(numbers) == list(range(count))
+        if model_names and count < total and first_classes:
+            first_name = label_names(model)[0]
             raise ValueError(
-                f"The data's classes 0 to {len(names) - 1} would match the first of the model's {count:,} classes by "
-                f"number ({label_names(model)[0]} …). {ADVICE}"
+                f"The data's classes 0 to {count - 1} would match the first of the model's {total:,} classes by "
+                f"number ({first_name} …). {ADVICE}"
             )
         return torch.tensor(numbers)
-    if len(names) == count and _in_order(names, model_names):
-        return torch.arange(count)  # also with two classes of one name, as ImageNet's crane
-    numbers = _numbers(model_names)
-    matches = [numbers.get(_plain(name)) for name in names]
-    missing = [name for name, number in zip(names, matches, strict=True) if number is None]
-    if missing or len(set(matches)) < len(matches):
-        reason = f"{missing[0]!r} is not" if missing else "several match the same class"
+    if count == total and _in_order(names, model_names):
+        return torch.arange(total)  # also with two classes of one name, as ImageNet's crane
+    by_name = _numbers(model_names)
+    matches = [by_name.get(_plain(name)) for name in names]
+    reason = None
+    if None in matches:
+        missing = names[matches.index(None)]
+        reason = f"{missing!r} is not"
+    elif len(set(matches)) < count:
+        reason = "several match the same class"
+    if reason:
         raise ValueError(
-            f"All classes of the data ({len(names)}) must be among the model's {count}, but {reason}. {ADVICE}"
+            f"All classes of the data ({count}) must be among the model's {total}, but {reason}. {ADVICE}"
         )
     return torch.tensor(matches)
 
@@ -81,15 +87,20 @@ def describe_match(model: nn.Module, names: tuple[str, ...]) -> str:
     if _names(model):
         return ""
     note = "The classes are matched by position, because the model has no class names."
+    given = list(names)
     as_text = sorted(names)
     by_numbers = sorted(names, key=_natural_key)
-    if by_numbers == as_text == [*names]:
+    if given == by_numbers == as_text:
         return note
-    if by_numbers == [*names]:
-        how, other = "as text", as_text
+    if given == by_numbers:
+        how = "as text"
+        other = as_text
     else:
-        how, other = "by their numbers", by_numbers
-    first = next(i for i, name in enumerate(names) if name != other[i])
+        how = "by their numbers"
+        other = by_numbers
+    first = 0
+    while given[first] == other[first]:
+        first += 1
     listed = ", ".join(names[:12])
     if len(names) > 12:
         listed += ", …"
@@ -98,10 +109,12 @@ def describe_match(model: nn.Module, names: tuple[str, ...]) -> str:
 
 def _natural_key(name: str) -> tuple[list[tuple[bool, int | str]], str]:
     """Key that sorts names by the numbers in them."""
-    parts = [
-        (True, int(part)) if part.isdecimal() else (False, part)
-        for part in re.findall(r"\d+|\D+", name)
-    ]
+    parts: list[tuple[bool, int | str]] = []
+    for part in re.findall(r"\d+|\D+", name):
+        if part.isdecimal():
+            parts.append((True, int(part)))
+        else:
+            parts.append((False, part))
     return parts, name
 
 
@@ -111,7 +124,8 @@ def by_number(model: nn.Module, names: tuple[str, ...]) -> bool:
         return False  # directories 0 … 11 are sorted as 0, 1, 10, 11, 2 …, as are the names of a model trained on them
     if not all(name.isdecimal() for name in names):
         return False
-    return max(map(int, names)) < class_count(model)
+    highest = max(map(int, names))
+    return highest < class_count(model)
 
 
 def imagenet_numbers(model: nn.Module) -> Tensor | None:
@@ -124,17 +138,21 @@ def imagenet_numbers(model: nn.Module) -> Tensor | None:
     """
     model_names = [names[0] for names in _names(model)]
     imagenet = _imagenet("imagenet-1k")
-    every = torch.arange(len(imagenet))
-    if len(model_names) == len(imagenet) and _in_order(tuple(model_names), imagenet):
+    count = len(imagenet)
+    every = torch.arange(count)
+    if len(model_names) == count and _in_order(tuple(model_names), imagenet):
         return every
-    numbers = _numbers(imagenet)
-    matches = torch.tensor([numbers.get(name, -1) for name in model_names], dtype=torch.int64)
-    matched = matches[matches >= 0].sort().values
-    return matches if matched.equal(every) else None
+    by_name = _numbers(imagenet)
+    numbers = [by_name.get(name, -1) for name in model_names]
+    matches = torch.tensor(numbers, dtype=torch.int64)
+    matched = matches[matches >= 0]
+    in_order = matched.sort().values
+    return matches if in_order.equal(every) else None
 
 
 def _plain(name: str) -> str:
-    return " ".join(name.replace("_", " ").lower().split())
+    words = name.replace("_", " ").lower().split()
+    return " ".join(words)
 
 
 def _names(model: nn.Module) -> list[list[str]]:

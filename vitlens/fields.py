@@ -30,7 +30,8 @@ def setting(default: object, meaning: str, fits: str | Collection[str] = "") -> 
 
     default: a value, or a class to call. fits: one of `RANGES`, or the values. Values that are registered later count.
     """
-    metadata = {"meaning": " ".join(meaning.split()), "fits": fits}
+    words = meaning.split()
+    metadata = {"meaning": " ".join(words), "fits": fits}
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -41,10 +42,13 @@ def check_settings(settings: object, prefix: str = "") -> None:
     kinds = type_hints(type(settings))
     for field in dataclasses.fields(settings):
         kind = kinds[field.name]
-        value = _convert(getattr(settings, field.name), kind)
+        given = getattr(settings, field.name)
+        value = _convert(given, kind)
         object.__setattr__(settings, field.name, value)
-        _check_type(prefix + field.name, value, kind)
-        _check_range(prefix + field.name, value, field.metadata.get("fits", ""))
+        name = prefix + field.name
+        fits = field.metadata.get("fits", "")
+        _check_type(name, value, kind)
+        _check_range(name, value, fits)
 
 
 def _convert(value: object, kind: type) -> object:
@@ -58,12 +62,20 @@ def _convert(value: object, kind: type) -> object:
 def _check_type(name: str, value: object, kind: type) -> None:
     """Raise ValueError for a value of another type, and for numbers that are not finite or too large."""
     parts = typing.get_args(kind)
-    expected = parts or (kind,)
+    if parts:
+        expected = parts
+        shape = f"{len(parts)} numbers separated by commas"
+    else:
+        expected = (kind,)
+        shape = kind.__name__
     values = value if parts and isinstance(value, tuple) else (value,)
-    if len(values) != len(expected) or not all(map(_has_type, values, expected)):
-        shape = f"{len(parts)} numbers separated by commas" if parts else kind.__name__
+    fits = len(values) == len(expected) and all(map(_has_type, values, expected))
+    if not fits:
         raise ValueError(f"{name} must be of type {shape}, got {value!r}.")
-    if float in expected and not all(abs(number) < LARGEST for number in values):
+    if float not in expected:
+        return
+    bounded = all(abs(number) < LARGEST for number in values)
+    if not bounded:
         raise ValueError(f"{name} must be finite and below 1e30, got {value}.")
 
 
@@ -73,9 +85,11 @@ def _check_range(name: str, value: object, fits: str | Collection[str]) -> None:
         return
     if not fits:
         return
+    is_in_range = RANGES[fits]
     values = value if isinstance(value, tuple) else (value,)
-    if not all(map(RANGES[fits], values)):
-        raise ValueError(f"{name} must be {fits}, got {value}.")
+    for number in values:
+        if not is_in_range(number):
+            raise ValueError(f"{name} must be {fits}, got {value}.")
 
 
 def _has_type(value: object, kind: type) -> bool:

@@ -23,18 +23,15 @@ def kernels(model: nn.Module) -> Tensor:
     """
     model = inner_transformer(model)
     about = family(model)
+    kind = type(model).__name__
     try:
         embed = about.embedding
         projection = getattr(embed, "proj", embed)
         weight = projection.weight.detach()
     except AttributeError:
-        raise ValueError(
-            f"{type(model).__name__} has no linear patch embedding, so it has no filters."
-        ) from None
+        raise ValueError(f"{kind} has no linear patch embedding, so it has no filters.") from None
     if hasattr(embed, "backbone"):
-        raise ValueError(
-            f"{type(model).__name__} is a hybrid: its filters are of a feature map, not of an image."
-        )
+        raise ValueError(f"{kind} is a hybrid: its filters are of a feature map, not of an image.")
     if weight.dim() == 4:
         return weight.permute(0, 2, 3, 1)
     # The embedding is linear over flattened patches, as in NaFlex and SigLIP 2.
@@ -42,7 +39,8 @@ def kernels(model: nn.Module) -> Tensor:
     p, q = about.grid(size).patch
     if getattr(embed, "channels_last", True):
         return weight.unflatten(1, (p, q, -1))
-    return weight.unflatten(1, (-1, p, q)).permute(0, 2, 3, 1)
+    channels_first = weight.unflatten(1, (-1, p, q))
+    return channels_first.permute(0, 2, 3, 1)
 
 
 def principal(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor, Tensor]:
@@ -56,17 +54,22 @@ def principal(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor,
     model_or_weight: a model, or a kernel (D, C, p, q) as PyTorch stores it.
     """
     if isinstance(model_or_weight, Tensor):
-        filters = model_or_weight.detach().permute(0, 2, 3, 1)
+        weight = model_or_weight.detach()
+        filters = weight.permute(0, 2, 3, 1)
     else:
         filters = kernels(model_or_weight)
     # Not scikit-learn's PCA: its signs differ between versions, and constant filters give NaN.
     matrix = to_float64(filters).flatten(1)
     matrix = matrix - matrix.mean(0)
     _, singular, vectors = torch.linalg.svd(matrix, full_matrices=False)
-    largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
-    vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
+    position = vectors.abs().argmax(1, keepdim=True)
+    largest = vectors.gather(1, position)
+    signs = torch.where(largest < 0, -1.0, 1.0)
+    vectors = vectors * signs
     squares = singular.square()
-    variance = squares / squares.sum().clamp_min(torch.finfo(torch.float64).tiny)
+    tiny = torch.finfo(torch.float64).tiny
+    total = squares.sum().clamp_min(tiny)
+    variance = squares / total
     k = min(k, len(filters) - 1)  # without its mean, each filter is given by the others
     components = vectors[:k].unflatten(1, filters.shape[1:])
     return components.float(), variance[:k].float()

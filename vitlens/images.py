@@ -56,7 +56,7 @@ class ModelInput(np.ndarray):
 
     def __new__(cls, images: np.ndarray):
         new = images.view(cls)
-        new.layout = images.shape[1:], images.strides[1:]
+        new.layout = (images.shape[1:], images.strides[1:])
         return new
 
     @property
@@ -66,8 +66,9 @@ class ModelInput(np.ndarray):
 
     def __array_finalize__(self, source):
         """Called by NumPy for every array made from another: a view, a copy or the result of an index."""
-        same_strides = source is not None and self.strides[-3:] == source.strides[-3:]
-        self.layout = getattr(source, "layout", None) if same_strides else None
+        self.layout = None
+        if source is not None and self.strides[-3:] == source.strides[-3:]:
+            self.layout = getattr(source, "layout", None)
 
     def __array_function__(self, *call):
         """Called by NumPy for its functions. New arrays, such as np.roll's, have other pixels at the same strides."""
@@ -103,7 +104,8 @@ def load_image(
     try:
         with _open(source, notes) as image:
             limit = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
-            if not 0 < image.width * image.height <= limit:
+            pixels = image.width * image.height
+            if not 0 < pixels <= limit:
                 raise ImageError(
                     f"has {image.width} × {image.height} pixels and must have 1 to {limit:,} (max_pixels)"
                 )
@@ -118,7 +120,9 @@ def load_image(
     except Exception as error:  # decoders raise many types on damaged files
         raise ImageError(f"Expected an image, but {name} {_reason(error)}.") from error
     if notes and on_note is not None:
-        on_note(f"{name[0].upper()}{name[1:]} {'; '.join(notes)}.")
+        subject = name[0].upper() + name[1:]
+        changes = "; ".join(notes)
+        on_note(f"{subject} {changes}.")
     return result
 
 
@@ -130,7 +134,8 @@ def _name_of(source) -> str:
     elif not isinstance(source, (str, os.PathLike)):
         path = getattr(source, "name", None)
     if isinstance(path, (str, os.PathLike)) and (path or path is source):
-        return f"{os.fsdecode(path)[-200:]!r}"
+        text = os.fsdecode(path)
+        return repr(text[-200:])
     return f"the {type(source).__name__} given"
 
 
@@ -153,8 +158,10 @@ def _reason(error: Exception) -> str:
         return "is damaged or in no format that Pillow reads (HEIC needs pillow-heif); export it as JPEG or PNG"
     if getattr(error, "strerror", None):
         return f"cannot be read ({error.strerror})"
-    text = " ".join(str(error).split())[:200]
-    return f"cannot be read ({type(error).__name__}: {text}); it is incomplete or damaged, or not an image"
+    words = str(error).split()
+    text = " ".join(words)[:200]
+    kind = type(error).__name__
+    return f"cannot be read ({kind}: {text}); it is incomplete or damaged, or not an image"
 
 
 def is_image(path: str | os.PathLike) -> bool:
@@ -163,7 +170,9 @@ def is_image(path: str | os.PathLike) -> bool:
     >>> vitlens.images.is_image("cat.jpg"), vitlens.images.is_image("cat.pdf")
     (True, False)
     """
-    kind = Image.registered_extensions().get(os.path.splitext(path)[1].lower())
+    _, extension = os.path.splitext(path)
+    kinds = Image.registered_extensions()
+    kind = kinds.get(extension.lower())
     if kind in Image.OPEN:
         return kind not in _NO_IMAGES
     try:
@@ -189,20 +198,26 @@ def image_files(
     on_note: called with a sentence that counts and names the other files. Raises ValueError without image files.
     """
 
-    paths = []
+    files = []
     for path in folder.rglob("*"):
-        if path.is_file() and not hidden(path.relative_to(folder)):
-            paths.append(path)
-    paths.sort(key=lambda path: _natural_order(str(path.relative_to(folder))))
-    images, others = [], []
-    for path in paths:
-        kind = images if is_image(path) else others
-        kind.append((str(path.relative_to(folder)), path))
+        relative = path.relative_to(folder)
+        if path.is_file() and not hidden(relative):
+            files.append((str(relative), path))
+    files.sort(key=lambda file: _natural_order(file[0]))
+    images = []
+    others = []
+    for name, path in files:
+        if is_image(path):
+            images.append((name, path))
+        else:
+            others.append(name)
     if not images:
         raise ValueError(f"The folder {folder} holds no images that Pillow opens.")
     if others and on_note is not None:
-        names = ", ".join(name for name, _ in others[:5]) + (" …" if len(others) > 5 else "")
-        on_note(f"{len(others):,} of {len(paths):,} files in {folder} are not images: {names}.")
+        names = ", ".join(others[:5])
+        if len(others) > 5:
+            names += " …"
+        on_note(f"{len(others):,} of {len(files):,} files in {folder} are not images: {names}.")
     return images
 
 
@@ -221,8 +236,14 @@ def samples() -> dict[str, Image.Image]:
     >>> list(vitlens.samples())
     ['astronaut', 'chelsea', 'coffee', 'rocket', 'china', 'flower']
     """
-    files = [Path(find_spec(file.split("/")[0]).origin).parent.parent / file for file in _SAMPLES]
-    return {file.stem: rgb(Image.open(file)) for file in files if file.is_file()}
+    images = {}
+    for name in _SAMPLES:
+        package, _, _ = name.partition("/")
+        root = Path(find_spec(package).origin).parent.parent
+        file = root / name
+        if file.is_file():
+            images[file.stem] = rgb(Image.open(file))
+    return images
 
 
 def rgb(
@@ -243,8 +264,10 @@ def rgb(
         plain = _from_deep_gray(colors, notes)
     elif colors.has_transparency_data:
         rgba = _with_alpha(colors)
-        plain = Image.alpha_composite(Image.new("RGBA", colors.size, "white"), rgba).convert("RGB")
-        if rgba.getchannel("A").getextrema()[0] < 255:
+        white = Image.new("RGBA", colors.size, "white")
+        plain = Image.alpha_composite(white, rgba).convert("RGB")
+        lowest, _ = rgba.getchannel("A").getextrema()
+        if lowest < 255:
             notes.append("was laid over white where it is transparent")
     else:
         plain = colors.convert("RGB")
@@ -278,7 +301,8 @@ def _from_array(source, notes: list[str]) -> Image.Image:
         )
     if values.shape[2:] == (1,):
         values = values[..., 0]
-    return Image.fromarray(_eight_bits(values, notes))
+    levels = _eight_bits(values, notes)
+    return Image.fromarray(levels)
 
 
 def _eight_bits(values: np.ndarray, notes: list[str]) -> np.ndarray:
@@ -291,12 +315,15 @@ def _eight_bits(values: np.ndarray, notes: list[str]) -> np.ndarray:
         highest = int(values.max())
         if 0 < highest < 2**14:
             notes.append(f"has levels up to {highest:,} of 65,535, so it may look dark")
-        return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
+        levels = (values.astype(np.uint32) + 128) // 257
+        return levels.astype(np.uint8)
     got = str(values.dtype)
     if values.dtype.kind == "f":
-        low, high = values.min(), values.max()
+        low = values.min()
+        high = values.max()
         if low >= -_ROUNDING and high <= 1 + _ROUNDING:  # false for NaN
-            return np.rint(values.astype(np.float32) * 255).astype(np.uint8)
+            levels = np.rint(values.astype(np.float32) * 255)
+            return levels.astype(np.uint8)
         got = f"{got} from {low:g} to {high:g}"
     raise ImageError(
         f"has values of {got}. Pass uint8, uint16, bool, or finite floats between 0 and 1"
@@ -307,13 +334,14 @@ def _from_deep_gray(image: Image.Image, notes: list[str]) -> Image.Image:
     """RGB image from gray of 16 bits or floats, with a transparent level (PNG) in white."""
     values = np.asarray(image)
     if image.mode != "F":
-        if values.min() < 0 or values.max() > 65535:
-            raise ImageError(
-                f"has levels from {values.min()} to {values.max()}. Rescale it to 0 … 65535"
-            )
+        low = values.min()
+        high = values.max()
+        if low < 0 or high > 65535:
+            raise ImageError(f"has levels from {low} to {high}. Rescale it to 0 … 65535")
         values = values.astype(np.uint16)
     levels = _eight_bits(values, notes)
-    levels[values == image.info.get("transparency", -1)] = 255
+    transparent = image.info.get("transparency", -1)
+    levels[values == transparent] = 255
     return Image.fromarray(levels).convert("RGB")
 
 
@@ -333,13 +361,15 @@ def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
     elif image.mode in ("1", "L", "LA", "La"):
         own = "GRAY"
     try:
-        profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
+        stored = io.BytesIO(image.info["icc_profile"])
+        profile = ImageCms.ImageCmsProfile(stored)
         title = ImageCms.getProfileDescription(profile).strip()
         space = profile.profile.xcolor_space.strip()
         fits = space == own or (space, own) == ("RGB", "GRAY")
         if image.mode[0] in "IF" or not fits:
             raise ValueError("it does not fit the pixels")
-        before = colors.convert({"GRAY": "L"}.get(space, space))
+        mode = "L" if space == "GRAY" else space
+        before = colors.convert(mode)
         after = ImageCms.profileToProfile(
             before,
             profile,
@@ -354,8 +384,10 @@ def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
         )
         return image
     if own != "CMYK":
-        change = np.asarray(after, np.int16) - np.asarray(before.convert("RGB"), np.int16)
-        if np.abs(change).max() <= 2:
+        levels_before = np.asarray(before.convert("RGB"), np.int16)
+        levels_after = np.asarray(after, np.int16)
+        change = np.abs(levels_after - levels_before)
+        if change.max() <= 2:
             return image
     if colors is not image:
         after.putalpha(colors.getchannel("A"))

@@ -21,8 +21,10 @@ def suggestion(word: str, names: Iterable[str], texts: Iterable[str] | None = No
     if not key:
         return ""
     names = list(names)
-    texts = list(texts or names)
-    pairs = [(name, f" {_plain(text)} ") for name, text in zip(names, texts, strict=True)]
+    pairs = []
+    for name, text in zip(names, texts or names, strict=True):
+        words = _plain(text)
+        pairs.append((name, f" {words} "))
     similar = [name for name, text in pairs if f" {key} " in text]
     similar += [name for name, text in pairs if f" {key}" in text]
     if not similar:
@@ -56,7 +58,8 @@ def require_known(
     names = list(names)
     if name not in names:
         hint = suggestion(str(name), names, texts)
-        raise ValueError(f"{what} must be one of {', '.join(names)}, got {name!r}.{hint}")
+        choices = ", ".join(names)
+        raise ValueError(f"{what} must be one of {choices}, got {name!r}.{hint}")
 
 
 def reject(rows: Iterable[tuple[object, str]]) -> None:
@@ -82,8 +85,7 @@ def attach_lazily(
     def find_or_suggest(name: str) -> object:
         if name in names:
             return find(name)
-        raise AttributeError(
-            f"module {package!r} has no attribute {name!r}.{suggestion(name, names)}"
-        )
+        hint = suggestion(name, names)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}.{hint}")
 
     return find_or_suggest, list_names, names

@@ -30,11 +30,12 @@ def table(model: nn.Module) -> Tensor:
     positions = family(model).positions()
     if positions is not None:
         return positions
-    rotary = any(getattr(module, "rope", None) is not None for module in model.modules())
-    kind = "rotary embeddings" if rotary else "no learned table"
-    raise ValueError(
-        f"{type(model).__name__} has no table of learned position embeddings ({kind})."
-    )
+    reason = "no learned table"
+    for module in model.modules():
+        if getattr(module, "rope", None) is not None:
+            reason = "rotary embeddings"
+    kind = type(model).__name__
+    raise ValueError(f"{kind} has no table of learned position embeddings ({reason}).")
 
 
 def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
@@ -75,10 +76,13 @@ def resize(
         from timm.layers import resample_abs_pos_embed
 
         return resample_abs_pos_embed(pos_embed, size, [rows, cols], num_prefix_tokens=prefix)
-    image = pos_embed[:, prefix:].unflatten(1, (rows, cols)).permute(0, 3, 1, 2)
+    of_prefix = pos_embed[:, :prefix]
+    of_patches = pos_embed[:, prefix:]
+    on_grid = of_patches.unflatten(1, (rows, cols))
+    image = on_grid.permute(0, 3, 1, 2)
     resized = F.interpolate(to_float64(image), size=size, mode="bilinear", align_corners=True)
     patches = resized.to(pos_embed).flatten(2).mT
-    return torch.cat([pos_embed[:, :prefix], patches], 1)
+    return torch.cat([of_prefix, patches], 1)
 
 
 def rank_correlation(similarities: Tensor) -> float:
@@ -93,13 +97,15 @@ def rank_correlation(similarities: Tensor) -> float:
     rows, cols = similarities.shape[:2]
     count = rows * cols
     different = ~np.eye(count, dtype=bool)
-    values = similarities.detach().cpu().reshape(count, count).numpy()[different]
+    of_pairs = similarities.detach().cpu().reshape(count, count)
+    values = of_pairs.numpy()[different]
     if count < 3 or not np.isfinite(values).all():
         return math.nan
     if values.std() == 0:
         return 0.0
     grid = TokenGrid(rows, cols, (1, 1))
-    distances = grid.distances(dtype=torch.float64, device="cpu").numpy()[different]
+    distances = grid.distances(dtype=torch.float64, device="cpu")
+    distances = distances.numpy()[different]
     correlations = np.corrcoef(_ranks(values), _ranks(distances))
     return float(correlations[0, 1])
 

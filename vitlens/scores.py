@@ -42,12 +42,18 @@ class Score(NamedTuple):
 
 def in_percent(value: float, low: float, high: float) -> Score:
     """Score from shares in 0…1."""
-    return Score(100 * float(value), 100 * float(low), 100 * float(high))
+    return Score(
+        value=100 * float(value),
+        low=100 * float(low),
+        high=100 * float(high),
+    )
 
 
 def around(mean: float, below: float, above: float) -> Score:
     """Score from the half widths of its interval, clipped to 0…100."""
-    return Score(float(mean), max(0.0, float(mean - below)), min(100.0, float(mean + above)))
+    low = max(0.0, float(mean - below))
+    high = min(100.0, float(mean + above))
+    return Score(float(mean), low, high)
 
 
 def proportion(right: int, images: int) -> Score:
@@ -58,7 +64,8 @@ def proportion(right: int, images: int) -> Score:
     """
     from scipy.stats import binomtest
 
-    low, high = binomtest(int(right), int(images)).proportion_ci(LEVEL, method="wilson")
+    test = binomtest(int(right), int(images))
+    low, high = test.proportion_ci(LEVEL, method="wilson")
     return in_percent(right / images, low, high)
 
 
@@ -72,8 +79,10 @@ def student(values: Sequence[float]) -> float:
 
     if len(values) == 1:
         return float("inf")
-    quantile = t.ppf((1 + LEVEL) / 2, len(values) - 1)
-    return float(sem(values) * quantile)
+    degrees = len(values) - 1
+    quantile = t.ppf((1 + LEVEL) / 2, degrees)
+    half = sem(values) * quantile
+    return float(half)
 
 
 def paired(lost: int, gained: int, images: int) -> Score:
@@ -87,12 +96,15 @@ def paired(lost: int, gained: int, images: int) -> Score:
     from scipy.stats import norm
 
     n = images + 2
-    middle = (gained - lost) / n
-    variance = ((gained + lost + 1) / n - middle**2) / n
-    half = norm.ppf((1 + LEVEL) / 2) * np.sqrt(variance)
+    difference = gained - lost
+    changed = (gained + lost + 1) / n
+    middle = difference / n
+    variance = (changed - middle**2) / n
+    quantile = norm.ppf((1 + LEVEL) / 2)
+    half = quantile * np.sqrt(variance)
     low = max(-1.0, middle - half)
     high = min(1.0, middle + half)
-    return in_percent((gained - lost) / images, low, high)
+    return in_percent(difference / images, low, high)
 
 
 def of_seeds(values: Sequence[float]) -> Score:
@@ -116,7 +128,8 @@ def over_seeds(values: Sequence[float], images: int) -> Score:
     """
     mean = np.mean(values)
     half = student(values) if len(values) > 1 else 0.0
-    _, low, high = proportion(round(mean / 100 * images), images)
+    right = round(mean / 100 * images)
+    _, low, high = proportion(right, images)
     below = max(mean - low, 0.0)
     above = max(high - mean, 0.0)
     return around(mean, np.hypot(half, below), np.hypot(half, above))
@@ -129,8 +142,9 @@ def mean_of(scores: Sequence[Score]) -> Score:
     85.0
     """
     value, low, high = np.array(scores).T
-    below = np.linalg.norm(value - low) / len(value)
-    above = np.linalg.norm(high - value) / len(value)
+    count = len(value)
+    below = np.linalg.norm(value - low) / count
+    above = np.linalg.norm(high - value) / count
     return around(value.mean(), below, above)
 
 
@@ -140,8 +154,9 @@ def top_k(classes: Tensor, labels: Tensor, k: int) -> Score:
     >>> top_k(torch.tensor([[281, 282], [3, 4]]), labels=torch.tensor([282, 5]), k=2).value
     50.0
     """
-    right = (classes[:, :k] == labels[:, None]).any(1)
-    return proportion(int(right.sum()), len(labels))
+    matches = classes[:, :k] == labels[:, None]
+    right = matches.any(1).sum()
+    return proportion(int(right), len(labels))
 
 
 @functools.cache
@@ -155,7 +170,8 @@ def real_labels() -> list[list[int]]:
     """
     from timm.data import RealLabelsImagenet
 
-    return list(RealLabelsImagenet(range(50_000)).real_labels.values())
+    labels = RealLabelsImagenet(range(50_000)).real_labels
+    return list(labels.values())
 
 
 def validation_numbers(names: Sequence[str]) -> Tensor:
@@ -164,8 +180,11 @@ def validation_numbers(names: Sequence[str]) -> Tensor:
     >>> validation_numbers(["val/ILSVRC2012_val_00000002.JPEG"])
     tensor([1])
     """
-    matches = [NUMBER.search(name) for name in names]
-    numbers = [int(match[1]) - 1 if match else -1 for match in matches]
+    numbers = []
+    for name in names:
+        match = NUMBER.search(name)
+        number = int(match[1]) if match else 0
+        numbers.append(number - 1)
     return torch.tensor(numbers, dtype=torch.int64)
 
 
@@ -179,8 +198,9 @@ def real(classes: Tensor, numbers: Tensor) -> tuple[Score, int]:
     100.0
     """
     by_image = real_labels()
+    first = classes[:, 0].tolist()
     right = []
-    for predicted, number in zip(classes[:, 0].tolist(), numbers.tolist(), strict=True):
+    for predicted, number in zip(first, numbers.tolist(), strict=True):
         labels = by_image[number]
         if labels:
             right.append(int(predicted) in labels)
@@ -188,4 +208,5 @@ def real(classes: Tensor, numbers: Tensor) -> tuple[Score, int]:
         raise ValueError(
             "ReaL labels are missing for all of these images. Use more of ImageNet's validation images."
         )
-    return proportion(sum(right), len(right)), len(right)
+    images = len(right)
+    return proportion(sum(right), images), images

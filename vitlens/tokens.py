@@ -56,7 +56,8 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
     attention_modules(inner)  # raises for a model without layers to read
     require_images(images, model)
     about = family(inner)
-    expected = about.grid(tuple(images.shape[-2:])).tokens
+    height, width = images.shape[-2:]
+    expected = about.grid((height, width)).tokens
     layers = []
 
     def append(_, args: tuple, output: Tensor) -> None:
@@ -64,12 +65,15 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
 
     hooks = [(block.register_forward_hook, append) for block in about.blocks]
     with eval_mode(model), thread_hooks(hooks):
-        output = run(model, cast(model, images))
+        inputs = cast(model, images)
+        output = run(model, inputs)
+    depth = len(about.blocks)
     counts = [tokens.shape[1] for tokens in layers]
-    if counts != [expected] * len(about.blocks):
-        different = ", ".join(str(count) for count in sorted(set(counts)))
+    if counts != [expected] * depth:
+        distinct = sorted(set(counts))
+        different = ", ".join(map(str, distinct))
         raise UnsupportedModelError(
-            f"Expected {expected} tokens after each of {len(about.blocks)} layers of {type(model).__name__}, got "
+            f"Expected {expected} tokens after each of {depth} layers of {type(model).__name__}, got "
             f"{different} after {len(counts)}: it leaves patches out, merges them, resizes the images, or runs the "
             "layers more or less than once."
         )
@@ -84,8 +88,9 @@ def similarity(tokens: Tensor, query: Tensor) -> Tensor:
 
     tokens: (…, T, D). query: (T,) or (…, T) weights of sum 1: one-hot for a token, `grid.readout` for the read-out.
     """
-    read = (query.to(tokens)[..., None, :] @ tokens).squeeze(-2)
-    return torch.cosine_similarity(tokens, read[..., None, :], dim=-1)
+    weights = query.to(tokens)
+    weighted_sum = weights[..., None, :] @ tokens  # (…, 1, D)
+    return torch.cosine_similarity(tokens, weighted_sum, dim=-1)
 
 
 def norms(tokens: Tensor) -> Tensor:
@@ -96,7 +101,8 @@ def norms(tokens: Tensor) -> Tensor:
     >>> vitlens.tokens.norms(torch.tensor([[3.0, 4.0]]))
     tensor([5.])
     """
-    return tokens.norm(dim=-1, dtype=torch.promote_types(tokens.dtype, torch.float32))
+    precision = torch.promote_types(tokens.dtype, torch.float32)
+    return tokens.norm(dim=-1, dtype=precision)
 
 
 def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
@@ -110,14 +116,20 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
     tokens: (P, D) of one image, or of several concatenated images for common colors. The mean is subtracted. Components
     are ordered by variance and signed so that the largest score is positive, because the sign is arbitrary.
     """
-    centered = to_float64(tokens) - to_float64(tokens).mean(0)
-    variances, axes = torch.linalg.eigh(centered.mT @ centered)
-    scores = centered @ axes.flip(-1)[:, :k]
-    largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
+    tokens = to_float64(tokens)
+    centered = tokens - tokens.mean(0)
+    scatter = centered.mT @ centered
+    variances, axes = torch.linalg.eigh(scatter)  # in ascending order
+    first_axes = axes.flip(-1)[:, :k]
+    scores = centered @ first_axes
+    position = scores.abs().argmax(0, keepdim=True)
+    largest = scores.gather(0, position)
     signs = torch.where(largest < 0, -1.0, 1.0)
-    total = variances.sum().clamp_min(torch.finfo(torch.float64).tiny)
+    scores = scores * signs
+    tiny = torch.finfo(torch.float64).tiny
+    total = variances.sum().clamp_min(tiny)
     shares = variances.flip(0)[:k] / total
-    return (scores * signs).float(), shares.float()
+    return scores.float(), shares.float()
 
 
 def colors(scores: Tensor) -> Tensor:
@@ -128,8 +140,15 @@ def colors(scores: Tensor) -> Tensor:
     >>> vitlens.tokens.colors(torch.tensor([[-1.0], [0.0], [3.0]])).flatten()
     tensor([0.0000, 0.2500, 1.0000])
     """
-    low, high = scores.amin(0), scores.amax(0)
-    return (scores - low) / (high - low).clamp_min(1e-12)
+    low = scores.amin(0)
+    high = scores.amax(0)
+    return _stretch(scores, low, high)
+
+
+def _stretch(scores: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Scores (…, k) on a scale of 0 at `low` and 1 at `high`, both (k,)."""
+    extent = (high - low).clamp_min(1e-12)
+    return (scores - low) / extent
 
 
 class Colored(NamedTuple):
@@ -162,7 +181,8 @@ def colored(
     units = F.normalize(to_float64(tokens), dim=-1)
     if outliers is None:
         outliers = torch.zeros(units.shape[:2], dtype=torch.bool)
-    kept = ~outliers.cpu()
+    outliers = outliers.cpu()
+    kept = ~outliers
     kept_scores, variance = components(units[kept])
     scores = units.new_zeros(*kept.shape, 3)
     scores[kept] = kept_scores.double()
@@ -173,22 +193,26 @@ def colored(
         variance = variance[order]
     percentiles = torch.tensor([0.02, 0.98], dtype=torch.double)
     low, high = scores[kept].quantile(percentiles, 0)
-    stretched = (scores - low) / (high - low).clamp_min(1e-12)
-    colors = torch.where(kept[..., None], stretched.clamp(0, 1), GRAY)
+    stretched = _stretch(scores, low, high).clamp(0, 1)
+    colors = torch.where(kept[..., None], stretched, GRAY)
     return Colored(colors.float(), variance.float())
 
 
 def _match_components(scores: Tensor, like: Tensor) -> tuple[list[int], Tensor]:
     """The order of components and their signs, (3,), for which scores (P, 3) correlate best with `like`, (P, 3)."""
-    of_all = torch.corrcoef(torch.cat([scores, like], 1).mT)
+    variables = torch.cat([scores, like], 1).mT
+    of_all = torch.corrcoef(variables)
     correlations = of_all[:3, 3:].nan_to_num()  # (component, color)
+    numbers = range(3)
 
     def total(order: tuple[int, ...]) -> Tensor:
-        return correlations[order, range(3)].abs().sum()
+        matched = correlations[order, numbers]
+        return matched.abs().sum()
 
-    order = list(max(itertools.permutations(range(3)), key=total))
-    signs = torch.where(correlations[order, range(3)] < 0, -1.0, 1.0)
-    return order, signs
+    orders = itertools.permutations(numbers)
+    best = list(max(orders, key=total))
+    signs = torch.where(correlations[best, numbers] < 0, -1.0, 1.0)
+    return best, signs
 
 
 class Pairs(NamedTuple):
@@ -223,5 +247,6 @@ def correspondences(a: Tensor, b: Tensor) -> Pairs:
     cosines = units_of_a @ units_of_b.mT
     similarity, nearest = cosines.max(1)
     nearest_in_a = cosines.argmax(0)
-    mutual = nearest_in_a[nearest] == torch.arange(len(a), device=a.device)
+    own = torch.arange(len(a), device=a.device)
+    mutual = nearest_in_a[nearest] == own
     return Pairs(nearest, similarity.float(), mutual)

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from vitlens.train import Recipe
 
-MASKED, REPLACED = 0.8, 0.1
-"""Shares of the corrupted patches that get the learned embedding or another patch's. The rest keep their own."""
+MASKED = 0.8
+"""Share of the corrupted patches that get the learned embedding."""
+REPLACED = 0.1
+"""Share of the corrupted patches that get another patch's embedding. The rest keep their own."""
 OBJECTIVES = {
     "mean-color": "of corrupted patches (the paper's B.1.2)",
     "colors-4x4": "of their parts",
@@ -43,15 +45,20 @@ def corruption(
     own = torch.arange(patches, device=device).expand(batch, -1)
     offset = torch.randint(1, patches, (batch, patches), device=device)
     other = (own + offset) % patches
-    source = torch.where(u < (MASKED + REPLACED) * share, other, own)
-    source = torch.where(u < MASKED * share, -1, source)
-    return u < share, source
+    masked = u < MASKED * share
+    changed = u < (MASKED + REPLACED) * share
+    corrupted = u < share
+    source = torch.where(changed, other, own)
+    source = torch.where(masked, -1, source)
+    return corrupted, source
 
 
 def in_patches(images: Tensor, patch: int) -> Tensor:
     """Pixels of each patch, row by row: (B, P, p · p, C) from images (B, C, H, W)."""
-    cut = images.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # B C rows p cols p
-    return cut.permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(1, 2)
+    in_columns = images.unflatten(3, (-1, patch))
+    cut = in_columns.unflatten(2, (-1, patch))  # B C rows p cols p
+    pixels = cut.permute(0, 2, 4, 3, 5, 1)  # B rows cols p p C
+    return pixels.flatten(3, 4).flatten(1, 2)
 
 
 def colors(pixels: Tensor, patch: int, side: int = 1) -> Tensor:
@@ -63,20 +70,28 @@ def colors(pixels: Tensor, patch: int, side: int = 1) -> Tensor:
     patches = in_patches(pixels.long(), patch)
     cells = patches.unflatten(2, (side, part, side, part))  # B P side part side part C
     sums = cells.sum(dim=(3, 5)).flatten(2, 3)
-    levels = LEVELS * sums // (256 * part * part)
+    area = part * part
+    levels = LEVELS * sums // (256 * area)
     weights = torch.tensor([LEVELS**2, LEVELS, 1], device=pixels.device)
-    return (levels * weights).sum(-1)
+    weighted = levels * weights
+    return weighted.sum(-1)
 
 
 def color_of(ids: Tensor) -> Tensor:
     """Central color of each color number, (…, 3) in 0…1."""
-    levels = torch.stack([ids // LEVELS**2, ids // LEVELS % LEVELS, ids % LEVELS], -1)
-    return (levels + 0.5) * (256 / LEVELS) / 255
+    red = ids // LEVELS**2
+    green = ids // LEVELS % LEVELS
+    blue = ids % LEVELS
+    levels = torch.stack([red, green, blue], -1)
+    central = (levels + 0.5) * (256 / LEVELS)
+    return central / 255
 
 
 def restore_pixels(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """8-bit pixels of normalized images, (B, 3, H, W) int64 from 0 to 255."""
-    return (x.float() * std + mean).mul(255).round().clamp(0, 255).long()
+    colors = x.float() * std + mean
+    levels = (colors * 255).round()
+    return levels.clamp(0, 255).long()
 
 
 def check(recipe: Recipe) -> None:
@@ -121,63 +136,93 @@ class MaskedPatches(nn.Module):
         self.share = share
         self.side = 4 if target == "colors-4x4" else 1
         self.regresses = target == "pixels"
-        outputs = 3 * self.patch**2 if self.regresses else self.side**2 * COLORS
-        self.mask_token = nn.Parameter(torch.empty(1, 1, model.embed_dim))
-        self.head = nn.Linear(model.embed_dim, outputs)
-        for weight in (self.mask_token, self.head.weight):
-            nn.init.trunc_normal_(weight, std=0.02)
+        if self.regresses:
+            outputs = 3 * self.patch**2
+        else:
+            parts = self.side**2
+            outputs = parts * COLORS
+        width = model.embed_dim
+        self.mask_token = nn.Parameter(torch.empty(1, 1, width))
+        self.head = nn.Linear(width, outputs)
+        nn.init.trunc_normal_(self.mask_token, std=0.02)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
-        for name, values in {"mean": mean, "std": std}.items():
-            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
+        mean = torch.tensor(mean).view(3, 1, 1)
+        std = torch.tensor(std).view(3, 1, 1)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
 
     def forward(self, model: nn.Module, x: Tensor) -> Tensor:
-        corrupted, source = corruption(len(x), model.patch_embed.num_patches, self.share, x.device)
-        return self.loss(self.predict(model, x, source), x, corrupted)
+        patches = model.patch_embed.num_patches
+        corrupted, source = corruption(len(x), patches, self.share, x.device)
+        predicted = self.predict(model, x, source)
+        return self.loss(predicted, x, corrupted)
 
     def predict(self, model: nn.Module, x: Tensor, source: Tensor) -> Tensor:
         """Head outputs (B, P, outputs) for every patch, with the patch embeddings replaced by those of `source`."""
         tokens = model.patch_embed(x)
-        indices = source.clamp(min=0)[..., None].expand_as(tokens)
-        masked = (source < 0)[..., None]
+        indices = source.clamp(min=0)
+        indices = indices[..., None].expand_as(tokens)
+        replaced = tokens.gather(1, indices)
+        masked = source < 0
         mask_token = self.mask_token.to(tokens.dtype)
-        tokens = torch.where(masked, mask_token, tokens.gather(1, indices))
-        z = model.norm_pre(model._pos_embed(tokens))
+        tokens = torch.where(masked[..., None], mask_token, replaced)
+        z = model._pos_embed(tokens)
+        z = model.norm_pre(z)
         for block in model.blocks:
             z = block(z)
-        return self.head(model.norm(z)[:, model.num_prefix_tokens :])
+        z = model.norm(z)
+        of_patches = z[:, model.num_prefix_tokens :]
+        return self.head(of_patches)
 
     def loss(self, predicted: Tensor, x: Tensor, corrupted: Tensor) -> Tensor:
         """The mean loss of the corrupted patches."""
         predicted = predicted.float()
         if self.regresses:
             pixels = in_patches(x.float(), self.patch).flatten(2)
-            losses = (predicted - pixels).square().mean(-1)
+            errors = predicted - pixels
+            losses = errors.square().mean(-1)
         else:
-            target = colors(restore_pixels(x, self.mean, self.std), self.patch, self.side)
-            logits = predicted.unflatten(-1, (self.side**2, COLORS)).flatten(0, 2)
+            pixels = restore_pixels(x, self.mean, self.std)
+            target = colors(pixels, self.patch, self.side)
+            logits = self._logits(predicted).flatten(0, 2)
             entropies = F.cross_entropy(logits, target.flatten(), reduction="none")
             losses = entropies.view_as(target).mean(-1)
-        return (losses * corrupted).sum() / corrupted.sum().clamp(min=1)
+        total = (losses * corrupted).sum()
+        count = corrupted.sum().clamp(min=1)
+        return total / count
+
+    def _logits(self, predicted: Tensor) -> Tensor:
+        """Logits of the colors of each part, (B, P, S, colors), from head outputs."""
+        parts = self.side**2
+        return predicted.unflatten(-1, (parts, COLORS))
 
     def predict_pictures(self, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         """`corrupted` and `source` (B, rows, cols), drawn anew, and `predicted` (B, h, w, 3), colors in 0…1."""
+        images = len(x)
         rows, cols = model.patch_embed.grid_size
-        corrupted, source = corruption(len(x), rows * cols, self.share, x.device)
-        pixels = self.predict(model, x, source).float()
+        corrupted, source = corruption(images, rows * cols, self.share, x.device)
+        predicted = self.predict(model, x, source).float()
         if self.regresses:
-            pixels = pixels.unflatten(-1, (-1, 3)) * self.std.flatten() + self.mean.flatten()
+            normalized = predicted.unflatten(-1, (-1, 3))
+            mean = self.mean.flatten()
+            std = self.std.flatten()
+            pixels = normalized * std + mean
         else:
-            logits = pixels.unflatten(-1, (self.side**2, COLORS))
-            pixels = color_of(logits.argmax(-1))
+            ids = self._logits(predicted).argmax(-1)
+            pixels = color_of(ids)
+        pixels = pixels.clamp(0, 1)
         return {
-            "corrupted": corrupted.view(len(x), rows, cols),
-            "source": source.view(len(x), rows, cols),
-            "predicted": assemble_patches(pixels.clamp(0, 1), rows, cols),
+            "corrupted": corrupted.view(images, rows, cols),
+            "source": source.view(images, rows, cols),
+            "predicted": assemble_patches(pixels, rows, cols),
         }
 
 
 def assemble_patches(parts: Tensor, rows: int, cols: int) -> Tensor:
     """Images (B, h, w, 3) assembled from patches (B, P, S, 3) of S pixels each, row by row."""
     side = round(parts.shape[2] ** 0.5)
-    cut = parts.unflatten(2, (side, side)).unflatten(1, (rows, cols))
-    return cut.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    patches = parts.unflatten(2, (side, side))
+    cut = patches.unflatten(1, (rows, cols))
+    by_rows = cut.transpose(2, 3)  # B rows side cols side 3
+    return by_rows.flatten(3, 4).flatten(1, 2)

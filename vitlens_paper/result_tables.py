@@ -64,7 +64,8 @@ def row_of(record: Record) -> str | None:
     data = record.data.lower()
     if data in VTAB_ROWS:
         return VTAB_ROWS[data] if record.metric in ("mean", "top1") else None
-    letters = re.sub("[^a-z0-9]", "", data.removeprefix("torch/"))
+    name = data.removeprefix("torch/")
+    letters = re.sub("[^a-z0-9]", "", name)
     row = ROWS.get(letters)
     if row == IMAGENET and record.metric == "real":
         row = REAL
@@ -73,7 +74,8 @@ def row_of(record: Record) -> str | None:
     if row is None:
         return None
     whole = TEST_IMAGES[row]
-    return row if 0.99 * whole <= record.images <= whole else None
+    complete = 0.99 * whole <= record.images <= whole
+    return row if complete else None
 
 
 def table_2(records: Iterable[Record]) -> str:
@@ -83,30 +85,34 @@ def table_2(records: Iterable[Record]) -> str:
     Table 2: top-
     """
     records = list(records)
-    rows = list(TABLE_2[0].accuracy)
+    data_sets = list(TABLE_2[0].accuracy)
+    cost = "TPUv3-core-days"
     published = {}
     for p in TABLE_2:
         name = p.model
         if name in CALLED:
             name = CALLED[name][0]  # Table 2's name of the model
-        cost = {"TPUv3-core-days": f"{p.core_days:,}"}
-        published[name, p.data] = _accuracy_cells(p, rows) | cost
+        cells = _accuracy_cells(p, data_sets)
+        cells[cost] = f"{p.core_days:,}"
+        published[name, p.data] = cells
     title = (
         "Table 2: top-1, %. Published: mean ± standard deviation of three fine-tunings, ViTs on ImageNet at 512 or 518 "
         "pixels.\nMeasured: value [95 % interval]."
     )
     first = []
     for p in FIRST_SUBMISSION:
-        cells = [f"{row} {cell}" for row, cell in _accuracy_cells(p).items()]
-        first.append(f"{p.model} {', '.join(cells)}")
-    notes = [
-        f"The first submission of the paper (October 2020) had other numbers: {'; '.join(first)}."
-    ]
+        accuracies = [f"{row} {cell}" for row, cell in _accuracy_cells(p).items()]
+        listed = ", ".join(accuracies)
+        first.append(f"{p.model} {listed}")
+    numbers = "; ".join(first)
+    notes = [f"The first submission of the paper (October 2020) had other numbers: {numbers}."]
     for r in records:
         if row_of(r) is None:
-            measured = f"{r.model} on {r.data}, {r.manner}, {r.metric}: {r.cell}"
+            protocol = f"{r.manner}, {r.metric}"
+            measured = f"{r.model} on {r.data}, {protocol}: {r.cell}"
             notes.append(f"Not in this table: {measured}")
-    return _text(title, [*rows, "TPUv3-core-days"], published, _columns(records, rows), notes)
+    columns = _columns(records, data_sets)
+    return _text(title, [*data_sets, cost], published, columns, notes)
 
 
 def table_5(records: Iterable[Record]) -> str:
@@ -117,23 +123,26 @@ def table_5(records: Iterable[Record]) -> str:
     >>> print(vitlens_paper.table_5([])[:7])
     Table 5
     """
-    rows = list(TABLE_5[0].accuracy)
+    data_sets = list(TABLE_5[0].accuracy)
+    sources = []
     published: dict[tuple[str, str], dict] = {}
     for p in TABLE_5:
-        cells = {(p.data, row): cell for row, cell in _accuracy_cells(p, rows).items()}
-        published.setdefault((p.model, ""), {}).update(cells)
-    sources = list(dict.fromkeys(p.data for p in TABLE_5))
+        if p.data not in sources:
+            sources.append(p.data)
+        column = published.setdefault((p.model, ""), {})
+        for data, cell in _accuracy_cells(p, data_sets).items():
+            column[p.data, data] = cell
     columns = []
-    for column in _columns(records, rows):
-        model = _first(column).model
-        _, weights = origin(model)
+    for by_data in _columns(records, data_sets):
+        record = _first(by_data)
+        _, weights = origin(record.model)
         source = weights.data if weights else "unknown data"
-        columns.append({(source, row): record for row, record in column.items()})
+        columns.append({(source, data): record for data, record in by_data.items()})
         if not weights and source not in sources:
             sources.append(source)
     title = "Table 5: top-1 after fine-tuning at 384 pixels, %. Measured: value [95 % interval]."
-    every_row = [(source, row) for source in sources for row in rows]
-    return _text(title, every_row, published, columns, [])
+    rows = [(source, data) for source in sources for data in data_sets]
+    return _text(title, rows, published, columns, [])
 
 
 def table_9(records: Iterable[Record]) -> str:
@@ -149,16 +158,16 @@ def table_9(records: Iterable[Record]) -> str:
     rows.append("VTAB")
     published = {}
     for p in TABLE_9:
-        values = (
-            groups(p.accuracy) | p.accuracy
-        )  # "VTAB", the mean over all tasks, as the paper prints it
+        values = groups(p.accuracy)
+        values |= p.accuracy  # with "VTAB", the mean over all tasks, as the paper prints it
         cells = {}
         for row in rows:
             name = row.removeprefix("VTAB ")  # leaves the row "VTAB" as it is
             cells[row] = f"{values[name]:.1f}"
         published[p.model, p.data] = cells
     title = "Table 9: top-1 on the tasks of VTAB-1k, %, and below each group its mean. Measured: value [95 % interval]."
-    return _text(title, rows, published, _columns(records, rows), [])
+    columns = _columns(records, rows)
+    return _text(title, rows, published, columns, [])
 
 
 def _accuracy_cells(published: Published, rows: Iterable[str] = ()) -> dict[str, str]:
@@ -178,12 +187,14 @@ def _columns(records: Iterable[Record], rows: Iterable[str]) -> list[dict[str, R
     Records of one column share their model, weights and recipe, and all or none are from the unchanged model.
     """
     columns: dict[tuple, dict[str, Record]] = {}
-    for record in sorted(records, key=lambda r: r.when):
+    in_order = sorted(records, key=lambda record: record.when)
+    for record in in_order:
         row = row_of(record)
         if row in rows:
             untrained = record.protocol == "top1"  # other protocols fine-tune first
-            key = record.model, record.weights, record.recipe or "", untrained
-            columns.setdefault(key, {})[row] = record
+            key = (record.model, record.weights, record.recipe or "", untrained)
+            column = columns.setdefault(key, {})
+            column[row] = record
     return [columns[key] for key in sorted(columns)]
 
 
@@ -204,20 +215,36 @@ def _text(
 
     cells = {("published", *name): column for name, column in published.items()}
     for number, column in enumerate(measured, 1):
-        cells["measured", f"({number})", ""] = {row: record.cell for row, record in column.items()}
+        texts = {row: record.cell for row, record in column.items()}
+        cells["measured", f"({number})", ""] = texts
     frame = DataFrame(cells).reindex(rows).fillna("–")
     frame.index.names = [None] * frame.index.nlevels
-    lines = [title, "", frame.to_string(line_width=WIDTH - 2), ""]
+    lines = [title, ""]
+    lines.append(frame.to_string(line_width=WIDTH - 2))
+    lines.append("")
     for number, column in enumerate(measured, 1):
-        record = _first(column)
-        counts = []
-        for row, measured_value in column.items():
-            data = row if isinstance(row, str) else row[1]  # rows of Table 5: (source, data)
-            counts.append(f"{data}: {measured_value.images:,}")
-        versions = [f"{name} {version}" for name, version in sorted(record.versions.items())]
-        lines.append(f"({number}) {record.model}: {_describe_weights(record)}; {record.manner}")
-        lines.append(f"    images: {', '.join(counts)}; {record.when[:10]}; {', '.join(versions)}")
-    return "\n".join([*lines, *notes])
+        lines += _notes_on_column(number, column)
+    lines += notes
+    return "\n".join(lines)
+
+
+def _notes_on_column(number: int, column: Mapping[object, Record]) -> list[str]:
+    """Two lines about a measured column: its model and protocol, and its images, day and versions."""
+    record = _first(column)
+    weights = _describe_weights(record)
+    counts = []
+    for row, r in column.items():
+        data = row if isinstance(row, str) else row[1]  # rows of Table 5: (source, data)
+        counts.append(f"{data}: {r.images:,}")
+    images = ", ".join(counts)
+    day = record.when[:10]
+    in_order = sorted(record.versions.items())
+    versions = [f"{name} {version}" for name, version in in_order]
+    libraries = ", ".join(versions)
+    return [
+        f"({number}) {record.model}: {weights}; {record.manner}",
+        f"    images: {images}; {day}; {libraries}",
+    ]
 
 
 def _describe_weights(record: Record) -> str:

@@ -31,11 +31,14 @@ SIZES = {
 
 def count(value: float, _=None) -> str:
     """Text of a number of images, such as 1.3 M, as a Matplotlib formatter, too."""
+    unit = ""
     if value >= 1e6:
-        return f"{value / 1e6:.3g} M"
-    if value >= 1e3:
-        return f"{value / 1e3:.3g} k"
-    return f"{value:.3g}"
+        value = value / 1e6
+        unit = " M"
+    elif value >= 1e3:
+        value = value / 1e3
+        unit = " k"
+    return f"{value:.3g}{unit}"
 
 
 def transfer() -> plt.Figure:
@@ -54,20 +57,7 @@ def transfer() -> plt.Figure:
         for ax, accuracies in zip(axes, values, strict=True):
             ax.set(xscale="log", xlabel="Compute of pre-training (exaFLOPs)")
             for row, value in zip(paper.TABLE_6, accuracies, strict=True):
-                color, marker = KINDS[paper.MODELS[row.model].kind]
-                size = 5 if row.epochs == 7 else 7.5
-                ax.plot(row.exaflops, value, marker, color=color, ms=size, mec="white", mew=0.6)
-                left = row.model in LEFT
-                ax.annotate(
-                    row.model.replace("ViT-", ""),
-                    (row.exaflops, value),
-                    (-4, 0) if left else (5, 0),
-                    textcoords="offset points",
-                    ha="right" if left else "left",
-                    va="bottom" if left else "top",
-                    color=color,
-                    size=7.5,
-                )
+                _draw_model(ax, row, value)
             ax.margins(0.1, 0.08)
             ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
             ax.xaxis.set_minor_locator(NullLocator())
@@ -85,6 +75,25 @@ def transfer() -> plt.Figure:
     return figure
 
 
+def _draw_model(ax: plt.Axes, row: Published, accuracy: float) -> None:
+    """Draw the point of a model of Table 6, with its name beside it."""
+    kind = paper.MODELS[row.model].kind
+    color, marker = KINDS[kind]
+    size = 5 if row.epochs == 7 else 7.5
+    ax.plot(row.exaflops, accuracy, marker, color=color, ms=size, mec="white", mew=0.6)
+    left = row.model in LEFT
+    ax.annotate(
+        row.model.replace("ViT-", ""),
+        (row.exaflops, accuracy),
+        (-4, 0) if left else (5, 0),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        va="bottom" if left else "top",
+        color=color,
+        size=7.5,
+    )
+
+
 def vtab() -> plt.Figure:
     """Accuracy on VTAB-1k, over all 19 tasks and by group (paper, Fig. 2, whose bars have no printed numbers).
 
@@ -93,19 +102,21 @@ def vtab() -> plt.Figure:
     >>> figure = vitlens_paper.vtab()
     """
     rows = {f"{p.model}, {p.data}": paper.groups(p.accuracy) for p in paper.TABLE_9}
-    rows |= {"BiT-M R152x4, ImageNet-21k": paper.BIT_M_VTAB}
-    colors = "#0173b2", "#0173b2", "#56b4e9", "#949494"
+    rows["BiT-M R152x4, ImageNet-21k"] = paper.BIT_M_VTAB
+    bars = len(rows)
+    colors = ("#0173b2", "#0173b2", "#56b4e9", "#949494")
     with use_style():
         titles = ["All 19 tasks"]
         titles += [f"{group} ({len(tasks)})" for group, tasks in paper.VTAB.items()]
-        figure, axes = charts(titles, 900, 34 * len(rows) + 88, sharey=True)
+        height = 34 * bars + 88
+        figure, axes = charts(titles, 900, height, sharey=True)
         for ax, (group, limits) in zip(axes, LIMITS.items(), strict=True):
             values = [accuracy[group] for accuracy in rows.values()]
             rule(ax, "x")
-            ax.hlines(range(len(rows)), 0, values, color="0.85", linewidth=1, zorder=1)
+            ax.hlines(range(bars), 0, values, color="0.85", linewidth=1, zorder=1)
             ax.set_xlim(_widen(limits, values))
-            ax.set(ylim=(len(rows) - 0.5, -0.5), xlabel="Top-1 (%)")
-            ax.set_yticks(range(len(rows)), rows)
+            ax.set(ylim=(bars - 0.5, -0.5), xlabel="Top-1 (%)")
+            ax.set_yticks(range(bars), rows)
             ax.tick_params(axis="y", length=0)
             for y, (value, color) in enumerate(zip(values, colors, strict=True)):
                 ax.plot(value, y, "o", color=color, ms=7, mec="white", mew=0.6)
@@ -147,13 +158,14 @@ def pretraining_size(*, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
             xlabel="Images of pre-training",
             ylabel="ImageNet top-1 after fine-tuning (%)",
         )
-        bit = [*paper.BIT, *(p for p in paper.TABLE_2 if p.model == "R152x4")]
-        images, accuracies = _on_imagenet(bit)
+        largest = [p for p in paper.TABLE_2 if p.model == "R152x4"]
+        images, accuracies = _on_imagenet([*paper.BIT, *largest])
         ax.plot(images, accuracies, "-^", color="0.6", ms=6, label="BiT R152x4", zorder=1)
         for k, (model, (edge, face)) in enumerate(SIZES.items()):
             rows = [p for p in paper.TABLE_5 if p.model == model]
             images, accuracies = _on_imagenet(rows)
-            aside = offset_copy(ax.transData, ax.figure, x=9 * (k - 2), units="points")
+            offset = 9 * (k - 2)
+            aside = offset_copy(ax.transData, ax.figure, x=offset, units="points")
             # Matplotlib does not update the limits for shifted points.
             ax.update_datalim(np.column_stack([images, accuracies]))
             ax.plot(
@@ -168,8 +180,9 @@ def pretraining_size(*, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
                 transform=aside,
             )
         ax.margins(0.12, 0.07)
+        sizes = list(paper.IMAGES.values())
         labels = [f"{name}\n{count(images)}" for name, images in paper.IMAGES.items()]
-        ax.set_xticks([*paper.IMAGES.values()], labels)
+        ax.set_xticks(sizes, labels)
         ax.xaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
         ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, labelspacing=0.8)
@@ -204,7 +217,8 @@ def few_shot(
         ax.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
         lines = []
         for color, (name, rows) in zip(palette(len(series)), series.items(), strict=True):
-            images, accuracies = rows[:, 0], rows[:, 1]
+            images = rows[:, 0]
+            accuracies = rows[:, 1]
             lines += ax.plot(
                 images,
                 accuracies,
@@ -218,7 +232,8 @@ def few_shot(
             )
             if rows.shape[1] < 4:
                 continue
-            low, high = rows[:, 2], rows[:, 3]
+            low = rows[:, 2]
+            high = rows[:, 3]
             if len(series) <= 3:
                 ax.fill_between(images, low, high, color=color, alpha=0.15, lw=0)
             else:
@@ -233,11 +248,12 @@ def few_shot(
 def _sort_rows(rows) -> np.ndarray:
     """(n, 2 or 4) rows of (images, accuracy, …), sorted by images. Raises ValueError unless images are above 0."""
     rows = array(rows, 2, "Rows (images, accuracy)")
-    if not (np.isfinite(rows).all() and (rows[:, 0] > 0).all()):
+    images = rows[:, 0]
+    if not (np.isfinite(rows).all() and (images > 0).all()):
         raise ValueError(
             f"Images and accuracies must be finite, the first above 0, got {rows.tolist()}."
         )
-    return rows[rows[:, 0].argsort()]
+    return rows[images.argsort()]
 
 
 def _ticks(ax: plt.Axes, series: Iterable[np.ndarray]) -> None:
@@ -246,7 +262,8 @@ def _ticks(ax: plt.Axes, series: Iterable[np.ndarray]) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
     sizes = sorted({float(n) for rows in series for n in rows[:, 0]})
     low, high = np.log(ax.get_xlim())
-    gaps = np.diff(np.log(sizes)) / (high - low)
+    extent = high - low
+    gaps = np.diff(np.log(sizes)) / extent
     if (gaps >= 0.08).all():
         ax.set_xticks(sizes, map(count, sizes))
     else:

@@ -47,10 +47,13 @@ class Streamed:
 def webdataset(name: str, split: str, root: Path | None, _) -> Samples:
     """`wds/NAME`: shards in ROOT/NAME or ROOT. `wds/OWNER/SET` is downloaded from the hub if missing."""
     library()  # raises before any download
-    folder = data_root(root) / name
+    parent = data_root(root)
+    folder = parent / name
     if name.count("/") == 1 and not _files(folder, split):
         _fetch(name, folder, split)
-    return shards(folder if folder.is_dir() or "/" in name else data_root(root), split)
+    if folder.is_dir() or "/" in name:
+        return shards(folder, split)
+    return shards(parent, split)
 
 
 def shards(folder: Path, split: str) -> Samples:
@@ -65,20 +68,23 @@ def shards(folder: Path, split: str) -> Samples:
             f"{folder} lacks some or all shards of its {split} split: tar files with {' or '.join(SPLITS[split])} in "
             "their names, or in a folder of that name."
         )
-    keys, labels = [], []
+    keys = []
+    labels = []
+    names = []
     for key, image, label in _examples(files):
+        name = ": ".join(key)
         if type(label) is not int or image is None:
             missing = "image in the format of the first" if image is None else "label"
             raise ValueError(
-                f"{': '.join(key)} has no {missing}. Images must have one format, each with a number in a .cls file "
+                f"{name} has no {missing}. Images must have one format, each with a number in a .cls file "
                 "or under 'label' in a .json file."
             )
         if label >= 0:
             keys.append(key)
             labels.append(label)
-    file_names = [": ".join(key) for key in keys]
+            names.append(name)
     class_names = read_class_names(folder) or ()
-    samples = Samples(Streamed(files, keys), labels, class_names, file_names)
+    samples = Samples(Streamed(files, keys), labels, class_names, names)
     if split == "train" or not _files(folder, "train"):
         return with_class_names(samples, None)
     return with_class_names(samples, lambda: shards(folder, "train"))
@@ -97,9 +103,11 @@ def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | 
                 if isinstance(kind, datasets.Image):
                     rows = rows.cast_column(name, datasets.Image(decode=False))
             for row in rows:
-                image, label = _image_in(row), _label_in(row)
+                image = _image_in(row)
+                label = _label_in(row)
                 if image is not None or label is not None:
-                    yield (file.name, row["__key__"]), image, label
+                    key = (file.name, row["__key__"])
+                    yield key, image, label
         except Exception as problem:
             raise ValueError(
                 f"{file} is not a complete WebDataset shard ({reason(problem)}). Download it again, or unpack it if it "
@@ -127,12 +135,16 @@ def _files(folder: Path, split: str) -> list[Path]:
     """Shards of a split, by the words in their names and by the names of their folders, or [] if one is missing."""
     by_split: dict[str, list[Path]] = {}
     for file in sorted(folder.glob("*.tar")):
-        for word in {*re.split(r"[-_.]", file.stem)} & EVERY_SPLIT:
+        words = set(re.split(r"[-_.]", file.stem))
+        for word in words & EVERY_SPLIT:
             by_split.setdefault(word, []).append(file)
     for word in EVERY_SPLIT:
-        inside = sorted((folder / word).glob("*.tar"), key=lambda file: (len(file.name), file))
-        count = folder / word / "nshards.txt"
-        complete = not count.is_file() or count.read_text().strip() == str(len(inside))
+        inside = sorted((folder / word).glob("*.tar"))
+        inside.sort(key=lambda file: len(file.name))
+        number = folder / word / "nshards.txt"
+        complete = True
+        if number.is_file():
+            complete = number.read_text().strip() == str(len(inside))
         if inside and complete:
             by_split.setdefault(word, []).extend(inside)
     chosen = find_split(split, by_split)
@@ -142,7 +154,8 @@ def _files(folder: Path, split: str) -> list[Path]:
     for file in (folder / "info.json", folder / "_info.json"):
         if file.is_file():
             listed = json.loads(file.read_text(encoding="utf-8")).get("splits", {})
-    described = listed.get(find_split(split, listed) or "", {})
+    listed_split = find_split(split, listed) or ""
+    described = listed.get(listed_split, {})
     for name in described.get("filenames", ()):
         if not (folder / name).is_file():
             return []

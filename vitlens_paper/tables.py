@@ -8,8 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-IMAGENET, REAL, CIFAR10, CIFAR100 = "ImageNet", "ImageNet ReaL", "CIFAR-10", "CIFAR-100"
-PETS, FLOWERS = "Oxford-IIIT Pets", "Oxford Flowers-102"
+IMAGENET = "ImageNet"
+REAL = "ImageNet ReaL"
+CIFAR10 = "CIFAR-10"
+CIFAR100 = "CIFAR-100"
+PETS = "Oxford-IIIT Pets"
+FLOWERS = "Oxford Flowers-102"
 FIVE = (IMAGENET, CIFAR10, CIFAR100, PETS, FLOWERS)
 """Data sets of "Average-5" in Fig. 5 and of the averages in Table 7."""
 
@@ -36,7 +40,8 @@ class Variant:
 
     def tokens(self, patch: int, image: int = 224) -> int:
         """Number of tokens of a square image, class token included. Pixels beyond whole patches are cut off."""
-        return (image // patch) ** 2 + 1
+        patches_a_side = image // patch
+        return patches_a_side**2 + 1
 
 
 @dataclass(frozen=True)
@@ -94,13 +99,16 @@ class Published:
     @property
     def average(self) -> float:
         """Mean over the five data sets of `FIVE`. Raises KeyError if one of them was not printed."""
-        return sum(self.accuracy[name] for name in FIVE) / len(FIVE)
+        total = sum(self.accuracy[name] for name in FIVE)
+        return total / len(FIVE)
 
 
 def cells(table: str) -> list[dict[str, str]]:
     """Rows of a table as texts by column, without comment lines that begin with #."""
-    lines = (Path(__file__).parent / f"{table}.csv").read_text(encoding="utf-8").splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    file = Path(__file__).parent / f"{table}.csv"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    of_table = [line for line in lines if not line.startswith("#")]
+    return list(csv.DictReader(of_table))
 
 
 CONVERSIONS = {"str": str, "int": int, "float": float}
@@ -117,12 +125,18 @@ def _values(kind: type, row: Mapping[str, str]) -> dict[str, object]:
             continue
         convert = CONVERSIONS[match[0]]
         parts = [convert(part) for part in text.split("; ")]
-        values[column.name] = tuple(parts) if column.type.startswith("tuple") else parts[0]
+        is_tuple = column.type.startswith("tuple")
+        values[column.name] = tuple(parts) if is_tuple else parts[0]
     return values
 
 
 def _rows(kind: type, table: str) -> tuple:
-    return tuple(kind(**_values(kind, row)) for row in cells(table))
+    """Rows of a table as instances of a dataclass."""
+    rows = []
+    for row in cells(table):
+        values = _values(kind, row)
+        rows.append(kind(**values))
+    return tuple(rows)
 
 
 def _results(table: str) -> tuple[Published, ...]:
@@ -130,7 +144,8 @@ def _results(table: str) -> tuple[Published, ...]:
     about = {column.name for column in fields(Published)}
     published = []
     for row in cells(table):
-        accuracy, spread = {}, {}
+        accuracy = {}
+        spread = {}
         for data, text in row.items():
             if data in about or not text:
                 continue
@@ -138,7 +153,8 @@ def _results(table: str) -> tuple[Published, ...]:
             accuracy[data] = float(value)
             if deviation:
                 spread[data] = float(deviation)
-        published.append(Published(**_values(Published, row), accuracy=accuracy, spread=spread))
+        values = _values(Published, row)
+        published.append(Published(**values, accuracy=accuracy, spread=spread))
     return tuple(published)
 
 
@@ -168,8 +184,10 @@ VTAB: dict[str, tuple[str, ...]] = {}
 VTAB_NAMES: dict[str, str] = {}
 """Names in `VTAB` of the tasks and groups of VTAB-1k, by their names in `vitlens evaluate`."""
 for _row in cells("vtab"):
-    _group, _task = _row["group"], _row["task"]
-    VTAB[_group] = (*VTAB.get(_group, ()), _task)
+    _group = _row["group"]
+    _task = _row["task"]
+    _before = VTAB.get(_group, ())
+    VTAB[_group] = (*_before, _task)
     VTAB_NAMES[f"vtab {_group.lower()}"] = _group
     VTAB_NAMES[f"vtab/{_row['vitlens']}"] = _task
 
@@ -182,8 +200,10 @@ def groups(accuracy: Mapping[str, float]) -> dict[str, float]:
     >>> round(vitlens_paper.groups(vitlens_paper.TABLE_9[0].accuracy)["Natural"], 1)
     86.7
     """
-    members = {"VTAB": sum(VTAB.values(), ()), **VTAB}
+    every_task = sum(VTAB.values(), ())
+    members = {"VTAB": every_task, **VTAB}
     means = {}
     for name, tasks in members.items():
-        means[name] = sum(accuracy[task] for task in tasks) / len(tasks)
+        total = sum(accuracy[task] for task in tasks)
+        means[name] = total / len(tasks)
     return means

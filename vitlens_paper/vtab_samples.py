@@ -19,23 +19,28 @@ def vtab(name: str, split: str, root: Path | None, _=0, train: int = 1000) -> Sa
     The 1,000 images are a fixed random draw, so a copy sorted by class gives all classes. VTAB's own script takes the
     first images in an order that the copies lack, so its images are others of the same split.
     """
-    require_known(f"vtab/{name}", [task.name for task in VTAB], "A task of VTAB-1k")
+    known = [task.name for task in VTAB]
+    require_known(f"vtab/{name}", known, "A task of VTAB-1k")
     task = TASKS[f"vtab/{name}"]
     testing = split in ("test", "whole")
-    whole = open_samples(task.source, "test" if testing else "train", root)
-    labels = torch.as_tensor(whole.labels, dtype=torch.int64)
+    stored_split = "test" if testing else "train"
+    whole = open_samples(task.source, stored_split, root)
+    raw_labels = torch.as_tensor(whole.labels, dtype=torch.int64)
     raw_classes = task.raw_classes or task.classes
+    labels = raw_labels * task.classes // raw_classes
     names = whole.class_names
     if len(names) != task.classes:
-        names = tuple(str(i) for i in range(task.classes))
-    whole = replace(whole, labels=labels * task.classes // raw_classes, class_names=names)
+        numbers = range(task.classes)
+        names = tuple(map(str, numbers))
+    whole = replace(whole, labels=labels, class_names=names)
     if testing:
         return whole
-    if len(labels) < 1000:
+    count = len(labels)
+    if count < 1000:
         raise ValueError(
-            f"{task.name} needs 1,000 training images, but {task.source} has {len(labels):,}. Download it again."
+            f"{task.name} needs 1,000 training images, but {task.source} has {count:,}. Download it again."
         )
-    rows = draw_rows(len(labels), 1000, seed=0)
+    rows = draw_rows(count, 1000, seed=0)
     if split == "valid":
         return whole.select_rows(rows[800:])
     return whole.select_rows(rows[:train])

@@ -98,7 +98,7 @@ class Front:
             settings = Path(
                 places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/apputils-extension"
             )
-            settings.mkdir(parents=True)
+            settings.mkdir(parents=True, exist_ok=True)
             (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
         settings = Path(
             places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/notebook-extension"
@@ -363,9 +363,12 @@ class Widget:
 
     def look(self, layer, head="mean", query=(2, 2)):
         """Show the attention of a layer from a patch. head: a number or "mean"."""
-        self.act(lambda: see(self.root, "attention"))
-        self.slide("layer", layer)
-        self.slide("head", 0 if head == "mean" else 2 + head)  # after the mean and the largest
+        if not self.text("figcaption").startswith("Attention from the patch"):
+            self.act(lambda: see(self.root, "attention"))
+        chosen = {"layer": layer, "head": 0 if head == "mean" else 2 + head}
+        for control, value in chosen.items():  # the mean and the largest come before head 0
+            if self.root.locator(f"[data-control={control}] input").input_value() != str(value):
+                self.slide(control, value)
         if query != self.query:
             self.click(*query)
 

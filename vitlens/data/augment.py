@@ -80,9 +80,11 @@ class Augment:
 
     def __post_init__(self):
         check_settings(self, "augment.")
-        for name, (low, high) in {"scale": self.scale, "ratio": self.ratio}.items():
-            if low > high:
-                raise ValueError(f"augment.{name} must be (smallest, largest), got {(low, high)}.")
+        for name in ("scale", "ratio"):
+            limits = getattr(self, name)
+            smallest, largest = limits
+            if smallest > largest:
+                raise ValueError(f"augment.{name} must be (smallest, largest), got {limits}.")
         if self.cutmix + self.mixup > 1:
             raise ValueError(
                 f"augment.cutmix {self.cutmix} and augment.mixup {self.mixup} are probabilities of one choice and add "
@@ -108,11 +110,13 @@ def augment_batch(
     """
     stored_shape = images.shape[2:]
     shape = (size, size) if size else stored_shape
-    crops = augment.scale != (1.0, 1.0) or augment.ratio != (1.0, 1.0)
+    unchanged = (1.0, 1.0)
+    crops = augment.scale != unchanged or augment.ratio != unchanged
     resamples = crops or augment.rotate
     window = stored_shape if resamples else shape
     x = shift_and_flip(images, window, augment.pad, augment.flip, rng)
-    x = x.float().div_(255)
+    x = x.float()
+    x = x.div_(255)
     if resamples:
         x = random_resized_crop(x, shape, augment.scale, augment.ratio, augment.rotate, rng)
     if augment.jitter:
@@ -126,7 +130,9 @@ def augment_batch(
         return mix_neighbors(x, labels, augment.cutmix, augment.mixup, rng)
     # A copy, because the same tensor twice would cause a second compilation.
     other_labels = labels.clone()
-    return x, Targets(labels, other_labels, torch.ones(len(x), device=x.device))
+    ones = torch.ones(len(x), device=x.device)
+    targets = Targets(labels, other_labels, ones)
+    return x, targets
 
 
 def normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -136,7 +142,8 @@ def normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     channels = []
     # With Python numbers, because making a tensor of them would synchronize the device at every batch.
     for channel, m, s in zip(x.unbind(1), mean, std, strict=True):
-        channels.append((channel - m).div_(s))
+        centered = channel - m
+        channels.append(centered.div_(s))
     return torch.stack(channels, dim=1)
 
 
@@ -169,9 +176,11 @@ class Draws:
     def uniform(self, n: int, samples: int) -> Tensor:
         """(n, samples) numbers in [0, 1): n for each sample of this part."""
         device = self.generator.device
-        whole = torch.rand(n, samples * self.parts, generator=self.generator, device=device)
+        total = samples * self.parts
+        whole = torch.rand(n, total, generator=self.generator, device=device)
         first = self.part * samples
-        return whole[:, first : first + samples]
+        end = first + samples
+        return whole[:, first:end]
 
 
 def draws(device: torch.device | str, *key: int, part: int = 0, parts: int = 1) -> Draws:
@@ -190,29 +199,37 @@ def shift_and_flip(
     They extend up to `pad` reflected pixels beyond the image. Raises `ValueError` for windows larger than the image.
     """
     b, _, h, w = images.shape
-    unchanged = not pad and (h, w) == tuple(size)
-    if unchanged and not flip:
+    height, width = size
+    keeps_place = not pad and (h, w) == (height, width)
+    if keeps_place and not flip:
         return images
-    if size[0] > h or size[1] > w:
+    if height > h or width > w:
         raise ValueError(
-            f"A window of {size[0]}×{size[1]} pixels cannot be cut from an image of {h}×{w}."
+            f"A window of {height}×{width} pixels cannot be cut from an image of {h}×{w}."
         )
     check_pad(pad, h, w)
-    dy, dx, mirror = rng.uniform(3, b)[:, :, None]
-    if unchanged:
-        return torch.where(mirror[..., None, None] < flip, images.flip(3), images)
-    rows = _window(dy, size[0], h, pad)
-    columns = _window(dx, size[1], w, pad)
-    columns = torch.where(mirror < flip, columns.flip(1), columns)
-    sample = torch.arange(b, device=images.device)[:, None, None]
+    numbers = rng.uniform(3, b)
+    dy, dx, mirror = numbers[:, :, None]
+    mirrors = mirror < flip
+    if keeps_place:
+        return torch.where(mirrors[..., None, None], images.flip(3), images)
+    rows = _window(dy, height, h, pad)
+    columns = _window(dx, width, w, pad)
+    columns = torch.where(mirrors, columns.flip(1), columns)
+    sample = torch.arange(b, device=images.device)
+    sample = sample[:, None, None]
+    rows = rows[:, :, None]
+    columns = columns[:, None, :]
+    windows = images[sample, :, rows, columns]
     # The channel slice between advanced indices moves C last: (B, H, W, C).
-    return images[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    return windows.permute(0, 3, 1, 2)
 
 
 def check_pad(pad: int, h: int, w: int) -> None:
     """Raise `ValueError` if an image of h×w pixels is too small for a reflected border of `pad` pixels."""
-    if pad >= min(h, w):
-        reach = min(h, w) - 1
+    shorter_side = min(h, w)
+    if pad >= shorter_side:
+        reach = shorter_side - 1
         raise ValueError(
             f"augment.pad is {pad}, but reflection reaches {reach} pixels into an image of {h}×{w}."
         )
@@ -225,8 +242,11 @@ def _window(position: Tensor, size: int, n: int, pad: int) -> Tensor:
     """
     positions = n + 2 * pad - size + 1
     first = (position * positions).long() - pad
-    index = (first + torch.arange(size, device=position.device)).abs()
-    return torch.where(index >= n, 2 * (n - 1) - index, index)
+    index = first + torch.arange(size, device=position.device)
+    index = index.abs()  # reflected at the first pixel
+    last = n - 1
+    reflected = 2 * last - index
+    return torch.where(index > last, reflected, index)
 
 
 def random_resized_crop(
@@ -243,26 +263,42 @@ def random_resized_crop(
     at center (cx, cy) reads position (cx + w·u, cy + h·v) for the output position (u, v).
     """
     area, log_ratio, angle, cx, cy = rng.uniform(5, len(x))
-    area = scale[0] + (scale[1] - scale[0]) * area
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    log_ratio = low + (high - low) * log_ratio
+    smallest, largest = scale
+    area = smallest + (largest - smallest) * area
+    lowest = math.log(ratio[0])
+    highest = math.log(ratio[1])
+    log_ratio = lowest + (highest - lowest) * log_ratio
+
+    side = area.sqrt()
+    stretch = (log_ratio / 2).exp()
+    shrink = (-log_ratio / 2).exp()
     # A crop wider than the image is cut to it, so a scale of 1 shows the whole image.
-    limit = max(1.0, math.sqrt(scale[1]))
-    w = (area.sqrt() * (log_ratio / 2).exp()).clamp(max=limit)
-    h = (area.sqrt() * (-log_ratio / 2).exp()).clamp(max=limit)
+    limit = max(1.0, math.sqrt(largest))
+    w = (side * stretch).clamp(max=limit)
+    h = (side * shrink).clamp(max=limit)
     cx = (2 * cx - 1) * (1 - w).abs()
     cy = (2 * cy - 1) * (1 - h).abs()
     angle = (2 * angle - 1) * math.radians(rotate)
-    cosine, sine = angle.cos(), angle.sin()
+    cosine = angle.cos()
+    sine = angle.sin()
 
     # The grid of F.affine_grid by rows and columns, because its matrix product per pixel takes longer than sampling.
-    center = torch.stack([cx, cy], dim=1)[:, None, None]  # (B, 1, 1, 2), x before y
-    across = torch.stack([w * cosine, w * sine], dim=1)[:, None, None]
-    down = torch.stack([-h * sine, h * cosine], dim=1)[:, None, None]
-    u = _pixel_centers(size[1], x.device)[None, None, :, None]
-    v = _pixel_centers(size[0], x.device)[None, :, None, None]
+    center = _grid_vectors(cx, cy)
+    across = _grid_vectors(w * cosine, w * sine)
+    down = _grid_vectors(-h * sine, h * cosine)
+    rows, columns = size
+    u = _pixel_centers(columns, x.device)
+    v = _pixel_centers(rows, x.device)
+    u = u[None, None, :, None]
+    v = v[None, :, None, None]
     grid = down * v + (across * u + center)  # (B, rows, columns, 2)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+
+def _grid_vectors(x: Tensor, y: Tensor) -> Tensor:
+    """Vectors (B, 1, 1, 2) in the coordinates of a sampling grid from their components (B,)."""
+    vectors = torch.stack([x, y], dim=1)
+    return vectors[:, None, None]
 
 
 def _pixel_centers(n: int, device: torch.device) -> Tensor:
@@ -275,38 +311,56 @@ def _pixel_centers(n: int, device: torch.device) -> Tensor:
 
 def color_jitter(x: Tensor, strength: float, rng: Draws) -> Tensor:
     """Images with changed brightness, contrast and saturation, clipped to [0, 1] after each, as in torchvision."""
-    factors = 1 + strength * (2 * rng.uniform(3, len(x)) - 1)
+    numbers = rng.uniform(3, len(x))
+    factors = 1 + strength * (2 * numbers - 1)
     brightness, contrast, saturation = factors[..., None, None, None]
-    x = (x * brightness).clamp_(0, 1)
+    x = x * brightness
+    x = x.clamp_(0, 1)
     mean = gray(x).mean(dim=(1, 2, 3), keepdim=True)
-    x = x.mul_(contrast).add_(mean * (1 - contrast)).clamp_(0, 1)
-    colorless = gray(x)
-    return x.mul_(saturation).add_(colorless * (1 - saturation)).clamp_(0, 1)
+    x = _blend_in_place(x, mean, contrast)
+    return _blend_in_place(x, gray(x), saturation)
+
+
+def _blend_in_place(x: Tensor, other: Tensor, weight: Tensor) -> Tensor:
+    """`x` with this weight and `other` with the rest, clipped to [0, 1] and written into `x`."""
+    rest = other * (1 - weight)
+    x.mul_(weight)
+    x.add_(rest)
+    return x.clamp_(0, 1)
 
 
 def gray(x: Tensor) -> Tensor:
     """(B, 1, H, W) luma of ITU-R BT.601, as in Pillow and torchvision."""
-    return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
+    red = x[:, 0:1]
+    green = x[:, 1:2]
+    blue = x[:, 2:3]
+    return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def gray_solarize_posterize(x: Tensor, probability: float, rng: Draws) -> Tensor:
     """Images after one of grayscale, inversion of values above ½, and 3 bits per channel, with `probability`."""
-    choice = rng.uniform(1, len(x))[0, :, None, None, None]
+    numbers = rng.uniform(1, len(x))
+    choice = numbers[0, :, None, None, None]
     third = probability / 3
     two_thirds = probability * 2 / 3
-    x = torch.where((choice >= two_thirds) & (choice < probability), posterize(x), x)
-    x = torch.where((choice >= third) & (choice < two_thirds), solarize(x), x)
-    return torch.where(choice < third, gray(x), x)
+    posterizes = (choice >= two_thirds) & (choice < probability)
+    solarizes = (choice >= third) & (choice < two_thirds)
+    grays = choice < third
+    x = torch.where(posterizes, posterize(x), x)
+    x = torch.where(solarizes, solarize(x), x)
+    return torch.where(grays, gray(x), x)
 
 
 def solarize(x: Tensor) -> Tensor:
     """Images with values above ½ inverted."""
-    return torch.where(x < 0.5, x, 1 - x)
+    inverted = 1 - x
+    return torch.where(x < 0.5, x, inverted)
 
 
 def posterize(x: Tensor) -> Tensor:
     """Images with the 3 highest of 8 bits."""
-    return (x * 255 / 32).floor() * (32 / 255)
+    levels = (x * 255 / 32).floor()
+    return levels * (32 / 255)
 
 
 # Erasing and mixing
@@ -327,26 +381,32 @@ def erase_rectangles(x: Tensor, probability: float, rng: Draws) -> Tensor:
     """
     b, _, h, w = x.shape
     choice, area, log_ratio, cy, cx = rng.uniform(5, b)
-    erases = (choice < probability)[:, None, None, None]
+    erases = choice < probability
     area = 0.02 + 0.31 * area
-    root = ((2 * log_ratio - 1) * math.log(3.3) / 2).exp()  # of the aspect ratio
-    inside = rectangle(cy, cx, area.sqrt() / root, area.sqrt() * root, h, w)
-    return x * ~(inside & erases)
+    log_ratio = (2 * log_ratio - 1) * math.log(3.3)
+    root = (log_ratio / 2).exp()  # of the aspect ratio
+    side = area.sqrt()
+    inside = rectangle(cy, cx, side / root, side * root, h, w)
+    erased = inside & erases[:, None, None, None]
+    return x * ~erased
 
 
 def rectangle(cy: Tensor, cx: Tensor, height: Tensor, width: Tensor, h: int, w: int) -> Tensor:
     """(B, 1, h, w) booleans: rectangles with center and sides as shares of the image (B,), cut at its border."""
-    rows = interval(cy, height, h)[:, None, :, None]
-    columns = interval(cx, width, w)[:, None, None, :]
-    return rows & columns
+    rows = interval(cy, height, h)
+    columns = interval(cx, width, w)
+    return rows[:, None, :, None] & columns[:, None, None, :]
 
 
 def interval(center: Tensor, side: Tensor, n: int) -> Tensor:
     """(B, n) booleans: pixels of n within `side`, a share of n, around `center`."""
     pixel = torch.arange(n, device=center.device)
-    first = ((center - side / 2) * n).round()[:, None]
-    end = ((center + side / 2) * n).round()[:, None]
-    return (pixel >= first) & (pixel < end)
+    half = side / 2
+    first = ((center - half) * n).round()
+    end = ((center + half) * n).round()
+    from_first = pixel >= first[:, None]
+    before_end = pixel < end[:, None]
+    return from_first & before_end
 
 
 def mix_neighbors(
@@ -359,12 +419,18 @@ def mix_neighbors(
     """
     b, _, h, w = x.shape
     kind, lam, cy, cx = rng.uniform(4, b)
+    pastes = kind < cutmix
+    mixes = kind < cutmix + mixup
     side = (1 - lam).sqrt()
-    outside_box = (~rectangle(cy, cx, side, side, h, w)).float()
-    blend = torch.where(kind < cutmix + mixup, lam, torch.ones_like(lam))
-    pastes = (kind < cutmix)[:, None, None, None]
-    weight = torch.where(pastes, outside_box, blend[:, None, None, None])
-    neighbor = (torch.arange(b, device=x.device) ^ 1).clamp(max=b - 1)
+    box = rectangle(cy, cx, side, side, h, w)
+    outside_box = (~box).float()
+    blend = torch.where(mixes, lam, torch.ones_like(lam))
+    weight = torch.where(pastes[:, None, None, None], outside_box, blend[:, None, None, None])
+
+    neighbor = torch.arange(b, device=x.device) ^ 1
+    neighbor = neighbor.clamp(max=b - 1)
     # x·1 + other·0 equals x bit for bit, which lerp does not guarantee.
-    images = (x * weight).addcmul_(x[neighbor], 1 - weight)
-    return images, Targets(labels, labels[neighbor], weight.mean(dim=(1, 2, 3)))
+    images = x * weight
+    images = images.addcmul_(x[neighbor], 1 - weight)
+    weight_of_image = weight.mean(dim=(1, 2, 3))
+    return images, Targets(labels, labels[neighbor], weight_of_image)

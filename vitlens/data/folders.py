@@ -33,18 +33,22 @@ class ClassFolders(ImageFolder):
                 f"A class of {root} has no image: {problem}. Add images that Pillow opens, or remove the folder."
             ) from problem
         with_images = {self.classes[label] for label in self.targets}
-        for name in {*self.classes} - with_images:
-            if any((Path(root) / name).rglob("*.*")):
+        without_images = set(self.classes) - with_images
+        for name in without_images:
+            other_files = Path(root, name).rglob("*.*")
+            if any(other_files):
                 raise ValueError(
                     f"The class {name!r} of {root} has no image, but other files. Repair or remove it."
                 )
 
     def _is_valid(self, path: str) -> bool:
-        return not hidden(os.path.relpath(path, self.root)) and is_image(path)
+        relative = os.path.relpath(path, self.root)
+        return not hidden(relative) and is_image(path)
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
         names = list(self._names or subfolders(directory))
-        return names, {name: i for i, name in enumerate(names)}
+        numbers = {name: i for i, name in enumerate(names)}
+        return names, numbers
 
 
 def open_folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
@@ -62,8 +66,10 @@ def open_folder(path: Path, split: str, root: str | Path | None = None) -> Sampl
         return _divide_classes(path, split, split_names)
     for suffix, reader in FORMATS.items():
         for name in (".", *split_names):
-            if any((path / name).glob(f"*{suffix}")):
-                return import_function(reader)(path, part)
+            archives = (path / name).glob(f"*{suffix}")
+            if any(archives):
+                read = import_function(reader)
+                return read(path, part)
     of_split = f" of {split_names[0]}" if split_names else ""
     raise ValueError(
         f"{path} holds no Parquet files, no WebDataset shards and no folders of images, one for each class{of_split}."
@@ -74,20 +80,25 @@ def _is_split(path: Path, has_others: bool) -> bool:
     """True if a folder named like a split is one. With loose images, and class folders next to it, it is a class."""
     if not subfolders(path):
         return False
-    return not (has_others and any(map(is_image, _files(path))))
+    if not has_others:
+        return True
+    return not any(is_image(file) for file in _files(path))
 
 
 def _open_split(path: Path, split: str, present: list[str]) -> Samples:
     name = find_split(split, present, str(path))
     # Labels number the training classes. The validation images may lack some of them.
     train = find_split("train", present) or name
+    folder = path / name
     class_names = subfolders(path / train)
-    unknown = sorted({*subfolders(path / name)} - {*class_names})
+    unknown = set(subfolders(folder)) - set(class_names)
     if unknown:
-        raise ValueError(f"{path / name} holds a class {unknown[0]!r} that {path / train} lacks.")
-    images = ClassFolders(path / name, class_names if name != train else None)
+        first = min(unknown)
+        raise ValueError(f"{folder} holds a class {first!r} that {path / train} lacks.")
+    required = class_names if name != train else None
+    images = ClassFolders(folder, required)
     files = [os.path.relpath(file, path) for file, _ in images.samples]
-    note = note_on_unread(path / name, images)
+    note = note_on_unread(folder, images)
     return samples_of_files(path, files, images.targets, class_names, note)
 
 
@@ -100,7 +111,8 @@ def _divide_classes(path: Path, split: str, split_names: Sequence[str]) -> Sampl
     images = ClassFolders(path)
     by_class: list[list[str]] = [[] for _ in images.classes]
     for file, label in images.samples:
-        by_class[label].append(Path(os.path.relpath(file, path)).as_posix())
+        relative = Path(os.path.relpath(file, path))
+        by_class[label].append(relative.as_posix())
     notes = []
     if split_names:
         notes.append(f"The folder {split_names[0]} of {path} is read as a class, not as a split.")
@@ -112,15 +124,14 @@ def _divide_classes(path: Path, split: str, split_names: Sequence[str]) -> Sampl
             f"{path} is not divided, so all its images are used, including any training images."
         )
     else:
-        by_class = [
-            _divide_class(name, files, split, path)
-            for name, files in zip(images.classes, by_class, strict=True)
-        ]
+        for label, class_name in enumerate(images.classes):
+            by_class[label] = _divide_class(class_name, by_class[label], split, path)
         notes.append(
             f"{path} is not divided into training and validation images: about a tenth of each class is kept for "
             "validation, chosen by the names of the files."
         )
-    names, labels = [], []
+    names = []
+    labels = []
     for label, files in enumerate(by_class):
         names += files
         labels += [label] * len(files)
@@ -135,8 +146,11 @@ def _divide_class(class_name: str, files: list[str], split: str, root: Path) -> 
             "an image, or remove the class."
         )
     numbers = {name: number_of(name) for name in files}
-    lowest, highest = min(numbers.values()), max(numbers.values())
-    boundary = min(max(VALID_SHARE, math.nextafter(lowest, 1)), highest)
+    lowest = min(numbers.values())
+    highest = max(numbers.values())
+    above_lowest = math.nextafter(lowest, 1)
+    boundary = max(VALID_SHARE, above_lowest)
+    boundary = min(boundary, highest)
     if split == "train":
         return [name for name in files if numbers[name] >= boundary]
     return [name for name in files if numbers[name] < boundary]
@@ -144,7 +158,8 @@ def _divide_class(class_name: str, files: list[str], split: str, root: Path) -> 
 
 def number_of(name: str) -> float:
     """A number in [0, 1) that depends on a name alone."""
-    digest = hashlib.blake2b(os.fsencode(name), digest_size=6).digest()
+    data = os.fsencode(name)
+    digest = hashlib.blake2b(data, digest_size=6).digest()
     return int.from_bytes(digest, "big") / 2**48
 
 
@@ -160,15 +175,25 @@ def note_on_unread(path: Path, images: ImageFolder) -> str:
     if not unread:
         return ""
     unread.sort()
-    more = f" and {len(unread) - 5:,} more" if len(unread) > 5 else ""
-    return f"{len(unread):,} files of {path} are not read: {', '.join(unread[:5])}{more}."
+    first = ", ".join(unread[:5])
+    rest = len(unread) - 5
+    more = f" and {rest:,} more" if rest > 0 else ""
+    return f"{len(unread):,} files of {path} are not read: {first}{more}."
 
 
 def _files(path: Path) -> list[Path]:
-    return [file for file in path.iterdir() if file.is_file() and not hidden(file.name)]
+    files = []
+    for file in path.iterdir():
+        if file.is_file() and not hidden(file.name):
+            files.append(file)
+    return files
 
 
 def subfolders(path: str | Path) -> list[str]:
     """Names of the folders in a folder, sorted by code points, without hidden ones."""
-    entries = os.scandir(path)
-    return sorted(entry.name for entry in entries if entry.is_dir() and not hidden(entry.name))
+    names = []
+    for entry in os.scandir(path):
+        if entry.is_dir() and not hidden(entry.name):
+            names.append(entry.name)
+    names.sort()
+    return names

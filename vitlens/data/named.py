@@ -50,13 +50,17 @@ def digits(_, split: str, root: Path | None, fold: int) -> Samples:
     from sklearn.model_selection import StratifiedKFold
 
     data = load_digits()
-    folds = StratifiedKFold(5, shuffle=True, random_state=0).split(data.images, data.target)
-    train, valid = list(folds)[fold]
+    division = StratifiedKFold(5, shuffle=True, random_state=0)
+    folds = list(division.split(data.images, data.target))
+    train, valid = folds[fold]
     rows = train if split == "train" else valid
-    levels = np.rint(data.images[rows] * (255 / 16)).astype(np.uint8)
-    images = torch.from_numpy(levels)[:, None].repeat(1, 3, 1, 1)
-    names = tuple("0123456789")
-    return Samples(images, data.target[rows], names, range(len(rows)), title="digits image ")
+    levels = np.rint(data.images[rows] * (255 / 16))
+    gray = torch.from_numpy(levels.astype(np.uint8))
+    images = gray[:, None].repeat(1, 3, 1, 1)
+    labels = data.target[rows]
+    class_names = tuple("0123456789")
+    names = range(len(rows))
+    return Samples(images, labels, class_names, names, title="digits image ")
 
 
 def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
@@ -65,14 +69,15 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
     require_known(name.lower(), TORCH, "NAME of torch/NAME")
     kind, keyword, train, valid, test = TORCH[name.lower()]
     values = {"train": train, "valid": valid}
-    options = {keyword: values.get(split, test)}  # "whole" is the test split
+    value = values.get(split, test)  # "whole" is the test split
     try:
-        data = _read_or_download(getattr(torchvision.datasets, kind), root, options)
+        dataset_class = getattr(torchvision.datasets, kind)
+        data = _read_or_download(dataset_class, root, {keyword: value})
     except Exception as problem:  # the network, the disk and many readers raise many types
         # torchvision's ImageNet also needs the archive of the development kit.
         if kind == "ImageNet" and _has_folders(root, split):
             return open_folder(root, split)
-        call = f"torchvision.datasets.{kind}({str(root)!r}, {keyword}={options[keyword]!r}, download=True)"
+        call = f"torchvision.datasets.{kind}({str(root)!r}, {keyword}={value!r}, download=True)"
         remedy = f"Run {call} on a machine with network access, and copy the result."
         if kind == "ImageNet":
             remedy = "Download its archives by hand, with the archive of its development kit, and put them there."
@@ -80,17 +85,19 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
             f"torch/{name} is not in {root} and cannot be downloaded ({reason(problem)}). {remedy}"
         ) from problem
     labels = _labels(data)
+    class_names = _class_names(data, labels)
     names = range(len(labels))
     files = getattr(data, "samples", None)
     if files:
         names = [Path(file).name for file, _ in files]
     title = f"torch/{name} {split} image "
-    return Samples(data, labels, _class_names(data, labels), names, title=title)
+    return Samples(data, labels, class_names, names, title=title)
 
 
 def _has_folders(root: Path, split: str) -> bool:
     """True if a folder holds a folder named like the split or like training."""
-    return any((root / name).is_dir() for name in (*SPLITS["train"], *SPLITS[split]))
+    names = SPLITS["train"] + SPLITS[split]
+    return any((root / name).is_dir() for name in names)
 
 
 def _read_or_download(kind: type, root: Path, options: dict):
@@ -116,7 +123,9 @@ def _class_names(data, labels: Sequence[int]) -> tuple[str, ...]:
 
 
 def _join_synonyms(name: str | tuple[str, ...]) -> str:
-    return ", ".join(name) if isinstance(name, tuple) else str(name)
+    if isinstance(name, tuple):
+        return ", ".join(name)
+    return str(name)
 
 
 def _labels(data) -> Sequence[int]:

@@ -10,14 +10,16 @@ from typing import Any
 
 from vitlens.plugins import load_plugins
 
+TRAINING = ("train", "training")
 VALIDATION = ("valid", "validation", "val")
+TEST = ("test", "testing")
 SPLITS = {
-    "train": ("train", "training"),
-    "valid": (*VALIDATION, "test", "testing"),
-    "test": ("test", "testing", *VALIDATION),
-    "whole": ("test", "testing", *VALIDATION),
+    "train": TRAINING,
+    "valid": VALIDATION + TEST,
+    "test": TEST + VALIDATION,
+    "whole": TEST + VALIDATION,
 }
-EVERY_SPLIT = {name for names in SPLITS.values() for name in names}
+EVERY_SPLIT = {*TRAINING, *VALIDATION, *TEST}
 
 
 SOURCES: dict[str, tuple[str, str | Callable[..., Any]]] = {}
@@ -40,7 +42,8 @@ def register(name: str, opens: str | Callable[..., Any]) -> None:
     "test", or "whole", which is the test split or all undivided images), the root or None, and the fold.
     """
     prefix, slash, _ = name.partition("/")
-    SOURCES[prefix + slash] = name, opens
+    key = prefix + slash
+    SOURCES[key] = (name, opens)
 
 
 def source_names() -> str:
@@ -54,13 +57,19 @@ def open_samples(source: str, split: str, root: str | Path | None = None, fold: 
     prefix, slash, name = source.partition("/")
     row = SOURCES.get(prefix + slash) or SOURCES.get(source)
     if row is not None:
-        _, opens = row
-        return import_function(opens)(name, split, Path(root) if root else None, fold)
+        _, function = row
+        opens = import_function(function)
+        folder = Path(root) if root else None
+        return opens(name, split, folder, fold)
     if Path(source).is_dir():
-        return import_function("vitlens.data.folders:open_folder")(Path(source), split, root)
+        open_folder = import_function("vitlens.data.folders:open_folder")
+        return open_folder(Path(source), split, root)
     if source in ALIASES:
         return open_samples(ALIASES[source], split, root, fold)
-    tasks = f", a task such as {', '.join([*ALIASES][:2])}" if ALIASES else ""
+    tasks = ""
+    if ALIASES:
+        first_two = list(ALIASES)[:2]
+        tasks = f", a task such as {', '.join(first_two)}"
     raise ValueError(
         f"{source!r} is not a folder or data set. A source is {source_names()}{tasks}, or a folder of class "
         "folders, Parquet files or WebDataset shards."
@@ -69,7 +78,9 @@ def open_samples(source: str, split: str, root: str | Path | None = None, fold: 
 
 def import_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
     """The function, imported if it is given as "module:name"."""
-    return resolve_name(function) if isinstance(function, str) else function
+    if isinstance(function, str):
+        return resolve_name(function)
+    return function
 
 
 def find_split(split: str, present: Iterable[str], title: str | None = None) -> str | None:
@@ -82,16 +93,20 @@ def find_split(split: str, present: Iterable[str], title: str | None = None) -> 
         if name in by_name:
             return by_name[name]
     if title:
+        parts = ", ".join(by_name.values())
+        expected = " or ".join(SPLITS[split])
         raise ValueError(
-            f"{title} is divided into {', '.join(by_name.values())}, but its {split} split must be named "
-            f"{' or '.join(SPLITS[split])}."
+            f"{title} is divided into {parts}, but its {split} split must be named {expected}."
         )
     return None
 
 
 def data_root(root: str | Path | None) -> Path:
     """The folder of downloaded data sets."""
-    return Path(root or os.environ.get("VITLENS_DATA") or Path.home() / ".cache" / "vitlens")
+    chosen = root or os.environ.get("VITLENS_DATA")
+    if chosen:
+        return Path(chosen)
+    return Path.home() / ".cache" / "vitlens"
 
 
 register("digits", "vitlens.data.named:digits")

@@ -33,9 +33,12 @@ def weights_digest(model: nn.Module) -> str:
     'fcd98dd5565f'
     """
     digest = hashlib.sha256()
-    for name, tensor in sorted(unwrap(model).state_dict().items()):
+    state = unwrap(model).state_dict()
+    for name, tensor in sorted(state.items()):
+        values = tensor.cpu().contiguous().flatten()
+        in_bytes = values.view(torch.uint8).numpy()
         digest.update(name.encode())
-        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(in_bytes.tobytes())
     return digest.hexdigest()[:12]
 
 
@@ -68,19 +71,24 @@ def fill(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
         elif not name.startswith(prefixes) and not _is_head(name):
             misplaced.append(name)
 
-    names = ", ".join(sorted({name.split(".")[0] for name in parts})[:12])
+    first_parts = {name.split(".")[0] for name in parts}
+    names = ", ".join(sorted(first_parts)[:12])
     mismatch = f"{file} does not hold the weights of {model_name(model)}: it holds {names}"
     convert = _checkpoint_filter(model)
     try:
         weights = convert(own, model) if convert else own
-        count = len(weights.get(f"{_head_name(model)}.weight", ()))
+        head_name = _head_name(model)
+        head_weight = weights.get(f"{head_name}.weight", ())
+        count = len(head_weight)
         mismatch += f", and its head has {count} classes" if count else ", and no head"
         model = _with_head(model, count, kwargs, file)
         missing, unexpected = model.load_state_dict(weights, strict=False)
     except (RuntimeError, KeyError, AttributeError, TypeError) as error:
-        text = " ".join(str(error).split())[:300]
+        words = str(error).split()
+        text = " ".join(words)[:300]
         raise ValueError(f"{mismatch}. {text}") from error
-    wrong = [*missing, *(name for name in unexpected if not _is_head(name)), *misplaced]
+    unexpected = [name for name in unexpected if not _is_head(name)]
+    wrong = missing + unexpected + misplaced
     if wrong:
         raise ValueError(f"{mismatch}. {len(wrong)} names do not fit, such as {wrong[0]}.")
 
@@ -116,7 +124,9 @@ def _prefixes(model: nn.Module, state: dict) -> tuple[str, ...]:
         return ()
     last = blocks[-1]
     prefixes = {name.removesuffix(last) for name in state if name.endswith(f".{last}")}
-    return tuple(sorted(prefixes, key=lambda prefix: ("teacher." not in prefix, prefix)))
+    ordered = sorted(prefixes)
+    ordered.sort(key=lambda prefix: "teacher." not in prefix)
+    return tuple(ordered)
 
 
 def _checkpoint_filter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
@@ -186,7 +196,9 @@ def _google_classes(shapes: dict) -> int:
 
 
 def _is_head(name: str) -> bool:
-    return re.fullmatch(r"(\w+_)?heads?(_\w+)?|classifier|fc", name.split(".")[0]) is not None
+    module = name.split(".")[0]
+    match = re.fullmatch(r"(\w+_)?heads?(_\w+)?|classifier|fc", module)
+    return match is not None
 
 
 def _with_head(model: nn.Module, count: int, kwargs: dict, file: Path) -> nn.Module:
@@ -206,28 +218,29 @@ def require_patches(shapes: dict, model: nn.Module, source: object) -> None:
 
     shapes: of the weights by name. source: the file or name of the weights, for the message.
     """
-    filters = {
-        name: tuple(shape)
-        for name, shape in shapes.items()
-        if re.search(_FILTERS, str(name)) and len(shape) in (2, 4)
-    }
+    filters = {}
+    for name, shape in shapes.items():
+        embeds_patches = re.search(_FILTERS, str(name))
+        if embeds_patches and len(shape) in (2, 4):
+            filters[name] = tuple(shape)
     if not filters:
         return
-    built = tuple(family(model).embedding.patch_size)
+    height, width = family(model).embedding.patch_size
+    channels = input_channels(model)
     for name, shape in filters.items():
-        patch = _patch_size(name, shape, input_channels(model))
-        if patch != built:
-            sizes = " and the model ".join(f"{p} × {q}" for p, q in (patch, built))
+        p, q = _patch_size(name, shape, channels)
+        if (p, q) != (height, width):
             raise ValueError(
-                f"{source} has patches of {sizes} pixels. Use the architecture of the weights, because "
-                "resampled filters differ."
+                f"{source} has patches of {p} × {q} and the model {height} × {width} pixels. Use the architecture of "
+                "the weights, because resampled filters differ."
             )
 
 
 def _patch_size(name: str, shape: tuple[int, ...], channels: int) -> tuple[int, int]:
     """(height, width) in pixels of the patches that a filter with this name and shape embeds."""
     if len(shape) == 2:  # NaFlex: (D, p·q·C)
-        side = round((shape[1] / channels) ** 0.5)
+        pixels = shape[1] / channels
+        side = round(pixels**0.5)
         return side, side
     if name.endswith("kernel"):  # (p, q, C, D)
         return shape[:2]

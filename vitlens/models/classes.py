@@ -67,7 +67,8 @@ def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
 @functools.cache
 def _imagenet_names() -> list[str]:
     info = timm.data.ImageNetInfo()
-    return [info.index_to_description(number) for number in range(1000)]
+    numbers = range(1000)
+    return [info.index_to_description(number) for number in numbers]
 
 
 def output_kind(model: nn.Module) -> str:
@@ -101,9 +102,11 @@ def scores(model: nn.Module | str, logits: Tensor) -> Tensor:
     >>> vitlens.models.scores(model, logits).sum(-1)
     tensor([1.0000, 1.0000])
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    precision = torch.promote_types(logits.dtype, torch.float32)
+    logits = logits.to(precision)
+    count = logits.shape[-1]
     kind = model if isinstance(model, str) else output_kind(model)
-    if kind == "classes" and logits.shape[-1] > 1:
+    if kind == "classes" and count > 1:
         return logits.softmax(-1)
     if kind == "independent":
         return logits.sigmoid()
@@ -121,10 +124,14 @@ def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple
     require_classes(model)
     if logits.dim() != 2:
         raise ValueError(f"Expected logits of shape (B, classes), got {tuple(logits.shape)}.")
-    names = label_names(model, logits.shape[-1])
-    values, classes = scores(model, logits).topk(min(k, logits.shape[-1]))
+    count = logits.shape[-1]
+    names = label_names(model, count)
+    if not names:
+        names = [str(number) for number in range(count)]
+    values, classes = scores(model, logits).topk(min(k, count))
     best = []
     for numbers, row in zip(classes.tolist(), values.tolist(), strict=True):
-        labels = [names[number] if names else str(number) for number in numbers]
-        best.append(list(zip(labels, row, strict=True)))
+        labels = [names[number] for number in numbers]
+        pairs = zip(labels, row, strict=True)
+        best.append(list(pairs))
     return best

@@ -28,22 +28,28 @@ class TransformersProcessor:
         self.interpolation = Image.Resampling(processor.resample).name.lower()
 
     def __call__(self, image: Image.Image) -> Tensor:
-        takes_any_shape = hasattr(self.processor, "max_num_patches")  # SigLIP 2
+        processor = self.processor
+        takes_any_shape = hasattr(processor, "max_num_patches")  # SigLIP 2
         if takes_any_shape:  # one square, so that images make a batch
-            side = int(self.processor.max_num_patches**0.5) * self.processor.patch_size
-            image = image.resize((side, side), self.processor.resample)
-        inputs = self.processor(images=image, return_tensors="pt")
+            patches_a_side = int(processor.max_num_patches**0.5)
+            side = patches_a_side * processor.patch_size
+            image = image.resize((side, side), processor.resample)
+        inputs = processor(images=image, return_tensors="pt")
         values = inputs["pixel_values"][0]
         if "spatial_shapes" in inputs:  # SigLIP 2 returns patches (P, p·q·C)
             rows, cols = inputs["spatial_shapes"][0].tolist()
-            side = self.processor.patch_size
-            patches = values[: rows * cols].reshape(rows, cols, side, side, -1)
-            values = patches.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)
+            patch = processor.patch_size
+            patches = values[: rows * cols]
+            patches = patches.reshape(rows, cols, patch, patch, -1)
+            by_rows = patches.permute(4, 0, 2, 1, 3)
+            values = by_rows.flatten(3, 4).flatten(1, 2)
         return values
 
 
-_MAIN, _MINOR = 240, 15
-"""Levels of two ramps in an image of coordinates. The small perpendicular one averages out the rounding to 8 bits."""
+_MAIN = 240
+"""Levels of the ramp along one axis in an image of coordinates."""
+_MINOR = 15
+"""Levels of its perpendicular ramp, which averages out the rounding to 8 bits."""
 
 
 def _measure_crop(
@@ -57,49 +63,66 @@ def _measure_crop(
     width, height = size
     _require_compact(width, height)
 
-    def transformed(levels) -> np.ndarray:
+    def transform_levels(levels) -> np.ndarray:
         """First channel of the transformed image with these levels."""
         pixels = np.round(levels).astype(np.uint8)
-        image = Image.fromarray(np.broadcast_to(pixels, (height, width)).copy())
-        return transform(image.convert(mode))[0].double().numpy()
+        whole = np.broadcast_to(pixels, (height, width)).copy()
+        image = Image.fromarray(whole).convert(mode)
+        channels = transform(image)
+        return channels[0].double().numpy()
 
-    black = transformed(0)
-    white = transformed(255)
+    black = transform_levels(0)
+    white = transform_levels(255)
     contrast = white - black
     inside = contrast > 0.99 * contrast.max()  # padding is the same in both
 
+    def read_levels(values: np.ndarray) -> np.ndarray:
+        """Levels of the image's pixels, of which the transform made these values."""
+        above_black = (values - black)[inside]
+        return 255 * above_black / contrast[inside]
+
     x = np.linspace(0, 1, width, dtype=np.float32)
-    y = np.linspace(0, 1, height, dtype=np.float32)[:, None]
-    across = transformed(_MAIN * x + _MINOR * y)
-    down = transformed(_MAIN * y + _MINOR * x)
-    across = 255 * (across - black)[inside] / contrast[inside]
-    down = 255 * (down - black)[inside] / contrast[inside]
+    y = np.linspace(0, 1, height, dtype=np.float32)
+    y = y[:, None]
+    across = transform_levels(_MAIN * x + _MINOR * y)
+    down = transform_levels(_MAIN * y + _MINOR * x)
+    across = read_levels(across)
+    down = read_levels(down)
     seen_x = (_MAIN * across - _MINOR * down) * (width - 1)
     seen_y = (_MAIN * down - _MINOR * across) * (height - 1)
-    seen = np.stack([seen_x, seen_y], 1) / (_MAIN**2 - _MINOR**2)
+    seen = np.stack([seen_x, seen_y], 1)
+    seen = seen / (_MAIN**2 - _MINOR**2)
 
     rows, cols = np.nonzero(inside)
     middle = _in_middle_half(rows) & _in_middle_half(cols)  # filters have less support at the edges
-    places = np.column_stack([cols + 0.5, rows + 0.5, np.ones(len(rows))])
-    slopes, _, rank, _ = np.linalg.lstsq(places[middle], seen[middle] + 0.5, rcond=None)
+    ones = np.ones(len(rows))
+    places = np.column_stack([cols + 0.5, rows + 0.5, ones])
+    centers = seen + 0.5
+    places = places[middle]
+    centers = centers[middle]
+    slopes, _, rank, _ = np.linalg.lstsq(places, centers, rcond=None)
     if rank < 3:
         raise ImageError(
             f"The model's input shows too little of an image of {width} × {height} pixels. Crop it first."
         )
     input_height, input_width = inside.shape
     corners = np.array([[0, 0, 1], [input_width, input_height, 1]])
-    return tuple((corners @ slopes).ravel().tolist())
+    edges = corners @ slopes
+    return tuple(edges.ravel().tolist())
 
 
 def _in_middle_half(places: np.ndarray) -> np.ndarray:
     """True for places in the middle half of their range."""
     center = (places.min() + places.max()) / 2
-    return np.abs(places - center) <= np.ptp(places) / 4
+    distance = np.abs(places - center)
+    return distance <= np.ptp(places) / 4
 
 
 def _require_compact(width: int, height: int) -> None:
     """Raise ImageError for an image with an aspect ratio over `MAX_ELONGATION`."""
-    if max(width, height) > MAX_ELONGATION * min(width, height):
+    longer = max(width, height)
+    shorter = min(width, height)
+    if longer > MAX_ELONGATION * shorter:
         raise ImageError(
             f"Expected an image, got a strip of {width} × {height} pixels. Crop it first."
         )
@@ -112,33 +135,44 @@ def measure_preprocessing(transform: Callable[[Image.Image], Tensor]) -> dict:
     Uniform images give the mean and the standard deviation. Images of coordinates give `crop_pct` and `crop_mode`.
     """
 
-    def transformed(level: int) -> Tensor:
+    def transform_level(level: int) -> Tensor:
         """Values of the channels in the middle of a transformed uniform image."""
-        flat = transform(Image.new("RGB", (256, 256), (level,) * 3)).double()
-        return flat[:, flat.shape[1] // 2, flat.shape[2] // 2]
+        image = Image.new("RGB", (256, 256), (level, level, level))
+        flat = transform(image).double()
+        _, height, width = flat.shape
+        return flat[:, height // 2, width // 2]
 
-    black = transformed(0)
-    gray = transformed(51)  # a fifth of 255
-    white = transformed(255)
+    black = transform_level(0)
+    gray = transform_level(51)  # a fifth of 255
+    white = transform_level(255)
     contrast = white - black
-    if not torch.allclose(gray, black + contrast / 5, atol=1e-3 * float(contrast.abs().max())):
+    fifth = black + contrast / 5
+    tolerance = 1e-3 * float(contrast.abs().max())
+    if not torch.allclose(gray, fifth, atol=tolerance):
         raise ValueError("Its outputs are not a linear function of the levels of an image.")
     mean = -black / contrast
     std = 1 / contrast
 
-    width, height = 320, 240
-    channels, rows, cols = transform(Image.new("RGB", (width, height))).shape
+    width = 320
+    height = 240
+    image = Image.new("RGB", (width, height))
+    channels, rows, cols = transform(image).shape
     left, top, right, bottom = _measure_crop(transform, (width, height))
-    share = max((right - left) / width, (bottom - top) / height)
-    pixel_width = (right - left) / cols
-    pixel_height = (bottom - top) / rows
+    crop_width = right - left
+    crop_height = bottom - top
+    share = max(crop_width / width, crop_height / height)
+    pixel_width = crop_width / cols
+    pixel_height = crop_height / rows
     if abs(pixel_width - pixel_height) > 0.02 * pixel_height:
         mode = "squash"
     elif share > 1.02:
         mode = "border"
     else:
         mode = "center"
-    crop_pct = 1.0 if mode == "border" else min(1.0, round(share * 200) / 200)
+    crop_pct = 1.0
+    if mode != "border":
+        rounded = round(share * 200) / 200
+        crop_pct = min(1.0, rounded)
     interpolation = getattr(transform, "interpolation", "bicubic")
     return {
         "input_size": (channels, rows, cols),
@@ -172,7 +206,8 @@ def _open_clip_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | 
         return None
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
-    return image_transform_v2(PreprocessCfg(**settings), is_train=False)
+    config = PreprocessCfg(**settings)
+    return image_transform_v2(config, is_train=False)
 
 
 def _transformers_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
@@ -189,10 +224,10 @@ def _transformers_transform(model: nn.Module) -> Callable[[Image.Image], Tensor]
     return None
 
 
-def guessed(model: nn.Module) -> str:
+def preprocessing_warning(model: nn.Module) -> str:
     """Warning if the preprocessing of a model is a guess, else "".
 
-    >>> vitlens.models.guessed(model)
+    >>> vitlens.models.preprocessing_warning(model)
     ''
     """
     model = module_with_facts(model, "pretrained_cfg")
@@ -201,7 +236,9 @@ def guessed(model: nn.Module) -> str:
         return card.guess
     if vars(model).get("pretrained_cfg") or library_transform(model) is not None:
         return ""
-    return f"{model_name(model)} has no pretrained_cfg, so its preprocessing is a guess: {data_config(model)}."
+    name = model_name(model)
+    config = data_config(model)
+    return f"{name} has no pretrained_cfg, so its preprocessing is a guess: {config}."
 
 
 def built_size(model: nn.Module) -> tuple[int, int] | None:
@@ -212,8 +249,10 @@ def built_size(model: nn.Module) -> tuple[int, int] | None:
     """
     transform = library_transform(model)
     if transform is None:
-        return family(inner_transformer(model)).built_size
-    return measure_preprocessing(transform)["input_size"][1:]
+        inner = inner_transformer(model)
+        return family(inner).built_size
+    _, height, width = measure_preprocessing(transform)["input_size"]
+    return height, width
 
 
 def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
@@ -227,18 +266,22 @@ def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     """
     transform = library_transform(model)
     model = module_with_facts(model, "pretrained_cfg")
-    config = dict(measure_preprocessing(transform) if transform else family(model).preprocessing)
-    channels, height, width = config["input_size"]
+    known = measure_preprocessing(transform) if transform else family(model).preprocessing
+    config = dict(known)
+    channels, *built_for = config["input_size"]
     if channels not in (1, 3):
         raise ImageError(f"Expected a model with 1 or 3 input channels, got one with {channels}.")
     for key in ("mean", "std"):
+        values = config[key]
         if channels == 1:
-            config[key] = (float(np.mean(config[key])),)
-        if np.size(config[key]) not in (1, channels):
+            values = (float(np.mean(values)),)
+        if np.size(values) not in (1, channels):
             raise ImageError(
-                f"Expected {channels} numbers as the {key} of {model_name(model)}, got {config[key]!r}."
+                f"Expected {channels} numbers as the {key} of {model_name(model)}, got {values!r}."
             )
-    config["input_size"] = (channels, *(size or (height, width)))
+        config[key] = values
+    chosen = size or built_for
+    config["input_size"] = (channels, *chosen)
     return config
 
 
@@ -249,9 +292,10 @@ def _make_transform(
     config = data_config(model, size)
     transform = library_transform(model)
     if transform is not None:
-        own_size = measure_preprocessing(transform)["input_size"]
+        own = measure_preprocessing(transform)
+        same_size = config["input_size"] == own["input_size"]
         shows_whole = config["crop_mode"] == "squash" and config["crop_pct"] == 1
-        if config["input_size"] == own_size and (shows_whole or not whole):
+        if same_size and (shows_whole or not whole):
             return transform
     if whole:
         config.update(crop_mode="squash", crop_pct=1.0)
@@ -287,21 +331,24 @@ def preprocess(
     transform = _make_transform(model, size, whole)
     config = data_config(model, size)
     mode = _image_mode(config)
-    sources = _listed(images, on_note)
+    sources = _list_sources(images, on_note)
     if not sources:
         raise ImageError("Expected an image or several, got none.")
     loaded = [load_image(source, on_note=on_note) for source in sources]
+    crops = config["crop_mode"] == "center" and not whole
     for source, image in zip(sources, loaded, strict=True):
-        _require_compact(*image.size)
-        if on_note is not None and config["crop_mode"] == "center" and not whole:
+        width, height = image.size
+        _require_compact(width, height)
+        if crops and on_note is not None:
             _note_crop(source, image, config, on_note)
-    guess = guessed(model)
-    if on_note is not None and guess:
-        on_note(guess)
-    return torch.stack([transform(image.convert(mode)) for image in loaded])
+    warning = preprocessing_warning(model)
+    if warning and on_note is not None:
+        on_note(warning)
+    inputs = [transform(image.convert(mode)) for image in loaded]
+    return torch.stack(inputs)
 
 
-def _listed(images, on_note: Callable[[str], None] | None) -> list | tuple:
+def _list_sources(images, on_note: Callable[[str], None] | None) -> list | tuple:
     """The sources of images in an argument of `preprocess`: an image, a folder, a list or a dictionary."""
     if isinstance(images, dict):
         return list(images.values())
@@ -323,12 +370,14 @@ def _note_crop(source, image: Image.Image, config: dict, on_note: Callable[[str]
     _, input_height, input_width = config["input_size"]
     down = height / input_height
     across = width / input_width
-    seen = (min(down, across) * config["crop_pct"]) ** 2 / (down * across)
-    if seen < 0.5:
-        name = Path(source).name if isinstance(source, str | os.PathLike) else "An image"
-        on_note(
-            f"{name} of {width} × {height} pixels is cropped: the model sees the middle {seen:.0%} of it."
-        )
+    cropped = min(down, across) * config["crop_pct"]
+    seen = cropped**2 / (down * across)
+    if seen >= 0.5:
+        return
+    name = Path(source).name if isinstance(source, str | os.PathLike) else "An image"
+    on_note(
+        f"{name} of {width} × {height} pixels is cropped: the model sees the middle {seen:.0%} of it."
+    )
 
 
 def crop_box(
@@ -342,9 +391,11 @@ def crop_box(
     >>> [round(edge) for edge in vitlens.models.crop_box(model, cat)]
     [75, 0, 376, 300]
     """
-    mode = _image_mode(data_config(model, size))
+    config = data_config(model, size)
+    mode = _image_mode(config)
     transform = _make_transform(model, size, whole)
-    return _measure_crop(transform, load_image(image).size, mode)
+    loaded = load_image(image)
+    return _measure_crop(transform, loaded.size, mode)
 
 
 def pixels(model: nn.Module) -> Callable[[Image.Image], Tensor]:
@@ -366,7 +417,9 @@ def _transform_to_levels(
     transform: Callable, mean: tuple, std: tuple, image: Image.Image
 ) -> Tensor:
     """uint8 (C, H, W) levels of a transformed image."""
-    return _to_levels(transform(image)[None], mean, std)[0]
+    batch = transform(image)[None]
+    levels = _to_levels(batch, mean, std)
+    return levels[0]
 
 
 def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
@@ -382,14 +435,17 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
     channels = config["input_size"][0]
     if batch.ndim != 4 or batch.shape[1] != channels:
         raise ImageError(f"Expected a batch (B, {channels}, H, W), got {tuple(batch.shape)}.")
-    levels = _to_levels(batch.detach().cpu().float(), config["mean"], config["std"])
-    colors = levels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
-    return ModelInput(colors.contiguous().numpy())
+    batch = batch.detach().cpu().float()
+    levels = _to_levels(batch, config["mean"], config["std"])
+    colors = levels.expand(-1, 3, -1, -1)
+    channels_last = colors.permute(0, 2, 3, 1).contiguous()
+    return ModelInput(channels_last.numpy())
 
 
 def _to_levels(batch: Tensor, mean: tuple, std: tuple) -> Tensor:
     """uint8 (B, C, H, W) levels of a normalized batch."""
-    means = torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)
-    deviations = torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1)
-    levels = (batch * deviations + means) * 255
-    return levels.round().clamp(0, 255).to(torch.uint8)
+    means = torch.tensor(mean, dtype=torch.float32)
+    deviations = torch.tensor(std, dtype=torch.float32)
+    colors = batch * deviations.view(1, -1, 1, 1) + means.view(1, -1, 1, 1)
+    levels = (colors * 255).round().clamp(0, 255)
+    return levels.to(torch.uint8)

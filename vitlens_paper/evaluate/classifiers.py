@@ -36,12 +36,14 @@ class LeastSquares(NamedTuple):
 
     def values(self, x: Tensor) -> Tensor:
         """Class values (M, K) of features (M, D)."""
-        return standardize(x, self.mean, self.deviation) @ self.weights
+        features = standardize(x, self.mean, self.deviation)
+        return features @ self.weights
 
 
 def standardize(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """Standardized features and the constant feature, (N, D + 1) in float64."""
-    return F.pad((x.double() - mean) / deviation, (0, 1), value=CONSTANT)
+    centered = x.double() - mean
+    return F.pad(centered / deviation, (0, 1), value=CONSTANT)
 
 
 def least_squares(x: Tensor, y: Tensor, classes: int, penalty: float = PENALTY) -> LeastSquares:
@@ -56,12 +58,16 @@ def least_squares(x: Tensor, y: Tensor, classes: int, penalty: float = PENALTY) 
     """
     from sklearn.linear_model import Ridge
 
-    mean = x.double().mean(0)
-    deviation = x.double().std(0, correction=0) + 1e-5
-    targets = 2 * F.one_hot(y, classes).double() - 1
+    x = x.double()
+    mean = x.mean(0)
+    deviation = x.std(0, correction=0) + 1e-5
+    features = standardize(x, mean, deviation)
+    one_hot = F.one_hot(y, classes).double()
+    targets = 2 * one_hot - 1
     ridge = Ridge(penalty, fit_intercept=False, solver="cholesky")  # solves the dual where N < D
-    learned = ridge.fit(standardize(x, mean, deviation).numpy(), targets.numpy())
-    return LeastSquares(mean, deviation, torch.from_numpy(learned.coef_.T))
+    ridge.fit(features.numpy(), targets.numpy())
+    weights = torch.from_numpy(ridge.coef_.T)
+    return LeastSquares(mean, deviation, weights)
 
 
 def support(labels: Tensor, shots: int, seed: int, names: tuple[str, ...] | None = None) -> Tensor:
@@ -84,9 +90,11 @@ def support(labels: Tensor, shots: int, seed: int, names: tuple[str, ...] | None
         )
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(labels), generator=generator)
-    by_class = shuffled[labels[shuffled].argsort(stable=True)]  # all of class 0, then of class 1 …
+    order = labels[shuffled].argsort(stable=True)
+    by_class = shuffled[order]  # all of class 0, then of class 1 …
     start_of_class = counts.cumsum(0) - counts
-    place_in_class = torch.arange(len(labels)) - start_of_class[labels[by_class]]
+    starts = start_of_class[labels[by_class]]
+    place_in_class = torch.arange(len(labels)) - starts
     return by_class[place_in_class < shots]
 
 
@@ -99,7 +107,10 @@ def supports(
     [1, 2]
     """
     seeds = tuple(seeds)
-    return {n: [support(labels, n, seed, names) for seed in seeds] for n in shots}
+    drawn = {}
+    for n in shots:
+        drawn[n] = [support(labels, n, seed, names) for seed in seeds]
+    return drawn
 
 
 def few_shot(
@@ -112,16 +123,21 @@ def few_shot(
     {1: [100.0]}
     """
 
+    x_train, y_train = train
+    x_test, y_test = test
+
     def accuracy(rows: Tensor) -> float:
-        learned = least_squares(train[0][rows], train[1][rows], classes)
+        learned = least_squares(x_train[rows], y_train[rows], classes)
         right = 0
-        for x, y in zip(test[0].split(AT_ONCE), test[1].split(AT_ONCE), strict=True):
-            right += int((learned.values(x).argmax(1) == y).sum())
-        return 100 * right / len(test[1])
+        for x, y in zip(x_test.split(AT_ONCE), y_test.split(AT_ONCE), strict=True):
+            predicted = learned.values(x).argmax(1)
+            matches = predicted == y
+            right += int(matches.sum())
+        return 100 * right / len(y_test)
 
     accuracies = {}
-    for shots, draws in drawn.items():
-        accuracies[shots] = [accuracy(rows) for rows in draws]
+    for shots, supports_of_seeds in drawn.items():
+        accuracies[shots] = [accuracy(rows) for rows in supports_of_seeds]
     return accuracies
 
 
@@ -143,7 +159,8 @@ def nearest(train: Labeled, x: Tensor, k: int = 20, temperature: float = 0.07) -
     def votes(distances: np.ndarray) -> np.ndarray:
         """Weights divided by the largest, so that they cannot overflow."""
         smallest = distances.min(1, keepdims=True)
-        return np.exp((smallest - distances) / temperature)
+        exponents = (smallest - distances) / temperature
+        return np.exp(exponents)
 
     features, labels = train
     neighbors = KNeighborsClassifier(
@@ -153,7 +170,8 @@ def nearest(train: Labeled, x: Tensor, k: int = 20, temperature: float = 0.07) -
         metric="cosine",
     )
     neighbors.fit(features.float().numpy(), labels.numpy())
-    return torch.from_numpy(neighbors.predict(x.float().numpy()))
+    classes = neighbors.predict(x.float().numpy())
+    return torch.from_numpy(classes)
 
 
 def linear_probe(train: Labeled, test: Labeled) -> float:
@@ -181,8 +199,10 @@ def linear_probe(train: Labeled, test: Labeled) -> float:
             f"A linear probe needs at least two classes of at least two images, got {len(counts)}, the smallest with "
             f"{fewest}. Leave out small classes, or split the images differently."
         )
-    pipeline = make_pipeline(StandardScaler(), LogisticRegression(max_iter=5000))
+    regression = LogisticRegression(max_iter=5000)
+    pipeline = make_pipeline(StandardScaler(), regression)
     penalties = {"logisticregression__C": np.logspace(-4, 1, 6)}
     probe = GridSearchCV(pipeline, penalties, cv=min(5, fewest))
     probe.fit(x, y)
-    return 100 * float(probe.score(x_test, y_test))
+    share = probe.score(x_test, y_test)
+    return 100 * float(share)
