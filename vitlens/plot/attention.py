@@ -213,18 +213,24 @@ def all_heads(
 def _paint_weights(levels: np.ndarray, weights: np.ndarray, fine: int) -> np.ndarray:
     """(H, W, 3): a map of `fine` pixels a cell over gray levels, both from 0 to 1."""
     rgba, _ = map_colors(weights, **colors(weights, "inferno"))
-    opacity = OPAQUE * (weights / (weights.max() or 1)).clip(0, 1) ** FAINT
+    share = weights / (weights.max() or 1)
+    opacity = OPAQUE * share.clip(0, 1) ** FAINT
     fine_colors = rgba[..., :3].repeat(fine, 0).repeat(fine, 1)
-    return paint(levels, fine_colors, opacity[..., None].repeat(fine, 0).repeat(fine, 1))
+    fine_opacity = opacity[..., None].repeat(fine, 0).repeat(fine, 1)
+    return paint(levels, fine_colors, fine_opacity)
 
 
 def _source(query: tuple[int, int] | None) -> str:
-    return "" if query is None else f" from patch (row {query[0]}, column {query[1]})"
+    if query is None:
+        return ""
+    row, col = query
+    return f" from patch (row {row}, column {col})"
 
 
 def _gray(image: Image.Image, grid: TokenGrid) -> Image.Image:
     """The part of an image that the patches cover, in gray."""
-    return image.convert("L").crop((0, 0, *covered_size(grid)[::-1]))
+    height, width = covered_size(grid)
+    return image.convert("L").crop((0, 0, width, height))
 
 
 LOCAL = 1 / 3
@@ -285,7 +291,11 @@ def attention_distance(
         if untrained is not None:
             layer = np.repeat(np.arange(len(untrained)) + 0.2, untrained.shape[1])
             ax.plot(layer, untrained.ravel(), "x", color="0.6", markersize=4)
-            level, below = (untrained.mean(), 0) if uniform is None else (uniform, -23)
+            level = untrained.mean()
+            below = 0
+            if uniform is not None:
+                level = uniform
+                below = -23
             _write_at(ax, "× untrained", (right, level), (-3, below), va="center")
         if uniform is not None:
             ax.axhspan(0, LOCAL * uniform, color="0.94", linewidth=0, zorder=0)
@@ -360,10 +370,12 @@ def draw_distances(
     """
     layers, heads = values.shape
     number, count = place
-    center = np.arange(layers)[:, None] + (number - (count - 1) / 2) * 0.8 / count
-    at = center + (np.arange(heads) - (heads - 1) / 2) * 0.5 / count / max(heads - 1, 1)
+    shift = (number - (count - 1) / 2) * 0.8 / count  # of the model
+    centers = np.arange(layers)[:, None] + shift
+    from_middle = np.arange(heads) - (heads - 1) / 2
+    x = centers + from_middle * 0.5 / count / max(heads - 1, 1)
     ax.plot(
-        at.ravel(),
+        x.ravel(),
         values.ravel(),
         "o",
         color=color,
@@ -377,7 +389,8 @@ def draw_distances(
 def number_layers(ax: plt.Axes, layers: int, high: float | None = None) -> None:
     """Set the x-limits, up to `high` or the last layer, and ticks at as many layers as have room for their numbers."""
     high = layers - 0.4 if high is None else high
-    step = int(np.ceil(20 * ax.figure.dpi / DPI * (high - LEFT) / ax.bbox.width))
+    room = 20 * ax.figure.dpi / DPI  # of a number
+    step = int(np.ceil(room * (high - LEFT) / ax.bbox.width))
     ax.set(xlim=(LEFT, high), xticks=range(0, layers, step))
 
 

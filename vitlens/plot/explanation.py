@@ -167,9 +167,11 @@ def attributions(
     signed = {name for name, values in maps.items() if colors(values)["vmin"] < 0}
     below = {}
     for name, values in maps.items():
-        largest = np.abs(values[np.isfinite(values)]).max(initial=0)
-        end = f"{'±' if name in signed else 'max '}{number(largest)}"
-        below[name] = f"{end}\n{captions.get(name, '')}".strip()
+        finite = values[np.isfinite(values)]
+        largest = number(np.abs(finite).max(initial=0))
+        end = f"±{largest}" if name in signed else f"max {largest}"
+        caption = captions.get(name, "")
+        below[name] = f"{end}\n{caption}".strip()
     rule_of_colors = "Colors: each map has its own scale, from 0 (clear) to its max (yellow)"
     if signed:
         rule_of_colors += ", or from −max (blue) to max (red) where some values are negative"
@@ -202,7 +204,8 @@ def _draw_compared(ax: plt.Axes, compared: Sequence[tuple[str, object]]) -> None
     """Draw the first four images small below the input."""
     for k, (name, image) in enumerate(compared[:4]):
         room = max(0.25, 1 / len(compared))  # of the width of the input
-        thumbnail = ax.inset_axes((room * k, -0.34, min(0.31, room - 0.02), 0.31), anchor="SW")
+        width = min(0.31, room - 0.02)
+        thumbnail = ax.inset_axes((room * k, -0.34, width, 0.31), anchor="SW")
         thumbnail.imshow(load_image(image))
         bare(thumbnail)
         write_below(thumbnail, wrap(name, room * 200, 6))
@@ -362,7 +365,8 @@ def insertion_deletion(
     random = np.stack([np.asarray(orders, dtype=float) for orders in control])
     every_curve = [curve for both in (*curves.values(), random) for curve in both]
     drawn = np.concatenate([np.ravel(curve) for curve in every_curve])
-    low, high = min(0.0, 1.05 * drawn.min()), max(0.0, 1.05 * drawn.max())  # logits may be negative
+    low = min(0.0, 1.05 * drawn.min())  # logits may be negative
+    high = max(0.0, 1.05 * drawn.max())
     palette = style.palette(len(curves))
     with use_style():
         figure, axes = charts(("Deletion: low is good", "Insertion: high is good"), 900, 310)
@@ -412,8 +416,11 @@ def _line(
     count: int, most: int, aspect: float, below: float
 ) -> tuple[plt.Figure, Sequence[plt.Axes]]:
     """A page with `count` images in a line, each at most `most` pixels wide and `aspect` times as high."""
-    side = min(most, (WIDTH - 12) / count - 16)
-    figure, axes = frames(1, count, max(12 + count * (side + 16), 240), 34 + side * aspect + below)
+    gap = 16  # between two images
+    side = min(most, (WIDTH - 12) / count - gap)
+    width = max(12 + count * (side + gap), 240)
+    height = 34 + side * aspect + below
+    figure, axes = frames(1, count, width, height)
     for ax in axes[0]:
         ax.set_anchor("N")
     return figure, axes[0]
@@ -421,5 +428,6 @@ def _line(
 
 def draw_input(ax: plt.Axes, picture, grid: TokenGrid) -> None:
     """Draw the model's input."""
-    ax.imshow(picture, extent=(0, grid.image[1], grid.image[0], 0))
+    height, width = grid.image
+    ax.imshow(picture, extent=(0, width, height, 0))
     name_above(ax, "Input")

@@ -230,7 +230,9 @@ def mark(
     if query is None:
         return
     height, width = patch
-    corner = at[0] + query[1] * width, at[1] + query[0] * height
+    row, col = query
+    x, y = at
+    corner = x + col * width, y + row * height
     frame = Rectangle(
         corner, width, height, fill=False, edgecolor="white", linewidth=1.2, linestyle=linestyle
     )
@@ -263,9 +265,11 @@ def correspondences(
     rim = [withStroke(linewidth=3, foreground="0.1")]
     with canvas(ax, WIDTH, height + 40 + (24 if note else 0)) as (ax, result):
         for side in (0, 1):
-            grid, left = grids[side], starts[side]
+            grid = grids[side]
+            left = starts[side]
+            right = left + widths[side]
             resolve_grid((grid.rows, grid.cols), images[side], grid)
-            ax.imshow(load_image(images[side]), extent=(left, left + widths[side], 1, 0))
+            ax.imshow(load_image(images[side]), extent=(left, right, 1, 0))
             ax.annotate(
                 titles[side],
                 (left, 0),
@@ -274,12 +278,16 @@ def correspondences(
                 size=9.5,
                 parse_math=False,
             )
-        for color, pair in zip(plt.get_cmap("hsv")(hues), pairs, strict=True):
-            x, y = [], []
+        palette = plt.get_cmap("hsv")(hues)
+        for color, pair in zip(palette, pairs, strict=True):
+            x = []
+            y = []
             for start, number, grid in zip(starts, pair, grids, strict=True):
                 row, col = divmod(number, grid.cols)
-                x.append(start + (col + 0.5) * grid.patch[1] / grid.image[0])
-                y.append((row + 0.5) * grid.patch[0] / grid.image[0])
+                patch_height, patch_width = grid.patch
+                image_height = grid.image[0]
+                x.append(start + (col + 0.5) * patch_width / image_height)
+                y.append((row + 0.5) * patch_height / image_height)
             ax.plot(x, y, color=color, linewidth=1.2, alpha=0.9)
             ax.plot(x, y, "o", color=color, markersize=5, path_effects=rim)
         ax.set(xlim=(0, starts[1] + widths[1]), ylim=(1, 0), aspect="equal")

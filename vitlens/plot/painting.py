@@ -20,9 +20,9 @@ def upsample(map, size: tuple[int, int], *, method: str = "lanczos") -> np.ndarr
     (224, 224)
     """
     values = array(map, 2, "A map of shape (rows, cols)")
-    enlarged = Image.fromarray(values.astype(np.float32)).resize(
-        size[::-1], Image.Resampling[method.upper()]
-    )
+    height, width = size
+    small = Image.fromarray(values.astype(np.float32))
+    enlarged = small.resize((width, height), Image.Resampling[method.upper()])
     return np.array(enlarged)
 
 
@@ -30,7 +30,8 @@ def enlarge(values: np.ndarray, size: tuple[int, int], smooth: bool) -> np.ndarr
     """(H, W, C) float32: a map (rows, cols) or (rows, cols, C), bilinear or in uniform patches."""
     method = "bilinear" if smooth else "nearest"
     channels = np.atleast_3d(values).transpose(2, 0, 1)
-    return np.stack([upsample(channel, size, method=method) for channel in channels], -1)
+    enlarged = [upsample(channel, size, method=method) for channel in channels]
+    return np.stack(enlarged, -1)
 
 
 def paint(gray: np.ndarray, colors: np.ndarray, opacity: float | np.ndarray) -> np.ndarray:
@@ -71,9 +72,11 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
         from scipy.ndimage import gaussian_filter
 
         enlarged = gaussian_filter(enlarged, sigma=grid.patch, mode="nearest")
-    enlarged = enlarged[: grid.image[0], : grid.image[1]].astype(float)
+    height, width = grid.image
+    enlarged = enlarged[:height, :width].astype(float)
     stretched = (enlarged - enlarged.min()) / np.ptp(enlarged)
-    brightness[: enlarged.shape[0], : enlarged.shape[1]] = stretched
+    height, width = stretched.shape
+    brightness[:height, :width] = stretched
     return brightness
 
 
@@ -108,7 +111,8 @@ def resolve_grid(shape: tuple[int, int], image, grid: TokenGrid | None) -> Token
         return grid
     width, height = load_image(image).size
     if grid is None:
-        fits, seen = is_input(image), "a part"
+        fits = is_input(image)
+        seen = "a part"
     else:
         fits = (height, width) == tuple(grid.image)
         seen = f"{grid.image[0]} × {grid.image[1]} pixels"
@@ -117,4 +121,7 @@ def resolve_grid(shape: tuple[int, int], image, grid: TokenGrid | None) -> Token
             f"The model saw {seen} of this image of {height} × {width} pixels. Give `model=` to `overlay`, or the "
             "image that `vitlens.restore(model, images)` returns."
         )
-    return grid or TokenGrid(*shape, (height / shape[0], width / shape[1]), image=(height, width))
+    if grid is not None:
+        return grid
+    rows, cols = shape
+    return TokenGrid(rows, cols, (height / rows, width / cols), image=(height, width))
