@@ -117,7 +117,7 @@ class SmallDataAttention(PlacedAttention):
                 grid_indexing="xy",
             )
 
-    def placed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
+    def place(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
         if self.rope is not None:
             q, k = self.rotated(q).type_as(q), self.rotated(k).type_as(k)
         if self.temperature is None:

@@ -22,7 +22,7 @@ import vitlens_paper.evaluate
 GUESSES = (
     # statistics and captures
     ("vitlens.widgets.explore(model)", "import vitlens_explorer"),
-    ("vitlens.evaluate.proportion(1, 2)", "import vitlens_paper.evaluate"),
+    ("vitlens.evaluate.proportion(1, 2)", "from vitlens_paper import evaluate"),
     ("attention.rollout(model, images)", "takes a capture"),
     ("attention.summary(model, images)", "takes a capture"),
     ("attention.mean_distance(images)", "takes a capture"),

@@ -213,22 +213,26 @@ class PlacedAttention(Attention):
             raise ValueError(f"{NAME} does not support attention masks.")
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        q, k = self.q_norm(q), self.k_norm(k)
+        q, k, scale = self.place(self.q_norm(q), self.k_norm(k))
         x = F.scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=self.mask(q),
+            attn_mask=self.mask(q, scale),
             dropout_p=self.attn_drop.p if self.training else 0.0,
-            scale=self.scale,
+            scale=scale,
         )
         x = self.norm(x.transpose(1, 2).flatten(2))
         return self.proj_drop(self.proj(x))
 
-    def mask(self, q: Tensor) -> Tensor | None:
+    def place(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Queries, keys and the scale of their dot products. Subclasses put positions into them."""
+        return q, k, self.scale
+
+    def mask(self, q: Tensor, scale: float) -> Tensor | None:
         """Mask or bias for the attention logits: the visible keys, the bias, or the bias of visible keys."""
         visible = self.visible(q)
-        bias = self.bias(q)
+        bias = self.bias(q, scale)
         if bias is None:
             return visible
         if visible is None:
@@ -243,14 +247,14 @@ class PlacedAttention(Attention):
         line = place % self.grid[1] if self.layer % 2 else place // self.grid[1]
         return line[:, None] == line
 
-    def bias(self, q: Tensor) -> Tensor | None:
+    def bias(self, q: Tensor, scale: float) -> Tensor | None:
         """Bias (B, H, T, T) on the attention logits for the relative positions of two patches, or None."""
         if self.offset_pos_embed is None:
             return None
         patches = (len(self.offset_pos_embed) + 1) // 2
         place = torch.arange(patches, device=q.device)
         offset = place[:, None] - place + patches - 1
-        bias = (q[:, :, -patches:] * self.scale) @ self.offset_pos_embed.mT
+        bias = (q[:, :, -patches:] * scale) @ self.offset_pos_embed.mT
         bias = bias.gather(-1, offset.expand(*bias.shape[:2], -1, -1))
         prefix = q.shape[2] - patches
         return F.pad(bias, (prefix, 0, prefix, 0)).to(q.dtype)
