@@ -34,7 +34,7 @@ from vitlens_explorer.views import INSIDE, VIEWS
 
 CELL = """
 import json, os, time, timm, torch
-from vitlens import widgets
+import vitlens_explorer as widgets
 from vitlens.models import preprocess
 from vitlens.images import samples
 model = timm.create_model({name!r}, img_size={size}, num_classes=1000).eval()
