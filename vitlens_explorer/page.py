@@ -19,7 +19,7 @@ from vitlens_explorer.results import CANCELED, Key, Results
 
 @dataclass(frozen=True)
 class Change:
-    """What a message changes. values: of controls, set in order. others: parts of the state without a control, which
+    """Changes by a message. values: of controls, set in order. others: parts of the state without a control, which
     are set first."""
 
     values: dict[str, object] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Page:
         """Prepare for an answer, before its messages are processed."""
 
     def controls_depend_on(self) -> Hashable:
-        """What the controls depend on besides the state."""
+        """Everything besides the state on which the controls depend."""
 
     def job(self) -> Job | None:
         """The next slow part of the page, for the long lane after the drawing."""

@@ -1,4 +1,4 @@
-"""What this package adds to vitlens: commands, data sets, recipes and models.
+"""Commands, data sets, recipes and models that this package adds to vitlens.
 
 `pyproject.toml` names these functions.
 """

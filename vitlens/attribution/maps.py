@@ -65,7 +65,7 @@ class Explained:
 
 
 Explainable = nn.Module | Attention | Explained
-"""What a method that shares its forward takes as its first argument, `model`.
+"""First argument, `model`, of a method that can share its forward.
 
 * A model. The method also takes images and a target, and runs the model.
 * A capture with `gradients=True`, after `attn.differentiate(score)`. The method takes nothing else.

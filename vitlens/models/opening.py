@@ -151,7 +151,7 @@ def _from_timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
 
 
 def _unknown_name(name: str) -> ValueError:
-    """Error for a name that is no model's, with names that may be meant."""
+    """Error for an unknown model name, with similar names."""
     from torchvision.models import list_models
 
     path = Path(name)

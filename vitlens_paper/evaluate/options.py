@@ -56,7 +56,7 @@ PROTOCOLS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What is measured: a model, a data set, a protocol, and options that the protocol reads.
+    """A measurement: a model, a data set, a protocol, and options that the protocol reads.
 
     Raises ValueError for options that the protocol does not read.
 
