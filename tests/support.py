@@ -1,4 +1,4 @@
-"""What tests share: small data sets, images, maps, models with scores in closed form, and checks."""
+"""Helpers of tests: small data sets, images, maps, models with scores in closed form, and checks."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What the explorer saves: files, pages and names."""
+"""Files, pages and names that the explorer saves."""
 
 import csv
 import io

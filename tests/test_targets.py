@@ -248,7 +248,7 @@ def test_like_with_models_of_other_libraries():
 
 
 def test_occlusion_explains_a_similarity_at_its_maximum(model):
-    """Where a gradient consists of rounding errors."""
+    """The gradient there consists of rounding errors, which occlusion does not read."""
     x = images()
     assert METHODS["occlusion"](model, x, like(x[:1])).any()
 

@@ -296,7 +296,7 @@ def test_heads_off(explorer, model):
 
 @across(RUNNING)
 def test_upload(explorer, model, tmp_path):
-    """A photo is shown, and a file that is none leaves it in its place."""
+    """An uploaded photo is shown. A file of another kind is refused, and the photo stays."""
     pixels = np.random.default_rng(0).integers(0, 255, (150, 200, 3), np.uint8)
     Image.fromarray(pixels).save(noise := tmp_path / "noise.png")
     explorer.look(2)
