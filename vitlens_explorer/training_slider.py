@@ -14,6 +14,7 @@ from PIL import Image
 from vitlens import plot
 from vitlens.plot.alt_text import bundle, describe
 from vitlens.plot.style import WIDTH
+from vitlens_explorer.outputs import display_widget
 
 
 def training(snapshots: Mapping | Path | str) -> Slider:
@@ -57,15 +58,12 @@ class Slider(ipywidgets.VBox):
         self._slider = slider
         self._frames = frames
 
-    def _repr_mimebundle_(self, **kwargs) -> dict:
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+    def _ipython_display_(self, **_) -> None:
+        """Display the slider, and for readers without a kernel an animation of every second snapshot."""
         current = self._frames[self._slider.value]
         every_second = self._frames[(len(self._frames) - 1) % 2 :: 2]  # with the last one
         pngs = [base64.b64decode(frame["image/png"]) for frame in (current, *every_second)]
-        still = bundle(pngs[0], current["text/plain"], WIDTH, _animation(pngs))
-        return {"application/vnd.jupyter.widget-view+json": view} | still
-
-    _ipython_display_ = None  # of ipywidgets 7, which would ignore the bundle
+        display_widget(self, bundle(pngs[0], current["text/plain"], WIDTH, _animation(pngs)))
 
 
 def _animation(pngs: list[bytes]) -> bytes:
