@@ -117,6 +117,7 @@ def result_file(path: Path | None) -> Path | None:
 
 FILE_OPTIONS = {"dir_okay": False, "writable": True, "callback": result_file}
 Baseline = Enum("Baseline", {name: name for name in ("mean", "blur", "zero")})
+Meaning = Enum("Meaning", {name: name for name in ("classes", "independent", "value")})
 
 _MODEL = (
     "Name of a timm model, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, or a folder."
@@ -138,6 +139,13 @@ Checkpoint = Annotated[
         exists=True,
         dir_okay=False,
         help="File with the weights of the model (.pth, .safetensors, .npz).",
+    ),
+]
+Outputs = Annotated[
+    Meaning | None,
+    Option(
+        help="Meaning of the model's outputs: classes that compete, independent labels (multi-label), or values "
+        "(regression). By default what the model states."
     ),
 ]
 LABELED = "Labeled images: a folder with a subfolder for each class, or {sources}."
@@ -378,6 +386,7 @@ def inspect(
     beside: Annotated[
         str, Option(help="Second model, drawn next to the first in beside.png.")
     ] = "",
+    outputs: Outputs = None,
     heads: Annotated[
         bool, Option("--heads", help="Write the contribution of each head to the logit, too.")
     ] = False,
@@ -399,9 +408,10 @@ def inspect(
     shown = named_images(images, model)
     more = _without(image_files(data, note), shown) if data else []
     check_writable(out, "--out")
-    vits = [load_model(model, checkpoint=checkpoint)]
+    meaning = outputs and outputs.value
+    vits = [load_model(model, checkpoint=checkpoint, outputs=meaning)]
     if beside:
-        vits.append(load_model(beside))
+        vits.append(load_model(beside, outputs=meaning))
     vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
     inspections = []
@@ -483,6 +493,7 @@ def explain(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    outputs: Outputs = None,
     device: Device = "cpu",
 ) -> int:
     """Explain a class, or the similarity to an image or a text: a map by each method, and its scores with --scores."""
@@ -506,7 +517,8 @@ def explain(
     goal, contrast = _targets(target, against, like or [], text or [])
     torch_device = working_device(device)
     had_scores = (out / "scores.csv").exists()
-    vit = load_model(model, checkpoint=checkpoint).to(torch_device)
+    vit = load_model(model, checkpoint=checkpoint, outputs=outputs and outputs.value)
+    vit = vit.to(torch_device)
     explained, scored = [], []
 
     def collecting(explanations: Iterator, done: list) -> Iterator:
