@@ -412,6 +412,8 @@ def heads(
 ) -> dict[str, tuple[str, Contributions]]:
     """The predicted class of each image by its name, and the `stream.contributions` to its logit.
 
+    A name that is given again gets a number.
+
     images, on_error: as in `prepared`. Raises what `stream.contributions` raises.
 
     >>> vitlens.report.heads(model, [("chelsea", cat)])["chelsea"][0]
@@ -425,8 +427,18 @@ def heads(
         logits = run(model, image).detach()
         (classes,) = top_classes(model, logits)
         label, _ = classes[0]
-        added[name] = label, contributions
+        added[_new_name(name, added)] = label, contributions
     return added
+
+
+def _new_name(name: str, taken: Mapping[str, object]) -> str:
+    """A name, with a number if it is taken."""
+    if name not in taken:
+        return name
+    number = 2
+    while f"{name} ({number})" in taken:
+        number += 1
+    return f"{name} ({number})"
 
 
 def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[Path]:
