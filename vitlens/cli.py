@@ -34,6 +34,9 @@ WrongCommandLine = typer.BadParameter.__base__
 def main() -> None:
     """Run the `vitlens` command and end the process before Python frees PyTorch's modules, which takes two seconds."""
     code = 1  # after an exception
+    os.environ["MPLBACKEND"] = (
+        "agg"  # commands write files, and a notebook's backend may be missing here
+    )
 
     def end() -> None:
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None where closed
