@@ -108,7 +108,7 @@ def names_in(text: str | tuple) -> tuple[str, ...]:
 def result_file(path: Path | None) -> Path | None:
     """The file of results, after its folder is made. Raises ValueError for a folder that cannot be written to."""
     if path is not None:
-        from vitlens.data.files import check_writable
+        from vitlens.files import check_writable
 
         check_writable(path.parent, "--out")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +117,7 @@ def result_file(path: Path | None) -> Path | None:
 
 FILE_OPTIONS = {"dir_okay": False, "writable": True, "callback": result_file}
 Baseline = Enum("Baseline", {name: name for name in ("mean", "blur", "zero")})
+Meaning = Enum("Meaning", {name: name for name in ("classes", "independent", "value")})
 
 _MODEL = (
     "Name of a timm model, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, or a folder."
@@ -138,6 +139,13 @@ Checkpoint = Annotated[
         exists=True,
         dir_okay=False,
         help="File with the weights of the model (.pth, .safetensors, .npz).",
+    ),
+]
+Outputs = Annotated[
+    Meaning | None,
+    Option(
+        help="Meaning of the model's outputs: classes that compete, independent labels (multi-label), or values "
+        "(regression). By default what the model states."
     ),
 ]
 LABELED = "Labeled images: a folder with a subfolder for each class, or {sources}."
@@ -359,6 +367,7 @@ def inspect(
     beside: Annotated[
         str, Option(help="Second model, drawn next to the first in beside.png.")
     ] = "",
+    outputs: Outputs = None,
     heads: Annotated[
         bool, Option("--heads", help="Write the contribution of each head to the logit, too.")
     ] = False,
@@ -369,7 +378,7 @@ def inspect(
         from tqdm import tqdm
 
         import vitlens.report as report
-        from vitlens.data.files import check_writable
+        from vitlens.files import check_writable
         from vitlens.images import image_files
         from vitlens.models import load_model
 
@@ -380,9 +389,10 @@ def inspect(
     more = image_files(data, note) if data else []
     shown = named_images(images, model)
     check_writable(out, "--out")
-    vits = [load_model(model, checkpoint=checkpoint)]
+    meaning = outputs and outputs.value
+    vits = [load_model(model, checkpoint=checkpoint, outputs=meaning)]
     if beside:
-        vits.append(load_model(beside))
+        vits.append(load_model(beside, outputs=meaning))
     vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
     inspections = []
@@ -464,6 +474,7 @@ def explain(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    outputs: Outputs = None,
     device: Device = "cpu",
 ) -> int:
     """Explain a class, or the similarity to an image or a text: a map by each method, and its scores with --scores."""
@@ -472,7 +483,7 @@ def explain(
 
         import vitlens.report as report
         from vitlens import attribution
-        from vitlens.data.files import check_writable
+        from vitlens.files import check_writable
         from vitlens.models import load_model
 
     options = {"orders": orders, "baseline": baseline and baseline.value}
@@ -487,7 +498,8 @@ def explain(
     goal, contrast = _targets(target, against, like or [], text or [])
     torch_device = working_device(device)
     had_scores = (out / "scores.csv").exists()
-    vit = load_model(model, checkpoint=checkpoint).to(torch_device)
+    vit = load_model(model, checkpoint=checkpoint, outputs=outputs and outputs.value)
+    vit = vit.to(torch_device)
     explained, scored = [], []
 
     def collecting(explanations: Iterator, done: list) -> Iterator:

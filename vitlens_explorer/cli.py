@@ -13,6 +13,7 @@ from vitlens.cli import (
     AnyModel,
     Checkpoint,
     Device,
+    Outputs,
     importing,
     model_and_images,
     named_images,
@@ -37,6 +38,7 @@ def explorer(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    outputs: Outputs = None,
     port: Annotated[
         int,
         Option(
@@ -55,7 +57,14 @@ def explorer(
 
     model, images = model_and_images(model, [image] if image else [])
     first = named_images(images)[0][1] if images else None
-    serve(model, first, checkpoint=checkpoint, port=port, browser=browser)
+    serve(
+        model,
+        first,
+        checkpoint=checkpoint,
+        outputs=outputs and outputs.value,
+        port=port,
+        browser=browser,
+    )
 
 
 def page(
@@ -82,6 +91,7 @@ def page(
         ),
     ] = False,
     checkpoint: Checkpoint = None,
+    outputs: Outputs = None,
     device: Device = "cpu",
 ) -> None:
     """Write the explorer of some images as one HTML file, which needs neither Python nor a network to open."""
@@ -100,7 +110,8 @@ def page(
         shown = dict(named_images(images))
     elif model:
         shown = dict(run_images(Path(model), 1)) or None
-    vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
+    vit = load_model(model, checkpoint=checkpoint, outputs=outputs and outputs.value)
+    vit = vit.to(working_device(device))
     write = save_live_page if live else save_page
     options = {} if live else {"scores": scores}
     with tqdm(unit=" steps", delay=1) as bar:
