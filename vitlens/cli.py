@@ -111,7 +111,7 @@ def names_in(text: str | tuple) -> tuple[str, ...]:
 def result_file(path: Path | None) -> Path | None:
     """The file of results, after its folder is made. Raises ValueError for a folder that cannot be written to."""
     if path is not None:
-        from vitlens.data.files import check_writable
+        from vitlens.files import check_writable
 
         check_writable(path.parent, "--out")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -381,7 +381,7 @@ def inspect(
         from tqdm import tqdm
 
         import vitlens.report as report
-        from vitlens.data.files import check_writable
+        from vitlens.files import check_writable
         from vitlens.images import image_files
         from vitlens.models import load_model
 
@@ -486,7 +486,7 @@ def explain(
 
         import vitlens.report as report
         from vitlens import attribution
-        from vitlens.data.files import check_writable
+        from vitlens.files import check_writable
         from vitlens.models import load_model
 
     options = {"orders": orders, "baseline": baseline and baseline.value}

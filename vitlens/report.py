@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens import attention, filters, models, positions
-from vitlens.data import files
+from vitlens import attention, files, filters, models, positions
 from vitlens.formatting import number, with_minus
 from vitlens.images import ImageError
 from vitlens.models import restore, run, top_classes
