@@ -34,6 +34,9 @@ WrongCommandLine = typer.BadParameter.__base__
 def main() -> None:
     """Run the `vitlens` command and end the process before Python frees PyTorch's modules, which takes two seconds."""
     code = 1  # after an exception
+    os.environ["MPLBACKEND"] = (
+        "agg"  # commands write files, and a notebook's backend may be missing here
+    )
 
     def end() -> None:
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None where closed
@@ -108,7 +111,7 @@ def names_in(text: str | tuple) -> tuple[str, ...]:
 def result_file(path: Path | None) -> Path | None:
     """The file of results, after its folder is made. Raises ValueError for a folder that cannot be written to."""
     if path is not None:
-        from vitlens.data.files import check_writable
+        from vitlens.files import check_writable
 
         check_writable(path.parent, "--out")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -397,7 +400,7 @@ def inspect(
         from tqdm import tqdm
 
         import vitlens.report as report
-        from vitlens.data.files import check_writable
+        from vitlens.files import check_writable
         from vitlens.images import image_files
         from vitlens.models import load_model
 
@@ -502,7 +505,7 @@ def explain(
 
         import vitlens.report as report
         from vitlens import attribution
-        from vitlens.data.files import check_writable
+        from vitlens.files import check_writable
         from vitlens.models import load_model
 
     options = {"orders": orders, "baseline": baseline and baseline.value}

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitlens.data.files import announce
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import EVERY_SPLIT, SPLITS, data_root, find_split
 from vitlens.data.tables import library, read_class_names, reason, with_class_names
+from vitlens.files import announce
 from vitlens.walk import archives, note_on_overlap, unique_files
 
 
