@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import ipywidgets
-import matplotlib.pyplot as plt
 from PIL import Image
 
 from vitlens import plot
 from vitlens.plot.alt_text import bundle, describe
-from vitlens.plot.style import WIDTH
+from vitlens.plot.style import WIDTH, png
 from vitlens_explorer.outputs import display_widget
 
 
@@ -34,7 +33,7 @@ def training(snapshots: Mapping | Path | str) -> Slider:
     frames = []
     for index in range(len(snapshots["steps"])):
         figure = plot.snapshot(snapshots, index)
-        frames.append(bundle(_png(figure), describe(figure), WIDTH))
+        frames.append(bundle(png(figure), describe(figure), WIDTH))
     return Slider(frames)
 
 
@@ -68,7 +67,7 @@ class Slider(ipywidgets.VBox):
 
 def _animation(pngs: list[bytes]) -> bytes:
     """A WebP that shows images in a loop, the first of them longest."""
-    first, *others = (Image.open(io.BytesIO(png)).convert("RGB") for png in pngs)
+    first, *others = (Image.open(io.BytesIO(data)).convert("RGB") for data in pngs)
     file = io.BytesIO()
     first.save(
         file,
@@ -80,10 +79,4 @@ def _animation(pngs: list[bytes]) -> bytes:
         quality=30,
         minimize_size=True,
     )
-    return file.getvalue()
-
-
-def _png(figure: plt.Figure) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
     return file.getvalue()

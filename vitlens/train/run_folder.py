@@ -33,8 +33,8 @@ from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, ImageStream
-from vitlens.data.files import write
 from vitlens.data.imageset import PIXEL_READING, lost_workers
+from vitlens.files import write
 from vitlens.train.criteria import metric_name, validate
 from vitlens.train.objectives import RENAMED
 from vitlens.train.processes import World, hardware, versions
