@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
+from vitlens import files
 from vitlens.texts import shown
 from vitlens.walk import list_names, walk
 
@@ -150,6 +151,8 @@ def _open(source, notes: list[str]) -> AbstractContextManager[Image.Image]:
         return nullcontext(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
         source = io.BytesIO(source)
+    elif isinstance(source, (str, os.PathLike)) and not files.is_file_or_missing(source):
+        source = io.BytesIO(files.read(source))  # open() would wait for a pipe without a word
     return Image.open(source)
 
 
@@ -178,6 +181,8 @@ def is_image(path: str | os.PathLike) -> bool:
     kind = kinds.get(extension.lower())
     if kind in Image.OPEN:
         return kind not in _NO_IMAGES
+    if not files.is_file_or_missing(path):
+        return False
     try:
         with Image.open(path) as image:
             return image.format not in _NO_IMAGES

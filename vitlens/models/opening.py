@@ -15,6 +15,7 @@ import timm
 import torch
 from torch import nn
 
+from vitlens import waiting
 from vitlens.models.checkpoints import fill, print_note, require_patches
 from vitlens.models.classes import OUTPUTS
 from vitlens.models.preprocessing import TransformersProcessor, measure_preprocessing
@@ -66,7 +67,11 @@ def load_model(
     name = str(SPECIMEN if name_or_path is None else name_or_path).removeprefix("local-dir:")
     folder = Path(name).parent if Path(name).name in _FILES else Path(name)
     try:
-        model = _open(name, folder, pretrained, checkpoint, kwargs)
+        with waiting.fetching(
+            f"the weights of {name}",
+            "They are read or downloaded. Ctrl-C ends it, and a folder needs no network.",
+        ):
+            model = _open(name, folder, pretrained, checkpoint, kwargs)
     except (ValueError, ModuleNotFoundError):
         raise
     except Exception as error:
