@@ -136,8 +136,15 @@ Checkpoint = Annotated[
     Path | None,
     Option(
         exists=True,
-        dir_okay=False,
-        help="File with the weights of the model (.pth, .safetensors, .npz).",
+        help="File with the weights of the model (.pth, .safetensors, .npz), or a folder with it.",
+    ),
+]
+Head = Annotated[
+    str | None,
+    Option(
+        "--head",
+        metavar="NAME",
+        help="With --checkpoint: name of its classifier, if it has several, or none for the features.",
     ),
 ]
 LABELED = "Labeled images: a folder with a subfolder for each class, or {sources}."
@@ -356,8 +363,12 @@ def inspect(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    head: Head = None,
     beside: Annotated[
-        str, Option(help="Second model, drawn next to the first in beside.png.")
+        str,
+        Option(
+            help="Second model, drawn next to the first in beside.png. A file is a checkpoint of the first."
+        ),
     ] = "",
     heads: Annotated[
         bool, Option("--heads", help="Write the contribution of each head to the logit, too.")
@@ -372,6 +383,7 @@ def inspect(
         from vitlens.data.files import check_writable
         from vitlens.images import image_files
         from vitlens.models import load_model
+        from vitlens.models.opening import is_checkpoint
 
     model, images = model_and_images(model, images)
     if model and beside and not checkpoint and Path(model) == Path(beside):
@@ -380,8 +392,10 @@ def inspect(
     more = image_files(data, note) if data else []
     shown = named_images(images, model)
     check_writable(out, "--out")
-    vits = [load_model(model, checkpoint=checkpoint)]
-    if beside:
+    vits = [load_model(model, checkpoint=checkpoint, head=head)]
+    if beside and is_checkpoint(beside):
+        vits.append(load_model(model, checkpoint=beside, head=head if checkpoint else None))
+    elif beside:
         vits.append(load_model(beside))
     vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
@@ -392,7 +406,7 @@ def inspect(
     paths = report.write_inspection(inspections[0], out)
     names = [inspection.model for inspection in inspections]
     if beside and names[0] == names[1]:
-        names = [model or "bundled model", beside]
+        names = [str(checkpoint or model or "bundled model"), beside]
     headings = dict(zip(names, inspections, strict=True))
     if beside:
         paths += report.write_beside(headings, out)
@@ -464,6 +478,7 @@ def explain(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    head: Head = None,
     device: Device = "cpu",
 ) -> int:
     """Explain a class, or the similarity to an image or a text: a map by each method, and its scores with --scores."""
@@ -487,7 +502,7 @@ def explain(
     goal, contrast = _targets(target, against, like or [], text or [])
     torch_device = working_device(device)
     had_scores = (out / "scores.csv").exists()
-    vit = load_model(model, checkpoint=checkpoint).to(torch_device)
+    vit = load_model(model, checkpoint=checkpoint, head=head).to(torch_device)
     explained, scored = [], []
 
     def collecting(explanations: Iterator, done: list) -> Iterator:

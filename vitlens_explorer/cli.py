@@ -13,6 +13,7 @@ from vitlens.cli import (
     AnyModel,
     Checkpoint,
     Device,
+    Head,
     importing,
     model_and_images,
     named_images,
@@ -37,6 +38,7 @@ def explorer(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    head: Head = None,
     port: Annotated[
         int,
         Option(
@@ -55,7 +57,7 @@ def explorer(
 
     model, images = model_and_images(model, [image] if image else [])
     first = named_images(images)[0][1] if images else None
-    serve(model, first, checkpoint=checkpoint, port=port, browser=browser)
+    serve(model, first, checkpoint=checkpoint, head=head, port=port, browser=browser)
 
 
 def page(
@@ -82,6 +84,7 @@ def page(
         ),
     ] = False,
     checkpoint: Checkpoint = None,
+    head: Head = None,
     device: Device = "cpu",
 ) -> None:
     """Write the explorer of some images as one HTML file, which needs neither Python nor a network to open."""
@@ -100,7 +103,7 @@ def page(
         shown = dict(named_images(images))
     elif model:
         shown = dict(run_images(Path(model), 1)) or None
-    vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
+    vit = load_model(model, checkpoint=checkpoint, head=head).to(working_device(device))
     write = save_live_page if live else save_page
     options = {} if live else {"scores": scores}
     with tqdm(unit=" steps", delay=1) as bar:
