@@ -195,7 +195,8 @@ FORMATS = {
     "GIF": ("P",),
 }
 CHANNELS = {"LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}
-DAMAGES = ("cut", "changed byte", "empty", "text")
+DAMAGES = {name: ["cut", "empty", "text"] for name in FORMATS}
+DAMAGES["PNG"].append("changed byte")  # others have no checksums, so it is another image
 
 
 @dataclass
@@ -285,8 +286,7 @@ def photos(draw) -> Photo:
         height=draw(st.integers(1, 40)),
         orientation=draw(st.integers(1, 8)) if can_turn else 1,
         seed=draw(st.integers(0, 2**16)),
-        # Other formats store no checksums, so a changed byte is another image.
-        damage=draw(st.sampled_from([None] * 4 + list(DAMAGES))) if file_format == "PNG" else None,
+        damage=draw(st.sampled_from([None] * 4 + DAMAGES[file_format])),
         place=draw(st.floats(0, 0.999)),
     )
 
