@@ -321,7 +321,9 @@ def _from_transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
     try:
         processor = _here_first(transformers.AutoImageProcessor.from_pretrained, name)
         transform = TransformersProcessor(processor)
-        measure_preprocessing(transform)
+        channels = input_channels(model)
+        if channels in (1, 3):  # with others, `preprocess` refuses
+            measure_preprocessing(transform, channels)
         write_card(model, transform=transform)
     except Exception as error:
         if not isinstance(error, OSError) or (Path(name) / "preprocessor_config.json").is_file():
