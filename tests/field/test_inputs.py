@@ -97,7 +97,7 @@ SELF_NORMALIZING = {
     "compiled": lambda m: torch.compile(Wrapper(m, normalized), backend="eager"),
     "compiled inside": lambda m: Wrapper(torch.compile(m, backend="eager"), normalized),
     "DataParallel": lambda m: nn.DataParallel(Wrapper(m, normalized)),
-    "two wrappers": lambda m: Wrapper(Wrapper(m, lambda x: x - MEAN), lambda x: x / STD + MEAN),
+    "two modules": lambda m: Wrapper(Wrapper(m, lambda x: x - MEAN / STD), lambda x: x / STD),
 }
 
 
@@ -320,10 +320,10 @@ def test_load_model_refuses_a_processor_with_other_channels(case, tmp_path):
     6,
     door="folder of transformers, processor that keeps the shape",
     case="do_resize=False, do_center_crop=False",
-    right="the size of the model, counted by hand, and a note",
+    right="transformers' own processor for one image, and the size that was asked for",
 )
 @pytest.mark.parametrize("kind", ["ViT", "CLIP"])
-def test_preprocess_resizes_where_the_processor_does_not(kind, tmp_path):
+def test_preprocess_keeps_the_shape_that_the_processor_keeps(kind, tmp_path):
     transformers = pytest.importorskip("transformers")
     processor = transformers.ViTImageProcessor(do_resize=False)
     if kind == "CLIP":
@@ -331,10 +331,15 @@ def test_preprocess_resizes_where_the_processor_does_not(kind, tmp_path):
             size={"shortest_edge": SIDE}, do_center_crop=False
         )
     model = open_transformers(tmp_path, processor)
+    image = photograph()
     notes = []
-    batch = preprocess(model, [photograph(), photograph(size=(64, 200))], on_note=notes.append)
-    assert batch.shape == (2, 3, SIDE, SIDE)
+    batch = preprocess(model, image, on_note=notes.append)
+    assert torch.equal(batch, processor(images=image, return_tensors="pt")["pixel_values"])
     assert any("does not resize images to one size" in note for note in notes)
+    several = [image, photograph(size=(64, 200))]
+    with pytest.raises(ImageError, match="several sizes"):
+        preprocess(model, several)
+    assert preprocess(model, several, size=(SIDE, SIDE)).shape == (2, 3, SIDE, SIDE)
     assert vitlens.models.built_size(model) == (SIDE, SIDE)
 
 

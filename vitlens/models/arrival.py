@@ -56,7 +56,12 @@ def may_change(model: nn.Module) -> bool:
         return True
     if not is_known(model):
         return False
-    return "forward" in vars(model) or any(part._forward_pre_hooks for part in model.modules())
+    embedding = family(model).embedding
+    for part in model.modules():
+        changed = part._forward_pre_hooks or "forward" in vars(part)
+        if changed and embedding in set(part.modules()):
+            return True
+    return False
 
 
 def given(model: nn.Module, config: dict) -> Given:

@@ -234,14 +234,15 @@ def _keeps_shape(transform: Callable[[Image.Image], Tensor], mode: str) -> bool:
 class _Plan:
     """Preparation of images for a model: the only place that decides it.
 
-    config: in timm's settings. transform: the library's, from an RGB or gray image to (C, H, W), or None for timm's. It
-    has the size that the library configured. note: a sentence if a module changes images before its Vision Transformer
-    sees them, or if the library does not resize them, else "".
+    config: in timm's settings. transform: the library's, from an RGB or gray image to (C, H, W), or None for timm's.
+    as_library: images have the size that the library configured, so its transform applies. notes: sentences if a module
+    changes images before its Vision Transformer sees them, and if the library keeps their shape.
     """
 
     config: dict
     transform: Callable[[Image.Image], Tensor] | None
-    note: str = ""
+    as_library: bool
+    notes: list[str]
 
 
 def _plan(model: nn.Module, size: tuple[int, int] | None = None) -> _Plan:
@@ -261,18 +262,20 @@ def _plan(model: nn.Module, size: tuple[int, int] | None = None) -> _Plan:
             )
         config[key] = values
     _, *built_for = config["input_size"]
-    chosen = size or built_for
+    built_for = tuple(built_for)
+    chosen = tuple(size or built_for)
+    as_library = transform is not None and chosen == built_for
     notes = []
     if transform is not None and _keeps_shape(transform, _image_mode(channels)):
         chosen = size or family(source).built_size
-        transform = None
+        as_library = size is None
         notes.append(
-            f"The image processor of {model_name(source)} does not resize images to one size, so they are resized to "
-            f"{chosen[0]} × {chosen[1]} pixels."
+            f"The image processor of {model_name(source)} does not resize images to one size. Pass size=, such as "
+            f"{family(source).built_size}, to resize them."
         )
     config["input_size"] = (channels, *chosen)
     if not may_change(model):
-        return _Plan(config, transform, " ".join(notes))
+        return _Plan(config, transform, as_library, notes)
     levels = given(model, config)
     normalizes = levels.normalizes
     if transform is not None and normalizes:
@@ -281,7 +284,7 @@ def _plan(model: nn.Module, size: tuple[int, int] | None = None) -> _Plan:
         config.update(mean=levels.mean, std=levels.std)
     if levels.note:
         notes.append(levels.note)
-    return _Plan(config, transform, " ".join(notes))
+    return _Plan(config, transform, as_library, notes)
 
 
 def _measured_or_declared(source: nn.Module, transform: Callable | None, channels: int) -> dict:
@@ -418,13 +421,9 @@ def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
 def _make_transform(plan: _Plan, whole: bool = False) -> Callable[[Image.Image], Tensor]:
     """A function from a PIL image to the model's input (C, H, W)."""
     config = dict(plan.config)
-    transform = plan.transform
-    if transform is not None:
-        own = measure_preprocessing(transform, config["input_size"][0])
-        same_size = config["input_size"] == own["input_size"]
-        shows_whole = config["crop_mode"] == "squash" and config["crop_pct"] == 1
-        if same_size and (shows_whole or not whole):
-            return transform
+    shows_whole = config["crop_mode"] == "squash" and config["crop_pct"] == 1
+    if plan.as_library and (shows_whole or not whole):
+        return plan.transform
     if whole:
         config.update(crop_mode="squash", crop_pct=1.0)
     return create_transform(**config, is_training=False)
@@ -475,13 +474,17 @@ def preprocess(
         _require_compact(width, height)
         if crops and on_note is not None:
             _note_crop(source, image, config, on_note)
-    if plan.note and on_note is not None:
-        on_note(plan.note)
+    if on_note is not None:
+        for note in plan.notes:
+            on_note(note)
     guess = preprocessing_warning(model)
     if guess:
         say = on_note or warnings.warn
         say(guess)
     inputs = [transform(image.convert(mode)) for image in loaded]
+    shapes = {tuple(values.shape[1:]) for values in inputs}
+    if len(shapes) > 1:
+        raise ImageError(f"The images have several sizes: {sorted(shapes)}. {plan.notes[0]}")
     return torch.stack(inputs).to(_dtype(model))
 
 
@@ -552,15 +555,18 @@ def pixels(model: nn.Module) -> Callable[[Image.Image], Tensor]:
     plan = _plan(model)
     config = plan.config
     transform = plan.transform
+    mode = _image_mode(config["input_size"][0])
     if transform is None:
         return create_transform(**config, is_training=False, use_prefetcher=True)
-    return functools.partial(_transform_to_levels, transform, config["mean"], config["std"])
+    return functools.partial(_transform_to_levels, transform, mode, config["mean"], config["std"])
 
 
 def _transform_to_levels(
-    transform: Callable, mean: tuple, std: tuple, image: Image.Image
+    transform: Callable, mode: str, mean: tuple, std: tuple, image: Image.Image
 ) -> Tensor:
     """uint8 (C, H, W) levels of a transformed image."""
+    if mode == "L":
+        image = image.convert(mode)
     batch = transform(image)[None]
     levels = _to_levels(batch, mean, std)
     return levels[0]
