@@ -33,6 +33,7 @@ from vitlens.train.run_folder import (
     newest_first,
     read_finished_run,
     seconds_of_training,
+    write_digests,
 )
 from vitlens.train.settings import FROM_MODEL, Recipe
 
@@ -159,6 +160,7 @@ def run(
         if fresh and world.rank == 0:
             write(out / "recipe.json", plan.to_json().encode())
             write_data_file(out, data, root, splits)
+            write_digests(out, train, plan.init)
         if fresh:  # before training, to report unsupported arrays at once
             album.begin()
         seconds_before = 0.0 if fresh else seconds_of_training(out)
