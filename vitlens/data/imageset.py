@@ -123,8 +123,8 @@ class Samples:
         try:
             if self.files is not None:
                 return stored_digest(self.files[i]), 0
-            if hasattr(self.contents, "view"):
-                return stored_digest(self.contents.view(i)), 0
+            if hasattr(self.contents, "encoded"):
+                return stored_digest(self.contents.encoded(i)), 0
             source = self.source(i)
             if isinstance(source, Path | bytes):
                 return stored_digest(source), 0

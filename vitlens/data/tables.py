@@ -46,7 +46,7 @@ class Column:
         row = self.table.data.column(self.name)[i]
         return row["bytes"].as_py() or b""
 
-    def view(self, i: int) -> memoryview:
+    def encoded(self, i: int) -> memoryview:
         """The encoded image `i` without a copy."""
         buffer = self.table.data.column(self.name)[i]["bytes"].as_buffer()
         return memoryview(buffer or b"")
