@@ -19,7 +19,7 @@ from timm.models import VisionTransformer
 from torch import nn
 
 from vitlens.data import load
-from vitlens.data.files import lock_folder
+from vitlens.files import lock_folder
 from vitlens.models import load_model
 from vitlens.train import Recipe, Step, fit, recipe, runs
 from vitlens.train.run_folder import finish

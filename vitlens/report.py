@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import json
 import math
@@ -22,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens import attention, filters, models, positions
-from vitlens.data import files
+from vitlens import attention, files, filters, models, positions
 from vitlens.formatting import number, with_minus
 from vitlens.images import ImageError
 from vitlens.models import restore, run, top_classes
@@ -390,6 +388,8 @@ def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
     """Write numbers (.json), tables (.csv) and figures (.png) by their file names, and return the paths."""
     import matplotlib.pyplot as plt
 
+    from vitlens.plot.style import png
+
     out.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         if name.endswith(".json"):
@@ -399,10 +399,8 @@ def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
             text = content.to_csv(index=False, float_format="%.6g", lineterminator="\n")
             data = text.encode()
         else:
-            png = io.BytesIO()
-            content.savefig(png, dpi=SHARP)
+            data = png(content, SHARP)
             plt.close(content)
-            data = png.getvalue()
         files.write(out / name, data)
     return [out / name for name in contents]
 
@@ -411,6 +409,8 @@ def heads(
     model: nn.Module, images: Images, *, on_error: Note = None
 ) -> dict[str, tuple[str, Contributions]]:
     """The predicted class of each image by its name, and the `stream.contributions` to its logit.
+
+    A name that is given again gets a number.
 
     images, on_error: as in `prepared`. Raises what `stream.contributions` raises.
 
@@ -425,8 +425,18 @@ def heads(
         logits = run(model, image).detach()
         (classes,) = top_classes(model, logits)
         label, _ = classes[0]
-        added[name] = label, contributions
+        added[_new_name(name, added)] = label, contributions
     return added
+
+
+def _new_name(name: str, taken: Mapping[str, object]) -> str:
+    """A name, with a number if it is taken."""
+    if name not in taken:
+        return name
+    number = 2
+    while f"{name} ({number})" in taken:
+        number += 1
+    return f"{name} ({number})"
 
 
 def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[Path]:

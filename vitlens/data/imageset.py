@@ -612,7 +612,8 @@ def load(
 
     * `train/` and `val/` (or `training`, `valid`, `validation`, `test`, `testing`) with one folder of images per class,
       or only the class folders. Then about a tenth of each class, by the names of its files, is for validation.
-      All files that Pillow opens are read. `note` counts and names the others.
+      All files that Pillow opens are read, each real file once in a class, also in linked folders. `note` counts and
+      names what is left out, and the images that are in several classes or splits under different names.
     * Parquet files `train-*.parquet`, `validation-*.parquet` … as on the Hugging Face hub. `classes.json` may hold the
       class names if the files have none.
     * WebDataset shards: tar files with the split in their names or as their folder.

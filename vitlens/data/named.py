@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import torchvision.datasets
 
-from vitlens.data.files import announce
 from vitlens.data.folders import open_folder
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import SPLITS, data_root
 from vitlens.data.tables import default_class_names, reason
+from vitlens.files import announce
 from vitlens.names import require_known
 
 TORCH = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -323,7 +324,7 @@ def preprocess(
     and if the preprocessing is a guess.
 
     Raises ImageError for sources that `load_image` refuses, images with an aspect ratio over 100, and models of neither
-    one nor three channels.
+    one nor three channels. Such images of a folder are left out, with a note, or with a warning without `on_note`.
 
     >>> vitlens.models.preprocess(model, [cat, cat]).shape
     torch.Size([2, 3, 224, 224])
@@ -334,18 +335,44 @@ def preprocess(
     sources = _list_sources(images, on_note)
     if not sources:
         raise ImageError("Expected an image or several, got none.")
-    loaded = [load_image(source, on_note=on_note) for source in sources]
+    is_folder = isinstance(images, str | os.PathLike) and os.path.isdir(images)
     crops = config["crop_mode"] == "center" and not whole
-    for source, image in zip(sources, loaded, strict=True):
-        width, height = image.size
-        _require_compact(width, height)
+    loaded = []
+    left_out = []
+    for source in sources:
+        try:
+            image = load_image(source, on_note=on_note)
+            _require_compact(*image.size)
+        except ImageError as error:
+            if not is_folder:
+                raise
+            left_out.append(error)
+            continue
+        loaded.append(image)
         if crops and on_note is not None:
             _note_crop(source, image, config, on_note)
+    if left_out:
+        _report_left_out(left_out, len(sources), on_note)
     warning = preprocessing_warning(model)
     if warning and on_note is not None:
         on_note(warning)
     inputs = [transform(image.convert(mode)) for image in loaded]
     return torch.stack(inputs)
+
+
+def _report_left_out(
+    errors: list[ImageError], number: int, on_note: Callable[[str], None] | None
+) -> None:
+    """Pass a sentence about the images of a folder that cannot be read to `on_note`, or warn. Raise if none is left."""
+    if len(errors) == number:
+        raise errors[0]
+    left_out = (
+        f"{len(errors):,} of {number:,} images of the folder are left out. The first: {errors[0]}"
+    )
+    if on_note is None:
+        warnings.warn(left_out, stacklevel=3)
+    else:
+        on_note(left_out)
 
 
 def _list_sources(images, on_note: Callable[[str], None] | None) -> list | tuple:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -81,6 +82,14 @@ def page(
     plt.close(figure)
     figure.get_layout_engine().set(w_pad=margin, h_pad=margin)
     return figure
+
+
+def png(figure: plt.Figure, dpi: float = DPI) -> bytes:
+    """PNG file of a figure, whatever format, margins and colors Matplotlib's settings choose for files."""
+    file = io.BytesIO()
+    with use_style():
+        figure.savefig(file, format="png", dpi=dpi)
+    return file.getvalue()
 
 
 @contextlib.contextmanager

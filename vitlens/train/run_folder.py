@@ -35,9 +35,9 @@ from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, ImageStream
-from vitlens.data.files import write
 from vitlens.data.imageset import PIXEL_READING, lost_workers, same_images
 from vitlens.digests import FILE, RUN_FILE, Digests, read_trained_on
+from vitlens.files import write
 from vitlens.train.criteria import metric_name, validate
 from vitlens.train.objectives import RENAMED
 from vitlens.train.processes import World, hardware, versions

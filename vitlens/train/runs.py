@@ -20,7 +20,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from vitlens.data import SOURCES, ImageSet, ImageStream, load
-from vitlens.data.files import check_writable, lock_folder, write
+from vitlens.files import check_writable, lock_folder, write
 from vitlens.train import snapshots
 from vitlens.train.criteria import build_criterion, choose_precision
 from vitlens.train.loop import FIRST, Step, fit

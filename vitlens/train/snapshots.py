@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalize
-from vitlens.data.files import write
+from vitlens.files import write
 from vitlens.recorder.forward import eval_mode
 from vitlens.train.settings import Recipe
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from vitlens import files
 from vitlens.classes import class_numbers, describe_match
-from vitlens.data import ImageSet, ImageStream, files
+from vitlens.data import ImageSet, ImageStream
 from vitlens.names import require_known
 from vitlens.recorder import intervention
 from vitlens.recorder.forward import eval_mode, require_finite, run
