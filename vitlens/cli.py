@@ -519,6 +519,8 @@ def explain(
     parts = len(attribution.methods(methods or None))
     goal, contrast = _targets(target, against, like or [], text or [])
     torch_device = working_device(device)
+    if scores:
+        report.check_folder(out, ["scores.csv"])
     had_scores = (out / "scores.csv").exists()
     vit = load_model(model, checkpoint=checkpoint, outputs=outputs and outputs.value)
     vit = vit.to(torch_device)
@@ -548,7 +550,7 @@ def explain(
             )
             for path in report.write_explanations(collecting(made, explained), out):
                 echo(str(path), sys.stdout)
-        if had_scores and not scores:
+        if had_scores and not scores and not (out / "scores.csv").exists():
             note(f"removed scores.csv, which an earlier run left in {out}.")
         if scores:
             with tqdm(unit="forward", delay=1) as bar:

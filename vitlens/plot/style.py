@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 import numpy as np
 
+from vitlens import files
 from vitlens.formatting import with_minus
 from vitlens.plot import alt_text  # noqa: F401  (in IPython, figures get alt text)
 
@@ -85,10 +86,13 @@ def page(
 
 
 def png(figure: plt.Figure, dpi: float = DPI) -> bytes:
-    """PNG file of a figure, whatever format, margins and colors Matplotlib's settings choose for files."""
+    """PNG file of a figure, whatever format, margins and colors Matplotlib's settings choose for files.
+
+    The file has the mark by which `vitlens.files.is_figure` knows it.
+    """
     file = io.BytesIO()
     with use_style():
-        figure.savefig(file, format="png", dpi=dpi)
+        figure.savefig(file, format="png", dpi=dpi, metadata={"Software": files.MARK})
     return file.getvalue()
 
 

@@ -18,7 +18,7 @@ import datetime
 import hashlib
 import json
 import math
-import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,7 +37,8 @@ from tqdm.auto import tqdm
 from vitlens.data import ImageSet, ImageStream
 from vitlens.data.imageset import PIXEL_READING, lost_workers, same_images
 from vitlens.digests import FILE, RUN_FILE, Digests, read_trained_on
-from vitlens.files import write
+from vitlens.files import append, lock, read_object, remove_folder, remove_ours, require_ours, write
+from vitlens.train import snapshots
 from vitlens.train.criteria import metric_name, validate
 from vitlens.train.objectives import RENAMED
 from vitlens.train.processes import World, hardware, versions
@@ -71,11 +72,30 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], scalars
     write(stem.with_suffix(".json"), json.dumps(content, indent=1).encode())
     # Checkpoints of later steps are damaged, else the run would have resumed from them.
     kept = [marker for marker in newest_first(folder) if marker.stem <= stem.name][:KEPT]
-    for torn in folder.glob(".step-*.tmp"):  # from a process that was killed while writing
-        torn.unlink(missing_ok=True)
-    for old in folder.glob("step-*"):  # an orphan without JSON goes too
+    for old in checkpoint_files(folder):  # an orphan without JSON goes too
         if old.with_suffix(".json") not in kept:
-            old.unlink(missing_ok=True)
+            remove_ours(old, is_checkpoint)
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """Files of checkpoints in a folder, in which other files may be, too.
+
+    With temporary files, as earlier versions named them, of processes that were killed while writing.
+    """
+    paths = [*folder.glob("step-*"), *folder.glob(".step-*.tmp")]
+    return [path for path in paths if is_checkpoint(path)]
+
+
+def is_checkpoint(path: Path) -> bool:
+    """True for the name of a file of a checkpoint, such as step-00000100.json, or of its temporary file."""
+    return bool(re.fullmatch(r"step-\d{8,}\.(json|safetensors)|\.step-\d{8,}\.\w+\.tmp", path.name))
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a run, and their folder if nothing else is in it."""
+    for path in checkpoint_files(folder):
+        remove_ours(path, is_checkpoint)
+    remove_folder(folder)
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict]:
@@ -99,7 +119,8 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict]:
 
 def newest_first(folder: Path) -> list[Path]:
     """The JSON files of the checkpoints in a folder, newest first."""
-    return sorted(folder.glob("step-*.json"), reverse=True)
+    markers = [path for path in checkpoint_files(folder) if path.suffix == ".json"]
+    return sorted(markers, reverse=True)
 
 
 def flat_state(
@@ -214,6 +235,8 @@ class RunFolder:
         if self.writes:
             self.path.mkdir(parents=True, exist_ok=True)
             log = self.path / "log.jsonl"
+            if not markers:
+                require_ours({log: is_log}, "folder")
             lines = log_lines(log, self.saved_step) if markers else []
             write(log, "".join(lines).encode())
         return self.saved_step
@@ -278,11 +301,8 @@ class RunFolder:
         if not self.writes:
             return
         line = json.dumps({**record, "time": round(time.time(), 2)})
-        with open(self.path / "log.jsonl", "a") as file:
-            file.write(line + "\n")
-            file.flush()
-            # So that a checkpoint after a power cut has the readings before it.
-            os.fsync(file.fileno())
+        # It reaches the disk, so that a checkpoint after a power cut has the readings before it.
+        append(self.path / "log.jsonl", line + "\n")
 
     def is_due(self) -> bool:
         """True if `save_every` seconds have passed since the last checkpoint."""
@@ -322,6 +342,82 @@ class RunFolder:
         save_checkpoint(self.path / "checkpoints", step, flat_state(*self.state), scalars)
         self.saved_step = step
         self.saved_at = time.monotonic()
+
+
+# Files of others
+
+
+DATA_KEYS = {"stream", "data", "root"}
+"""Keys of data.json."""
+CONFIG_KEYS = {
+    *("architecture", "num_classes", "num_features", "label_names", "model_args"),
+    "pretrained_cfg",
+}
+MORE_CONFIG_KEYS = {"outputs", "global_pool", "built_by"}
+"""Keys that only some models have in config.json."""
+
+
+def is_log(path: Path) -> bool:
+    """True for the log of a run, also if it is empty or ends within a line."""
+    if not path.is_file():
+        return False
+    with open(path, encoding="utf-8", errors="replace") as file:
+        first = file.readline()
+    return not first or _step_of_line(first) < math.inf or not first.endswith("\n")
+
+
+def is_data_file(path: Path) -> bool:
+    """True for the data.json of a run."""
+    return read_object(path).keys() == DATA_KEYS
+
+
+def is_config(path: Path) -> bool:
+    """True for a config.json of `export`."""
+    config = read_object(path)
+    source = config.get("pretrained_cfg")
+    return (
+        config.keys() - MORE_CONFIG_KEYS == CONFIG_KEYS
+        and isinstance(source, dict)
+        and source.get("custom_load") is False
+        and source.keys() >= {"tag", "mean", "std", "first_conv", "classifier"}
+    )
+
+
+def require_own_folder(out: Path, plan: Recipe) -> None:
+    """Raise ValueError if a new run in `out` would replace files that are not of a run.
+
+    A recipe.json is one of a run if it is the plan, except for the number of classes, or if its data.json is there.
+    """
+
+    def is_recipe(path: Path) -> bool:
+        try:
+            there = Recipe.from_dict(read_object(path))
+        except (ValueError, TypeError):
+            return False
+        same = replace(there, num_classes=plan.num_classes) == plan
+        return same or is_data_file(out / "data.json")
+
+    require_ours(
+        {
+            out / "data.json": is_data_file,
+            out / "recipe.json": is_recipe,
+            out / "log.jsonl": is_log,
+            out / "snapshots.npz": snapshots.is_ours,
+            out / "model" / "config.json": is_config,
+        }
+    )
+
+
+@contextmanager
+def lock_log(out: Path | str | None, world: World) -> Iterator[None]:
+    """Lock the log of a run, so that no other process trains into its folder. Without effect in all but the first."""
+    if out is None or world.rank > 0:
+        yield
+        return
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder / "log.jsonl", "folder", waits=False):
+        yield
 
 
 def log_lines(log: Path, last_step: int) -> list[str]:
@@ -508,7 +604,8 @@ def export(
     An "mlp" head and the parts of an objective without labels go into `pretraining_head/head.safetensors`. Such a model
     is written without a classifier head (`num_classes` 0).
 
-    Raises ValueError unless each class has a name. Layout: timm/models/_hub.py.
+    Raises ValueError unless each class has a name, and if `folder` holds the model of another program. Layout:
+    timm/models/_hub.py.
 
     >>> digits = vitlens.train.recipe("digits")
     >>> vitlens.train.export(digits.build(), "digits", digits, class_names="0123456789").name
@@ -519,6 +616,10 @@ def export(
             f"Expected {recipe.num_classes} class names, one for each class, got {len(class_names)}."
         )
     folder = Path(folder)
+    config_file = folder / "config.json"
+    require_ours({config_file: is_config}, "folder")
+    if not config_file.exists():
+        require_ours({folder / "model.safetensors": lambda path: False}, "folder")
     folder.mkdir(parents=True, exist_ok=True)
     state = convert_weights({**model.state_dict(), **(weights or {})}, dtype)
     prefixes = pretraining_prefixes(model, recipe)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from vitlens.models.opening import short
 from vitlens.names import require_known
 from vitlens.scores import Score, mean_of, over_seeds, proportion, real, top_k, validation_numbers
 from vitlens.train import runs as training_runs
+from vitlens.train.run_folder import remove_checkpoints
 from vitlens_paper.evaluate.classifiers import few_shot, linear_probe, nearest, supports
 from vitlens_paper.evaluate.options import PROTOCOLS, Evaluation
 from vitlens_paper.evaluate.reading import read, top_classes
@@ -285,7 +285,7 @@ def fine_tune(session: Session, tuning: Tuning, data: str) -> TunedScore:
         if not account["finished"]:
             raise KeyboardInterrupt
         world.total(0)  # wait until the first process has written the model
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        remove_checkpoints(folder / "checkpoints")
         model = load_model(folder / "model").to(world.device)
         images = session.to_score(session.open(data, "test"))
         output = top_classes(model, k=1)
