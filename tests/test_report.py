@@ -126,7 +126,7 @@ def test_write_explanations_without_scores_removes_old_ones(model, tmp_path, mon
     monkeypatch.setattr(
         plot, "attributions", lambda *a, **kwargs: figures.append(draw(*a, **kwargs)) or figures[-1]
     )
-    (tmp_path / "scores.csv").write_text("old")
+    (tmp_path / "scores.csv").write_text(",".join(report.COLUMNS["scores.csv"]) + "\n")
     assert list(report.write_explanations([explained(model)], tmp_path)) == [
         tmp_path / "00-image.png"
     ]

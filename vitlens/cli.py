@@ -34,6 +34,9 @@ WrongCommandLine = typer.BadParameter.__base__
 def main() -> None:
     """Run the `vitlens` command and end the process before Python frees PyTorch's modules, which takes two seconds."""
     code = 1  # after an exception
+    os.environ["MPLBACKEND"] = (
+        "agg"  # commands write files, and a notebook's backend may be missing here
+    )
 
     def end() -> None:
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None where closed
@@ -278,9 +281,10 @@ def _names_images(path: Path) -> bool:
 def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str, object]]:
     """(name, source) of each image, also of those in folders. By default images of the run of `model`, or the samples.
 
-    Files with the same name get their whole path as name.
+    Files with the same name get their whole path as name. A file that is given several times is read once.
     """
     from vitlens.images import image_files, samples
+    from vitlens.walk import unique_files
 
     if not paths:
         images = run_images(Path(model)) if model else []
@@ -291,8 +295,26 @@ def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str,
             files += [file for _, file in image_files(path, note)]
         else:
             files.append(path)
+    files, repeated = unique_files(files)
+    if repeated.left_out:
+        note(repeated.sentences())
     count = Counter(file.name for file in files)
     return [(file.name if count[file.name] == 1 else str(file), file) for file in files]
+
+
+def _without(
+    images: list[tuple[str, Path]], others: list[tuple[str, object]]
+) -> list[tuple[str, Path]]:
+    """The images that are not among others, under any name. A note counts those left out."""
+    from vitlens.walk import unique_files
+
+    files = [source for _, source in others if isinstance(source, Path)]
+    known = len(files)
+    files, _ = unique_files([*files, *(file for _, file in images)])
+    rest = set(files[known:])
+    if len(rest) < len(images):
+        note(f"{len(images) - len(rest):,} images of --data are also drawn. They count once.")
+    return [(name, file) for name, file in images if file in rest]
 
 
 def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
@@ -386,8 +408,8 @@ def inspect(
     if model and beside and not checkpoint and Path(model) == Path(beside):
         raise typer.BadParameter(f"Both models are {model}. Name another one after --beside.")
     failures, complain = complaints()
-    more = image_files(data, note) if data else []
     shown = named_images(images, model)
+    more = _without(image_files(data, note), shown) if data else []
     check_writable(out, "--out")
     meaning = outputs and outputs.value
     vits = [load_model(model, checkpoint=checkpoint, outputs=meaning)]
@@ -497,6 +519,8 @@ def explain(
     parts = len(attribution.methods(methods or None))
     goal, contrast = _targets(target, against, like or [], text or [])
     torch_device = working_device(device)
+    if scores:
+        report.check_folder(out, ["scores.csv"])
     had_scores = (out / "scores.csv").exists()
     vit = load_model(model, checkpoint=checkpoint, outputs=outputs and outputs.value)
     vit = vit.to(torch_device)
@@ -526,7 +550,7 @@ def explain(
             )
             for path in report.write_explanations(collecting(made, explained), out):
                 echo(str(path), sys.stdout)
-        if had_scores and not scores:
+        if had_scores and not scores and not (out / "scores.csv").exists():
             note(f"removed scores.csv, which an earlier run left in {out}.")
         if scores:
             with tqdm(unit="forward", delay=1) as bar:

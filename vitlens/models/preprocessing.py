@@ -454,8 +454,9 @@ def preprocess(
     the preprocessing is a guess (by default a warning), and if a module changes images before its Vision Transformer.
 
     Raises ImageError for sources that `load_image` refuses, images with an aspect ratio over 100, and models of neither
-    one nor three channels. Raises ValueError for a module that declares no input, and for one that changes images in
-    another way than by such a normalization.
+    one nor three channels. Such images of a folder are left out, with a note, or with a warning without `on_note`.
+    Raises ValueError for a module that declares no input, and for one that changes images in another way than by such a
+    normalization.
 
     >>> vitlens.models.preprocess(model, [cat, cat]).shape
     torch.Size([2, 3, 224, 224])
@@ -467,13 +468,24 @@ def preprocess(
     sources = _list_sources(images, on_note)
     if not sources:
         raise ImageError("Expected an image or several, got none.")
-    loaded = [load_image(source, on_note=on_note) for source in sources]
+    is_folder = isinstance(images, str | os.PathLike) and os.path.isdir(images)
     crops = config["crop_mode"] == "center" and not whole
-    for source, image in zip(sources, loaded, strict=True):
-        width, height = image.size
-        _require_compact(width, height)
+    loaded = []
+    left_out = []
+    for source in sources:
+        try:
+            image = load_image(source, on_note=on_note)
+            _require_compact(*image.size)
+        except ImageError as error:
+            if not is_folder:
+                raise
+            left_out.append(error)
+            continue
+        loaded.append(image)
         if crops and on_note is not None:
             _note_crop(source, image, config, on_note)
+    if left_out:
+        _report_left_out(left_out, len(sources), on_note)
     if on_note is not None:
         for note in plan.notes:
             on_note(note)
@@ -492,6 +504,21 @@ def _dtype(model: nn.Module) -> torch.dtype:
     """Type of the numbers that enter a model: that of its embedding's parameters."""
     inner = inner_transformer(model)
     return cast(inner, torch.empty(0)).dtype
+
+
+def _report_left_out(
+    errors: list[ImageError], number: int, on_note: Callable[[str], None] | None
+) -> None:
+    """Pass a sentence about the images of a folder that cannot be read to `on_note`, or warn. Raise if none is left."""
+    if len(errors) == number:
+        raise errors[0]
+    left_out = (
+        f"{len(errors):,} of {number:,} images of the folder are left out. The first: {errors[0]}"
+    )
+    if on_note is None:
+        warnings.warn(left_out, stacklevel=3)
+    else:
+        on_note(left_out)
 
 
 def _list_sources(images, on_note: Callable[[str], None] | None) -> list | tuple:
