@@ -72,8 +72,8 @@ def serve(
 ) -> None:
     """Serve the explorer of a model until interrupted, then end the process.
 
-    model, checkpoint, head, outputs: as for `load_model`. port: 0 for a free one. Prints the address with the token that
-    the page needs. Raises OSError for a port in use, and the errors of `load_image` and `load_model`.
+    model, checkpoint, head, outputs: as for `load_model`. port: 0 for a free one. Prints the address with the token
+    that the page needs. Raises OSError for a port in use, and the errors of `load_image` and `load_model`.
     """
     photograph = None if image is None else load_image(image)
     if photograph:

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.models.architecture_guess import describe, fitting_architectures
-from vitlens.models.arrival import compare
 from vitlens.models.checkpoint_heads import (
     Head,
     choose_head,
@@ -33,6 +32,7 @@ from vitlens.models.checkpoint_heads import (
     split_heads,
 )
 from vitlens.models.checkpoint_settings import setting_notes, stated_names
+from vitlens.models.conversion import compare
 from vitlens.models.google_weights import fill_from_google
 from vitlens.models.patch_sizes import patch_size, require_patches
 from vitlens.models.weight_files import flat_tensors, is_numpy, plain_settings, read_weights

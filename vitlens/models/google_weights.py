@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitlens.models.arrival import compare
 from vitlens.models.classes import class_count
+from vitlens.models.conversion import compare
 from vitlens.models.patch_sizes import require_patches
 from vitlens.recorder.supported import model_name
 

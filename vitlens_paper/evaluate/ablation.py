@@ -98,6 +98,8 @@ def effects(
     require_capturable(network)
     if named:
         data = session.images("whole")
+        class_numbers(network, data.class_names)  # raises before images are compared
+        data = session.to_score(data)
     data = data.to(session.world.device)
     numbers = class_numbers(network, data.class_names)
     session.note(describe_match(network, data.class_names))
