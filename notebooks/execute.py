@@ -42,6 +42,7 @@ from book import *"""
 FOLDED = {"tags": ["setup", "hide-input"], "jupyter": {"source_hidden": True}}
 KEPT = ("alt", "jupyter", "page", "tags", "tiny")  # of the metadata of a cell
 LIVE = "application/vnd.jupyter.widget-view+json"
+STILL = re.compile(r'<style class="vitlens-still">.*?</style><div[^>]*>(<img.*>)</div>')
 FIGURE = re.compile(r'<img alt="[^"]+" width="([0-9]+)" src="data:image/[a-z]+;base64,([^"]+)">')
 UNSEEN = 12  # of 255 levels of a color, as a JPEG is off by several times around letters
 EDGES = 0.25  # of the pixels
@@ -121,23 +122,23 @@ def executed(path: Path, **own) -> nbformat.NotebookNode:
 def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The notebook without live widgets, random identifiers and foreign metadata. RuntimeError if stderr was used.
 
-    A widget lives as long as its kernel, so its still image is kept, as HTML and PNG. Figures are HTML alone, so that
-    none is in the file twice. A cell's "alt" in its metadata replaces the alt text of its figure.
+    A widget lives as long as its kernel, so only its still image is kept, as HTML and PNG. Figures are HTML alone, so
+    that none is in the file twice. A cell's "alt" in its metadata replaces the alt text of its figure.
     """
     book.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     book.nbformat, book.nbformat_minor = 4, 5
     for number, cell in enumerate(book.cells, 1):
         cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in KEPT})
         if cell.cell_type == "code":
-            cell.outputs = [
-                o for o in cell.outputs if LIVE not in o.get("data", {}) or "text/html" in o.data
-            ]
+            cell.outputs = [each for each in cell.outputs if LIVE not in each.get("data", {})]
         for output in cell.get("outputs", []):
             if output.get("name") == "stderr":
                 raise RuntimeError(f"Cell {number} writes to stderr: {output.text}")
-            live = output.get("data", {}).pop(LIVE, None)
             if "metadata" in output:
                 output.metadata = nbformat.from_dict({})
+            still = STILL.fullmatch(output.get("data", {}).get("text/html", ""))
+            if still:
+                output.data["text/html"] = still[1]
             figure = FIGURE.fullmatch(output.get("data", {}).get("text/html", ""))
             if figure:
                 alt = cell.metadata.get("alt", output.data["text/plain"])
@@ -146,10 +147,10 @@ def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
                 ratio = open_image(small).width / open_image(file).width
                 html = image(small, alt, math.ceil(width * ratio))
                 output.data = nbformat.from_dict({"text/html": html, "text/plain": alt})
-                if live:
-                    still = open_image(small).convert("RGB")
-                    still = still.quantize(256, Image.Quantize.MAXCOVERAGE)
-                    output.data["image/png"] = base64.b64encode(encoded(still)).decode()
+                if still:
+                    picture = open_image(small).convert("RGB")
+                    picture = picture.quantize(256, Image.Quantize.MAXCOVERAGE)
+                    output.data["image/png"] = base64.b64encode(encoded(picture)).decode()
     return book
 
 

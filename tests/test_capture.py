@@ -609,9 +609,9 @@ UNSUPPORTED = (
     (lambda g: run_captured(g.naflex, g.patches), "not an image"),
     (lambda g: run_captured(g.model, g.x, is_causal=True), "causal"),
     (lambda g: run_captured(g.model, g.x, times=2), "second time"),
-    (lambda g: run_captured(g.model, times=0), "not run to its last block"),
-    (lambda g: embed_captured(g.model, g.x), "not run to its last block"),
-    (lambda g: run_captured_in_a_thread(g.model, g.x), "in its thread"),
+    (lambda g: run_captured(g.model, times=0), "it was not run inside"),
+    (lambda g: embed_captured(g.model, g.x), "it was not run inside"),
+    (lambda g: run_captured_in_a_thread(g.model, g.x), "ran in another thread"),
     (lambda g: run_captured_with_parameters(g.model, g.others, g.x), "own parameters"),
 )
 """Calls that raise UnsupportedModelError, and decisive words."""

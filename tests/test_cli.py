@@ -181,7 +181,7 @@ def test_inspect_beside_another_model_with_a_data_set_and_damaged_images(
     both, summary = json.loads((out / "beside.json").read_text()), summary_in(out)
     assert both[model_folder.name] == summary
     assert [entry["image"] for entry in summary["images"]] == ["coffee.png"]
-    assert summary["images_in_mean_distance"] == 4
+    assert summary["images_in_mean_distance"] == 3
     assert (
         all(heading in done.stdout for heading in both)
         and "no table of learned position" in done.stdout

@@ -419,7 +419,7 @@ REFUSALS = (
         "at random",
     ),
     (run_causally, UnsupportedModelError, "causal"),
-    (run_in_a_thread, RuntimeError, "head 0 of layer 2.* in this thread"),
+    (run_in_a_thread, RuntimeError, "head 0 of layer 2.* in another thread"),
     (run_with_other_parameters, RuntimeError, "Nothing .*attention of layer 1"),
 )
 """A call, its error and decisive words."""

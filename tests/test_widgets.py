@@ -4,6 +4,7 @@ import base64
 import html
 import io
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
@@ -119,12 +120,16 @@ def test_training_slider_shows_snapshot():
 
 
 def still_bundle(widget) -> dict:
-    """The output of a cell that ends with a widget, without its live view."""
-    data, _ = DisplayFormatter().format(widget)
-    assert data.pop("application/vnd.jupyter.widget-view+json")["model_id"] == widget.model_id
-    assert sorted(data) == ["image/png", "text/html", "text/plain"]
-    assert data["text/html"].startswith(f'<img alt="{html.escape(data["text/plain"])}" width="')
-    return data
+    """The still image of a cell that ends with a widget, an output of its own before that of the live view."""
+    with mock.patch("IPython.display.display") as display:
+        assert DisplayFormatter().format(widget) == ({}, {})
+    still, view = (output for (output,), _ in display.call_args_list)
+    live = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    assert view == {"application/vnd.jupyter.widget-view+json": live}
+    assert sorted(still) == ["image/png", "text/html", "text/plain"]
+    assert f'<img alt="{html.escape(still["text/plain"])}" width="' in still["text/html"]
+    assert f"vitlens-{widget.model_id}" in widget._dom_classes
+    return still
 
 
 def test_widgets_show_a_still_image_without_a_kernel(vit):
@@ -163,7 +168,7 @@ def test_widgets_show_all_panels_without_a_kernel(vit):
     slider.children[0].children[1].value = 2
     data = still_bundle(slider)
     assert data["text/plain"].startswith(f"Step {run['steps'][2]:,}. Embedding filters. ")
-    source = data["text/html"].partition("data:image/webp;base64,")[2].removesuffix('">')
+    source = data["text/html"].partition("data:image/webp;base64,")[2].partition('"')[0]
     film = Image.open(io.BytesIO(base64.b64decode(source)))
     for index, file in enumerate(files := [io.BytesIO() for _ in range(4)]):
         plot.snapshot(run, index).savefig(file, format="png")

@@ -34,6 +34,9 @@ WrongCommandLine = typer.BadParameter.__base__
 def main() -> None:
     """Run the `vitlens` command and end the process before Python frees PyTorch's modules, which takes two seconds."""
     code = 1  # after an exception
+    os.environ["MPLBACKEND"] = (
+        "agg"  # commands write files, and a notebook's backend may be missing here
+    )
 
     def end() -> None:
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None where closed
@@ -108,7 +111,7 @@ def names_in(text: str | tuple) -> tuple[str, ...]:
 def result_file(path: Path | None) -> Path | None:
     """The file of results, after its folder is made. Raises ValueError for a folder that cannot be written to."""
     if path is not None:
-        from vitlens.data.files import check_writable
+        from vitlens.files import check_writable
 
         check_writable(path.parent, "--out")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +120,7 @@ def result_file(path: Path | None) -> Path | None:
 
 FILE_OPTIONS = {"dir_okay": False, "writable": True, "callback": result_file}
 Baseline = Enum("Baseline", {name: name for name in ("mean", "blur", "zero")})
+Meaning = Enum("Meaning", {name: name for name in ("classes", "independent", "value")})
 
 _MODEL = (
     "Name of a timm model, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, or a folder."
@@ -138,6 +142,13 @@ Checkpoint = Annotated[
         exists=True,
         dir_okay=False,
         help="File with the weights of the model (.pth, .safetensors, .npz).",
+    ),
+]
+Outputs = Annotated[
+    Meaning | None,
+    Option(
+        help="Meaning of the model's outputs: classes that compete, independent labels (multi-label), or values "
+        "(regression). By default what the model states."
     ),
 ]
 LABELED = "Labeled images: a folder with a subfolder for each class, or {sources}."
@@ -270,9 +281,10 @@ def _names_images(path: Path) -> bool:
 def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str, object]]:
     """(name, source) of each image, also of those in folders. By default images of the run of `model`, or the samples.
 
-    Files with the same name get their whole path as name.
+    Files with the same name get their whole path as name. A file that is given several times is read once.
     """
     from vitlens.images import image_files, samples
+    from vitlens.walk import unique_files
 
     if not paths:
         images = run_images(Path(model)) if model else []
@@ -283,8 +295,26 @@ def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str,
             files += [file for _, file in image_files(path, note)]
         else:
             files.append(path)
+    files, repeated = unique_files(files)
+    if repeated.left_out:
+        note(repeated.sentences())
     count = Counter(file.name for file in files)
     return [(file.name if count[file.name] == 1 else str(file), file) for file in files]
+
+
+def _without(
+    images: list[tuple[str, Path]], others: list[tuple[str, object]]
+) -> list[tuple[str, Path]]:
+    """The images that are not among others, under any name. A note counts those left out."""
+    from vitlens.walk import unique_files
+
+    files = [source for _, source in others if isinstance(source, Path)]
+    known = len(files)
+    files, _ = unique_files([*files, *(file for _, file in images)])
+    rest = set(files[known:])
+    if len(rest) < len(images):
+        note(f"{len(images) - len(rest):,} images of --data are also drawn. They count once.")
+    return [(name, file) for name, file in images if file in rest]
 
 
 def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
@@ -359,6 +389,7 @@ def inspect(
     beside: Annotated[
         str, Option(help="Second model, drawn next to the first in beside.png.")
     ] = "",
+    outputs: Outputs = None,
     heads: Annotated[
         bool, Option("--heads", help="Write the contribution of each head to the logit, too.")
     ] = False,
@@ -369,7 +400,7 @@ def inspect(
         from tqdm import tqdm
 
         import vitlens.report as report
-        from vitlens.data.files import check_writable
+        from vitlens.files import check_writable
         from vitlens.images import image_files
         from vitlens.models import load_model
 
@@ -377,12 +408,13 @@ def inspect(
     if model and beside and not checkpoint and Path(model) == Path(beside):
         raise typer.BadParameter(f"Both models are {model}. Name another one after --beside.")
     failures, complain = complaints()
-    more = image_files(data, note) if data else []
     shown = named_images(images, model)
+    more = _without(image_files(data, note), shown) if data else []
     check_writable(out, "--out")
-    vits = [load_model(model, checkpoint=checkpoint)]
+    meaning = outputs and outputs.value
+    vits = [load_model(model, checkpoint=checkpoint, outputs=meaning)]
     if beside:
-        vits.append(load_model(beside))
+        vits.append(load_model(beside, outputs=meaning))
     vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
     inspections = []
@@ -464,6 +496,7 @@ def explain(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    outputs: Outputs = None,
     device: Device = "cpu",
 ) -> int:
     """Explain a class, or the similarity to an image or a text: a map by each method, and its scores with --scores."""
@@ -472,7 +505,7 @@ def explain(
 
         import vitlens.report as report
         from vitlens import attribution
-        from vitlens.data.files import check_writable
+        from vitlens.files import check_writable
         from vitlens.models import load_model
 
     options = {"orders": orders, "baseline": baseline and baseline.value}
@@ -486,8 +519,11 @@ def explain(
     parts = len(attribution.methods(methods or None))
     goal, contrast = _targets(target, against, like or [], text or [])
     torch_device = working_device(device)
+    if scores:
+        report.check_folder(out, ["scores.csv"])
     had_scores = (out / "scores.csv").exists()
-    vit = load_model(model, checkpoint=checkpoint).to(torch_device)
+    vit = load_model(model, checkpoint=checkpoint, outputs=outputs and outputs.value)
+    vit = vit.to(torch_device)
     explained, scored = [], []
 
     def collecting(explanations: Iterator, done: list) -> Iterator:
@@ -514,7 +550,7 @@ def explain(
             )
             for path in report.write_explanations(collecting(made, explained), out):
                 echo(str(path), sys.stdout)
-        if had_scores and not scores:
+        if had_scores and not scores and not (out / "scores.csv").exists():
             note(f"removed scores.csv, which an earlier run left in {out}.")
         if scores:
             with tqdm(unit="forward", delay=1) as bar:

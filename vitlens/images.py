@@ -13,6 +13,9 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
+from vitlens.texts import shown
+from vitlens.walk import list_names, walk
+
 __all__ = ["ImageError", "image_files", "is_image", "load_image", "rgb", "samples"]
 __dir__ = __all__.copy
 
@@ -182,11 +185,6 @@ def is_image(path: str | os.PathLike) -> bool:
         return False
 
 
-def hidden(path: str | os.PathLike) -> bool:
-    """True for a relative path with a hidden file or folder, or the folder that macOS adds to archives."""
-    return any(part == "__MACOSX" or part.startswith(".") for part in Path(path).parts)
-
-
 def image_files(
     folder: Path, on_note: Callable[[str], None] | None = None
 ) -> list[tuple[str, Path]]:
@@ -195,39 +193,36 @@ def image_files(
     >>> cat.save("cat.png"), vitlens.images.image_files(Path("."))
     (None, [('cat.png', PosixPath('cat.png'))])
 
-    on_note: called with a sentence that counts and names the other files. Raises ValueError without image files.
+    Each real file is read once, under one of its names, also in linked folders. on_note: called with sentences that
+    count and name what is left out. Raises ValueError without image files.
     """
-
-    files = []
-    for path in folder.rglob("*"):
-        relative = path.relative_to(folder)
-        if path.is_file() and not hidden(relative):
-            files.append((str(relative), path))
-    files.sort(key=lambda file: _natural_order(file[0]))
-    images = []
-    others = []
-    for name, path in files:
-        if is_image(path):
-            images.append((name, path))
-        else:
-            others.append(name)
-    if not images:
-        raise ValueError(f"The folder {folder} holds no images that Pillow opens.")
-    if others and on_note is not None:
-        names = ", ".join(others[:5])
-        if len(others) > 5:
-            names += " …"
-        on_note(f"{len(others):,} of {len(files):,} files in {folder} are not images: {names}.")
-    return images
+    walked = walk(folder, is_image)
+    left_out = walked.sentences()
+    others = walked.others
+    if not walked.names:
+        reasons = f" {left_out}" if left_out else ""
+        raise ValueError(f"The folder {shown(folder)} holds no images that Pillow opens.{reasons}")
+    if others:
+        total = len(others) + len(walked.names)
+        names = list_names(others, " …")
+        left_out = (
+            f"{len(others):,} of {total:,} files in {shown(folder)} are not images: {names}. "
+            f"{left_out}"
+        )
+    if left_out and on_note is not None:
+        prefix = "" if others else f"In {shown(folder)}: "
+        on_note(f"{prefix}{left_out}".strip())
+    names = sorted(walked.names, key=_natural_order)
+    return [(name, folder / name) for name in names]
 
 
-def _natural_order(name: str) -> list[tuple[bool, int | str]]:
-    """Key that sorts numbers in names by their value, and before letters."""
+def _natural_order(name: str) -> tuple[list[tuple[bool, int | str]], str]:
+    """Key that sorts numbers in names by their value, and before letters. Equal numbers are sorted by code points."""
     key = []
     for part in re.split(r"(\d+)", name):
         is_number = part.isdecimal()
         key.append((not is_number, int(part) if is_number else part))
-    return key
+    return key, name
 
 
 def samples() -> dict[str, Image.Image]:
@@ -258,7 +253,7 @@ def rgb(
     and torchvision.
     """
     notes = [] if notes is None else notes
-    image.load()
+    _decode(image)
     colors = _in_srgb(image, notes) if profiles and "icc_profile" in image.info else image
     if colors.mode.startswith(("I", "F")):
         plain = _from_deep_gray(colors, notes)
@@ -279,6 +274,23 @@ def rgb(
             ImageOps.exif_transpose(plain, in_place=True)
             notes.append("was turned upright by its EXIF orientation")
     return plain
+
+
+def _decode(image: Image.Image) -> None:
+    """Read the pixels of an opened file.
+
+    Pillow 13.0 maps uncompressed TIFF files into memory with the sides of the turned image, if EXIF turns it, and so
+    mixes the rows. Without the file's name it reads them instead.
+    """
+    if image.format != "TIFF":
+        image.load()
+        return
+    filename = image.filename
+    image.filename = ""
+    try:
+        image.load()
+    finally:
+        image.filename = filename
 
 
 def _from_array(source, notes: list[str]) -> Image.Image:

@@ -13,6 +13,8 @@ from vitlens.cli import (
     AnyModel,
     Checkpoint,
     Device,
+    Outputs,
+    complaints,
     importing,
     model_and_images,
     named_images,
@@ -37,6 +39,7 @@ def explorer(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    outputs: Outputs = None,
     port: Annotated[
         int,
         Option(
@@ -54,8 +57,30 @@ def explorer(
         ) from error
 
     model, images = model_and_images(model, [image] if image else [])
-    first = named_images(images)[0][1] if images else None
-    serve(model, first, checkpoint=checkpoint, port=port, browser=browser)
+    first = _first_readable(named_images(images)) if images else None
+    serve(
+        model,
+        first,
+        checkpoint=checkpoint,
+        outputs=outputs and outputs.value,
+        port=port,
+        browser=browser,
+    )
+
+
+def _first_readable(images: list[tuple[str, object]]) -> object:
+    """The first image that can be read. Others before it are reported. Raises ImageError if there is none."""
+    from vitlens.images import ImageError, load_image
+
+    _, complain = complaints()
+    for _, source in images[:-1]:
+        try:
+            load_image(source)
+        except ImageError as error:
+            complain(str(error))
+        else:
+            return source
+    return images[-1][1]
 
 
 def page(
@@ -82,13 +107,16 @@ def page(
         ),
     ] = False,
     checkpoint: Checkpoint = None,
+    outputs: Outputs = None,
     device: Device = "cpu",
-) -> None:
+) -> int:
     """Write the explorer of some images as one HTML file, which needs neither Python nor a network to open."""
     with importing():
         from tqdm import tqdm
 
+        from vitlens.images import ImageError
         from vitlens.models import load_model
+        from vitlens.report import prepared
         from vitlens_explorer.in_page import photos_sentence, save_page
         from vitlens_explorer.live import save_live_page
 
@@ -100,7 +128,14 @@ def page(
         shown = dict(named_images(images))
     elif model:
         shown = dict(run_images(Path(model), 1)) or None
-    vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
+    vit = load_model(model, checkpoint=checkpoint, outputs=outputs and outputs.value)
+    vit = vit.to(working_device(device))
+    failures, complain = complaints()
+    if shown and len(shown) > 1:
+        readable = [name for name, _ in prepared(vit, shown, complain)]
+        if not readable:
+            raise ImageError("None of the images could be read, so there is nothing to show.")
+        shown = {name: shown[name] for name in readable}
     write = save_live_page if live else save_page
     options = {} if live else {"scores": scores}
     with tqdm(unit=" steps", delay=1) as bar:
@@ -112,3 +147,4 @@ def page(
         write(vit, shown, out, progress=report, **options)
     photos = photos_sentence([*shown]) if shown else "Its photos are samples."
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {photos}")
+    return int(bool(failures))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib import get_data_path
+from matplotlib import get_data_path, style
 from PIL import Image, ImageDraw, ImageFont
 
 from vitlens.plot.alt_text import bundle
@@ -71,6 +71,11 @@ def png(image: Image.Image) -> bytes:
 def figure_png(forward, panel, score: dict | None = None) -> bytes:
     """PNG file of the `Panel` of a `Forward`, with title, color bar, caption and the chart of its score. Avoids pyplot
     for thread safety."""
+    with style.context("default"):
+        return _figure_png(forward, panel, score)
+
+
+def _figure_png(forward, panel, score: dict | None) -> bytes:
     from matplotlib.figure import Figure
 
     from vitlens.plot.on_images import mark, overlay

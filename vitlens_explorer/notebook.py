@@ -20,6 +20,7 @@ from vitlens_explorer.comparison import Comparison
 from vitlens_explorer.drawing import still
 from vitlens_explorer.explorer import Explorer
 from vitlens_explorer.lanes import QUICK, Connection
+from vitlens_explorer.outputs import display_widget
 from vitlens_explorer.position_maps import PositionMaps
 
 
@@ -78,12 +79,9 @@ class Widget(anywidget.AnyWidget):
                 time.sleep(0.01)
         return True
 
-    def _repr_mimebundle_(self, **kwargs) -> tuple[dict, dict]:
-        """The widget, and a still image of its current frame for readers without a kernel."""
-        data, metadata = super()._repr_mimebundle_(**kwargs)
-        return data | still(self.frame, self.pictures), metadata
-
-    _ipython_display_ = None  # of ipywidgets 7, which would ignore the bundle
+    def _ipython_display_(self, **_) -> None:
+        """Display the widget, and a still image of its current frame for readers without a kernel."""
+        display_widget(self, still(self.frame, self.pictures))
 
     def save_page(self, path: str | os.PathLike) -> Path:
         """Write the current photo of an explorer as one HTML file, as `save_page`, and return its path.

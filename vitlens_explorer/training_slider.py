@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import ipywidgets
-import matplotlib.pyplot as plt
 from PIL import Image
 
 from vitlens import plot
 from vitlens.plot.alt_text import bundle, describe
-from vitlens.plot.style import WIDTH
+from vitlens.plot.style import WIDTH, png
+from vitlens_explorer.outputs import display_widget
 
 
 def training(snapshots: Mapping | Path | str) -> Slider:
@@ -33,7 +33,7 @@ def training(snapshots: Mapping | Path | str) -> Slider:
     frames = []
     for index in range(len(snapshots["steps"])):
         figure = plot.snapshot(snapshots, index)
-        frames.append(bundle(_png(figure), describe(figure), WIDTH))
+        frames.append(bundle(png(figure), describe(figure), WIDTH))
     return Slider(frames)
 
 
@@ -57,20 +57,17 @@ class Slider(ipywidgets.VBox):
         self._slider = slider
         self._frames = frames
 
-    def _repr_mimebundle_(self, **kwargs) -> dict:
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+    def _ipython_display_(self, **_) -> None:
+        """Display the slider, and for readers without a kernel an animation of every second snapshot."""
         current = self._frames[self._slider.value]
         every_second = self._frames[(len(self._frames) - 1) % 2 :: 2]  # with the last one
         pngs = [base64.b64decode(frame["image/png"]) for frame in (current, *every_second)]
-        still = bundle(pngs[0], current["text/plain"], WIDTH, _animation(pngs))
-        return {"application/vnd.jupyter.widget-view+json": view} | still
-
-    _ipython_display_ = None  # of ipywidgets 7, which would ignore the bundle
+        display_widget(self, bundle(pngs[0], current["text/plain"], WIDTH, _animation(pngs)))
 
 
 def _animation(pngs: list[bytes]) -> bytes:
     """A WebP that shows images in a loop, the first of them longest."""
-    first, *others = (Image.open(io.BytesIO(png)).convert("RGB") for png in pngs)
+    first, *others = (Image.open(io.BytesIO(data)).convert("RGB") for data in pngs)
     file = io.BytesIO()
     first.save(
         file,
@@ -82,10 +79,4 @@ def _animation(pngs: list[bytes]) -> bytes:
         quality=30,
         minimize_size=True,
     )
-    return file.getvalue()
-
-
-def _png(figure: plt.Figure) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
     return file.getvalue()

@@ -296,11 +296,12 @@ def compute(
     ] = None,
 ) -> None:
     """Count the parameters and FLOPs of models at several image sizes."""
+    from vitlens import files
     from vitlens_paper.evaluate.compute import table
 
     rows = table(models, sizes)
     if out is not None:
-        rows.to_csv(out, index=False, lineterminator="\n")
+        files.write(out, rows.to_csv(index=False, lineterminator="\n"))
     printed = rows.rename(columns={"image_size": "px"})
     printed["parameters (M)"] = (printed.pop("parameters") / 1e6).round(1)
     printed["GFLOPs"] = (printed.pop("flops") / 1e9).round(1)

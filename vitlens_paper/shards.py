@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitlens.data.files import announce
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import EVERY_SPLIT, SPLITS, data_root, find_split
 from vitlens.data.tables import library, read_class_names, reason, with_class_names
+from vitlens.files import announce
+from vitlens.walk import archives, note_on_overlap, unique_files
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ def shards(folder: Path, split: str) -> Samples:
             labels.append(label)
             names.append(name)
     class_names = read_class_names(folder) or ()
-    samples = Samples(Streamed(files, keys), labels, class_names, names)
+    note = _note_on_left_out(folder, split)
+    samples = Samples(Streamed(files, keys), labels, class_names, names, note)
     if split == "train" or not _files(folder, "train"):
         return with_class_names(samples, None)
     return with_class_names(samples, lambda: shards(folder, "train"))
@@ -132,19 +134,27 @@ def _label_in(row: Mapping[str, Any]) -> object:
 
 
 def _files(folder: Path, split: str) -> list[Path]:
+    """Shards of a split, each real file once, as in `_named_files`."""
+    files, _ = unique_files(_named_files(folder, split))
+    return files
+
+
+def _named_files(folder: Path, split: str) -> list[Path]:
     """Shards of a split, by the words in their names and by the names of their folders, or [] if one is missing."""
     by_split: dict[str, list[Path]] = {}
-    for file in sorted(folder.glob("*.tar")):
+    here, _ = archives(folder, ".tar")
+    for file in here:
         words = set(re.split(r"[-_.]", file.stem))
         for word in words & EVERY_SPLIT:
             by_split.setdefault(word, []).append(file)
     for word in EVERY_SPLIT:
-        inside = sorted((folder / word).glob("*.tar"))
+        inside, _ = archives(folder / word, ".tar")
         inside.sort(key=lambda file: len(file.name))
         number = folder / word / "nshards.txt"
         complete = True
         if number.is_file():
-            complete = number.read_text().strip() == str(len(inside))
+            distinct, _ = unique_files(inside)
+            complete = number.read_text().strip() == str(len(distinct))
         if inside and complete:
             by_split.setdefault(word, []).extend(inside)
     chosen = find_split(split, by_split)
@@ -160,6 +170,19 @@ def _files(folder: Path, split: str) -> list[Path]:
         if not (folder / name).is_file():
             return []
     return by_split[chosen]
+
+
+def _note_on_left_out(folder: Path, split: str) -> str:
+    """Sentences about tar files that are not read, such as links to others, and those that are also training data."""
+    named = _named_files(folder, split)
+    files, repeated = unique_files(named)
+    sentences = [repeated.sentences()]
+    for place in sorted({folder, *(file.parent for file in named)}):
+        _, left_out = archives(place, ".tar")
+        sentences.append(left_out.sentences())
+    if split != "train":
+        sentences.append(note_on_overlap(files, _files(folder, "train"), "train"))
+    return " ".join(filter(None, sentences))
 
 
 def _fetch(name: str, folder: Path, split: str) -> None:

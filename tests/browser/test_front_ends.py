@@ -13,6 +13,7 @@ from browser.fronts import MARKS, START, Widget, expected, opened_model
 from vitlens import load_image
 from vitlens.models import preprocess, restore
 from vitlens.plot import alt_text
+from vitlens_explorer.outputs import hidden_by
 
 FRONTS = ("lab", pytest.param("notebook", marks=pytest.mark.slow))
 
@@ -114,27 +115,53 @@ def test_training(page):
     )
 
 
+def opened_without_kernel(front, browser, name):
+    """A page with a notebook whose cells have not run."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1100})
+    place = "lab/tree" if front.kind == "lab" else "notebooks"
+    page.goto(f"{front.address}/{place}/{name}?token={front.token}&reset")
+    return page
+
+
 def test_saved_notebooks_show_still_images(front, browser):
+    """A notebook that is not trusted shows each still once, in its size."""
     Image.new("RGB", (90, 60), "red").save(file := io.BytesIO(), "PNG")
-    live = {
-        "application/vnd.jupyter.widget-view+json": {
-            "version_major": 2,
-            "version_minor": 0,
-            "model_id": "gone",
-        }
-    }
-    data = live | alt_text.bundle(file.getvalue(), 'The "red" still.', 45)
-    cell = nbformat.v4.new_code_cell("page", outputs=[nbformat.v4.new_output("display_data", data)])
-    nbformat.write(
-        nbformat.v4.new_notebook(cells=[cell]), front.folder / "saved.ipynb"
-    )  # not trusted
-    page = browser.new_page()
-    page.goto(
-        f"{front.address}/{'lab/tree' if front.kind == 'lab' else 'notebooks'}/saved.ipynb?token={front.token}"
-    )
+    view = {"version_major": 2, "version_minor": 0, "model_id": "gone"}
+    still = hidden_by("gone", alt_text.bundle(file.getvalue(), 'The "red" still.', 45))
+    outputs = [
+        nbformat.v4.new_output("display_data", data)
+        for data in (still, {"application/vnd.jupyter.widget-view+json": view})
+    ]
+    cell = nbformat.v4.new_code_cell("page", outputs=outputs)
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), front.folder / "saved.ipynb")
+    page = opened_without_kernel(front, browser, "saved.ipynb")
     still = page.locator(".jp-OutputArea-output img")
     still.wait_for(timeout=START)
     assert still.get_attribute("alt") == 'The "red" still.' and still.count() == 1
     assert still.evaluate("node => [node.naturalWidth, node.width]") == [90, 45]
     assert "Error displaying widget" not in page.inner_text("body")
+    page.close()
+
+
+def test_notebook_reopened_by_its_author_shows_still_images(explorer, front, browser):
+    """Stills are hidden beside live widgets. Without their kernel they are shown, and no error below them."""
+    stills = ".jp-OutputArea-output [class$=-still] img"
+    assert explorer.page.locator(stills).count() == 4
+    hidden = "all => all.every((each) => each.getClientRects().length === 0)"
+    assert explorer.page.locator(stills).evaluate_all(hidden)
+    saved = front.folder / "widgets.ipynb"
+    explorer.page.evaluate("void window.jupyterapp.commands.execute('docmanager:save')")
+    while "vitlens-still" not in saved.read_text():
+        explorer.page.wait_for_timeout(100)
+    explorer.page.wait_for_timeout(500)  # the server signs what it has written
+    (front.folder / "reopened.ipynb").write_bytes(saved.read_bytes())  # trusted by its content
+    page = opened_without_kernel(front, browser, "reopened.ipynb")
+    missing = page.get_by_text("Error displaying widget", exact=False)
+    missing.nth(3).wait_for(state="attached", timeout=START)
+    assert missing.evaluate_all(hidden)
+    for number in range(4):
+        still = page.locator(stills).nth(number)
+        still.scroll_into_view_if_needed()
+        assert still.is_visible() and still.bounding_box()["height"] > 200
+        assert still.get_attribute("alt")
     page.close()

@@ -482,3 +482,31 @@ def test_other_models_are_refused_with_the_saved_page(architecture, options, rea
         vitlens.UnsupportedModelError, match=f"{reason}.*`vitlens page MODEL IMAGE`"
     ):
         live.serialize(model)
+
+
+def test_live_page_keeps_the_forwards_of_the_latest_photos(vit, browser, tmp_path):
+    """Of 60 uploads. The first photo is shown as before when it is chosen again."""
+    model = vit(num_classes=5)
+    live.save_live_page(model, {NAME: vitlens.samples()[NAME]}, path := tmp_path / "page.html")
+    shown, _, errors = opened(browser, path)
+    before = shown.evaluate(FRAME, [])
+    upload = """async (count) => {
+        const { source } = document.querySelector("#page");
+        for (let k = 0; k < count; k += 1) {
+            const canvas = new OffscreenCanvas(9 + k, 9);
+            canvas.getContext("2d").fillRect(0, 0, k, 5);
+            const bytes = await (await canvas.convertToBlob()).arrayBuffer();
+            source.send({ upload: `${k}.png`, file: k, of: 1, number: 10 ** 15 + k }, undefined, [bytes]);
+            await source.turn;
+        }
+        const { records } = source.page;
+        const kept = [...records.values()].filter(({ layers }) => layers.length);
+        return [source.state.photograph, records.size, kept.length, source.traits.frame.message];
+    }"""
+    assert shown.evaluate(upload, 60) == ["59.png", 1 + 40, 3, ""]
+    names = [value for _, value in control(shown.evaluate(FRAME, []), "photograph")["options"]]
+    assert names == [*(f"{k}.png" for k in range(59, 19, -1)), NAME]
+    after = shown.evaluate(FRAME, [{"set": {"photograph": NAME}, "number": 10**15 + 99}])
+    assert plain(after["panels"]) == plain(before["panels"]) and after["bars"] == before["bars"]
+    assert errors == []
+    shown.close()

@@ -12,6 +12,7 @@ from typing import Any
 
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import find_split
+from vitlens.walk import archives, note_on_overlap, unique_files
 
 IMAGES = ("image",)
 LABELS = ("label", "fine_label", "labels")  # fine_label in CIFAR-100
@@ -46,24 +47,31 @@ class Column:
         row = self.table.data.column(self.name)[i]
         return row["bytes"].as_py() or b""
 
+    def encoded(self, i: int) -> memoryview:
+        """The encoded image `i` without a copy."""
+        buffer = self.table.data.column(self.name)[i]["bytes"].as_buffer()
+        return memoryview(buffer or b"")
+
 
 # Parquet and the hub
 
 
 def parquet(folder: Path, split: str, root: str | Path | None = None) -> Samples:
     """Samples of the files `train-*.parquet`, `valid-`, `validation-`, `val-` or `test-*.parquet` of `folder`."""
-    by_split: dict[str, list[str]] = {}
-    for file in sorted(folder.glob("*.parquet")):
+    by_split: dict[str, list[Path]] = {}
+    found, left_out = archives(folder, ".parquet")
+    for file in found:
         word = re.split(r"[-.]", file.name)[0]
-        by_split.setdefault(word, []).append(str(file))
+        by_split.setdefault(word, []).append(file)
     name = find_split(split, by_split, str(folder))
-    files = by_split[name]
+    files, repeated = unique_files(by_split[name])
+    train = find_split("train", by_split)
     expected = _number_of_shards(files)
     if len(files) < expected:
         raise ValueError(
             f"{folder} holds {len(files)} of the {expected} {split} shards. Download the others."
         )
-    data_files = {name: [glob.escape(file) for file in files]}
+    data_files = {name: [glob.escape(str(file)) for file in files]}
     cache = str(root) if root else None
     datasets = library()
     try:
@@ -73,16 +81,19 @@ def parquet(folder: Path, split: str, root: str | Path | None = None) -> Samples
             f"The Parquet files of {folder} cannot be read ({reason(problem)}). Fetch them again."
         ) from problem
     samples = _samples(tables[name], str(folder), name, read_class_names(folder))
-    if find_split("train", by_split) in (None, name):
+    samples = samples.add_note(f"{left_out.sentences()} {repeated.sentences()}".strip())
+    if train not in (None, name):
+        samples = samples.add_note(note_on_overlap(files, by_split[train], "train"))
+    if train in (None, name):
         return with_class_names(samples, None)
     return with_class_names(samples, lambda: parquet(folder, "train", root))
 
 
-def _number_of_shards(files: Sequence[str]) -> int:
+def _number_of_shards(files: Sequence[Path]) -> int:
     """Number of shards by the names of some: train-00002-of-00005.parquet is one of five. 0 for other names."""
     totals = [0]
     for file in files:
-        totals += [int(total) for total in re.findall(r"-of-(\d+)\.parquet$", file)]
+        totals += [int(total) for total in re.findall(r"-of-(\d+)\.parquet$", file.name)]
     return max(totals)
 
 

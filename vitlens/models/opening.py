@@ -15,6 +15,7 @@ import timm
 import torch
 from torch import nn
 
+from vitlens.digests import read_trained_on
 from vitlens.models.checkpoints import fill, print_note, require_patches
 from vitlens.models.classes import OUTPUTS
 from vitlens.models.preprocessing import TransformersProcessor, measure_preprocessing
@@ -82,8 +83,21 @@ def load_model(
     opened_as = short(str(folder) if folder.is_dir() else name)
     if checkpoint is not None:
         opened_as += f", {Path(checkpoint).name}"
-    write_card(model, name=opened_as, outputs=kind)
+    source = checkpoint or (folder if folder.is_dir() else _folder_in_name(name))
+    write_card(
+        model,
+        name=opened_as,
+        outputs=kind,
+        trained_on=read_trained_on(source) if pretrained or checkpoint else None,
+        published=pretrained and checkpoint is None and not Path(source).exists(),
+    )
     return model.eval()
+
+
+def _folder_in_name(name: str) -> Path:
+    """The folder that a name such as hf:runs/vit would have."""
+    _, _, rest = name.rpartition(":")
+    return Path(rest or name)
 
 
 def _open(
@@ -321,7 +335,9 @@ def _from_transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
     try:
         processor = _here_first(transformers.AutoImageProcessor.from_pretrained, name)
         transform = TransformersProcessor(processor)
-        measure_preprocessing(transform)
+        channels = input_channels(model)
+        if channels in (1, 3):  # with others, `preprocess` refuses
+            measure_preprocessing(transform, channels)
         write_card(model, transform=transform)
     except Exception as error:
         if not isinstance(error, OSError) or (Path(name) / "preprocessor_config.json").is_file():

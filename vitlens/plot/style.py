@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vitlens import files
 from vitlens.formatting import with_minus
 from vitlens.plot import alt_text  # noqa: F401  (in IPython, figures get alt text)
 from vitlens.plot.scales import stretched_words
@@ -77,6 +79,17 @@ def page(
     plt.close(figure)
     figure.get_layout_engine().set(w_pad=margin, h_pad=margin)
     return figure
+
+
+def png(figure: plt.Figure, dpi: float = DPI) -> bytes:
+    """PNG file of a figure, whatever format, margins and colors Matplotlib's settings choose for files.
+
+    The file has the mark by which `vitlens.files.is_figure` knows it.
+    """
+    file = io.BytesIO()
+    with use_style():
+        figure.savefig(file, format="png", dpi=dpi, metadata={"Software": files.MARK})
+    return file.getvalue()
 
 
 @contextlib.contextmanager

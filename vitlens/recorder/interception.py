@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vitlens.recorder.diagnosis import Witness
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.multihead import MULTIHEAD, explicit_attention, multihead_attention
 from vitlens.recorder.supported import family, input_channels, refuse
@@ -66,7 +67,7 @@ class Interception(TorchFunctionMode):
 
     layer: (layer, call, name) of the parameters used last, or None outside attention and in another model. grid: set
     before the first layer from the size of the image. before_padding: by the id of a padded tensor, the tensor before
-    padding. begun: True from the first layer on, when the grid is fixed.
+    padding. begun: True from the first layer on, when the grid is fixed. witness: what was seen of the forward.
     """
 
     def __init__(self, model: nn.Module, modules: list):
@@ -84,6 +85,7 @@ class Interception(TorchFunctionMode):
         self.image: Tensor | None = None
         self.before_padding: dict[int, tuple[Tensor, Tensor]] = {}
         self.begun = False
+        self.witness = Witness(model, modules)
 
     def _owners(self, modules: list) -> dict[int, tuple[int, int, str]]:
         """(layer, call, name) of the attention that each parameter belongs to, by the parameter's id."""
@@ -115,7 +117,9 @@ class Interception(TorchFunctionMode):
             with torch._C.DisableTorchFunction():
                 self._find_image(tensors, args[0] if args else None)
         if func is MULTIHEAD and self.layer is not None:
+            self.witness.note_call(func, tensors, self.layer)
             return multihead_attention(self._attention, *args, **kwargs)
+        self.witness.note_call(func, tensors, self.layer)
         result = func(*args, **kwargs)
         if func is F.pad and self.pads and not self.begun:
             self.before_padding[id(result)] = (args[0], result)  # kept, so its id stays unique
@@ -139,6 +143,7 @@ class Interception(TorchFunctionMode):
         where = self.layer
         self.layer = None
         if where is None:  # another model's, or handled above by this interception, entered twice
+            self.witness.note_unassigned(query)
             return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         index, call, _ = where
         with torch._C.DisableTorchFunction():  # outer modes must not see these calls

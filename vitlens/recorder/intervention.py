@@ -98,7 +98,7 @@ def intervene(
             return values[place]
 
         mode = Intervention(model, modules, values, replacement, blocks)
-        with mode.active():
+        with mode.witness.watching(), mode.active():
             THREAD.interventions.append(mode)
             try:
                 yield
@@ -107,10 +107,12 @@ def intervene(
     places = {*values, *(Place("attention", layer) for layer in blocks)}
     missed = places - mode.reached
     if missed:
-        raise RuntimeError(
-            f"Nothing was changed in {missed.pop()}, because {model_name(model)} did not run it in this thread inside "
-            "the `with` block with its own parameters."
-        )
+        place = missed.pop()
+        reason = "it did not run in this thread inside the `with` block"
+        if place.kind in ("head", "attention") and place.layer != POOL:
+            calls = range(len(modules[place.layer]))
+            reason = mode.witness.reason([(place.layer, call) for call in calls])
+        raise RuntimeError(f"Nothing was changed in {place} of {model_name(model)}: {reason}.")
 
 
 def _blocks_by_layer(block: Mapping, count: int) -> dict[int, list[tuple[Any, Any]]]:

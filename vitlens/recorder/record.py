@@ -58,7 +58,15 @@ class Attention(Sequence):
     @property
     def complete(self) -> bool:
         """True once the attention of every block is recorded."""
-        return all(call is not None for calls in self._calls for call in calls)
+        return not self.missing
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """(layer, number in the layer) of each attention module that is not recorded yet."""
+        missing = []
+        for index, calls in enumerate(self._calls):
+            missing += [(index, call) for call, layer in enumerate(calls) if layer is None]
+        return missing
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -180,7 +188,7 @@ def capture(
     attn = Attention(model, modules)
     require_capturable(model)
     recorder = _Recorder(model, modules, attn, values, gradients, wrapped)
-    with eager_mode(), recorder, contextlib.ExitStack() as inner:
+    with eager_mode(), recorder.witness.watching(), recorder, contextlib.ExitStack() as inner:
         for hook in family(model).forward_checks():
             inner.callback(hook.remove)
         if wrapped:
@@ -194,8 +202,8 @@ def capture(
             inner.enter_context(report_cuts(model, attn.cuts.append))
         yield attn
     if not attn.complete:
-        reason = "it was not run to its last block inside the `with` block, in its thread and with its own parameters"
-        raise refuse(model, _replaced_forward(model, modules) or reason)
+        reason = _replaced_forward(model, modules) or recorder.witness.reason(attn.missing)
+        raise refuse(model, reason)
 
 
 def _replaced_forward(model: nn.Module, modules: list[list[tuple[str, nn.Module]]]) -> str | None:

@@ -22,10 +22,11 @@ from vitlens.data import ImageSet
 from vitlens.data.augment import Targets, augment_batch, draws, generator, seed_of
 from vitlens.data.imageset import lost_workers, lost_workers_error
 from vitlens.recorder.memory import is_out_of_memory
+from vitlens.recorder.precision import float32_precision
 from vitlens.train.criteria import build_criterion, choose_precision, validate
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.processes import World, distribute, exchange
-from vitlens.train.run_folder import DIVERGED, STATISTICS, RunFolder, run_facts
+from vitlens.train.run_folder import DIVERGED, STATISTICS, RunFolder, lock_log, run_facts
 from vitlens.train.settings import Recipe
 
 FIRST = (1, 2, 5, 10, 20)
@@ -79,6 +80,7 @@ def fit(
     `join` if several processes share the run.
 
     Closing the iterator saves a checkpoint, so a loop may `break`. Within `contextlib.closing` a failed save raises.
+    Until it is closed, PyTorch's global random state, precision and determinism are the run's, between steps too.
 
     Raises ValueError immediately if model, data and recipe do not match. During training it raises FloatingPointError
     if the loss is not finite, MemoryError if memory runs out and ConnectionError if another process of the run ended.
@@ -175,7 +177,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
     per_epoch = len(train) // recipe.batch_size
     steps = recipe.length(len(train))
 
-    with numerics(recipe, world):
+    with numerics(recipe, world), lock_log(out, world):
         model.train()
         criterion = distribute(criterion, model, world)
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -256,18 +258,14 @@ def numerics(recipe: Recipe, world: World):
     """
     device = world.device
     parts = world.size * recipe.accumulate
-    matmul = torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
-    # For convolutions, true by default even if matrix products are exact.
-    convolutions = torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = recipe.tf32
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     if recipe.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     seeded_devices = [device] if device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=seeded_devices):
+        with float32_precision(recipe.tf32), torch.random.fork_rng(devices=seeded_devices):
             yield
     except RuntimeError as error:
         # PyTorch may raise the error of its workers at any moment, not only while loading images.
@@ -281,9 +279,7 @@ def numerics(recipe: Recipe, world: World):
             "a lower batch_size."
         ) from error
     finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = convolutions
-        torch.use_deterministic_algorithms(deterministic)
+        torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
 
 
 def require_finite(loss: Tensor, norm: Tensor, step: int) -> float:

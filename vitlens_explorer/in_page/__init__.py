@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens.data.files import check_writable
+from vitlens import files
 from vitlens.models import scores, weights_digest
 from vitlens.plot.scales import SIGNED
 from vitlens.recorder.forward import eval_mode
@@ -154,14 +154,14 @@ def write_page(
     """Write some photographs of an explorer's page in its current state, as `save_page` does. check: called before
     forwards."""
     path = Path(path)
-    check_writable(path.parent, "The folder of the page")
+    files.check_writable(path.parent, "The folder of the page")
     before = page.state
     try:
         content = _content(page, names, scores, progress, check)
     finally:
         page.state = before
     text = document(content, names, front.join_scripts(IN_PAGE, PAGE_SCRIPTS))
-    path.write_text(text, encoding="utf-8", newline="\n")
+    files.write(path, text)
     return path
 
 

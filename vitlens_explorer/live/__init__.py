@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitlens import files
 from vitlens.models import built_size, data_config, output_kind
 from vitlens.recorder.supported import (
     UnsupportedModelError,
@@ -130,7 +131,7 @@ def save_live_page(
     policy = " 'wasm-unsafe-eval' blob:"
     text = in_page.document(content, [*photographs], "\n".join(scripts), policy)
     path = Path(path)
-    path.write_text(text, encoding="utf-8", newline="\n")
+    files.write(path, text)
     return path
 
 

@@ -3,6 +3,8 @@
 
 const LIKELIEST = 10; // classes that can be explained
 const LISTED = 4; // largest number of heads that a sentence lists
+const FORWARDS = 3; // photos whose forwards are kept: 12 MB each for a ViT-Ti
+const UPLOADS = 40; // uploaded photos that are kept: 1 MB each
 
 // Starts the worker. Returns ask(task, given), which resolves to its answer.
 function startWorker(script) {
@@ -21,6 +23,7 @@ function startWorker(script) {
 class Live {
   photos = new Map();
   read = 0; // number of photos that were read
+  latest = []; // names of the photos whose forwards are kept, the latest first
 
   constructor(stored, ask) {
     this.stored = stored;
@@ -37,16 +40,35 @@ class Live {
     photo.about = about;
     if (photo.clear) photo.about += say("over white", { name });
     if (!photo.exact) photo.about += say("other levels", { name });
+    photo.uploaded = !ready;
     this.photos.delete(name);
     const others = [...this.photos];
     this.photos = new Map(ready ? [...others, [name, photo]] : [[name, photo], ...others]);
-    const names = [...this.photos.keys()];
-    for (const controls of Object.values(this.stored.controls)) {
-      const control = controls.find((each) => each.name === "photograph");
-      control.options = names.map((each) => [each, each]);
+    this.dropForward(name);
+    const uploads = [...this.photos.keys()].filter((each) => this.photos.get(each).uploaded);
+    for (const oldest of uploads.slice(UPLOADS)) {
+      this.photos.delete(oldest);
+      this.stored.records.delete(oldest);
     }
+    const options = [...this.photos.keys()].map((each) => [each, each]);
+    for (const controls of Object.values(this.stored.controls)) {
+      controls.find((each) => each.name === "photograph").options = options;
+    }
+  }
+
+  // Forgets what the model gave for a photo. It runs again when the photo is chosen.
+  dropForward(name) {
     const empty = { likeliest: [], layers: [], shares: [], key: "" };
+    this.photos.get(name).whole = null;
     this.stored.records.set(name, { ...this.stored.base, ...empty });
+  }
+
+  // Keeps the record of a photo, and forgets those of photos that were not shown lately.
+  keep(name, record) {
+    this.stored.records.set(name, record);
+    const others = this.latest.filter((each) => each !== name && this.photos.has(each));
+    this.latest = [name, ...others];
+    for (const each of this.latest.splice(FORWARDS)) this.dropForward(each);
   }
 
   // The key of a forward: its photo, and the heads that are off in this state.
@@ -97,7 +119,7 @@ class Live {
     const { records } = source.page;
     if (records.get(name).key !== this.key(name, state)) {
       if (source.traits.frame) this.preview(source, this.photos.get(name));
-      records.set(name, await this.record(name, state));
+      this.keep(name, await this.record(name, state));
       source.change({});
     }
     await this.explain(source.record, source.state.view, source.view, source.choice);
@@ -313,7 +335,7 @@ async function openLive(stored) {
     await live.add(name, copy(png), { ...more, ready: true });
   }
   const first = stored.photos[0].name;
-  stored.records.set(first, await live.record(first, { off: [] }));
+  live.keep(first, await live.record(first, { off: [] }));
   const tour = (source) => tourOf(live, source);
   const prepare = (...message) => live.prepare(...message);
   return { ...stored, tour, prepare };

@@ -8,6 +8,7 @@ A head's output is the one that `vitlens.intervene` replaces.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from vitlens import files
 from vitlens.classes import class_numbers, describe_match
-from vitlens.data import ImageSet, ImageStream, files
+from vitlens.data import ImageSet, ImageStream
 from vitlens.names import require_known
 from vitlens.recorder import intervention
 from vitlens.recorder.forward import eval_mode, require_finite, run
@@ -75,8 +77,12 @@ def effects(
     ways = [ways] if isinstance(ways, str) else list(ways)
     for way in ways or [None]:
         require_known(way, WORDS, "A way")
-    if out is not None and Path(out).exists():
-        raise ValueError(f"{out} already exists. Choose another file, or delete it.")
+    lock = nullcontext()
+    if out is not None:
+        out = Path(out)
+        _require_new(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock = files.lock(out, "--out", waits=False)
     named = isinstance(data, str | Path)
     evaluation = Evaluation(
         model=model, data=str(data) if named else "images", checkpoint=checkpoint
@@ -87,6 +93,8 @@ def effects(
     require_capturable(network)
     if named:
         data = session.images("whole")
+        class_numbers(network, data.class_names)  # raises before images are compared
+        data = session.to_score(data)
     data = data.to(session.world.device)
     numbers = class_numbers(network, data.class_names)
     session.note(describe_match(network, data.class_names))
@@ -111,7 +119,9 @@ def effects(
     if "mean" in ways:
         passes += 1
     bar = tqdm(total=len(batches) * passes, unit="forward", desc="heads", disable=not progress)
-    with eval_mode(network), bar:
+    with lock, eval_mode(network), bar:
+        if out is not None:
+            _require_new(out)  # another process may have written it meanwhile
         means = {}
         if "mean" in ways:
             means = mean_outputs(network, (images for images, _ in labeled_batches()), bar)
@@ -129,10 +139,14 @@ def effects(
                 _row(head, way, torch.cat(parts)) | about for (head, way), parts in measures.items()
             )
             if out is not None:
-                out = Path(out)
-                out.parent.mkdir(parents=True, exist_ok=True)
-                files.write(out, table.to_csv(index=False).encode())
+                files.write(out, table.to_csv(index=False))
     return table
+
+
+def _require_new(out: Path) -> None:
+    """Raise ValueError for a file that exists. A device such as /dev/stdout may be written to."""
+    if out.is_file() or out.is_dir():
+        raise ValueError(f"{out} already exists. Choose another file, or delete it.")
 
 
 def _logits(model: nn.Module, images: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 
-from vitlens.data import files
+from vitlens import files
 
 
 @dataclass(frozen=True)
@@ -91,20 +91,25 @@ def read_results(path: str | Path) -> list[Record]:
 def write(path: str | Path, records: Iterable[Record]) -> None:
     """Add records to a JSON file, a list of objects, where they replace records with the same key.
 
+    Several processes may add to one file: each waits until the others have written.
+
     >>> vitlens_paper.evaluate.write("results.json", [])
     """
     path = Path(path)
     records = list(records)
     replaced = {record.key for record in records}
-    entries = []
-    if path.exists():
-        entries = [entry for record, entry in _entries(path) if record.key not in replaced]
-    for record in records:
-        values = asdict(record).items()
-        entries.append({name: value for name, value in values if value is not None})
+
+    def add(content: bytes | None) -> str:
+        entries = []
+        if content is not None:
+            entries = [entry for record, entry in _entries(path) if record.key not in replaced]
+        for record in records:
+            values = asdict(record).items()
+            entries.append({name: value for name, value in values if value is not None})
+        return json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
-    files.write(path, text.encode())
+    files.update(path, add, "--out")
 
 
 def table(records: Sequence[Record]) -> str:

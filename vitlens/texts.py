@@ -1,0 +1,68 @@
+"""File, class and model names as text: readable in titles and messages, and valid as names of output files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import unicodedata
+
+LONGEST_SHOWN = 200
+"""Letters of a name in titles and messages. The middle of longer ones is left out."""
+LONGEST_FILE_NAME = 160
+"""Bytes of the name of an output file without its suffix. File systems take 255 in all."""
+_INVISIBLE = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
+"""Unicode categories of control, format and private characters, surrogates and line separators."""
+_JOINERS = "\u200c\u200d"  # between letters of Persian and Indic scripts, and parts of emoji
+
+
+def shown(name: object) -> str:
+    """A name in one line of readable characters: others become escapes, such as \\n, \\xe9 or \\u202e.
+
+    Bytes that are not UTF-8 become \\x.. too. Long names are shortened in the middle.
+
+    >>> shown("a\\tb")
+    'a\\\\tb'
+    """
+    text = os.fsdecode(name) if isinstance(name, bytes | os.PathLike) else str(name)
+    if len(text) > LONGEST_SHOWN:
+        half = LONGEST_SHOWN // 2
+        text = f"{text[:half]}…{text[-half:]}"
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_readable, text))
+
+
+def visible(text: str) -> str:
+    """Text of several lines with escapes in place of the characters that `shown` escapes, but not line breaks."""
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" else _readable(c) for c in text)
+
+
+def _readable(character: str) -> str:
+    """A character, or its escape if it is invisible."""
+    if character in _JOINERS or unicodedata.category(character) not in _INVISIBLE:
+        return character
+    number = ord(character)
+    if 0xDC80 <= number <= 0xDCFF:  # a byte that is not UTF-8, as Python keeps it in paths
+        return f"\\x{number - 0xDC00:02x}"
+    return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+def file_name(name: object, *, before: str = "", suffix: str = "") -> str:
+    """Name of an output file: `before`, the letters, digits, "-" and "_" of a name, and a suffix.
+
+    Other characters become "-". A long name is cut, with a checksum of the whole one at its end.
+
+    >>> file_name("my cat", before="00-", suffix=".png")
+    '00-my-cat.png'
+    """
+    text = os.fsdecode(name) if isinstance(name, bytes | os.PathLike) else str(name)
+    text = unicodedata.normalize("NFC", text)
+    letters = [c if c.isalnum() or c in "-_" else "-" for c in text]
+    plain = "".join(letters)
+    if len(plain.encode()) > LONGEST_FILE_NAME:
+        digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
+        kept = plain.encode()[: LONGEST_FILE_NAME - 13].decode(errors="ignore")
+        plain = f"{kept}-{digest}"
+    return f"{before}{plain}{suffix}"
