@@ -9,8 +9,10 @@ A lock belongs to an open file, so that it ends with its process. The lock file 
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
+import json
 import os
 import socket
 import stat
@@ -415,17 +417,17 @@ def owner_of(file: Path, before: str = "", after: str = "") -> str:
 # Files of vitlens and of others
 
 
-def require_ours(
-    ours: Mapping[Path, Callable[[Path], bool]], option: str = "--out", verb: str = "replaced"
-) -> None:
+def require_ours(ours: Mapping[Path, Callable[[Path], bool]], option: str = "--out") -> None:
     """Raise ValueError if one of these files exists, but was not written by vitlens.
 
-    ours: for each file a function that returns True for a file of vitlens, such as `is_figure`.
+    ours: for each file a function that returns True for a file of vitlens, such as `is_figure`. Files that a person
+    names as a whole need no such test: only names that vitlens chooses can meet a file of another kind.
     """
     for path, is_ours in ours.items():
         if os.path.lexists(path) and not is_ours(path):
             raise ValueError(
-                f"{path} was not written by vitlens, so it is not {verb}. Move it away, or give another {option}."
+                f"{path} is not known as a file of vitlens, so it is not replaced. Move it away, or give another "
+                f"{option}."
             )
 
 
@@ -437,10 +439,36 @@ def remove_ours(path: Path, is_ours: Callable[[Path], bool]) -> bool:
     return True
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove a folder if it is empty."""
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def read_object(path: Path) -> dict:
+    """The object in a JSON file, or {} for any other file."""
+    with suppress(OSError, ValueError):
+        content = json.loads(path.read_bytes()) if path.is_file() else {}
+        if isinstance(content, dict):
+            return content
+    return {}
+
+
+def read_header(path: Path) -> list[str]:
+    """Names of the columns of a CSV file, or [] for another kind of file."""
+    with suppress(OSError, ValueError, csv.Error):
+        if path.is_file():
+            with open(path, encoding="utf-8", newline="") as file:
+                return next(csv.reader(file), [])
+    return []
+
+
 def is_figure(path: Path) -> bool:
     """True for a PNG file with the mark of vitlens."""
     from PIL import Image
 
+    if not path.is_file():
+        return False
     try:
         with Image.open(path) as image:
             return str(image.info.get("Software", "")).split(" ")[0] == MARK

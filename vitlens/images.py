@@ -262,7 +262,7 @@ def rgb(
     and torchvision.
     """
     notes = [] if notes is None else notes
-    image.load()
+    _decode(image)
     colors = _in_srgb(image, notes) if profiles and "icc_profile" in image.info else image
     if colors.mode.startswith(("I", "F")):
         plain = _from_deep_gray(colors, notes)
@@ -283,6 +283,23 @@ def rgb(
             ImageOps.exif_transpose(plain, in_place=True)
             notes.append("was turned upright by its EXIF orientation")
     return plain
+
+
+def _decode(image: Image.Image) -> None:
+    """Read the pixels of an opened file.
+
+    Pillow 13.0 maps uncompressed TIFF files into memory with the sides of the turned image, if EXIF turns it, and so
+    mixes the rows. Without the file's name it reads them instead.
+    """
+    if image.format != "TIFF":
+        image.load()
+        return
+    filename = image.filename
+    image.filename = ""
+    try:
+        image.load()
+    finally:
+        image.filename = filename
 
 
 def _from_array(source, notes: list[str]) -> Image.Image:

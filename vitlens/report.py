@@ -62,6 +62,22 @@ ORDERS = 8  # random orders, as in `score`
 MEASURES = "filter_variance", "position_rank_correlation", "nearest_head", "rollout_contrast"
 
 
+INSPECTION_KEYS = {
+    *("model", "grid", "layers", "heads", "images_in_mean_distance", "mean_distance"),
+    *("uniform_distance", "explained_variance", *MEASURES, "nearest_head_at", "images", "notes"),
+}
+"""Keys of `Inspection.to_dict`, by which a summary.json is known as one of vitlens."""
+COLUMNS = {
+    "heads.csv": ["image", "class", "logit", "part", "added"],
+    "scores.csv": [
+        *("image", "target", "against", "method", "deletion", "insertion", "difference", "rank"),
+        *("random_orders", "random_deletion_mean", "random_deletion_std"),
+        *("random_insertion_mean", "random_insertion_std", "random_difference_mean"),
+        *("random_difference_std", "difference_z_score", "steps", "quantity", "baseline"),
+    ],
+}
+"""Columns of the tables, by which they are known as those of vitlens."""
+
 Images = Mapping[str, object] | Iterable[tuple[str, object]]
 """Sources of `load_image` by name, or (name, source) pairs."""
 Note = Callable[[str], None] | None
@@ -333,8 +349,8 @@ def _pictures(
 def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
     """Write summary.json, inspection.png (all figures on one page) and single figures. Returns the paths.
 
-    The single figures are distance.png, filters.png, positions.png and rollout.png. Old files of figures that the model
-    lacks are removed.
+    The single figures are distance.png, filters.png, positions.png and rollout.png. Those of an earlier inspection that
+    the model lacks are removed. Raises ValueError if a file of one of these names was not written by vitlens.
 
     >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
     >>> [path.name for path in vitlens.report.write_inspection(inspection, Path("figures"))][:2]
@@ -365,7 +381,7 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
             captions=[picture.caption for picture in pictures],
         )
     for name in {"filters.png", "positions.png", "rollout.png"} - contents.keys():
-        (out / name).unlink(missing_ok=True)
+        files.remove_ours(out / name, files.is_figure)
     return _write(out, contents)
 
 
@@ -384,12 +400,35 @@ def write_beside(inspections: Mapping[str, Inspection], out: Path) -> list[Path]
     return _write(out, {"beside.json": numbers, "beside.png": plot.inspected(inspections)})
 
 
+def is_ours(path: Path) -> bool:
+    """True for a file with the name of one of a report, and its mark, keys or columns."""
+    if path.suffix == ".png":
+        return files.is_figure(path)
+    if path.suffix == ".csv":
+        return files.read_header(path) == COLUMNS[path.name]
+    content = files.read_object(path)
+    inspections = list(content.values()) if path.name == "beside.json" else [content]
+    keys = [set(each) if isinstance(each, dict) else set() for each in inspections]
+    return bool(keys) and all(each == INSPECTION_KEYS for each in keys)
+
+
+def check_folder(out: Path, names: Iterable[str]) -> None:
+    """Raise ValueError if a file of one of these names is in a folder, but not of a report.
+
+    Reports replace the files of earlier reports only, because their names are not chosen by the caller.
+
+    >>> vitlens.report.check_folder(Path("figures"), ["summary.json"])
+    """
+    files.require_ours({out / name: is_ours for name in names})
+
+
 def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
     """Write numbers (.json), tables (.csv) and figures (.png) by their file names, and return the paths."""
     import matplotlib.pyplot as plt
 
     from vitlens.plot.style import png
 
+    check_folder(out, contents)
     out.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         if name.endswith(".json"):
@@ -698,7 +737,7 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
     """Write a figure for each image, and all scores to scores.csv, after each explanation. Yields the paths.
 
     The path of a figure follows when the figure and its scores are on the disk, and that of scores.csv comes last.
-    Without scores, a scores.csv of an earlier run is removed.
+    Without scores, a scores.csv of an earlier run is removed. Raises ValueError as `write_inspection` does.
 
     >>> explanations = vitlens.report.explain(model, [("cat", cat)], names=["legrad"])
     >>> [path.name for path in vitlens.report.write_explanations(explanations, Path("out"))]
@@ -724,7 +763,7 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
             contents["scores.csv"] = concat(tables)
             captions, note = _scores_in_words(scores)
         elif not tables:
-            (out / "scores.csv").unlink(missing_ok=True)
+            files.remove_ours(out / "scores.csv", is_ours)
         path = Path(explanation.name)
         letters = [c if c.isalnum() or c in "-_" else "-" for c in path.stem]
         figure_name = f"{k:02d}-{''.join(letters)}.png"

@@ -20,7 +20,7 @@ ANNOUNCE_AFTER = 4.0
 """Seconds until a wait is announced."""
 LIMIT = 300.0
 """Seconds without movement after which a wait ends."""
-PAUSE = 0.05
+PAUSE = 0.02
 """Seconds between two looks at what is awaited."""
 clock = time.monotonic
 sleep = time.sleep

@@ -471,7 +471,7 @@ class Explorer(Page):
         }
         if isinstance(found, Map):
             panel = map_panel(forward, view, choice, found, self.state).message()
-            fields = ("rows", "cols", "cell", "values", "scale", "strength", "smooth")
+            fields = ("rows", "cols", "cell", "values", "scale", "strength", "smooth", "ends")
             tile |= {field: panel[field] for field in fields}
         messages = [result for result in (found, own) if isinstance(result, str)]
         if isinstance(own, np.ndarray) and isinstance(random, np.ndarray):

@@ -74,6 +74,9 @@ WORDS = {
     "hidden": "{unit}, without sinks",
     "similarity scale": "{unit}, ± the largest of other patches",
     "range": " Range over patches: {low} to {high}.",
+    "peak": " The largest is {times} times their mean.",
+    "uniform": " Drawn as uniform: none is more than {bound} from their mean, as with random weights.",
+    "stretched": " Colors are stretched: differences look {times} times as large as on a scale from 0.",
     "input": " Model input: {height} × {width} pixels.",
     "cut": " No patch covers the last {pixels} pixels {where}.",
     "padded": " The last patches {where} reach {pixels} pixels beyond the image.",
@@ -99,7 +102,7 @@ WORDS = {
     "worse": "Worse than chance",
     # charts
     "distances": "All heads, mean attention distance in pixels",
-    "mosaic": "All heads, from {source}",
+    "mosaic": "All heads, from {source}, each from 0 to its largest weight",
     "mean row": "mean",
     "max row": "max",
     "trust": "How much to trust this map",

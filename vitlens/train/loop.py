@@ -26,7 +26,7 @@ from vitlens.recorder.precision import float32_precision
 from vitlens.train.criteria import build_criterion, choose_precision, validate
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.processes import World, distribute, exchange
-from vitlens.train.run_folder import DIVERGED, STATISTICS, RunFolder, run_facts
+from vitlens.train.run_folder import DIVERGED, STATISTICS, RunFolder, lock_log, run_facts
 from vitlens.train.settings import Recipe
 
 FIRST = (1, 2, 5, 10, 20)
@@ -177,7 +177,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
     per_epoch = len(train) // recipe.batch_size
     steps = recipe.length(len(train))
 
-    with numerics(recipe, world):
+    with numerics(recipe, world), lock_log(out, world):
         model.train()
         criterion = distribute(criterion, model, world)
         parameters = [p for p in model.parameters() if p.requires_grad]

@@ -2,6 +2,7 @@
 
     recipe.json            settings
     data.json              the images: their place, and whether they are streamed
+    images.npy             digests of the training images (`vitlens.digests`)
     log.jsonl              one line for each reading of the loss
     checkpoints/step-N.*   the two newest states: safetensors for tensors, JSON for the rest
     training.json          at the end: how the model was trained
@@ -17,7 +18,7 @@ import datetime
 import hashlib
 import json
 import math
-import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import safetensors.torch
 import timm
 import torch
@@ -33,8 +35,10 @@ from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, ImageStream
-from vitlens.data.imageset import PIXEL_READING, lost_workers
-from vitlens.files import write
+from vitlens.data.imageset import PIXEL_READING, lost_workers, same_images
+from vitlens.digests import FILE, RUN_FILE, Digests, read_trained_on
+from vitlens.files import append, lock, read_object, remove_folder, remove_ours, require_ours, write
+from vitlens.train import snapshots
 from vitlens.train.criteria import metric_name, validate
 from vitlens.train.objectives import RENAMED
 from vitlens.train.processes import World, hardware, versions
@@ -44,6 +48,8 @@ DIVERGED = "Checkpoints are intact. Train into another folder with a lower lr, a
 KEPT = 2  # checkpoints
 FREE = ("log_every", "save_every", "accumulate")
 """Settings that may change on resume without any effect on results."""
+COMPARED = ("images", "labels", "pictures", "digests")
+"""Facts about the training images, which `RunFolder.compare` compares first."""
 MACHINE = ("parts", "device", "threads", "torch", "pixel_reading")
 """Facts that may change on resume, at the cost of bit-exactness."""
 BUILT_BY = "its recipe"
@@ -66,11 +72,30 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], scalars
     write(stem.with_suffix(".json"), json.dumps(content, indent=1).encode())
     # Checkpoints of later steps are damaged, else the run would have resumed from them.
     kept = [marker for marker in newest_first(folder) if marker.stem <= stem.name][:KEPT]
-    for torn in folder.glob(".step-*.tmp"):  # from a process that was killed while writing
-        torn.unlink(missing_ok=True)
-    for old in folder.glob("step-*"):  # an orphan without JSON goes too
+    for old in checkpoint_files(folder):  # an orphan without JSON goes too
         if old.with_suffix(".json") not in kept:
-            old.unlink(missing_ok=True)
+            remove_ours(old, is_checkpoint)
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """Files of checkpoints in a folder, in which other files may be, too.
+
+    With temporary files, as earlier versions named them, of processes that were killed while writing.
+    """
+    paths = [*folder.glob("step-*"), *folder.glob(".step-*.tmp")]
+    return [path for path in paths if is_checkpoint(path)]
+
+
+def is_checkpoint(path: Path) -> bool:
+    """True for the name of a file of a checkpoint, such as step-00000100.json, or of its temporary file."""
+    return bool(re.fullmatch(r"step-\d{8,}\.(json|safetensors)|\.step-\d{8,}\.\w+\.tmp", path.name))
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a run, and their folder if nothing else is in it."""
+    for path in checkpoint_files(folder):
+        remove_ours(path, is_checkpoint)
+    remove_folder(folder)
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict]:
@@ -94,7 +119,8 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict]:
 
 def newest_first(folder: Path) -> list[Path]:
     """The JSON files of the checkpoints in a folder, newest first."""
-    return sorted(folder.glob("step-*.json"), reverse=True)
+    markers = [path for path in checkpoint_files(folder) if path.suffix == ".json"]
+    return sorted(markers, reverse=True)
 
 
 def flat_state(
@@ -160,6 +186,7 @@ def run_facts(model: nn.Module, train: ImageSet, recipe: Recipe, world: World) -
         "images": len(train),
         "labels": label_checksum(train),
         "pictures": train.fingerprint,
+        "digests": train.digests,
         "held": type(train).__name__,
         "pixel_reading": PIXEL_READING,
         "built_by": getattr(model, "built_by", BUILT_BY),
@@ -208,6 +235,8 @@ class RunFolder:
         if self.writes:
             self.path.mkdir(parents=True, exist_ok=True)
             log = self.path / "log.jsonl"
+            if not markers:
+                require_ours({log: is_log}, "folder")
             lines = log_lines(log, self.saved_step) if markers else []
             write(log, "".join(lines).encode())
         return self.saved_step
@@ -216,11 +245,39 @@ class RunFolder:
         """Raise ValueError if a checkpoint belongs to another run. Print changes that end bit-exactness."""
         settings = Recipe.from_dict(before["recipe"]).to_dict()
         changes = self._changes(settings, self.recipe.to_dict())
+        self._require_same_images(before)
         changes += self._changes(before, self.facts)
         if self.writes and changes:
             tqdm.write(
                 f"Resumed with {', '.join(changes)}. Results will not be bit-identical to an unbroken run."
             )
+
+    def _require_same_images(self, before: dict) -> None:
+        """Raise ValueError if a checkpoint belongs to a run with other training images, with what has changed."""
+        now = self.facts
+        advice = "Put the images back as they were, or train into another folder."
+        begun = f"The training images have changed since the run in {self.path} was started"
+        if before.get("images", now["images"]) != now["images"]:
+            raise ValueError(
+                f"{begun}: it has {before['images']:,} of them, and the data now {now['images']:,}. {advice}"
+            )
+        if before.get("labels", now["labels"]) != now["labels"]:
+            raise ValueError(
+                f"{begun}: the names of the classes or the labels of the images are others. {advice}"
+            )
+        pictures = before.get("pictures", now["pictures"])
+        if pictures == now["pictures"] or same_images(pictures, now["pictures"]):
+            return
+        changed = "the content of some files is another"
+        digests = Digests.read(self.path / RUN_FILE)
+        count = now["images"]
+        if digests is not None and now["digests"] is not None and len(digests) >= count:
+            names = now["digests"].names_of_changed(digests.select_rows(np.arange(count)))
+            if names:
+                listed = ", ".join(names[:5])
+                more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+                changed = f"{len(names):,} of {count:,} have another content: {listed}{more}"
+        raise ValueError(f"{begun}: {changed}. {advice}")
 
     def _changes(self, before: dict, now: dict) -> list[str]:
         """Changed values of `MACHINE` in words. Raises ValueError for other changes, except those of `FREE`."""
@@ -229,7 +286,7 @@ class RunFolder:
             previous = before.get(key)
             if key == "objective":
                 previous = RENAMED.get(previous, previous)
-            if previous == value or key in FREE:
+            if previous == value or key in FREE or key in COMPARED:
                 continue
             if key not in MACHINE:
                 raise ValueError(
@@ -244,11 +301,8 @@ class RunFolder:
         if not self.writes:
             return
         line = json.dumps({**record, "time": round(time.time(), 2)})
-        with open(self.path / "log.jsonl", "a") as file:
-            file.write(line + "\n")
-            file.flush()
-            # So that a checkpoint after a power cut has the readings before it.
-            os.fsync(file.fileno())
+        # It reaches the disk, so that a checkpoint after a power cut has the readings before it.
+        append(self.path / "log.jsonl", line + "\n")
 
     def is_due(self) -> bool:
         """True if `save_every` seconds have passed since the last checkpoint."""
@@ -283,10 +337,87 @@ class RunFolder:
                 f"Weights are not finite after step {step}, so they were not saved. {DIVERGED}"
             )
         seconds = self.seconds_before + time.monotonic() - self.began
-        scalars = {"recipe": self.recipe.to_dict(), **self.facts, "seconds": round(seconds, 1)}
+        facts = {key: value for key, value in self.facts.items() if key != "digests"}
+        scalars = {"recipe": self.recipe.to_dict(), **facts, "seconds": round(seconds, 1)}
         save_checkpoint(self.path / "checkpoints", step, flat_state(*self.state), scalars)
         self.saved_step = step
         self.saved_at = time.monotonic()
+
+
+# Files of others
+
+
+DATA_KEYS = {"stream", "data", "root"}
+"""Keys of data.json."""
+CONFIG_KEYS = {
+    *("architecture", "num_classes", "num_features", "label_names", "model_args"),
+    "pretrained_cfg",
+}
+MORE_CONFIG_KEYS = {"outputs", "global_pool", "built_by"}
+"""Keys that only some models have in config.json."""
+
+
+def is_log(path: Path) -> bool:
+    """True for the log of a run, also if it is empty or ends within a line."""
+    if not path.is_file():
+        return False
+    with open(path, encoding="utf-8", errors="replace") as file:
+        first = file.readline()
+    return not first or _step_of_line(first) < math.inf or not first.endswith("\n")
+
+
+def is_data_file(path: Path) -> bool:
+    """True for the data.json of a run."""
+    return read_object(path).keys() == DATA_KEYS
+
+
+def is_config(path: Path) -> bool:
+    """True for a config.json of `export`."""
+    config = read_object(path)
+    source = config.get("pretrained_cfg")
+    return (
+        config.keys() - MORE_CONFIG_KEYS == CONFIG_KEYS
+        and isinstance(source, dict)
+        and source.get("custom_load") is False
+        and source.keys() >= {"tag", "mean", "std", "first_conv", "classifier"}
+    )
+
+
+def require_own_folder(out: Path, plan: Recipe) -> None:
+    """Raise ValueError if a new run in `out` would replace files that are not of a run.
+
+    A recipe.json is one of a run if it is the plan, except for the number of classes, or if its data.json is there.
+    """
+
+    def is_recipe(path: Path) -> bool:
+        try:
+            there = Recipe.from_dict(read_object(path))
+        except (ValueError, TypeError):
+            return False
+        same = replace(there, num_classes=plan.num_classes) == plan
+        return same or is_data_file(out / "data.json")
+
+    require_ours(
+        {
+            out / "data.json": is_data_file,
+            out / "recipe.json": is_recipe,
+            out / "log.jsonl": is_log,
+            out / "snapshots.npz": snapshots.is_ours,
+            out / "model" / "config.json": is_config,
+        }
+    )
+
+
+@contextmanager
+def lock_log(out: Path | str | None, world: World) -> Iterator[None]:
+    """Lock the log of a run, so that no other process trains into its folder. Without effect in all but the first."""
+    if out is None or world.rank > 0:
+        yield
+        return
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder / "log.jsonl", "folder", waits=False):
+        yield
 
 
 def log_lines(log: Path, last_step: int) -> list[str]:
@@ -357,10 +488,39 @@ def finish(
     if exports:
         weights = average if averaged else None
         folder = out / "model"
-        export(model, folder, plan, data[0].class_names, weights=weights, training=account)
+        digests = trained_on(out, data[0])
+        export(
+            model,
+            folder,
+            plan,
+            data[0].class_names,
+            weights=weights,
+            training=account,
+            digests=digests,
+        )
         write(folder / "recipe.json", plan.to_json().encode())
     write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
     return account
+
+
+def write_digests(out: Path, train: ImageSet | ImageStream, init: str) -> None:
+    """Write `images.npy`: digests of the training images, followed by those of the model that the run starts from."""
+    digests = train.digests
+    if digests is None:
+        return
+    earlier = read_trained_on(init) if init else None
+    if earlier is not None and earlier.digests is not None:
+        digests = digests.join(earlier.digests)
+    write(out / RUN_FILE, digests.to_bytes())
+
+
+def trained_on(out: Path, train: ImageSet | ImageStream) -> Digests | None:
+    """Digests of the images that the model of a run was trained on, also before the run."""
+    digests = train.digests_of_pixels()
+    at_start = Digests.read(out / RUN_FILE)
+    if digests is None or at_start is None:
+        return digests
+    return digests.join(at_start.select_rows(np.arange(len(digests), len(at_start))))
 
 
 def exports_average(model: nn.Module, plan: Recipe, metrics: dict[str, float]) -> bool:
@@ -399,12 +559,12 @@ def read_finished_run(
         "finished": True,
         "labels": label_checksum(train),
         "built_by": built_by,
-        "pictures": train.fingerprint,
     }
     try:
         account = json.loads((out / "training.json").read_text())
         recipe = Recipe.from_dict(account["recipe"])
         same_facts = all(account[name] == value for name, value in expected.items())
+        same_facts = same_facts and same_images(account["pictures"], train.fingerprint)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if recipe != replace(plan, init=Path(plan.init).name) or not same_facts:
@@ -432,17 +592,20 @@ def export(
     *,
     weights: dict[str, Tensor] | None = None,
     training: dict | None = None,
+    digests: Digests | None = None,
     dtype: torch.dtype = torch.float16,
 ) -> Path:
     """Write `config.json` and `model.safetensors` in timm's hub layout, ready for a model hub. Returns the directory.
 
-    weights: replacements by name, such as the moving average. training: content of `training.json`. dtype: type on
-    disk, unless a tensor would overflow. fp16 halves the file and changes logits by about 1e-3.
+    weights: replacements by name, such as the moving average. training: content of `training.json`. digests: of
+    the training images, for `trained_on.npy` and the header of the weights. dtype: type on disk, unless a tensor would
+    overflow. fp16 halves the file and changes logits by about 1e-3.
 
     An "mlp" head and the parts of an objective without labels go into `pretraining_head/head.safetensors`. Such a model
     is written without a classifier head (`num_classes` 0).
 
-    Raises ValueError unless each class has a name. Layout: timm/models/_hub.py.
+    Raises ValueError unless each class has a name, and if `folder` holds the model of another program. Layout:
+    timm/models/_hub.py.
 
     >>> digits = vitlens.train.recipe("digits")
     >>> vitlens.train.export(digits.build(), "digits", digits, class_names="0123456789").name
@@ -453,6 +616,10 @@ def export(
             f"Expected {recipe.num_classes} class names, one for each class, got {len(class_names)}."
         )
     folder = Path(folder)
+    config_file = folder / "config.json"
+    require_ours({config_file: is_config}, "folder")
+    if not config_file.exists():
+        require_ours({folder / "model.safetensors": lambda path: False}, "folder")
     folder.mkdir(parents=True, exist_ok=True)
     state = convert_weights({**model.state_dict(), **(weights or {})}, dtype)
     prefixes = pretraining_prefixes(model, recipe)
@@ -462,7 +629,11 @@ def export(
         head_folder = folder / "pretraining_head"
         head_folder.mkdir(exist_ok=True)
         write(head_folder / "head.safetensors", safetensors.torch.save(head))
-    write(folder / "model.safetensors", safetensors.torch.save(state, metadata={"format": "pt"}))
+    content = safetensors.torch.save(state, metadata={"format": "pt"})
+    if digests is not None:
+        content = digests.embed(content)
+        write(folder / FILE, digests.to_bytes())
+    write(folder / "model.safetensors", content)
     config = hub_config(model, recipe, class_names)
     write(folder / "config.json", json.dumps(config, indent=2).encode())
     if training is not None:

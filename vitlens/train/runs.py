@@ -32,7 +32,9 @@ from vitlens.train.run_folder import (
     finish,
     newest_first,
     read_finished_run,
+    require_own_folder,
     seconds_of_training,
+    write_digests,
 )
 from vitlens.train.settings import FROM_MODEL, Recipe
 
@@ -99,6 +101,8 @@ def run(
     fresh = not (resume and newest_first(out / "checkpoints"))
     plan = plan_recipe(recipe_name, model, out, resume, overrides, seed, tiny)
     plan = choose_precision(plan, world)
+    if not resume:
+        require_own_folder(out, plan)
     quiet = quiet or world.rank > 0
 
     def say(text: str) -> None:
@@ -156,9 +160,12 @@ def run(
         out.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(out)
     with lock:
+        if not resume and world.rank == 0:
+            require_new_run(out)  # another process may have trained into it meanwhile
         if fresh and world.rank == 0:
-            write(out / "recipe.json", plan.to_json().encode())
-            write_data_file(out, data, root, splits)
+            write_data_file(out, data, root, splits)  # first, because it marks the folder of a run
+            write(out / "recipe.json", plan.to_json())
+            write_digests(out, train, plan.init)
         if fresh:  # before training, to report unsupported arrays at once
             album.begin()
         seconds_before = 0.0 if fresh else seconds_of_training(out)
@@ -199,10 +206,8 @@ def check_options(
         raise ValueError("PyTorch finds no CUDA device. Use --device cpu.")
     if resume:
         check_resumable(out, recipe_name, data)
-    elif holds_run(out):
-        raise ValueError(
-            f"{out} already holds a run or its model. Resume the run, or train into another folder."
-        )
+    else:
+        require_new_run(out)
     if watch == 1:
         raise ValueError("--watch must be 0, or at least 2 for the first and the last step, got 1.")
     if max_minutes is not None and not 0 < max_minutes < math.inf:
@@ -218,6 +223,14 @@ def check_resumable(out: Path, recipe_name: str, data: str) -> None:
     for option, known in (("recipe", has_recipe), ("data", data)):
         if not known:
             raise ValueError(f"The run in {out} does not name its {option}. Give --{option}.")
+
+
+def require_new_run(out: Path) -> None:
+    """Raise ValueError for a folder that holds a run."""
+    if holds_run(out):
+        raise ValueError(
+            f"{out} already holds a run or its model. Resume the run, or train into another folder."
+        )
 
 
 def holds_run(out: Path) -> bool:

@@ -9,6 +9,7 @@ Shapes: B probe images, L layers, H heads, h × w patches of p × p pixels, C ch
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalize
-from vitlens.files import write
+from vitlens.files import remove_ours, update
 from vitlens.recorder.forward import eval_mode
 from vitlens.train.settings import Recipe
 
@@ -150,15 +151,32 @@ def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
     content = {"steps": np.array([step], dtype=np.int64)}
     for name, array in arrays.items():
         content[name] = array[None]
-    if path.exists():
-        before = load(path)
-        earlier = before["steps"] < step
-        for name, array in content.items():
-            content[name] = np.concatenate([before[name][earlier], array])
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **content)
+
+    def add(earlier: bytes | None) -> bytes:
+        if earlier is not None:
+            before = load(path)
+            rows = before["steps"] < step
+            for name, array in content.items():
+                content[name] = np.concatenate([before[name][rows], array])
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **content)
+        return buffer.getvalue()
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, buffer.getvalue())
+    update(path, add)
+
+
+def is_ours(path: Path) -> bool:
+    """True for a file of snapshots, also if it is damaged."""
+    if not path.is_file():
+        return False
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return "steps" in file.files
+    except (OSError, ValueError, EOFError):
+        return False
+    except zipfile.BadZipFile:
+        return True
 
 
 def load(path: Path | str) -> dict[str, np.ndarray]:
@@ -187,7 +205,7 @@ class Album:
     def begin(self) -> None:
         """Record the initial weights, in a new file."""
         if self.due:
-            self.path.unlink(missing_ok=True)
+            remove_ours(self.path, is_ours)
             self.record_if_due(0)
 
     def record_if_due(self, step: int) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from vitlens import files
 from vitlens.models import scores, weights_digest
-from vitlens.plot.style import SIGNED
+from vitlens.plot.scales import SIGNED
 from vitlens.recorder.forward import eval_mode
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import UnsupportedModelError, family

@@ -8,6 +8,7 @@ A head's output is the one that `vitlens.intervene` replaces.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ def effects(
     out: str | Path | None = None,
     progress: bool = True,
     checkpoint: str | Path | None = None,
+    head: str | None = None,
     **settings,
 ) -> DataFrame:
     """Effect of each head on accuracy: one row for each head of each layer (and of an attention pool) and each way.
@@ -60,7 +62,8 @@ def effects(
     model: a timm name, a directory or a timm model. data: a data set of `data.load`, or loaded images. ways:
     replacements, "zero" or "mean" over these images by position. images: number of images, drawn by `seed`, default
     all. out: a CSV, rewritten after each batch, so that a stopped ablation keeps its results. checkpoint: a file with
-    the model's weights. settings: root, workers, device, command and `say` of `open_session`.
+    the model's weights. head: its classifier, as in `load_model`. settings: root, workers, device, command and `say` of
+    `open_session`.
 
     Columns, each measure with its 95 % interval (_low, _high): `accuracy` without the head, in percent; `change` of
     the accuracy, in points (`scores.paired`); `flipped`, the percentage of images with another predicted class; `kl`,
@@ -76,11 +79,18 @@ def effects(
     ways = [ways] if isinstance(ways, str) else list(ways)
     for way in ways or [None]:
         require_known(way, WORDS, "A way")
-    if out is not None and Path(out).exists():
-        raise ValueError(f"{out} already exists. Choose another file, or delete it.")
+    lock = nullcontext()
+    if out is not None:
+        out = Path(out)
+        _require_new(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock = files.lock(out, "--out", waits=False)
     named = isinstance(data, str | Path)
     evaluation = Evaluation(
-        model=model, data=str(data) if named else "images", checkpoint=checkpoint
+        model=model,
+        data=str(data) if named else "images",
+        checkpoint=checkpoint,
+        head=head,
     )
     session = open_session(evaluation, **settings)
     network = session.network
@@ -88,6 +98,8 @@ def effects(
     require_capturable(network)
     if named:
         data = session.images("whole")
+        class_numbers(network, data.class_names)  # raises before images are compared
+        data = session.to_score(data)
     data = data.to(session.world.device)
     numbers = class_numbers(network, data.class_names)
     session.note(describe_match(network, data.class_names))
@@ -112,7 +124,9 @@ def effects(
     if "mean" in ways:
         passes += 1
     bar = tqdm(total=len(batches) * passes, unit="forward", desc="heads", disable=not progress)
-    with eval_mode(network), bar:
+    with lock, eval_mode(network), bar:
+        if out is not None:
+            _require_new(out)  # another process may have written it meanwhile
         means = {}
         if "mean" in ways:
             means = mean_outputs(network, (images for images, _ in labeled_batches()), bar)
@@ -130,10 +144,14 @@ def effects(
                 _row(head, way, torch.cat(parts)) | about for (head, way), parts in measures.items()
             )
             if out is not None:
-                out = Path(out)
-                out.parent.mkdir(parents=True, exist_ok=True)
-                files.write(out, table.to_csv(index=False).encode())
+                files.write(out, table.to_csv(index=False))
     return table
+
+
+def _require_new(out: Path) -> None:
+    """Raise ValueError for a file that exists. A device such as /dev/stdout may be written to."""
+    if out.is_file() or out.is_dir():
+        raise ValueError(f"{out} already exists. Choose another file, or delete it.")
 
 
 def _logits(model: nn.Module, images: Tensor) -> Tensor:
