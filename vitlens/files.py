@@ -231,6 +231,12 @@ def is_file_or_missing(path: str | os.PathLike) -> bool:
         return True
 
 
+def require_file(path: str | os.PathLike) -> None:
+    """Raise OSError for a pipe or a device, which open() may wait for."""
+    if not is_file_or_missing(path):
+        raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
+
+
 def _read_pipe(path: str | os.PathLike, descriptor: int) -> bytes:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)

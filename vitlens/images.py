@@ -117,6 +117,8 @@ def load_image(
             if from_file and image.format in _DRAWINGS:
                 raise ImageError(f"is a drawing ({image.format}). Export it as PNG")
             result = rgb(image, notes, profiles=True)
+            if image.format == "JPEG" and _ends_gray(image):
+                notes.append("ends in an even gray, as a file that was cut")
             with suppress(Exception):  # the first frame is read, so the others may be damaged
                 has_previews = image.format == "MPO"  # of phones
                 if from_file and not has_previews and image.n_frames > 1:
@@ -128,6 +130,13 @@ def load_image(
         changes = "; ".join(notes)
         on_note(f"{subject} {changes}.")
     return result
+
+
+def _ends_gray(image: Image.Image) -> bool:
+    """True if the last block of 8 × 8 pixels has the level with which a decoder fills in missing blocks."""
+    width, height = image.size
+    block = image.crop((max(0, width - 8), max(0, height - 8), width, height)).convert("RGB")
+    return block.getextrema() == ((128, 128),) * 3
 
 
 def _name_of(source) -> str:
@@ -258,7 +267,7 @@ def rgb(
     and torchvision.
     """
     notes = [] if notes is None else notes
-    image.load()
+    _decode(image)
     colors = _in_srgb(image, notes) if profiles and "icc_profile" in image.info else image
     if colors.mode.startswith(("I", "F")):
         plain = _from_deep_gray(colors, notes)
@@ -279,6 +288,23 @@ def rgb(
             ImageOps.exif_transpose(plain, in_place=True)
             notes.append("was turned upright by its EXIF orientation")
     return plain
+
+
+def _decode(image: Image.Image) -> None:
+    """Read the pixels of an opened file.
+
+    Pillow 13.0 maps uncompressed TIFF files into memory with the sides of the turned image, if EXIF turns it, and so
+    mixes the rows. Without the file's name it reads them instead.
+    """
+    if image.format != "TIFF":
+        image.load()
+        return
+    filename = image.filename
+    image.filename = ""
+    try:
+        image.load()
+    finally:
+        image.filename = filename
 
 
 def _from_array(source, notes: list[str]) -> Image.Image:
