@@ -506,6 +506,7 @@ def explain(
         import vitlens.report as report
         from vitlens import attribution
         from vitlens.files import check_writable
+        from vitlens.images import Remarks
         from vitlens.models import load_model
 
     options = {"orders": orders, "baseline": baseline and baseline.value}
@@ -538,6 +539,7 @@ def explain(
 
     try:
         with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
+            remarks = Remarks(lambda words: echo(f"Note: {words}", sys.stdout))
             made = report.explain(
                 vit,
                 shown,
@@ -546,10 +548,11 @@ def explain(
                 names=methods or None,
                 on_error=complain if len(shown) > 1 else None,
                 on_part=lambda _: bar.update(),
-                on_note=lambda words: echo(f"Note: {words}", sys.stdout),
+                on_note=remarks,
             )
             for path in report.write_explanations(collecting(made, explained), out):
                 echo(str(path), sys.stdout)
+            remarks.total(len(explained))
         if had_scores and not scores and not (out / "scores.csv").exists():
             note(f"removed scores.csv, which an earlier run left in {out}.")
         if scores:
@@ -583,6 +586,10 @@ def _targets(target: str, against: str, like: list[Path], text: list[str]) -> tu
             others = [targets.text(against)]
         return goal, others[0] if others else None
     if like:
+        from vitlens.images import load_image
+
+        for path in (*like, *filter(None, [against])):
+            load_image(path, on_note=note)
         goal = targets.like(like)
         return goal, targets.like(Path(against)) if against else None
     return target or None, against or None

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from vitlens import attention, files, filters, models, positions
 from vitlens.formatting import number, with_minus
-from vitlens.images import ImageError
+from vitlens.images import ImageError, Remarks
 from vitlens.models import restore, run, top_classes
 from vitlens.recorder import supported
 from vitlens.recorder.forward import require_finite
@@ -278,8 +278,9 @@ def inspect(
     total = 0  # sum of the distances of all images
     count = 0
     grid = None
+    remarks = Remarks(notes.append)
     for is_shown, source in ((True, images), (False, data)):
-        inputs = prepared(model, source, on_error, notes.append if is_shown else None)
+        inputs = prepared(model, source, on_error, remarks)
         while pairs := list(itertools.islice(inputs, batch_size)):
             names = [name for name, _ in pairs]
             batch = torch.cat([image for _, image in pairs])
@@ -300,6 +301,7 @@ def inspect(
                 pictures += _pictures(model, names, batch, logits, rollouts)
     if grid is None:
         raise ImageError("None of the images could be read, so there is nothing to inspect.")
+    remarks.total(count)
     rollout_count = sum(picture.rollout is not None for picture in pictures)
     if rollout_count > SHOWN:
         notes.append(f"rollout.png shows the first {SHOWN} images.")

@@ -61,7 +61,9 @@ class Photograph:
     @classmethod
     def read(cls, source, uploaded: bool = False) -> Photograph:
         """Read an image with `load_image`. Raises ImageError for other files."""
-        notes: list[str] = []
+        notes = list(
+            filter(None, [getattr(source, "note", "")])
+        )  # of an image that the app has read
         return cls(load_image(source, on_note=notes.append), " ".join(notes), uploaded)
 
 

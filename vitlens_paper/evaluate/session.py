@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -46,6 +46,8 @@ class Session:
     command: str = ""
     say: Callable[[str], None] = print
     """Function that receives notes about the data."""
+    opened: list[ImageStream] = field(default_factory=list)
+    """Splits of the data so far, whose notes are in the records."""
 
     @cached_property
     def weights(self) -> str:
@@ -71,7 +73,13 @@ class Session:
             self.network, data, split, root=self.root, workers=self.workers, world=self.world
         )
         self.note(images.note)
+        self.opened.append(images)
         return images
+
+    def notes_on_data(self, data: str) -> list[str]:
+        """Notes on the images of the opened splits, with shortened paths."""
+        notes = dict.fromkeys(images.note for images in self.opened)
+        return [note.replace(os.fspath(data), short(os.fspath(data))) for note in notes if note]
 
     def features(self, images: ImageStream, progress: str) -> tuple[Tensor, Tensor]:
         """Inputs (N, D) of the head for images, and their labels (N,)."""
@@ -118,7 +126,7 @@ class Session:
             seeds=seeds,
             neighbors=neighbors,
             recipe=recipe,
-            note=note or None,
+            note=" ".join(filter(None, [note, *self.notes_on_data(data)])) or None,
         )
 
 
