@@ -24,6 +24,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from vitlens.plugins import load_plugins
+from vitlens.texts import visible
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -96,7 +97,7 @@ def run() -> None:
 
 
 def _fail(message: str) -> int:
-    print(f"vitlens: {message}", file=sys.stderr)
+    print(f"vitlens: {visible(message)}", file=sys.stderr)
     return 2
 
 
@@ -226,7 +227,7 @@ def echo(message: str, file: TextIO | None = None) -> None:
     from tqdm import tqdm
 
     file = file or sys.stderr
-    tqdm.write(message, file=file)
+    tqdm.write(visible(message), file=file)
     file.flush()
 
 

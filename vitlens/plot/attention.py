@@ -27,6 +27,7 @@ from vitlens.plot.style import (
     color_bar,
     colors,
     rule,
+    series_name,
     translucent,
     use_style,
     wrap,
@@ -382,7 +383,7 @@ def draw_distances(
         markersize=size,
         markeredgecolor="white",
         markeredgewidth=0.5,
-        label=name,
+        label=series_name(name),
     )
 
 
