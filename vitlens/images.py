@@ -64,6 +64,7 @@ _OF_SEVERAL = {
     "dark": "have levels that use less than a quarter of 16 bits, so they may look dark",
     "transparent": "were laid over white where they are transparent",
     "turned": "were turned upright by their EXIF orientation",
+    "cut": "end in an even gray, as files that were cut",
     "frames": "hold several images, of which the first is read",
     "profile": "were converted from a color profile to sRGB",
     "bad profile": "have a color profile that is damaged or does not fit their pixels, which was ignored",
@@ -199,7 +200,7 @@ def load_image(
                 raise ImageError(f"is a drawing ({image.format}). Export it as PNG")
             result = rgb(image, notes, profiles=True)
             if from_file:
-                note_frames(image, notes)
+                note_file(image, notes)
     except Exception as error:  # decoders raise many types on damaged files
         raise ImageError(f"Expected an image, but {name} {_reason(error)}.") from error
     if notes and on_note is not None:
@@ -208,12 +209,22 @@ def load_image(
     return result
 
 
-def note_frames(image: Image.Image, notes: list[Change]) -> None:
-    """Add a change for a file with several images, of which the first is read. Photos of phones hold previews."""
+def note_file(image: Image.Image, notes: list[Change]) -> None:
+    """Add changes for a decoded file that was cut, or has several images, of which the first is read."""
     with suppress(Exception):  # the first image is read, so the others may be damaged
-        if image.format != "MPO" and getattr(image, "is_animated", False):
+        if image.format == "JPEG" and _ends_gray(image):
+            notes.append(Change("cut", "ends in an even gray, as a file that was cut"))
+        has_previews = image.format == "MPO"  # of phones
+        if not has_previews and getattr(image, "is_animated", False):
             number = image.n_frames
             notes.append(Change("frames", f"holds {number} images; the first is shown"))
+
+
+def _ends_gray(image: Image.Image) -> bool:
+    """True if the last block of 8 × 8 pixels has the level with which a decoder fills in missing blocks."""
+    width, height = image.size
+    block = image.crop((max(0, width - 8), max(0, height - 8), width, height)).convert("RGB")
+    return block.getextrema() == ((128, 128),) * 3
 
 
 def _name_of(source) -> str:
