@@ -64,9 +64,13 @@ FAULTS = ("empty image", "cut image", "link from another class")
 
 @dataclass
 class Folders:
-    """Class folders: by name, the kinds of their entries in the order in which they are made."""
+    """Class folders: by name, the kinds of their entries in the order in which they are made.
+
+    splits: folders of splits, each with these class folders, or "" for class folders alone.
+    """
 
     classes: dict[str, list[str]]
+    splits: tuple[str, ...]
 
     def expected(self) -> dict[str, int]:
         """Number of distinct images of each class."""
@@ -99,7 +103,11 @@ class_names = st.one_of(
 entries = st.lists(st.sampled_from(ENTRIES * 3 + FAULTS), max_size=6).map(
     lambda more: ["image", "image", *more]
 )
-folders = st.dictionaries(class_names, entries, min_size=1, max_size=4).map(Folders)
+folders = st.builds(
+    Folders,
+    st.dictionaries(class_names, entries, min_size=1, max_size=4),
+    st.sampled_from([("",), ("",), ("train", "val"), ("Training", "valid"), ("train", "test")]),
+)
 
 
 class Writer:
@@ -119,14 +127,15 @@ class Writer:
         return path
 
     def write(self, folders: Folders) -> None:
-        for name, kinds in folders.classes.items():
-            folder = self.root / name
-            folder.mkdir(parents=True)
-            for number, kind in enumerate(kinds):
-                self.entry(folder, f"{number}", kind)
+        for split in folders.splits:
+            for name, kinds in folders.classes.items():
+                folder = self.root / split / name
+                folder.mkdir(parents=True)
+                for number, kind in enumerate(kinds):
+                    self.entry(folder, f"{number}", kind)
 
     def entry(self, folder: Path, name: str, kind: str) -> None:
-        own = next(iter(sorted(folder.glob("*.png"))), None)
+        own = next(iter(sorted(folder.glob("[!.]*.png"))), None)
         if kind == "image":
             self.image(folder / f"{name}.png")
         elif kind == "deep image":
@@ -161,7 +170,7 @@ class Writer:
             content = own.read_bytes()
             (folder / f"{name}.png").write_bytes(content[: len(content) // 2])
         elif kind == "link from another class":
-            others = [path for path in self.root.glob("*/*.png") if path.parent != folder]
+            others = [path for path in folder.parent.glob("*/*.png") if path.parent != folder]
             if others:
                 (folder / f"{name}.png").symlink_to(sorted(others)[0])
 
@@ -175,14 +184,19 @@ def check_folders(case: Folders, directory: Path) -> None:
         assert case.may_be_refused(), f"{case} is refused: {error}"
         return
     names = sorted(case.classes)
-    assert list(parts[0].class_names) == names
-    found = sum(torch.bincount(part.labels, minlength=len(names)) for part in parts)
-    expected = case.expected()
+    composed = [unicodedata.normalize("NFC", name) for name in names]
+    assert list(parts[0].class_names) == composed
+    counts = [torch.bincount(part.labels, minlength=len(names)) for part in parts]
+    expected = [case.expected()[name] for name in names]
     kinds = [kind for own in case.classes.values() for kind in own]
     if not any(kind in FAULTS for kind in kinds):
-        assert found.tolist() == [expected[name] for name in names], (case, found, expected)
+        wholes = [sum(counts)] if case.splits == ("",) else counts
+        for found in wholes:
+            assert found.tolist() == expected, (case, found, expected)
     pixels = [{image.numpy().tobytes() for image in part.images} for part in parts]
-    assert not pixels[0] & pixels[1], f"{case}: an image is in both splits"
+    if pixels[0] & pixels[1]:
+        assert "link from another class" in kinds, f"{case}: an image is in both splits"
+        assert "class" in parts[0].note + parts[1].note, f"{case}: nothing is said"
 
 
 # Image files
