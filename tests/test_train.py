@@ -444,8 +444,12 @@ def test_numerics_converts_memory_and_worker_errors(error, raised, words):
 RESUMPTIONS = (
     (lambda r: replace(r, lr=0.1), lambda train: train, "lr = 0.002, got 0.1"),
     (lambda r: replace(r, average=0.0), lambda train: train, "average = 0.99, got 0.0"),
-    (lambda r: r, lambda train: train.subset(200), "images = 256, got 200"),
-    (lambda r: r, lambda train: replace(train, labels=train.labels.flip(0)), "labels = "),
+    (lambda r: r, lambda train: train.subset(200), "256 of them, and the data now 200"),
+    (
+        lambda r: r,
+        lambda train: replace(train, labels=train.labels.flip(0)),
+        "labels of the images are others",
+    ),
 )
 """Changes of the recipe and the training images of a stopped run, and decisive words."""
 

@@ -265,7 +265,7 @@ def _divide_classes(path: Path, split: str, split_names: Sequence[str]) -> Sampl
         notes.append(unread)
     if split == "whole":
         notes.append(
-            f"{path} is not divided, so all its images are used, including any training images."
+            f"{path} is not divided into training and validation images, so all its images are opened."
         )
     else:
         for label, class_name in enumerate(images.classes):

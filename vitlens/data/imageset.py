@@ -28,6 +28,7 @@ from torchvision.transforms.functional import resized_crop
 
 from vitlens.data.augment import Augment, seed_of
 from vitlens.data.sources import SPLITS, open_samples
+from vitlens.digests import DECODED, Digests, pixel_digest, stored_digest
 from vitlens.images import MAX_ELONGATION, rgb
 from vitlens.names import require_known
 
@@ -61,6 +62,8 @@ class Samples:
     note: str = ""
     title: str = ""
     root: Path | None = None
+    files: Sequence[Path] | None = None
+    """Files of the images, if `contents` holds decoded ones."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,14 +75,17 @@ class Samples:
 
     def content(self, i: int) -> bytes | Image.Image | Tensor:
         """Stored image `i`: encoded bytes, a Pillow image or uint8 (3, H, W)."""
+        source = self.source(i)
+        return source.read_bytes() if isinstance(source, Path) else source
+
+    def source(self, i: int) -> Path | bytes | Image.Image | Tensor:
+        """The file of image `i`, or its `content` if it is not a file."""
         content = self.contents[i]
         if isinstance(content, tuple):
             content = content[0]
         if self.root is not None:
             content = self.root / os.fsdecode(content)
-        if isinstance(content, str | Path):
-            return Path(content).read_bytes()
-        return content
+        return Path(content) if isinstance(content, str | Path) else content
 
     def select_rows(self, rows: Tensor) -> Samples:
         """The samples at the positions `rows`, int64 (n,)."""
@@ -89,17 +95,55 @@ class Samples:
             contents = self.contents.select_rows(rows)
         labels = torch.as_tensor(self.labels)[rows]
         names = np.asarray(self.names)[rows]
-        return replace(self, contents=contents, labels=labels, names=names)
+        files = None if self.files is None else Subset(self.files, rows)
+        return replace(self, contents=contents, labels=labels, names=names, files=files)
 
     def add_note(self, note: str) -> Samples:
         """The samples with one more sentence for the user."""
         return replace(self, note=f"{self.note} {note}".strip())
 
-    def fingerprint(self) -> str:
-        """Checksum of 16 of the images, to detect other images with the same names and labels.
+    @cached_property
+    def digests(self) -> Digests:
+        """Digests of the stored images. Those without stored bytes have a digest of their pixels."""
+        stored = np.zeros(len(self), dtype=np.uint64)
+        pixels = np.zeros(len(self), dtype=np.uint64)
 
-        Files are not decoded, because decoders differ by a level. Unreadable files are skipped.
-        """
+        def read_chunk(chunk: range) -> None:
+            for i in chunk:
+                stored[i], pixels[i] = self._digests_of(i)
+
+        threads = 16 if self.root is not None else 1
+        chunks = [range(i, min(i + 256, len(self))) for i in range(0, len(self), 256)]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(read_chunk, chunks))
+        return Digests(stored, pixels, self.names)
+
+    def _digests_of(self, i: int) -> tuple[int, int]:
+        """(stored, pixels) digests of image `i`, 0 for one that is unknown, such as those of an unreadable file."""
+        try:
+            if self.files is not None:
+                return stored_digest(self.files[i]), 0
+            if hasattr(self.contents, "encoded"):
+                return stored_digest(self.contents.encoded(i)), 0
+            source = self.source(i)
+            if isinstance(source, Path | bytes):
+                return stored_digest(source), 0
+        except Exception:  # reported later, during decoding
+            return 0, 0
+        return 0, self.pixel_digest(i)
+
+    def pixel_digest(self, i: int) -> int:
+        """Digest of the pixels of image `i`, 0 if it cannot be decoded."""
+        image = decode(self, i)
+        return 0 if isinstance(image, str) else pixel_digest(image)
+
+    def pixel_digests(self, rows: Sequence[int]) -> np.ndarray:
+        """Digests of the pixels of the images at the positions `rows`, uint64 (n,), which are decoded for it."""
+        with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:  # decoders release the GIL
+            return np.array(list(pool.map(self.pixel_digest, rows)), dtype=np.uint64)
+
+    def former_checksum(self) -> str:
+        """Checksum of 16 of the images, by which runs of earlier versions detect other images."""
         digest = hashlib.sha256()
         positions = np.linspace(0, len(self) - 1, 16).astype(int)
         for i in np.unique(positions).tolist():
@@ -113,6 +157,21 @@ class Samples:
                 content = content.numpy().tobytes()
             digest.update(content)
         return digest.hexdigest()[:12]
+
+    def fingerprint(self, digests: Digests | None = None) -> str:
+        """Checksum of all images, to detect other images with the same names and labels. See `same_images`.
+
+        Files are not decoded, because decoders differ by a level. digests: those of the samples, if known.
+        """
+        digests = digests or self.digests
+        return f"{self.former_checksum()}-{digests.checksum}"
+
+
+def same_images(before: str, now: str) -> bool:
+    """True if two fingerprints are of the same images. Those of earlier versions lack the part after the "-"."""
+    if "-" not in before:
+        return before == now.split("-")[0]
+    return before == now
 
 
 def samples_of_files(
@@ -234,7 +293,7 @@ class ImageSet(_Split):
     """Images and labels of one split.
 
     images: uint8 (N, 3, H, W). labels: int64 (N,). class_names: one name per label, in label order. note: sentences for
-    the user about the split. fingerprint: `Samples.fingerprint`.
+    the user about the split. fingerprint: `Samples.fingerprint` of the whole split. digests: those of the images.
 
     >>> digits = vitlens.data.load("digits")
     >>> digits.images.shape, digits.class_names[-1]
@@ -246,6 +305,7 @@ class ImageSet(_Split):
     class_names: tuple[str, ...]
     note: str = ""
     fingerprint: str = ""
+    digests: Digests | None = None
 
     def __post_init__(self):
         kind = self.images.dtype
@@ -267,8 +327,9 @@ class ImageSet(_Split):
 
     def select_rows(self, rows: Tensor) -> ImageSet:
         """The images at the positions `rows`, int64 (n,)."""
+        digests = self.digests and self.digests.select_rows(rows.cpu().numpy())
         rows = rows.to(self.labels.device)
-        return replace(self, images=self.images[rows], labels=self.labels[rows])
+        return replace(self, images=self.images[rows], labels=self.labels[rows], digests=digests)
 
     def batches(
         self, rows: Iterable[Tensor], augment: Augment | None = None, key: tuple[int, ...] = ()
@@ -280,6 +341,10 @@ class ImageSet(_Split):
         for batch in rows:
             batch = batch.to(self.labels.device, non_blocking=True)
             yield self.images[batch], self.labels[batch]
+
+    def digests_of_pixels(self) -> Digests | None:
+        """Digests of the images, with those of their pixels."""
+        return self.digests
 
     def remaining(self, augment: Augment) -> Augment:
         """Augmentation still to apply to the images of `batches`: all of it."""
@@ -296,6 +361,7 @@ def decode_all(
     if size is not None:  # filled in place, because stacking a list takes twice the memory
         images = torch.empty(n, 3, size, size, dtype=torch.uint8)
     damaged: dict[int, str] = {}
+    pixels = np.zeros(n, dtype=np.uint64)
 
     def decode_chunk(chunk: Iterable[int]) -> None:
         for i in chunk:
@@ -304,6 +370,7 @@ def decode_all(
                 damaged[i] = image
             else:
                 images[i] = fit(image)
+                pixels[i] = pixel_digest(image)
 
     chunks = [range(i, min(i + 256, n)) for i in range(0, n, 256)]
     with ThreadPoolExecutor(max(1, workers)) as pool:  # decoders release the GIL
@@ -315,7 +382,9 @@ def decode_all(
         )
     if size is None:
         images = torch.stack(images)
-    return ImageSet(images, labels, samples.class_names, samples.note, samples.fingerprint())
+    digests = replace(samples.digests, pixels=pixels)
+    fingerprint = samples.fingerprint()
+    return ImageSet(images, labels, samples.class_names, samples.note, fingerprint, digests)
 
 
 # Streams
@@ -389,7 +458,8 @@ class ImageStream(_Split):
 
     `labels` is int64 (N,) on the CPU, `class_names` one name per label, in label order. Images have `side` × `side`
     pixels, cropped at random by the augmentation, or by `fit` to the same pixels as in an `ImageSet`. `workers`
-    processes read. With 0 workers this process reads.
+    processes read. With 0 workers this process reads. `whole` has the samples of the whole split of
+    the data set `source`.
 
     >>> stream = vitlens.data.load("digits", "valid", size=32, stream=True, workers=0)
     >>> next(stream.batches([torch.arange(5)]))[0].shape
@@ -401,9 +471,11 @@ class ImageStream(_Split):
     fit: Callable[[Image.Image], Tensor]
     workers: int = 1
     device: torch.device = torch.device("cpu")
-    fingerprint: str = ""
+    whole: Samples | None = None
+    source: str = ""
 
     def __post_init__(self):
+        self.whole = self.whole or self.samples
         self.labels = torch.as_tensor(self.samples.labels, dtype=torch.int64)
         self.samples = replace(self.samples, labels=self.labels)
         self.class_names = self.samples.class_names
@@ -413,6 +485,23 @@ class ImageStream(_Split):
         self._current: list | None = None
         self._chunks: list = []
         self._loader: DataLoader | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """`Samples.fingerprint` of the whole split."""
+        return self.whole.fingerprint()
+
+    @property
+    def digests(self) -> Digests:
+        """Digests of the stored images."""
+        return self.samples.digests
+
+    def digests_of_pixels(self) -> Digests:
+        """Digests with those of the pixels, for which at most `DECODED` images are decoded."""
+        digests = self.digests
+        if len(self) > DECODED or digests.pixels.any():
+            return digests
+        return replace(digests, pixels=self.samples.pixel_digests(range(len(self))))
 
     @property
     def size(self) -> tuple[int, int]:
@@ -560,7 +649,7 @@ def load(
     if fit is None:
         fit = uint8_tensor if size is None else Fitting(size, squash)
     if stream:
-        return ImageStream(samples, size, fit, workers, device, samples.fingerprint())
+        return ImageStream(samples, size, fit, workers, device, source=source)
     images = decode_all(samples, f"the {split} split of {source}", fit, size, workers)
     return images.to(device)
 

@@ -87,11 +87,22 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
     labels = _labels(data)
     class_names = _class_names(data, labels)
     names = range(len(labels))
-    files = getattr(data, "samples", None)
-    if files:
-        names = [Path(file).name for file, _ in files]
+    if getattr(data, "samples", None):
+        names = [Path(file).name for file, _ in data.samples]
     title = f"torch/{name} {split} image "
-    return Samples(data, labels, class_names, names, title=title)
+    return Samples(data, labels, class_names, names, title=title, files=_files(data, len(labels)))
+
+
+def _files(data, count: int) -> list[Path] | None:
+    """The files of the images of a torchvision data set, or None if it holds them in memory."""
+    for attribute in ("samples", "_samples", "_image_files", "_images"):
+        rows = getattr(data, attribute, None)
+        if rows is None or len(rows) != count:
+            continue
+        files = [Path(row[0] if isinstance(row, tuple) else row) for row in rows]
+        if files[0].is_file():
+            return files
+    return None
 
 
 def _has_folders(root: Path, split: str) -> bool:

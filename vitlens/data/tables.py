@@ -47,6 +47,11 @@ class Column:
         row = self.table.data.column(self.name)[i]
         return row["bytes"].as_py() or b""
 
+    def encoded(self, i: int) -> memoryview:
+        """The encoded image `i` without a copy."""
+        buffer = self.table.data.column(self.name)[i]["bytes"].as_buffer()
+        return memoryview(buffer or b"")
+
 
 # Parquet and the hub
 

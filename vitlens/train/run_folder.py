@@ -2,6 +2,7 @@
 
     recipe.json            settings
     data.json              the images: their place, and whether they are streamed
+    images.npy             digests of the training images (`vitlens.digests`)
     log.jsonl              one line for each reading of the loss
     checkpoints/step-N.*   the two newest states: safetensors for tensors, JSON for the rest
     training.json          at the end: how the model was trained
@@ -25,6 +26,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import safetensors.torch
 import timm
 import torch
@@ -33,7 +35,8 @@ from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, ImageStream
-from vitlens.data.imageset import PIXEL_READING, lost_workers
+from vitlens.data.imageset import PIXEL_READING, lost_workers, same_images
+from vitlens.digests import FILE, RUN_FILE, Digests, read_trained_on
 from vitlens.files import append, lock, read_object, remove_folder, remove_ours, require_ours, write
 from vitlens.train import snapshots
 from vitlens.train.criteria import metric_name, validate
@@ -45,6 +48,8 @@ DIVERGED = "Checkpoints are intact. Train into another folder with a lower lr, a
 KEPT = 2  # checkpoints
 FREE = ("log_every", "save_every", "accumulate")
 """Settings that may change on resume without any effect on results."""
+COMPARED = ("images", "labels", "pictures", "digests")
+"""Facts about the training images, which `RunFolder.compare` compares first."""
 MACHINE = ("parts", "device", "threads", "torch", "pixel_reading")
 """Facts that may change on resume, at the cost of bit-exactness."""
 BUILT_BY = "its recipe"
@@ -181,6 +186,7 @@ def run_facts(model: nn.Module, train: ImageSet, recipe: Recipe, world: World) -
         "images": len(train),
         "labels": label_checksum(train),
         "pictures": train.fingerprint,
+        "digests": train.digests,
         "held": type(train).__name__,
         "pixel_reading": PIXEL_READING,
         "built_by": getattr(model, "built_by", BUILT_BY),
@@ -239,11 +245,39 @@ class RunFolder:
         """Raise ValueError if a checkpoint belongs to another run. Print changes that end bit-exactness."""
         settings = Recipe.from_dict(before["recipe"]).to_dict()
         changes = self._changes(settings, self.recipe.to_dict())
+        self._require_same_images(before)
         changes += self._changes(before, self.facts)
         if self.writes and changes:
             tqdm.write(
                 f"Resumed with {', '.join(changes)}. Results will not be bit-identical to an unbroken run."
             )
+
+    def _require_same_images(self, before: dict) -> None:
+        """Raise ValueError if a checkpoint belongs to a run with other training images, with what has changed."""
+        now = self.facts
+        advice = "Put the images back as they were, or train into another folder."
+        begun = f"The training images have changed since the run in {self.path} was started"
+        if before.get("images", now["images"]) != now["images"]:
+            raise ValueError(
+                f"{begun}: it has {before['images']:,} of them, and the data now {now['images']:,}. {advice}"
+            )
+        if before.get("labels", now["labels"]) != now["labels"]:
+            raise ValueError(
+                f"{begun}: the names of the classes or the labels of the images are others. {advice}"
+            )
+        pictures = before.get("pictures", now["pictures"])
+        if pictures == now["pictures"] or same_images(pictures, now["pictures"]):
+            return
+        changed = "the content of some files is another"
+        digests = Digests.read(self.path / RUN_FILE)
+        count = now["images"]
+        if digests is not None and now["digests"] is not None and len(digests) >= count:
+            names = now["digests"].names_of_changed(digests.select_rows(np.arange(count)))
+            if names:
+                listed = ", ".join(names[:5])
+                more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+                changed = f"{len(names):,} of {count:,} have another content: {listed}{more}"
+        raise ValueError(f"{begun}: {changed}. {advice}")
 
     def _changes(self, before: dict, now: dict) -> list[str]:
         """Changed values of `MACHINE` in words. Raises ValueError for other changes, except those of `FREE`."""
@@ -252,7 +286,7 @@ class RunFolder:
             previous = before.get(key)
             if key == "objective":
                 previous = RENAMED.get(previous, previous)
-            if previous == value or key in FREE:
+            if previous == value or key in FREE or key in COMPARED:
                 continue
             if key not in MACHINE:
                 raise ValueError(
@@ -303,7 +337,8 @@ class RunFolder:
                 f"Weights are not finite after step {step}, so they were not saved. {DIVERGED}"
             )
         seconds = self.seconds_before + time.monotonic() - self.began
-        scalars = {"recipe": self.recipe.to_dict(), **self.facts, "seconds": round(seconds, 1)}
+        facts = {key: value for key, value in self.facts.items() if key != "digests"}
+        scalars = {"recipe": self.recipe.to_dict(), **facts, "seconds": round(seconds, 1)}
         save_checkpoint(self.path / "checkpoints", step, flat_state(*self.state), scalars)
         self.saved_step = step
         self.saved_at = time.monotonic()
@@ -453,10 +488,39 @@ def finish(
     if exports:
         weights = average if averaged else None
         folder = out / "model"
-        export(model, folder, plan, data[0].class_names, weights=weights, training=account)
+        digests = trained_on(out, data[0])
+        export(
+            model,
+            folder,
+            plan,
+            data[0].class_names,
+            weights=weights,
+            training=account,
+            digests=digests,
+        )
         write(folder / "recipe.json", plan.to_json().encode())
     write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
     return account
+
+
+def write_digests(out: Path, train: ImageSet | ImageStream, init: str) -> None:
+    """Write `images.npy`: digests of the training images, followed by those of the model that the run starts from."""
+    digests = train.digests
+    if digests is None:
+        return
+    earlier = read_trained_on(init) if init else None
+    if earlier is not None and earlier.digests is not None:
+        digests = digests.join(earlier.digests)
+    write(out / RUN_FILE, digests.to_bytes())
+
+
+def trained_on(out: Path, train: ImageSet | ImageStream) -> Digests | None:
+    """Digests of the images that the model of a run was trained on, also before the run."""
+    digests = train.digests_of_pixels()
+    at_start = Digests.read(out / RUN_FILE)
+    if digests is None or at_start is None:
+        return digests
+    return digests.join(at_start.select_rows(np.arange(len(digests), len(at_start))))
 
 
 def exports_average(model: nn.Module, plan: Recipe, metrics: dict[str, float]) -> bool:
@@ -495,12 +559,12 @@ def read_finished_run(
         "finished": True,
         "labels": label_checksum(train),
         "built_by": built_by,
-        "pictures": train.fingerprint,
     }
     try:
         account = json.loads((out / "training.json").read_text())
         recipe = Recipe.from_dict(account["recipe"])
         same_facts = all(account[name] == value for name, value in expected.items())
+        same_facts = same_facts and same_images(account["pictures"], train.fingerprint)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if recipe != replace(plan, init=Path(plan.init).name) or not same_facts:
@@ -528,12 +592,14 @@ def export(
     *,
     weights: dict[str, Tensor] | None = None,
     training: dict | None = None,
+    digests: Digests | None = None,
     dtype: torch.dtype = torch.float16,
 ) -> Path:
     """Write `config.json` and `model.safetensors` in timm's hub layout, ready for a model hub. Returns the directory.
 
-    weights: replacements by name, such as the moving average. training: content of `training.json`. dtype: type on
-    disk, unless a tensor would overflow. fp16 halves the file and changes logits by about 1e-3.
+    weights: replacements by name, such as the moving average. training: content of `training.json`. digests: of
+    the training images, for `trained_on.npy` and the header of the weights. dtype: type on disk, unless a tensor would
+    overflow. fp16 halves the file and changes logits by about 1e-3.
 
     An "mlp" head and the parts of an objective without labels go into `pretraining_head/head.safetensors`. Such a model
     is written without a classifier head (`num_classes` 0).
@@ -563,7 +629,11 @@ def export(
         head_folder = folder / "pretraining_head"
         head_folder.mkdir(exist_ok=True)
         write(head_folder / "head.safetensors", safetensors.torch.save(head))
-    write(folder / "model.safetensors", safetensors.torch.save(state, metadata={"format": "pt"}))
+    content = safetensors.torch.save(state, metadata={"format": "pt"})
+    if digests is not None:
+        content = digests.embed(content)
+        write(folder / FILE, digests.to_bytes())
+    write(folder / "model.safetensors", content)
     config = hub_config(model, recipe, class_names)
     write(folder / "config.json", json.dumps(config, indent=2).encode())
     if training is not None:

@@ -34,6 +34,7 @@ from vitlens.train.run_folder import (
     read_finished_run,
     require_own_folder,
     seconds_of_training,
+    write_digests,
 )
 from vitlens.train.settings import FROM_MODEL, Recipe
 
@@ -164,6 +165,7 @@ def run(
         if fresh and world.rank == 0:
             write_data_file(out, data, root, splits)  # first, because it marks the folder of a run
             write(out / "recipe.json", plan.to_json())
+            write_digests(out, train, plan.init)
         if fresh:  # before training, to report unsupported arrays at once
             album.begin()
         seconds_before = 0.0 if fresh else seconds_of_training(out)

@@ -29,7 +29,7 @@ from vitlens.train import runs as training_runs
 from vitlens.train.run_folder import remove_checkpoints
 from vitlens_paper.evaluate.classifiers import few_shot, linear_probe, nearest, supports
 from vitlens_paper.evaluate.options import PROTOCOLS, Evaluation
-from vitlens_paper.evaluate.reading import open_images, read, top_classes
+from vitlens_paper.evaluate.reading import read, top_classes
 from vitlens_paper.evaluate.records import Record
 from vitlens_paper.evaluate.session import Session, open_session, short_digest, shorten_path
 from vitlens_paper.tasks import TASKS, VTAB, Task
@@ -43,6 +43,7 @@ def evaluate(
     protocol: str = "top1",
     *,
     checkpoint: str | Path | None = None,
+    head: str | None = None,
     root: str | Path | None = None,
     workers: int | None = None,
     device: str | torch.device | None = None,
@@ -52,18 +53,23 @@ def evaluate(
 ) -> Iterator[Record]:
     """Iterator over the `Record`s of a model on data by a protocol.
 
-    model, data, protocol, checkpoint, options: see `Evaluation`. shots: for fewshot, images of each class, default 1,
-    5, 10 and 25. seeds: number of seeds, default three for fewshot and one for fine-tuning. neighbors: for knn, default
-    20. tasks: for vtab, default all 19. For finetune and vtab, recipe: default `recipe_of` the data; settings: changes
-    to it, "key=value"; runs: directory for a subdirectory of each model, data set, recipe and seed, default "runs".
-    root, workers, device, command, say: see `open_session`.
+    model, data, protocol, checkpoint, head, options: see `Evaluation`. shots: for fewshot, images of each class,
+    default 1, 5, 10 and 25. seeds: number of seeds, default three for fewshot and one for fine-tuning. neighbors: for
+    knn, default 20. tasks: for vtab, default all 19. For finetune and vtab, recipe: default `recipe_of` the data;
+    settings: changes to it, "key=value"; runs: directory for a subdirectory of each model, data set, recipe and seed,
+    default "runs". root, workers, device, command, say: see `open_session`.
 
     Raises ValueError for options that the protocol does not read, and the errors of the protocol.
 
     >>> records = vitlens_paper.evaluate.evaluate(model, "digits", "knn", neighbors=5)
     """
     evaluation = Evaluation(
-        model=model, data=data, protocol=protocol, options=options, checkpoint=checkpoint
+        model=model,
+        data=data,
+        protocol=protocol,
+        options=options,
+        checkpoint=checkpoint,
+        head=head,
     )
     session = open_session(
         evaluation, root=root, workers=workers, device=device, command=command, say=say
@@ -87,6 +93,7 @@ def top1(session: Session) -> Iterator[Record]:
     numbers = class_numbers(network, images.class_names)
     match = describe_match(network, images.class_names)
     session.note(match)
+    images = session.to_score(images)
     output = top_classes(network)
     classes, labels = read(network, images, output, world=session.world, progress="top1")
     ranks = (1, 5) if class_count(network) > 5 else (1,)
@@ -110,7 +117,7 @@ def fewshot(
     every_support = [support for several in by_shots.values() for support in several]
     rows = torch.cat(every_support).unique()
     train = session.features(images.select_rows(rows), "train")
-    test = session.features(session.images("test"), "test")
+    test = session.features(session.to_score(session.images("test")), "test")
     for number, several in by_shots.items():  # from rows of the images to rows of `train`
         by_shots[number] = [torch.searchsorted(rows, support) for support in several]
     note = ONE_SEED if seeds == 1 else ""
@@ -140,7 +147,7 @@ def probe(session: Session) -> Iterator[Record]:
 def _train_and_test(session: Session) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Features and labels of the training images and of the test images."""
     train = session.features(session.images("train"), "train")
-    test = session.features(session.images("test"), "test")
+    test = session.features(session.to_score(session.images("test")), "test")
     return train, test
 
 
@@ -286,9 +293,7 @@ def fine_tune(session: Session, tuning: Tuning, data: str) -> TunedScore:
         world.total(0)  # wait until the first process has written the model
         remove_checkpoints(folder / "checkpoints")
         model = load_model(folder / "model").to(world.device)
-        images = open_images(
-            model, data, "test", root=session.root, workers=session.workers, world=world
-        )
+        images = session.to_score(session.open(data, "test"))
         output = top_classes(model, k=1)
         classes, labels = read(model, images, output, world=world, progress=f"{data}, tuned")
         numbers = class_numbers(model, images.class_names)

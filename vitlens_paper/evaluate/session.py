@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -23,11 +23,12 @@ from vitlens.models import load_model, weights_digest
 from vitlens.models.opening import short
 from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
 from vitlens.scores import Score
-from vitlens.train import World, join, runs
+from vitlens.train import World, join
 from vitlens.train.runs import versions
 from vitlens_paper.evaluate.options import Evaluation
 from vitlens_paper.evaluate.reading import before_the_head, open_images, read
 from vitlens_paper.evaluate.records import Record
+from vitlens_paper.evaluate.unseen import unseen
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Session:
     command: str = ""
     say: Callable[[str], None] = print
     """Function that receives notes about the data."""
+    notes: dict[str, None] = field(default_factory=dict)
+    """Notes about the scored images, for `Record.note`, in order."""
 
     @cached_property
     def weights(self) -> str:
@@ -58,20 +61,23 @@ class Session:
             self.say(text)
 
     def images(self, split: str) -> ImageStream:
-        """A split of the data, preprocessed for the model, without training images of the run that made the model.
-
-        For a folder without splits, "whole" is then the 10 % of the images that the run held out.
-        """
-        data, model = self.evaluation.data, self.evaluation.model
-        if split == "whole" and isinstance(model, str | Path):
-            trained_on = runs.read_data_file(Path(model).parent).get("data")
-            if trained_on == os.path.abspath(data):
-                split = "test"
-        images = open_images(
-            self.network, data, split, root=self.root, workers=self.workers, world=self.world
-        )
+        """A split of the data, preprocessed for the model. Passes on its note."""
+        images = self.open(self.evaluation.data, split)
         self.note(images.note)
         return images
+
+    def open(self, data: str, split: str) -> ImageStream:
+        """A split of data, preprocessed for the model."""
+        return open_images(
+            self.network, data, split, root=self.root, workers=self.workers, world=self.world
+        )
+
+    def to_score(self, images: ImageStream) -> ImageStream:
+        """The images without those that the model was trained on. Notes how many, and what could not be decided."""
+        kept, note = unseen(self.network, images)
+        self.note(note)
+        self.notes.update(dict.fromkeys(filter(None, [images.note, note])))
+        return kept
 
     def features(self, images: ImageStream, progress: str) -> tuple[Tensor, Tensor]:
         """Inputs (N, D) of the head for images, and their labels (N,)."""
@@ -118,7 +124,7 @@ class Session:
             seeds=seeds,
             neighbors=neighbors,
             recipe=recipe,
-            note=note or None,
+            note=" ".join(dict.fromkeys(filter(None, [note, *self.notes]))) or None,
         )
 
 
@@ -144,7 +150,10 @@ def open_session(
     if device is None and not named:
         device = next(model.parameters()).device
     world = join(device)
-    network = load_model(model, checkpoint=evaluation.checkpoint) if named else unwrap(model)
+    opened = model
+    if named:
+        opened = load_model(model, checkpoint=evaluation.checkpoint, head=evaluation.head)
+    network = unwrap(opened)
     if not states_preprocessing(network):
         raise ValueError(
             f"{type(network).__name__} lacks a pretrained_cfg with the image normalization. Set one."

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from PIL import Image
 from torch import Tensor, nn
 
+from vitlens.digests import TrainedOn
+
 
 @dataclass(frozen=True)
 class ModelCard:
@@ -16,7 +18,8 @@ class ModelCard:
 
     name: by which `load_model` opened the model. architecture: its name in another library than timm. label_names:
     names of the classes. outputs: one of `vitlens.models.OUTPUTS`. transform: preprocessing by its library, from
-    an RGB image to (C, H, W). guess: a sentence, if the preprocessing is a guess.
+    an RGB image to (C, H, W). guess: a sentence, if the preprocessing is a guess. trained_on: record of the training
+    images. published: True for weights that a library provides by their name.
     """
 
     name: str = ""
@@ -25,6 +28,8 @@ class ModelCard:
     outputs: str | None = None
     transform: Callable[[Image.Image], Tensor] | None = None
     guess: str = ""
+    trained_on: TrainedOn | None = None
+    published: bool = False
 
 
 def card_of(model: nn.Module) -> ModelCard | None:
