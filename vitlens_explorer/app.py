@@ -177,12 +177,12 @@ class App:
 
     def _open_model(self, check: Callable[[], None]) -> object:
         """The model, opened in the quick lane."""
-        from vitlens.models import load_model
+        from vitlens.models.opening import load_vit
         from vitlens.recorder.supported import attention_modules, unwrap
 
         check()
         self.post(partial(self._report, f"Opening {self.name or 'the bundled model'} …"))
-        model = load_model(self.name, checkpoint=self.checkpoint, outputs=self.outputs)
+        model = load_vit(self.name, checkpoint=self.checkpoint, outputs=self.outputs)
         attention_modules(unwrap(model))  # raises for models without maps
         self.post(partial(self._report, "Drawing the first map …"))
         import vitlens_explorer.explorer  # noqa: F401
