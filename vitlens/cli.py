@@ -414,8 +414,7 @@ def inspect(
         import vitlens.report as report
         from vitlens.files import check_writable
         from vitlens.images import image_files
-        from vitlens.models import load_model
-        from vitlens.models.opening import is_checkpoint
+        from vitlens.models.opening import is_checkpoint, load_vit
 
     model, images = model_and_images(model, images)
     if model and beside and not checkpoint and Path(model) == Path(beside):
@@ -425,12 +424,12 @@ def inspect(
     more = _without(image_files(data, note), shown) if data else []
     check_writable(out, "--out")
     meaning = outputs and outputs.value
-    vits = [load_model(model, checkpoint=checkpoint, head=head, outputs=meaning)]
+    vits = [load_vit(model, checkpoint=checkpoint, head=head, outputs=meaning)]
     if beside and is_checkpoint(beside):
         same_head = head if checkpoint else None
-        vits.append(load_model(model, checkpoint=beside, head=same_head, outputs=meaning))
+        vits.append(load_vit(model, checkpoint=beside, head=same_head, outputs=meaning))
     elif beside:
-        vits.append(load_model(beside, outputs=meaning))
+        vits.append(load_vit(beside, outputs=meaning))
     vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
     inspections = []
@@ -524,7 +523,7 @@ def explain(
         from vitlens import attribution
         from vitlens.files import check_writable
         from vitlens.images import Remarks
-        from vitlens.models import load_model
+        from vitlens.models.opening import load_vit
 
     options = {"orders": orders, "baseline": baseline and baseline.value}
     options = {name: value for name, value in options.items() if value is not None}
@@ -540,7 +539,7 @@ def explain(
     if scores:
         report.check_folder(out, ["scores.csv"])
     had_scores = (out / "scores.csv").exists()
-    vit = load_model(model, checkpoint=checkpoint, head=head, outputs=outputs and outputs.value)
+    vit = load_vit(model, checkpoint=checkpoint, head=head, outputs=outputs and outputs.value)
     vit = vit.to(torch_device)
     explained, scored = [], []
 

@@ -182,12 +182,12 @@ class App:
 
     def _open_model(self, check: Callable[[], None]) -> object:
         """The model, opened in the quick lane."""
-        from vitlens.models import load_model
+        from vitlens.models.opening import load_vit
         from vitlens.recorder.supported import attention_modules, unwrap
 
         check()
         self.post(partial(self._report, f"Opening {self.name or 'the bundled model'} …"))
-        model = load_model(
+        model = load_vit(
             self.name, checkpoint=self.checkpoint, head=self.head, outputs=self.outputs
         )
         attention_modules(unwrap(model))  # raises for models without maps

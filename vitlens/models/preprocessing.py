@@ -393,6 +393,8 @@ def preprocessing_warning(model: nn.Module) -> str:
         return card.guess
     if vars(model).get("pretrained_cfg") or _own_transform(model) is not None:
         return ""
+    if is_known(model) and family(model).declares_preprocessing:
+        return ""
     name = model_name(model)
     config = data_config(model)
     return f"{name} has no pretrained_cfg, so its preprocessing is a guess: {config}."
