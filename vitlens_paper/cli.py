@@ -15,6 +15,7 @@ from vitlens.cli import (
     AnyDevice,
     Checkpoint,
     Data,
+    Head,
     ListingCommand,
     Model,
     Root,
@@ -115,6 +116,7 @@ def evaluate(
     workers: Workers = None,
     device: AnyDevice = None,
     checkpoint: Checkpoint = None,
+    head: Head = None,
     list_names: Annotated[
         bool,
         Option(
@@ -144,7 +146,12 @@ def evaluate(
     if "runs" in PROTOCOLS[protocol].options:
         options["runs"] = runs
     evaluation = Evaluation(
-        model=model, data=data, protocol=protocol, options=options, checkpoint=checkpoint
+        model=model,
+        data=data,
+        protocol=protocol,
+        options=options,
+        checkpoint=checkpoint,
+        head=head,
     )
     command = command_of(sys.argv[1:])
     session = open_session(
@@ -180,6 +187,7 @@ def ablate(
     seed: Annotated[int, Option(help="Seed of the images drawn.")] = 0,
     batch: Annotated[int, Option(min=1, help="Images in a batch.")] = 50,
     checkpoint: Checkpoint = None,
+    head: Head = None,
     root: Root = None,
     workers: Workers = None,
     device: AnyDevice = None,
@@ -201,6 +209,7 @@ def ablate(
         workers=workers,
         device=device,
         checkpoint=checkpoint,
+        head=head,
         command=command_of(sys.argv[1:]),
         say=note,
     )

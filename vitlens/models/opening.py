@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import logging
@@ -16,13 +17,16 @@ import torch
 from torch import nn
 
 from vitlens.digests import read_trained_on
-from vitlens.models.checkpoints import fill, print_note, require_patches
+from vitlens.models.architecture_guess import fitting_architectures
+from vitlens.models.checkpoints import fill, print_note
 from vitlens.models.classes import OUTPUTS
+from vitlens.models.patch_sizes import require_patches
 from vitlens.models.preprocessing import TransformersProcessor, measure_preprocessing
+from vitlens.models.weight_files import flat_tensors, read_weights
 from vitlens.names import require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
-from vitlens.recorder.supported import family, input_channels
+from vitlens.recorder.supported import attention_modules, family, input_channels
 from vitlens.recorder.supported import title as title
 from vitlens.recorder.supported.card import card_of, write_card
 
@@ -40,6 +44,7 @@ def load_model(
     *,
     pretrained: bool = True,
     checkpoint: str | os.PathLike | None = None,
+    head: str | None = None,
     outputs: str | None = None,
     **kwargs,
 ) -> nn.Module:
@@ -48,8 +53,10 @@ def load_model(
     name_or_path: a timm name such as "vit_tiny_patch16_224" (weights come from timm's hub, unless `pretrained=False`),
     a folder with `config.json` and `model.safetensors` in timm's or transformers' layout, or a name in another library:
     "hf:facebook/dinov2-small", "open_clip:ViT-B-32/openai" (architecture/weights), "torchvision:vit_b_16".
-    checkpoint: a file with the weights of a timm or open_clip model, as training programs and authors publish them
-    (.pth, .safetensors, Google's .npz). Averaged (EMA) weights are preferred, and the choice is printed.
+    checkpoint: a file with the weights of the model, as training programs and authors publish them (.pth, .safetensors,
+    Google's .npz), or a folder with it. Averaged (EMA) weights are preferred. The choice, and all that is left out, is
+    printed.
+    head: name of the classifier in the checkpoint, if it has several, or "none" for the features.
     outputs: one of `OUTPUTS`, if the model does not state it. kwargs: arguments of the model's constructor
     (`dynamic_img_size=True`, `img_size=…`).
 
@@ -65,14 +72,22 @@ def load_model(
             "model, such as vit_tiny_patch16_224."
         )
     name = str(SPECIMEN if name_or_path is None else name_or_path).removeprefix("local-dir:")
-    folder = Path(name).parent if Path(name).name in _FILES else Path(name)
+    names_file = Path(name).name in _FILES
+    folder = Path(name).parent if names_file else Path(name)
+    if names_file and not Path(name).exists() and not (folder / _FILES[0]).exists():
+        raise ValueError(f"{name} does not exist. Give the folder of a model, or a name.")
     try:
-        model = _open(name, folder, pretrained, checkpoint, kwargs)
+        if head is not None and checkpoint is None:
+            raise ValueError(
+                "head= (--head) names a classifier in a checkpoint. Give checkpoint=, too."
+            )
+        model = _open(name, folder, pretrained, checkpoint, head, kwargs)
     except (ValueError, ModuleNotFoundError):
         raise
     except Exception as error:
         text = " ".join(str(error).split())[:400].rstrip(".!")
         sentence = f"{name} cannot be opened ({type(error).__name__}: {text})."
+        sentence += _argument_hint(name, text)
         if not Path(name).exists() and _is_hub_error(error):
             raise ConnectionError(f"{sentence} Check the network, or open a folder") from error
         raise ValueError(sentence) from error
@@ -94,6 +109,43 @@ def load_model(
     return model.eval()
 
 
+def load_vit(
+    name: str | os.PathLike | None = None,
+    *,
+    checkpoint: str | os.PathLike | None = None,
+    head: str | None = None,
+    outputs: str | None = None,
+) -> nn.Module:
+    """`load_model` for commands that show attention: a class without it is refused before its weights are downloaded.
+
+    Raises UnsupportedModelError for such a class, and the errors of `load_model`.
+    """
+    if name is not None and not Path(name).exists() and not str(name).startswith("hf:"):
+        skeleton = None
+        with suppress(Exception), torch.device("meta"):  # `load_model` reports errors
+            skeleton = load_model(str(name), pretrained=False)
+        if skeleton is not None:
+            attention_modules(skeleton)
+    return load_model(name, checkpoint=checkpoint, head=head, outputs=outputs)
+
+
+_ARGUMENTS = {"size": "img_size", "image_size": "img_size", "input_size": "img_size"}
+"""Names of timm's arguments by names in other libraries."""
+
+
+def _argument_hint(library: str, message: str) -> str:
+    """The name of the library's own argument, if a message is about an unknown one, else ""."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", message)
+    if not unknown:
+        return ""
+    if library.startswith("torchvision:"):
+        return " Did you mean image_size?" if "size" in unknown[1] else ""
+    options = ("img_size", "patch_size", "num_classes", "in_chans", "dynamic_img_size")
+    if unknown[1] in _ARGUMENTS:
+        return f" Did you mean {_ARGUMENTS[unknown[1]]}?"
+    return suggestion(unknown[1], options)
+
+
 def _folder_in_name(name: str) -> Path:
     """The folder that a name such as hf:runs/vit would have."""
     _, _, rest = name.rpartition(":")
@@ -105,15 +157,20 @@ def _open(
     folder: Path,
     pretrained: bool,
     checkpoint: str | os.PathLike | None,
+    head: str | None,
     kwargs: dict,
 ) -> nn.Module:
     """A model by the library that its name begins with, from its folder, or of timm."""
     library, _, rest = name.partition(":")
-    if library == "open_clip":
-        return _from_open_clip(rest, pretrained, checkpoint, **kwargs)
     if checkpoint is not None:
-        model = load_model(name, pretrained=False, **kwargs)
-        return fill(model, Path(checkpoint), kwargs)
+        if library == "open_clip":
+            build = functools.partial(_from_open_clip, rest, False)
+        else:
+            build = functools.partial(load_model, name, pretrained=False)
+        build = functools.partial(build, **kwargs)
+        return fill(build(), Path(checkpoint), kwargs, head=head, build=build)
+    if library == "open_clip":
+        return _from_open_clip(rest, pretrained, **kwargs)
     if library == "hf":
         return _from_transformers(rest, pretrained, **kwargs)
     if folder.is_dir() and _is_transformers(folder):
@@ -123,6 +180,13 @@ def _open(
     if name and folder.is_dir():
         return _from_folder(folder, pretrained, **kwargs)
     return _from_timm(name, pretrained, **kwargs)
+
+
+def is_checkpoint(path: str | os.PathLike) -> bool:
+    """True for a file of weights, False for a folder, a name and the files that stand for the model in their folder."""
+    file = Path(path)
+    stands_for_folder = file.name in _FILES and (file.parent / "config.json").is_file()
+    return file.is_file() and not stands_for_folder
 
 
 def short(name: str) -> str:
@@ -170,9 +234,8 @@ def _unknown_name(name: str) -> ValueError:
 
     path = Path(name)
     if path.is_file():
-        known = path.stem if timm.is_model(path.stem) else "vit_tiny_patch16_224"
         return ValueError(
-            f"{name} is a file, not a model. Weights need the name of their model, too: {known} with "
+            f"{name} is a file, not a model. Weights need the name of their model, too: {_model_of(path)} with "
             f"checkpoint={name} (on the command line --checkpoint)."
         )
     owner, _, rest = name.removeprefix("hf-hub:").removeprefix("hf_hub:").partition("/")
@@ -191,6 +254,17 @@ def _unknown_name(name: str) -> ValueError:
         f"{name!r} matches no file or folder, and timm {timm.__version__} has no model of that name."
         f"{hint}"
     )
+
+
+def _model_of(file: Path) -> str:
+    """Name of a timm model that a file of weights may be for, by its name or its tensors."""
+    if timm.is_model(file.stem):
+        return file.stem
+    with suppress(ValueError):
+        names = fitting_architectures(dict(flat_tensors(read_weights(file))), 1)
+        if names:
+            return names[0]
+    return "such as vit_small_patch16_224"
 
 
 def _from_folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
@@ -323,7 +397,10 @@ def _from_transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
     if class_name not in known or unused:
         wrong = f"the class {class_name or '(none in config.json)'}"
         if unused:
-            wrong = f"the setting {next(iter(unused))}"
+            setting = next(iter(unused))
+            wrong = f"the setting {setting}"
+            if "size" in setting:
+                wrong += " (image_size sets the size of images)"
         raise ValueError(
             f"vitlens does not support {wrong} of {name}. It supports {', '.join(known)} of transformers."
         )
@@ -396,13 +473,13 @@ def _require_library(package: str, extra: str, name: str) -> None:
         )
 
 
-def _from_open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Module:
+def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
     """A CLIP of open_clip by the name of its architecture and, after a slash, of its weights."""
     _require_library("open_clip", "openclip", name)
     import open_clip
 
     name, _, tag = name.partition("/")
-    if pretrained and checkpoint is None:
+    if pretrained:
         tags = [f"{name}/{known}" for known in open_clip.list_pretrained_tags_by_model(name)]
         if f"{name}/{tag}" not in tags:
             listed = ", ".join(tags) or "no such model"
@@ -412,9 +489,8 @@ def _from_open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> n
         "device": torch.empty(0).device,  # also the meta device
         "force_quick_gelu": bool(published.get("quick_gelu")),
     } | kwargs
-    if pretrained or checkpoint is not None:
-        source = tag if checkpoint is None else str(checkpoint)
-        model, transform = open_clip.create_model_from_pretrained(name, source, **options)
+    if pretrained:
+        model, transform = open_clip.create_model_from_pretrained(name, tag, **options)
     else:
         logging.disable(logging.WARNING)  # about random weights
         try:

@@ -25,6 +25,7 @@ from vitlens.models import class_count, load_model
 from vitlens.models.opening import short
 from vitlens.names import require_known
 from vitlens.scores import Score, mean_of, over_seeds, proportion, real, top_k, validation_numbers
+from vitlens.texts import encode
 from vitlens.train import runs as training_runs
 from vitlens.train.run_folder import remove_checkpoints
 from vitlens_paper.evaluate.classifiers import few_shot, linear_probe, nearest, supports
@@ -43,6 +44,7 @@ def evaluate(
     protocol: str = "top1",
     *,
     checkpoint: str | Path | None = None,
+    head: str | None = None,
     root: str | Path | None = None,
     workers: int | None = None,
     device: str | torch.device | None = None,
@@ -52,18 +54,23 @@ def evaluate(
 ) -> Iterator[Record]:
     """Iterator over the `Record`s of a model on data by a protocol.
 
-    model, data, protocol, checkpoint, options: see `Evaluation`. shots: for fewshot, images of each class, default 1,
-    5, 10 and 25. seeds: number of seeds, default three for fewshot and one for fine-tuning. neighbors: for knn, default
-    20. tasks: for vtab, default all 19. For finetune and vtab, recipe: default `recipe_of` the data; settings: changes
-    to it, "key=value"; runs: directory for a subdirectory of each model, data set, recipe and seed, default "runs".
-    root, workers, device, command, say: see `open_session`.
+    model, data, protocol, checkpoint, head, options: see `Evaluation`. shots: for fewshot, images of each class,
+    default 1, 5, 10 and 25. seeds: number of seeds, default three for fewshot and one for fine-tuning. neighbors: for
+    knn, default 20. tasks: for vtab, default all 19. For finetune and vtab, recipe: default `recipe_of` the data;
+    settings: changes to it, "key=value"; runs: directory for a subdirectory of each model, data set, recipe and seed,
+    default "runs". root, workers, device, command, say: see `open_session`.
 
     Raises ValueError for options that the protocol does not read, and the errors of the protocol.
 
     >>> records = vitlens_paper.evaluate.evaluate(model, "digits", "knn", neighbors=5)
     """
     evaluation = Evaluation(
-        model=model, data=data, protocol=protocol, options=options, checkpoint=checkpoint
+        model=model,
+        data=data,
+        protocol=protocol,
+        options=options,
+        checkpoint=checkpoint,
+        head=head,
     )
     session = open_session(
         evaluation, root=root, workers=workers, device=device, command=command, say=say
@@ -322,8 +329,9 @@ def group_means(results: dict[str, TunedScore]) -> dict[str, TunedScore]:
 
 
 def _directory_name(text: str) -> str:
-    """A text as a name of at most 99 characters that file systems take."""
+    """A text as a name of at most 99 characters and 239 bytes that file systems take."""
     plain = re.sub(r"[^\w.,=+-]+", "-", text)
-    if len(plain) < 100:
+    if len(plain) < 100 and len(plain.encode()) < 240:
         return plain
-    return f"{plain[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    beginning = plain[:80].encode()[:200].decode(errors="ignore")
+    return f"{beginning}-{hashlib.sha256(encode(text)).hexdigest()[:12]}"
