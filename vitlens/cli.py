@@ -24,6 +24,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from vitlens.plugins import load_plugins
+from vitlens.texts import visible
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -96,7 +97,7 @@ def run() -> None:
 
 
 def _fail(message: str) -> int:
-    print(f"vitlens: {message}", file=sys.stderr)
+    print(f"vitlens: {visible(message)}", file=sys.stderr)
     return 2
 
 
@@ -233,7 +234,7 @@ def echo(message: str, file: TextIO | None = None) -> None:
     from tqdm import tqdm
 
     file = file or sys.stderr
-    tqdm.write(message, file=file)
+    tqdm.write(visible(message), file=file)
     file.flush()
 
 
@@ -521,6 +522,7 @@ def explain(
         import vitlens.report as report
         from vitlens import attribution
         from vitlens.files import check_writable
+        from vitlens.images import Remarks
         from vitlens.models.opening import load_vit
 
     options = {"orders": orders, "baseline": baseline and baseline.value}
@@ -553,6 +555,7 @@ def explain(
 
     try:
         with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
+            remarks = Remarks(lambda words: echo(f"Note: {words}", sys.stdout))
             made = report.explain(
                 vit,
                 shown,
@@ -561,10 +564,11 @@ def explain(
                 names=methods or None,
                 on_error=complain if len(shown) > 1 else None,
                 on_part=lambda _: bar.update(),
-                on_note=lambda words: echo(f"Note: {words}", sys.stdout),
+                on_note=remarks,
             )
             for path in report.write_explanations(collecting(made, explained), out):
                 echo(str(path), sys.stdout)
+            remarks.total(len(explained))
         if had_scores and not scores and not (out / "scores.csv").exists():
             note(f"removed scores.csv, which an earlier run left in {out}.")
         if scores:
@@ -598,6 +602,10 @@ def _targets(target: str, against: str, like: list[Path], text: list[str]) -> tu
             others = [targets.text(against)]
         return goal, others[0] if others else None
     if like:
+        from vitlens.images import load_image
+
+        for path in (*like, *filter(None, [against])):
+            load_image(path, on_note=note)
         goal = targets.like(like)
         return goal, targets.like(Path(against)) if against else None
     return target or None, against or None

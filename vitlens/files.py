@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitlens import waiting
+from vitlens.texts import encode
 
 try:
     import fcntl
@@ -50,7 +51,7 @@ def write(path: str | os.PathLike, content: bytes | str) -> None:
     The file keeps its permissions. A link is followed, and its target is replaced. Raises OSError with one sentence,
     and the earlier content is unchanged then.
     """
-    data = content.encode() if isinstance(content, str) else content
+    data = encode(content) if isinstance(content, str) else content
     path = Path(path)
     try:
         _write(_target(path), data)

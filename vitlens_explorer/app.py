@@ -75,9 +75,11 @@ def serve(
     model, checkpoint, head, outputs: as for `load_model`. port: 0 for a free one. Prints the address with the token
     that the page needs. Raises OSError for a port in use, and the errors of `load_image` and `load_model`.
     """
-    photograph = None if image is None else load_image(image)
+    notes: list[str] = []
+    photograph = None if image is None else load_image(image, on_note=notes.append)
     if photograph:
         photograph.filename = os.fspath(image)
+        photograph.note = " ".join(notes)
     app = App(model, photograph, checkpoint, head, outputs)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

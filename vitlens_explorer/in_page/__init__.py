@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens import files
+from vitlens import files, texts
 from vitlens.images import named_sources
 from vitlens.models import scores, weights_digest
 from vitlens.plot.scales import SIGNED
@@ -110,7 +110,8 @@ def save_page(
     True
 
     images: an image, a folder, several images (by name or as paths), or None for a sample photograph. size: (height,
-    width) of the input in pixels, for models that take several. scores: True to score the maps of all five classes by insertion and
+    width) of the input in pixels, for models that take several. scores: True to score the maps of all five classes by
+    insertion and
     deletion, in about 2,000 forwards for an image. By default, only the maps of the likeliest class are scored, in
     about 400. progress: called with the name of each step. Raises UnsupportedModelError for models that `capture`
     refuses and for attention with a bias for each pair of tokens, ValueError if the file would exceed 30 MB, and
@@ -177,7 +178,7 @@ def write_page(
 def photos_sentence(names: Sequence[str]) -> str:
     """Sentence about the photos in a file."""
     photos = "the photo" if len(names) == 1 else f"{len(names)} photos"
-    return f"This file contains {photos}: {', '.join(names)}."
+    return f"This file contains {photos}: {', '.join(map(texts.shown, names))}."
 
 
 def document(content: dict, names: Sequence[str], script: str, more: str = "") -> str:
@@ -188,7 +189,7 @@ def document(content: dict, names: Sequence[str], script: str, more: str = "") -
     from vitlens import __version__
 
     name = content["model"]
-    title = f"{', '.join(names)} · {name}"
+    title = f"{', '.join(map(texts.shown, names))} · {name}"
     footer = f"{name}, weights {content['hash']}. Written by {content['versions']}. "
     footer += photos_sentence(names)
     script = "\n".join([front.join_scripts(), "{", script, "}", ""])
