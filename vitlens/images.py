@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
+from vitlens import files
 from vitlens.texts import shown
 from vitlens.walk import list_names, walk
 
@@ -319,6 +320,8 @@ def _open(source, notes: list[Change]) -> AbstractContextManager[Image.Image]:
         source = os.fsdecode(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
         source = io.BytesIO(source)
+    elif isinstance(source, (str, os.PathLike)) and not files.is_file_or_missing(source):
+        source = io.BytesIO(files.read(source))  # open() would wait for a pipe without a word
     if not isinstance(source, str | os.PathLike) and not hasattr(source, "read"):
         raise ImageError("is not an image. Pass a path, the bytes of a file, an image or an array")
     return Image.open(source)
@@ -354,6 +357,8 @@ def is_image(path: str | os.PathLike) -> bool:
     kind = kinds.get(extension.lower())
     if kind in Image.OPEN:
         return kind not in _NO_IMAGES
+    if not files.is_file_or_missing(path):
+        return False
     try:
         with Image.open(path) as image:
             return image.format not in _NO_IMAGES

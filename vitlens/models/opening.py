@@ -16,6 +16,7 @@ import timm
 import torch
 from torch import nn
 
+from vitlens import waiting
 from vitlens.digests import read_trained_on
 from vitlens.models.architecture_guess import fitting_architectures
 from vitlens.models.checkpoints import fill, print_note
@@ -81,7 +82,11 @@ def load_model(
             raise ValueError(
                 "head= (--head) names a classifier in a checkpoint. Give checkpoint=, too."
             )
-        model = _open(name, folder, pretrained, checkpoint, head, kwargs)
+        with waiting.fetching(
+            f"the weights of {name}",
+            "They are read or downloaded. Ctrl-C ends it, and a folder needs no network.",
+        ):
+            model = _open(name, folder, pretrained, checkpoint, head, kwargs)
     except (ValueError, ModuleNotFoundError):
         raise
     except Exception as error:
