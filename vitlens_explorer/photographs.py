@@ -22,6 +22,7 @@ from vitlens.images import load_image, samples
 from vitlens.models import (
     built_size,
     class_count,
+    data_config,
     label_names,
     output_kind,
     preprocess,
@@ -33,8 +34,9 @@ from vitlens.recorder.forward import eval_mode, require_finite
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import family, read_tokens, unwrap
+from vitlens.texts import shown
 from vitlens_explorer.drawing import enlarged_png
-from vitlens_explorer.words import number, percent
+from vitlens_explorer.words import number, percent, say
 
 GIVEN, FIRST = "the image given", "chelsea"
 EYE = 0.37, 0.33
@@ -61,7 +63,9 @@ class Photograph:
     @classmethod
     def read(cls, source, uploaded: bool = False) -> Photograph:
         """Read an image with `load_image`. Raises ImageError for other files."""
-        notes: list[str] = []
+        notes = list(
+            filter(None, [getattr(source, "note", "")])
+        )  # of an image that the app has read
         return cls(load_image(source, on_note=notes.append), " ".join(notes), uploaded)
 
 
@@ -78,7 +82,8 @@ class Forward:
 
     batch: (1, C, H, W), the model's input. pixels: (H, W, 3) uint8, the input as an image. attn: captured layers.
     heads: number of heads in a layer. tokens: one (1, T, D) per layer. classes: number of classes, 0 without a
-    classifier head. likeliest: numbers of the most probable classes. off: replacements of the switched-off heads for
+    classifier head. likeliest: numbers of the most probable classes. cropped: sentence about the part of the photograph
+    that the model sees, or "". off: replacements of the switched-off heads for
     `intervene`. key: equal for equal weights, photographs, sizes and switches. weights: equal for equal weights.
     """
 
@@ -95,7 +100,9 @@ class Forward:
         self.off = off or {}
         self.key = key
         self.weights = key[:2]
-        batch = preprocess(model, image, size=size or built_size(model), whole=whole)
+        size = size or built_size(model)
+        batch = preprocess(model, image, size=size, whole=whole)
+        self.cropped = "" if whole else crop_words(model, image, size)
         self.pixels = restore(model, batch)[0]
         self.batch = batch.to(next(model.parameters()))
         with eval_mode(model), self.switched(), torch.inference_mode(), capture(model) as attn:
@@ -170,6 +177,20 @@ class Forward:
         return f"the {names[0]}"
 
 
+def crop_words(model: nn.Module, image: Image.Image, size: tuple[int, int] | None) -> str:
+    """Sentence about the middle of a photograph that the model sees, or "" if that is all of it."""
+    config = data_config(model, size)
+    if config["crop_mode"] != "center":
+        return ""
+    _, *sides = config["input_size"]
+    scale = min(image.height / sides[0], image.width / sides[1])
+    rows, cols = (round(scale * side**2 / int(side / config["crop_pct"])) for side in sides)
+    if rows >= image.height and cols >= image.width:
+        return ""
+    numbers = {"rows": rows, "cols": cols, "width": image.width, "height": image.height}
+    return say("cropped", **{name: f"{value:,}" for name, value in numbers.items()})
+
+
 @functools.lru_cache(4)
 def short_names(names: tuple[str, ...]) -> list[str]:
     """The first synonym of each name, such as "tabby" of "tabby, tabby cat", unless another name has it, too."""
@@ -209,7 +230,7 @@ def weights_version(model: nn.Module) -> tuple:
 def name_of(image) -> str:
     """File name of an argument of `load_image`, or GIVEN."""
     path = image if isinstance(image, str | os.PathLike) else getattr(image, "filename", "")
-    return os.path.basename(path) or GIVEN
+    return shown(os.path.basename(path)) or GIVEN
 
 
 class Gallery:
