@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import multiprocessing
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -27,8 +30,9 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import resized_crop
 
+from vitlens import files, waiting
 from vitlens.data.augment import Augment, seed_of
-from vitlens.data.sources import SPLITS, open_samples
+from vitlens.data.sources import SPLITS, open_samples, process_count
 from vitlens.digests import DECODED, Digests, pixel_digest, stored_digest
 from vitlens.images import MAX_ELONGATION, Change, count_changes, note_file, rgb
 from vitlens.names import require_known
@@ -39,6 +43,10 @@ TIMEOUT = 300  # seconds without an image after which a stream ends
 WORKERS_ENDED = (
     "The processes that read images ended ({}), usually because memory or shared memory is full (a container has 64 MB "
     "of it). Use fewer workers (0 needs no shared memory), or start the container with a larger --shm-size."
+)
+REPEATED = (
+    'Each worker process runs this script again, because it starts them outside of `if __name__ == "__main__":`. Put '
+    "what the script does into a function that is called under that line, or read with workers=0."
 )
 
 
@@ -78,7 +86,7 @@ class Samples:
     def content(self, i: int) -> bytes | Image.Image | Tensor:
         """Stored image `i`: encoded bytes, a Pillow image or uint8 (3, H, W)."""
         source = self.source(i)
-        return source.read_bytes() if isinstance(source, Path) else source
+        return files.read(source, pipes=False) if isinstance(source, Path) else source
 
     def source(self, i: int) -> Path | bytes | Image.Image | Tensor:
         """The file of image `i`, or its `content` if it is not a file."""
@@ -417,6 +425,40 @@ def loader(dataset: Dataset, batches: Iterable, workers: int, device: torch.devi
     )
 
 
+def require_workers() -> None:
+    """Raise an error if worker processes cannot start: without shared memory, or from a script that each would repeat.
+
+    In a worker that repeats the script, end it, because it would start workers of its own.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.stderr.write(REPEATED + "\n")
+        sys.stderr.flush()
+        os._exit(1)
+    method = multiprocessing.get_start_method(allow_none=True)
+    if (method or multiprocessing.get_all_start_methods()[0]) != "fork" and _repeats_script():
+        raise ValueError(REPEATED)
+    try:
+        multiprocessing.Lock()
+    except OSError as problem:
+        raise ValueError(
+            f"Worker processes need shared memory, which this machine does not give ({problem.strerror}: /dev/shm). "
+            "Read in this process, with workers 0 (--workers 0), or make /dev/shm writable."
+        ) from problem
+
+
+def _repeats_script() -> bool:
+    """True if the main script has no line that keeps a worker from running all of it again."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    name = getattr(getattr(main, "__spec__", None), "name", "") or ""
+    if not file or name.endswith("__main__") or not file.endswith(".py"):
+        return False
+    with suppress(OSError):
+        text = Path(file).read_text(encoding="utf-8", errors="replace")
+        return not any(word in text for word in ("__name__", "parent_process", "current_process"))
+    return False
+
+
 def lost_workers(problem: BaseException) -> bool:
     """True for PyTorch's errors about a worker that was killed, timed out or could not send."""
     text = str(problem)
@@ -609,18 +651,22 @@ class ImageStream(_Split):
     def _read_chunks(self, chunks: list) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels of each chunk, on the device."""
         if self._loader is None:
+            if self.workers:
+                require_workers()
             reader = Reader(self.samples, self.fit, self.side)
             self._loader = loader(reader, self._chunks, self.workers, self.device)
         self._current = chunks
         self._chunks[:] = chunks  # the loader's own list
         try:
-            parts = iter(self._loader)
+            with self._announced():
+                parts = iter(self._loader)
             for rows, _, _ in chunks:
                 if self._current is not chunks:
                     raise RuntimeError(
                         "A stream yields one sequence of batches at a time, and another was started. Finish one first."
                     )
-                images, labels, damaged, kinds = next(parts)
+                with self._announced():
+                    images, labels, damaged, kinds = next(parts)
                 for description in damaged:
                     if description:
                         raise ValueError(f"{description} cannot be decoded. Repair or replace it.")
@@ -633,6 +679,15 @@ class ImageStream(_Split):
                 raise
             self._loader = None
             raise lost_workers_error(problem) from problem
+
+    def _announced(self) -> AbstractContextManager:
+        """Announcement of a long wait for the workers, in the process that starts them."""
+        if not self.workers:
+            return nullcontext()
+        return waiting.announced(
+            f"{self.workers} worker processes, which read images",
+            f"They have {TIMEOUT / 60:g} minutes for each. Workers 0 (--workers 0) read in this process.",
+        )
 
 
 # Opening
@@ -767,4 +822,4 @@ def _machine_memory() -> int:
 
 def _local_processes() -> int:
     """Number of processes that train together on this machine, as torchrun and accelerate set it."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return process_count("LOCAL_WORLD_SIZE")

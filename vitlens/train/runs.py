@@ -356,7 +356,7 @@ def open_images(
 
     splits = load_splits(streams) if world.rank == 0 else []
     decided = [isinstance(split, ImageStream) for split in splits] or [False, False]
-    decided = [bool(world.first(streamed)) for streamed in decided]
+    decided = [bool(world.wait_for_first(streamed, "opens the images")) for streamed in decided]
     return splits or load_splits(decided)
 
 

@@ -132,7 +132,7 @@ def _entries(path: str | Path) -> list[tuple[Record, dict]]:
     required = [field.name for field in fields(Record) if field.default is MISSING]
     known = [field.name for field in fields(Record)]
     try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))
+        entries = json.loads(files.read(path))
         if not isinstance(entries, list):
             entries = [entries]
         records = []
