@@ -509,8 +509,17 @@ def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
     _require_library("open_clip", "openclip", name)
     import open_clip
 
-    name, _, tag = name.partition("/")
-    if pretrained:
+    in_folder = name.startswith("local-dir:")
+    tag = ""
+    if in_folder:
+        folder = Path(name.removeprefix("local-dir:"))
+        if not (folder / "open_clip_config.json").is_file():
+            raise ValueError(
+                f"{folder} has no open_clip_config.json, which open_clip's folders have."
+            )
+    else:
+        name, _, tag = name.partition("/")
+    if pretrained and not in_folder:
         tags = [f"{name}/{known}" for known in open_clip.list_pretrained_tags_by_model(name)]
         if f"{name}/{tag}" not in tags:
             listed = ", ".join(tags) or "no such model"
@@ -521,7 +530,7 @@ def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
         "force_quick_gelu": bool(published.get("quick_gelu")),
     } | kwargs
     if pretrained:
-        model, transform = open_clip.create_model_from_pretrained(name, tag, **options)
+        model, transform = open_clip.create_model_from_pretrained(name, tag or None, **options)
     else:
         logging.disable(logging.WARNING)  # about random weights
         try:
