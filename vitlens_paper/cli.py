@@ -26,6 +26,14 @@ from vitlens.cli import (
 )
 from vitlens_paper.evaluate.options import PROTOCOLS, Evaluation, check_options, given_options
 
+Classes = Annotated[
+    str,
+    Option(
+        help="Classes of a model without class names: a file of its class names in order, or the order of the data's "
+        "classes in its training: text, natural, case-blind, timm or explorer."
+    ),
+]
+
 
 def add_commands(app: typer.Typer) -> None:
     """Add `evaluate`, `ablate` and `paper` to the command line."""
@@ -115,6 +123,7 @@ def evaluate(
     workers: Workers = None,
     device: AnyDevice = None,
     checkpoint: Checkpoint = None,
+    classes: Classes = "",
     list_names: Annotated[
         bool,
         Option(
@@ -138,6 +147,7 @@ def evaluate(
         "tasks": tasks,
         "recipe": recipe,
         "settings": settings,
+        "classes": classes,
     }
     options = {name: value for name, value in options.items() if value}
     check_options(protocol, given_options(data, checkpoint, options), flag)
@@ -180,6 +190,7 @@ def ablate(
     seed: Annotated[int, Option(help="Seed of the images drawn.")] = 0,
     batch: Annotated[int, Option(min=1, help="Images in a batch.")] = 50,
     checkpoint: Checkpoint = None,
+    classes: Classes = "",
     root: Root = None,
     workers: Workers = None,
     device: AnyDevice = None,
@@ -201,6 +212,7 @@ def ablate(
         workers=workers,
         device=device,
         checkpoint=checkpoint,
+        classes=classes,
         command=command_of(sys.argv[1:]),
         say=note,
     )

@@ -383,6 +383,11 @@ def is_config(path: Path) -> bool:
     )
 
 
+def is_digests(path: Path) -> bool:
+    """True for the images.npy of a run."""
+    return Digests.read(path) is not None
+
+
 def require_own_folder(out: Path, plan: Recipe) -> None:
     """Raise ValueError if a new run in `out` would replace files that are not of a run.
 
@@ -402,6 +407,7 @@ def require_own_folder(out: Path, plan: Recipe) -> None:
             out / "data.json": is_data_file,
             out / "recipe.json": is_recipe,
             out / "log.jsonl": is_log,
+            out / RUN_FILE: is_digests,
             out / "snapshots.npz": snapshots.is_ours,
             out / "model" / "config.json": is_config,
         }

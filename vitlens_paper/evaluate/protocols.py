@@ -54,8 +54,9 @@ def evaluate(
 
     model, data, protocol, checkpoint, options: see `Evaluation`. shots: for fewshot, images of each class, default 1,
     5, 10 and 25. seeds: number of seeds, default three for fewshot and one for fine-tuning. neighbors: for knn, default
-    20. tasks: for vtab, default all 19. For finetune and vtab, recipe: default `recipe_of` the data; settings: changes
-    to it, "key=value"; runs: directory for a subdirectory of each model, data set, recipe and seed, default "runs".
+    20. tasks: for vtab, default all 19. classes: for top1, as in `vitlens.classes.class_numbers`. For finetune and
+    vtab, recipe: default `recipe_of` the data; settings: changes to it, "key=value"; runs: directory for a subdirectory
+    of each model, data set, recipe and seed, default "runs".
     root, workers, device, command, say: see `open_session`.
 
     Raises ValueError for options that the protocol does not read, and the errors of the protocol.
@@ -77,15 +78,15 @@ def measure(session: Session) -> Iterator[Record]:
     return protocol(session, **session.evaluation.options)
 
 
-def top1(session: Session) -> Iterator[Record]:
+def top1(session: Session, *, classes: str | Path = "") -> Iterator[Record]:
     """Top-1 and top-5 of the unchanged model, over all images of a directory without splits.
 
     Also ReaL accuracy if the files are ImageNet's validation images and the model's classes are ImageNet's.
     """
     network = session.network
     images = session.images("whole")
-    numbers = class_numbers(network, images.class_names)
-    match = describe_match(network, images.class_names)
+    numbers = class_numbers(network, images.class_names, str(classes))
+    match = describe_match(network, images.class_names, str(classes))
     session.note(match)
     images = session.to_score(images)
     output = top_classes(network)
