@@ -277,7 +277,10 @@ def test_preprocess_whole_resizes_without_a_crop():
 
 def test_preprocess_without_a_configuration_uses_defaults_of_timm():
     transform = create_transform((3, 224, 224), interpolation="bicubic", crop_pct=0.875)
-    assert torch.equal(preprocess(nn.Identity(), RAMP)[0], transform(Image.fromarray(RAMP)))
+    model = timm.models.VisionTransformer(depth=1)
+    with pytest.warns(UserWarning, match="its preprocessing is a guess"):
+        batch = preprocess(model, RAMP)
+    assert torch.equal(batch[0], transform(Image.fromarray(RAMP)))
 
 
 def test_preprocess_size_covers_and_crops():

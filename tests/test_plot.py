@@ -358,10 +358,10 @@ def test_rollouts_pairs_each_image_with_its_map():
     figure.draw_without_rendering()
     for i, grid in enumerate(grids):
         left, right = figure.axes[2 * i : 2 * i + 2]
-        assert (
-            np.array_equal(left.images[0].get_array(), pictures[i])
-            and left.get_xlabel() == "defg"[i]
-        )
+        assert np.array_equal(
+            left.images[0].get_array(), pictures[i]
+        ) and left.get_xlabel().startswith("defg"[i] + "\nAttention: black ")
+        assert "stretched" in left.get_xlabel()
         expected = pictures[i] * plot.mask(maps[i], grid)[..., None]
         assert np.abs(np.asarray(right.images[0].get_array(), float) - expected).max() <= 0.5
         assert left.bbox.height == pytest.approx(figure.axes[i // 2 * 4].bbox.height, rel=0.05), (
@@ -495,11 +495,12 @@ def test_attributions_draws_every_map_with_its_caption():
     signed = ", or from −max (blue) to max (red) where some values are negative."
     assert [ax.get_title("left") for ax in figure.axes] == ["Input", *maps]
     below = [text.get_text() for ax in figure.axes for text in ax.texts]
-    assert below == ["max 12.3\nrank 1\ndeletion 0.1", "±5e+04", "max 0\nrank 3"]
+    times = f"{maps['first'].max() / maps['first'].mean():.3g}\xa0×\xa0mean"
+    assert below == [f"max 12.3, {times}\nrank 1\ndeletion 0.1", "±5e+04", "max 0\nrank 3"]
     assert [text.get_text() for text in figure.texts] == ["Why?", f"A\nB\n{scale}{signed}"]
     alone = plot.attributions(photo(), {"first": 1e-5 * maps["first"]}, grid=CUT, title="")
     assert (
-        alone.axes[1].texts[0].get_text() == "max 0.000123"
+        alone.axes[1].texts[0].get_text() == f"max 0.000123, {times}"
         and alone.texts[-1].get_text() == f"{scale}."
     )
     shown = [ax.images[-1] for ax in figure.axes]
@@ -537,14 +538,11 @@ def test_gallery_has_a_row_for_each_name(shared):
         assert np.array_equal(ax.images[0].get_array(), image)
     assert [ax.get_title("left") for ax in axes[:6]] == ["left", "right", "", "", "", ""]
     assert [ax.get_ylabel() for ax in axes[:6]] == ["picture", "", "map", "", "difference", ""]
-    assert [[text.get_text() for text in ax.texts] for ax in axes[:6]] == [
-        [],
-        [],
-        ["1"],
-        ["120"],
-        [],
-        [],
-    ]
+    texts = ["", "", "1", "120", "", ""]
+    if not shared:
+        times = ", 4\xa0×\xa0mean"
+        texts = ["", "", f"1\nmax 1{times}", f"120\nmax 120{times}", f"max 1{times}", "±2"]
+    assert ["".join(text.get_text() for text in ax.texts) for ax in axes[:6]] == texts
     limits = (
         [(0, 120), (0, 120), (-2, 2), (-2, 2)] if shared else [(0, 1), (0, 120), (0, 1), (-2, 2)]
     )
@@ -575,10 +573,11 @@ def test_gallery_draws_maps_over_the_image_of_their_column():
                 and drawn.get_clim() == other.get_clim()
             )
     plt.close("all")
-    assert [(text.get_text(), text.get_size()) for ax in figure.axes[2:] for text in ax.texts] == [
-        ("1", 14),
-        ("2", 14),
-    ]
+    below = [text for ax in figure.axes[2:] for text in ax.texts]
+    first, second = (text.get_text() for text in below)
+    assert first.startswith("1\nmax ") and first.endswith("× mean".replace(" ", "\xa0"))
+    assert second == f"2\n±{np.abs(maps[1]).max():.3g}"
+    assert [text.get_size() for text in below] == [14, 14]
     assert [ax.get_ylabel() for ax in figure.axes] == ["photo", "", "map", ""]
     assert_tidy(figure)
 

@@ -428,8 +428,10 @@ def test_load_model_reports_guessed_preprocessing(tmp_path, capsys):
         "has no input_size, interpolation, crop_pct, mean, std" in capsys.readouterr().err
         and len(notes) == 1
     )
-    preprocess(nn.Identity(), samples()["chelsea"], on_note=notes.append)
+    undeclared = timm.models.VisionTransformer(depth=1)
+    preprocess(undeclared, samples()["chelsea"], on_note=notes.append)
     assert "is a guess" in notes[1]
+    refuses("it declares no input", preprocess, nn.Identity(), samples()["chelsea"])
 
 
 def test_load_reads_images_of_any_extension(tmp_path):

@@ -160,7 +160,7 @@ def test_explain_and_score_run_few_forwards():
     """Images in forwards of the bundled model, counted by a hook, and runs of autograd's engine."""
     model, forwards, progress = load_model(), [], []
     run = torch.autograd._engine_run_backward
-    model.register_forward_pre_hook(lambda _, args: forwards.append(args[0].clone()))
+    model.register_forward_hook(lambda _, args, output: forwards.append(args[0].clone()))
     with mock.patch("torch.autograd._engine_run_backward", wraps=run) as backward:
         (explanation,) = report.explain(model, BOTH[:1])
     assert list(explanation.maps) == list(methods()) and "balanced_gradients" in explanation.maps

@@ -140,8 +140,15 @@ Checkpoint = Annotated[
     Path | None,
     Option(
         exists=True,
-        dir_okay=False,
-        help="File with the weights of the model (.pth, .safetensors, .npz).",
+        help="File with the weights of the model (.pth, .safetensors, .npz), or a folder with it.",
+    ),
+]
+Head = Annotated[
+    str | None,
+    Option(
+        "--head",
+        metavar="NAME",
+        help="With --checkpoint: name of its classifier, if it has several, or none for the features.",
     ),
 ]
 Outputs = Annotated[
@@ -386,8 +393,12 @@ def inspect(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    head: Head = None,
     beside: Annotated[
-        str, Option(help="Second model, drawn next to the first in beside.png.")
+        str,
+        Option(
+            help="Second model, drawn next to the first in beside.png. A file is a checkpoint of the first."
+        ),
     ] = "",
     outputs: Outputs = None,
     heads: Annotated[
@@ -403,6 +414,7 @@ def inspect(
         from vitlens.files import check_writable
         from vitlens.images import image_files
         from vitlens.models import load_model
+        from vitlens.models.opening import is_checkpoint
 
     model, images = model_and_images(model, images)
     if model and beside and not checkpoint and Path(model) == Path(beside):
@@ -412,8 +424,11 @@ def inspect(
     more = _without(image_files(data, note), shown) if data else []
     check_writable(out, "--out")
     meaning = outputs and outputs.value
-    vits = [load_model(model, checkpoint=checkpoint, outputs=meaning)]
-    if beside:
+    vits = [load_model(model, checkpoint=checkpoint, head=head, outputs=meaning)]
+    if beside and is_checkpoint(beside):
+        same_head = head if checkpoint else None
+        vits.append(load_model(model, checkpoint=beside, head=same_head, outputs=meaning))
+    elif beside:
         vits.append(load_model(beside, outputs=meaning))
     vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
@@ -424,7 +439,7 @@ def inspect(
     paths = report.write_inspection(inspections[0], out)
     names = [inspection.model for inspection in inspections]
     if beside and names[0] == names[1]:
-        names = [model or "bundled model", beside]
+        names = [str(checkpoint or model or "bundled model"), beside]
     headings = dict(zip(names, inspections, strict=True))
     if beside:
         paths += report.write_beside(headings, out)
@@ -496,6 +511,7 @@ def explain(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    head: Head = None,
     outputs: Outputs = None,
     device: Device = "cpu",
 ) -> int:
@@ -522,7 +538,7 @@ def explain(
     if scores:
         report.check_folder(out, ["scores.csv"])
     had_scores = (out / "scores.csv").exists()
-    vit = load_model(model, checkpoint=checkpoint, outputs=outputs and outputs.value)
+    vit = load_model(model, checkpoint=checkpoint, head=head, outputs=outputs and outputs.value)
     vit = vit.to(torch_device)
     explained, scored = [], []
 

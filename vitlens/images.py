@@ -116,6 +116,8 @@ def load_image(
             if from_file and image.format in _DRAWINGS:
                 raise ImageError(f"is a drawing ({image.format}). Export it as PNG")
             result = rgb(image, notes, profiles=True)
+            if image.format == "JPEG" and _ends_gray(image):
+                notes.append("ends in an even gray, as a file that was cut")
             with suppress(Exception):  # the first frame is read, so the others may be damaged
                 has_previews = image.format == "MPO"  # of phones
                 if from_file and not has_previews and image.n_frames > 1:
@@ -127,6 +129,13 @@ def load_image(
         changes = "; ".join(notes)
         on_note(f"{subject} {changes}.")
     return result
+
+
+def _ends_gray(image: Image.Image) -> bool:
+    """True if the last block of 8 × 8 pixels has the level with which a decoder fills in missing blocks."""
+    width, height = image.size
+    block = image.crop((max(0, width - 8), max(0, height - 8), width, height)).convert("RGB")
+    return block.getextrema() == ((128, 128),) * 3
 
 
 def _name_of(source) -> str:

@@ -65,19 +65,20 @@ def serve(
     image: str | os.PathLike | None = None,
     *,
     checkpoint: str | os.PathLike | None = None,
+    head: str | None = None,
     outputs: str | None = None,
     port: int = 0,
     browser: bool = True,
 ) -> None:
     """Serve the explorer of a model until interrupted, then end the process.
 
-    model, checkpoint, outputs: as for `load_model`. port: 0 for a free one. Prints the address with the token that the
-    page needs. Raises OSError for a port in use, and the errors of `load_image` and `load_model`.
+    model, checkpoint, head, outputs: as for `load_model`. port: 0 for a free one. Prints the address with the token
+    that the page needs. Raises OSError for a port in use, and the errors of `load_image` and `load_model`.
     """
     photograph = None if image is None else load_image(image)
     if photograph:
         photograph.filename = os.fspath(image)
-    app = App(model, photograph, checkpoint, outputs)
+    app = App(model, photograph, checkpoint, head, outputs)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def began(address: str) -> None:
@@ -122,11 +123,13 @@ class App:
         model: str | None,
         photograph=None,
         checkpoint: str | os.PathLike | None = None,
+        head: str | None = None,
         outputs: str | None = None,
     ):
         self.name = model
         self.photograph = photograph
         self.checkpoint = checkpoint
+        self.head = head
         self.outputs = outputs
         self.token = secrets.token_urlsafe(24)  # in the printed address
         self.secret = secrets.token_urlsafe(24)  # in the cookie
@@ -182,7 +185,9 @@ class App:
 
         check()
         self.post(partial(self._report, f"Opening {self.name or 'the bundled model'} …"))
-        model = load_model(self.name, checkpoint=self.checkpoint, outputs=self.outputs)
+        model = load_model(
+            self.name, checkpoint=self.checkpoint, head=self.head, outputs=self.outputs
+        )
         attention_modules(unwrap(model))  # raises for models without maps
         self.post(partial(self._report, "Drawing the first map …"))
         import vitlens_explorer.explorer  # noqa: F401

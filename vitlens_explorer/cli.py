@@ -13,6 +13,7 @@ from vitlens.cli import (
     AnyModel,
     Checkpoint,
     Device,
+    Head,
     Outputs,
     complaints,
     importing,
@@ -39,6 +40,7 @@ def explorer(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    head: Head = None,
     outputs: Outputs = None,
     port: Annotated[
         int,
@@ -62,6 +64,7 @@ def explorer(
         model,
         first,
         checkpoint=checkpoint,
+        head=head,
         outputs=outputs and outputs.value,
         port=port,
         browser=browser,
@@ -107,6 +110,7 @@ def page(
         ),
     ] = False,
     checkpoint: Checkpoint = None,
+    head: Head = None,
     outputs: Outputs = None,
     device: Device = "cpu",
 ) -> int:
@@ -128,7 +132,7 @@ def page(
         shown = dict(named_images(images))
     elif model:
         shown = dict(run_images(Path(model), 1)) or None
-    vit = load_model(model, checkpoint=checkpoint, outputs=outputs and outputs.value)
+    vit = load_model(model, checkpoint=checkpoint, head=head, outputs=outputs and outputs.value)
     vit = vit.to(working_device(device))
     failures, complain = complaints()
     if shown and len(shown) > 1:

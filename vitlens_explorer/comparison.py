@@ -107,6 +107,7 @@ class Comparison(Page):
         forwards = self.forwards
         self.state = self.state | fit_place(self.state, forwards["left"])
         notes = [photograph.note for photograph in self.photographs_by_side().values()]
+        notes += [forward.cropped for forward in forwards.values()]
         return {
             "pictures": {side: forward.png for side, forward in forwards.items()},
             "panels": self._panels(forwards, check),

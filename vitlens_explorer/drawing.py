@@ -93,6 +93,8 @@ def _figure_png(forward, panel, score: dict | None) -> bytes:
         cmap, limits = panel.scale.cmap, (panel.scale.low, panel.scale.high)
     if panel.hides:
         values = hide_sinks(panel.sinks, values, panel.scale.low)
+    if panel.scale:
+        values = panel.scale.drawn(values)
     overlay(
         forward.pixels,
         values,
@@ -148,6 +150,8 @@ def paint_panel(panel: dict, image: Image.Image) -> np.ndarray:
     scale = panel["scale"]
     if panel.get("hides"):
         values = hide_sinks(panel["sinks"], values, scale["low"])
+    if scale and scale["uniform"] is not None:
+        values = np.full_like(values, scale["uniform"])
     down, across = panel["cell"]
     height = round(panel["rows"] * down * image.height)
     width = round(panel["cols"] * across * image.width)

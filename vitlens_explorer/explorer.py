@@ -176,6 +176,11 @@ class Explorer(Page):
         return self.photographs[self.state["photograph"]]
 
     @property
+    def note(self) -> str:
+        """Notes on the file of the current photograph, and on the part of it that the model sees."""
+        return " ".join(filter(None, [self.photograph.note, self.forward.cropped]))
+
+    @property
     def forward(self) -> Forward:
         """Forward of the photograph at the chosen size without the switched-off heads."""
         return self._forward_without(self.state["off"], never_cancel)
@@ -373,7 +378,7 @@ class Explorer(Page):
             "parts": None,
             "lens": None,
             **shown.beside,
-            "about": self.photograph.note,
+            "about": self.note,
             "model": forward.name,
             "pages": self.write_page is not None,
             "uploads": LARGEST_UPLOAD,
@@ -466,7 +471,7 @@ class Explorer(Page):
         }
         if isinstance(found, Map):
             panel = map_panel(forward, view, choice, found, self.state).message()
-            fields = ("rows", "cols", "cell", "values", "scale", "strength", "smooth")
+            fields = ("rows", "cols", "cell", "values", "scale", "strength", "smooth", "ends")
             tile |= {field: panel[field] for field in fields}
         messages = [result for result in (found, own) if isinstance(result, str)]
         if isinstance(own, np.ndarray) and isinstance(random, np.ndarray):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitlens.plot.style import colors, translucent
+from vitlens.plot.scales import UNIFORM, colors, stretching, translucent, uniform_value
 
 MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r")
 """Color maps of the menu."""
@@ -14,11 +14,21 @@ MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r")
 
 @dataclass(frozen=True)
 class Scale:
-    """A Matplotlib color map from low to high."""
+    """A Matplotlib color map from low to high. uniform: value that is drawn in all cells of a uniform map, or None."""
 
     cmap: str
     low: float
     high: float
+    uniform: float | None = None
+
+    @property
+    def stretching(self) -> float:
+        """Factor by which differences look larger than on a scale from 0."""
+        return stretching(self.low, self.high)
+
+    def drawn(self, values: np.ndarray) -> np.ndarray:
+        """The values of a map (rows, cols) as they are drawn."""
+        return values if self.uniform is None else np.full_like(values, self.uniform)
 
     def table(self, alpha: float = 1.0, opacity: str = "even") -> np.ndarray:
         """RGBA colors (256, 4) uint8 from low to high, with the opacity of `plot.overlay`."""
@@ -27,20 +37,26 @@ class Scale:
 
 
 def scale_of(
-    values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit: float | None = None
+    values: np.ndarray,
+    *,
+    cmap: str = "",
+    stretch: bool = False,
+    limit: float | None = None,
+    bound: float = UNIFORM,
 ) -> Scale:
     """Color scale of a map from 0 to its largest value, or ±largest in red and blue if some values are negative.
 
-    limit: end of a signed scale, such as 1 for cosines. stretch: from the smallest to the largest value instead. cmap:
-    another color map.
+    limit: end of a signed scale, such as 1 for cosines. stretch: from the smallest to the largest value instead, unless
+    the map is uniform. bound: largest departure of a uniform map (`vitlens.plot.scales`). cmap: another color map.
     """
-    if stretch:
+    mean = uniform_value(values, bound)
+    if stretch and mean is None:
         return Scale(cmap or "viridis", float(values.min()), float(values.max()))
     signed = None if limit is None else True
     chosen = colors(values, cmap or None, signed=signed)
     high = float(limit or chosen["vmax"])
     low = -high if chosen["vmin"] < 0 else 0.0
-    return Scale(chosen["cmap"].name, low, high)
+    return Scale(chosen["cmap"].name, low, high, mean)
 
 
 @dataclass(frozen=True)
@@ -85,6 +101,7 @@ class Panel:
             scale = {
                 "low": self.scale.low,
                 "high": self.scale.high,
+                "uniform": self.scale.uniform,
                 "colors": self.scale.table(self.strength, self.opacity).tobytes(),
             }
         return vars(self) | {"values": values, "scale": scale}

@@ -22,6 +22,7 @@ from vitlens.images import load_image, samples
 from vitlens.models import (
     built_size,
     class_count,
+    data_config,
     label_names,
     output_kind,
     preprocess,
@@ -34,7 +35,7 @@ from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import family, read_tokens, unwrap
 from vitlens_explorer.drawing import enlarged_png
-from vitlens_explorer.words import number, percent
+from vitlens_explorer.words import number, percent, say
 
 GIVEN, FIRST = "the image given", "chelsea"
 EYE = 0.37, 0.33
@@ -78,7 +79,8 @@ class Forward:
 
     batch: (1, C, H, W), the model's input. pixels: (H, W, 3) uint8, the input as an image. attn: captured layers.
     heads: number of heads in a layer. tokens: one (1, T, D) per layer. classes: number of classes, 0 without a
-    classifier head. likeliest: numbers of the most probable classes. off: replacements of the switched-off heads for
+    classifier head. likeliest: numbers of the most probable classes. cropped: sentence about the part of the photograph
+    that the model sees, or "". off: replacements of the switched-off heads for
     `intervene`. key: equal for equal weights, photographs, sizes and switches. weights: equal for equal weights.
     """
 
@@ -95,7 +97,9 @@ class Forward:
         self.off = off or {}
         self.key = key
         self.weights = key[:2]
-        batch = preprocess(model, image, size=size or built_size(model), whole=whole)
+        size = size or built_size(model)
+        batch = preprocess(model, image, size=size, whole=whole)
+        self.cropped = "" if whole else crop_words(model, image, size)
         self.pixels = restore(model, batch)[0]
         self.batch = batch.to(next(model.parameters()))
         with eval_mode(model), self.switched(), torch.inference_mode(), capture(model) as attn:
@@ -168,6 +172,20 @@ class Forward:
         if names[0] in self.prefix:
             return " and ".join(names)
         return f"the {names[0]}"
+
+
+def crop_words(model: nn.Module, image: Image.Image, size: tuple[int, int] | None) -> str:
+    """Sentence about the middle of a photograph that the model sees, or "" if that is all of it."""
+    config = data_config(model, size)
+    if config["crop_mode"] != "center":
+        return ""
+    _, *sides = config["input_size"]
+    scale = min(image.height / sides[0], image.width / sides[1])
+    rows, cols = (round(scale * side**2 / int(side / config["crop_pct"])) for side in sides)
+    if rows >= image.height and cols >= image.width:
+        return ""
+    numbers = {"rows": rows, "cols": cols, "width": image.width, "height": image.height}
+    return say("cropped", **{name: f"{value:,}" for name, value in numbers.items()})
 
 
 @functools.lru_cache(4)

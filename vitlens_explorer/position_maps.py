@@ -12,7 +12,7 @@ from vitlens_explorer.drawing import png, tiles_png
 from vitlens_explorer.lanes import Check
 from vitlens_explorer.page import Change, Page
 from vitlens_explorer.panels import Panel, Scale
-from vitlens_explorer.words import number
+from vitlens_explorer.words import number, say
 
 MOST = 24  # largest number of rows or columns for showing all maps
 
@@ -50,11 +50,14 @@ class PositionMaps(Page):
             "picks": "the position",
         }
         words = f"Cosine similarity of its embedding to all others: {number(others.min())} to {number(others.max())}"
+        more = ""
+        if scale.stretching > 1.001:
+            more = say("stretched", times=number(scale.stretching))
         one = Panel(
             name="one",
             title=f"Position in row {place[0]}, column {place[1]}",
             picture="one",
-            words=f"{words}, and 1 to itself.",
+            words=f"{words}, and 1 to itself.{more}",
             values=values,
             scale=scale,
             strength=1.0,

@@ -20,13 +20,14 @@ from vitlens import attention, attribution, faithfulness, stream, tokens
 from vitlens.attribution import METHODS, Method
 from vitlens.attribution.target import Target
 from vitlens.models import preprocess, restore, scores
+from vitlens.plot.scales import ATTENTION, UNIFORM, as_drawn, peak
 from vitlens.recorder.forward import eval_mode, run
 from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import family
 from vitlens_explorer.controls import Control
 from vitlens_explorer.lanes import Check
-from vitlens_explorer.panels import Panel, scale_of
+from vitlens_explorer.panels import Panel, Scale, scale_of
 from vitlens_explorer.photographs import READOUT, Forward
 from vitlens_explorer.words import number, percent, say
 
@@ -103,6 +104,7 @@ class Map:
     prefix: tuple[float, ...] = ()
     sinks: tuple[tuple[int, int], ...] = ()
     tables: dict[str, dict[str, Sequence]] = field(default_factory=dict)
+    bound: float = UNIFORM
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,7 @@ def _attention(forward: Forward, choice: Choice, check: Check) -> Map:
     return Map(
         forward.grid.image_map(weights).numpy(),
         words + _gate_words(forward),
+        bound=ATTENTION,
         unit=say("attention unit"),
         prefix=tuple(weights[: forward.grid.prefix].tolist()),
     )
@@ -257,7 +260,8 @@ def _received(forward: Forward, choice: Choice, check: Check) -> Map:
     if forward.grid.prefix:
         words += say("not rescaled")
     words += _gate_words(forward)
-    return Map(forward.grid.image_map(values).numpy(), words, unit=say("attention unit"))
+    shown = forward.grid.image_map(values).numpy()
+    return Map(shown, words, bound=ATTENTION, unit=say("attention unit"))
 
 
 def _rollout(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -620,6 +624,19 @@ def head_control(
     )
 
 
+def scale_words(values: np.ndarray, scale: Scale, bound: float) -> str:
+    """Sentences about the colors of a map (rows, cols): its largest value, and whether it is uniform or stretched."""
+    words = ""
+    times = peak(values)
+    if times is not None:
+        words += say("peak", times=number(times))
+    if scale.uniform is not None:
+        words += say("uniform", bound=percent(bound))
+    elif scale.stretching > 1.001:
+        words += say("stretched", times=number(scale.stretching))
+    return words
+
+
 def map_panel(
     forward: Forward,
     view: View,
@@ -638,8 +655,15 @@ def map_panel(
     marked = ()
     hidden = False
     if values.ndim == 2:
-        scale = scale_of(values, cmap=state["colors"], stretch=state["stretch"], limit=shown.limit)
+        scale = scale_of(
+            values,
+            cmap=state["colors"],
+            stretch=state["stretch"],
+            limit=shown.limit,
+            bound=shown.bound,
+        )
         words += say("range", low=number(values.min()), high=number(values.max()))
+        words += scale_words(values, scale, shown.bound)
         marked = tuple(shown.sinks)
     words += say("input", height=grid.image[0], width=grid.image[1])
     for cut, padded, side in zip(grid.cut, grid.padded, ("bottom", "right"), strict=True):
@@ -688,7 +712,8 @@ def head_maps(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Attention from a query as (L, 2 + H, r, c) uint8, and the largest weight (L, 2 + H) on a patch, which is 255.
 
-    The mean and the maximum over heads come before the heads. Grids beyond `CELLS` rows or columns show the largest
+    The mean and the maximum over heads come before the heads. Uniform maps (`vitlens.plot.scales.ATTENTION`) have one
+    level. Grids beyond `CELLS` rows or columns show the largest
     weight of each block.
     """
     row = query_row(forward, query)
@@ -699,6 +724,9 @@ def head_maps(
         layers.append(torch.cat([mean, largest, heads]))
     maps = torch.stack(layers)
     tops = maps.amax((-2, -1))
+    flat = maps.flatten(0, 1)
+    shown = [torch.from_numpy(as_drawn(tile.numpy(), ATTENTION)).to(maps) for tile in flat]
+    maps = torch.stack(shown).view_as(maps)
     size = [min(side, CELLS) for side in maps.shape[-2:]]
     tiles = torch.nn.functional.adaptive_max_pool2d(maps, size)
     tiles = tiles / tops[..., None, None].clamp(min=1e-30)

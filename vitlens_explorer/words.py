@@ -66,12 +66,17 @@ WORDS = {
     "similarity unit": "cosine",
     "norms unit": "norm",
     "contributions unit": "logits",
+    # the photo
+    "cropped": "The model sees the middle {cols} × {rows} of {width} × {height} pixels.",
     # the panel of a map
     "sinks": " Dashed: sinks ({count}), patches that receive more than {times} times the median attention in this "
     "layer and {even} times an even share.",
     "hidden": "{unit}, without sinks",
     "similarity scale": "{unit}, ± the largest of other patches",
     "range": " Range over patches: {low} to {high}.",
+    "peak": " The largest is {times} times their mean.",
+    "uniform": " Drawn as uniform: none is more than {bound} from their mean, as with random weights.",
+    "stretched": " Colors are stretched: differences look {times} times as large as on a scale from 0.",
     "input": " Model input: {height} × {width} pixels.",
     "cut": " No patch covers the last {pixels} pixels {where}.",
     "padded": " The last patches {where} reach {pixels} pixels beyond the image.",
@@ -97,7 +102,7 @@ WORDS = {
     "worse": "Worse than chance",
     # charts
     "distances": "All heads, mean attention distance in pixels",
-    "mosaic": "All heads, from {source}",
+    "mosaic": "All heads, from {source}, each from 0 to its largest weight",
     "mean row": "mean",
     "max row": "max",
     "trust": "How much to trust this map",
@@ -155,9 +160,17 @@ WORDS = {
     "running": "Running the model.",
     "no image": "Expected an image, but “{name}” is damaged or in a format that this browser does not read. Export it "
     "as JPEG or PNG.",
-    "over white": "Transparent areas of “{name}” were filled with white. ",
-    "other levels": "“{name}” has a color profile, or is neither a PNG of 8 bits nor a baseline JPEG, so its levels "
-    "may differ from those in Python. ",
+    "broken off": "“{name}” ends before its image does, as after a transfer that broke off. Get the whole file.",
+    "strip": "Expected an image, got a strip of {width} × {height} pixels. Crop it first.",
+    "too many pixels": "“{name}” has {width} × {height} pixels and must have 1 to 80,000,000. Make it smaller.",
+    "over white": "Transparent areas of “{name}” were filled with white.",
+    "turned": "“{name}” was turned upright by its EXIF orientation.",
+    "frames": "“{name}” holds {count} images; the first is shown.",
+    "ends gray": "“{name}” ends in an even gray, as a file that was cut.",
+    "other levels": "“{name}” has a color profile or several images, or is neither a PNG of 8 bits nor a baseline "
+    "JPEG, so its levels may differ from those in Python.",
+    "other decoder": "This browser decodes files such as “{name}” a little differently from Python, so its levels may "
+    "differ.",
     "not additive": "Parts add up to the logit only if heads are on or replaced with zero. Replace with zero, or turn "
     "the heads on.",
     "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",

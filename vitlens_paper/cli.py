@@ -15,6 +15,7 @@ from vitlens.cli import (
     AnyDevice,
     Checkpoint,
     Data,
+    Head,
     ListingCommand,
     Model,
     Root,
@@ -124,6 +125,7 @@ def evaluate(
     device: AnyDevice = None,
     checkpoint: Checkpoint = None,
     classes: Classes = "",
+    head: Head = None,
     list_names: Annotated[
         bool,
         Option(
@@ -154,7 +156,12 @@ def evaluate(
     if "runs" in PROTOCOLS[protocol].options:
         options["runs"] = runs
     evaluation = Evaluation(
-        model=model, data=data, protocol=protocol, options=options, checkpoint=checkpoint
+        model=model,
+        data=data,
+        protocol=protocol,
+        options=options,
+        checkpoint=checkpoint,
+        head=head,
     )
     command = command_of(sys.argv[1:])
     session = open_session(
@@ -191,6 +198,7 @@ def ablate(
     batch: Annotated[int, Option(min=1, help="Images in a batch.")] = 50,
     checkpoint: Checkpoint = None,
     classes: Classes = "",
+    head: Head = None,
     root: Root = None,
     workers: Workers = None,
     device: AnyDevice = None,
@@ -213,6 +221,7 @@ def ablate(
         device=device,
         checkpoint=checkpoint,
         classes=classes,
+        head=head,
         command=command_of(sys.argv[1:]),
         say=note,
     )

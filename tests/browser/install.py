@@ -1,4 +1,4 @@
-"""Find the browser for the tests, or install one: Debian's as root, Playwright's otherwise. For `make browser`."""
+"""Find the browsers for the tests, or install them: Debian's as root, Playwright's otherwise. For `make browser`."""
 
 import os
 import shutil
@@ -18,13 +18,22 @@ def found() -> str | None:
     return path if Path(path).exists() else None
 
 
+def missing() -> list[list[str]]:
+    """Commands that install what is missing."""
+    packages = []
+    if not found():
+        packages.append("chromium")
+    if not shutil.which("firefox-esr"):
+        packages.append("firefox-esr")
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0
+    if packages and is_root and shutil.which("apt-get"):
+        return [["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", *packages]]
+    if "chromium" in packages:
+        return [[sys.executable, "-m", "playwright", "install", "chromium"]]
+    return []
+
+
 if __name__ == "__main__" and os.environ.get("NO_BROWSER") != "1":
-    commands = [[sys.executable, "-m", "playwright", "install", "chromium"]]
-    if hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):
-        commands = [
-            ["apt-get", "update", "-q"],
-            ["apt-get", "install", "-y", "-q", "chromium", "firefox-esr"],
-        ]
-    for command in () if found() else commands:
+    for command in missing():
         subprocess.run(command)  # the other tests run even if this fails
-    print(f"The tests use {found()}.")
+    print(f"The tests use {found()} and {shutil.which('firefox-esr') or 'no Firefox'}.")

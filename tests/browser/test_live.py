@@ -33,7 +33,7 @@ from vitlens.recorder.record import capture
 from vitlens.tokens import features
 from vitlens_explorer import live
 from vitlens_explorer.photographs import Photograph
-from vitlens_explorer.words import percent
+from vitlens_explorer.words import percent, say
 
 pytestmark = MARKS
 SIZE = 64
@@ -71,6 +71,7 @@ const text = ({{ buffer, byteOffset, byteLength }}) => {{
   for (const byte of new Uint8Array(buffer, byteOffset, byteLength)) letters += String.fromCharCode(byte);
   return btoa(letters);
 }};
+const given_bytes = (probe) => ({{ ...probe, file: bytes(probe.file), levels: new Uint8Array(bytes(probe.levels)) }});
 const plain = (value) => {{
   if (ArrayBuffer.isView(value)) return {{ type: value.constructor.name, data: text(value) }};
   if (Array.isArray(value)) return value.map(plain);
@@ -79,6 +80,7 @@ const plain = (value) => {{
 }};
 window.ask = (task, given) => new Promise((done) => {{
   for (const name of ["weights", "wasm", "bytes"]) if (name in given) given[name] = bytes(given[name]);
+  if ("probes" in given) given.probes = given.probes.map(given_bytes);
   if ("input" in given) given.input = new Float32Array(bytes(given.input));
   const {{ port1, port2 }} = new MessageChannel();
   port1.onmessage = ({{ data }}) => done(plain(data));
@@ -125,11 +127,16 @@ class Page:
 
     def open(self, model, means=None):
         about, weights = live.serialize(model, means)
+        probes = [
+            each | {"file": text(each["file"]), "levels": text(each["levels"])}
+            for each in live.probes()
+        ]
         self.ask(
             "open",
             about=json.loads(json.dumps(about)),
             weights=weights,
             wasm=(live.LIVE / "kernels.wasm").read_bytes(),
+            probes=probes,
         )
 
 
@@ -277,6 +284,7 @@ def test_inputs_equal_preprocess(page, interpolation):
     for number, file in enumerate(files):
         photo = page.ask("photo", bytes=file)
         assert photo["exact"] and photo["clear"] == (number == 12), f"file {number}"
+        assert photo["turned"] == (number == 13) and photo["frames"] == 1 and not photo["gray"]
         exact = preprocess(model, file)[0]
         assert np.array_equal(photo["input"].reshape(exact.shape), exact), f"file {number}"
     other = page.ask("photo", bytes=file_of(photos["rocket"], "webp"))
@@ -381,8 +389,7 @@ def test_live_page_equals_explorer(vit, browser, tmp_path, pooling):
             assert len(tour["sentences"]) == 8
         drawn = frame
     assert (
-        frame["about"].startswith("The model runs in this page.")
-        and "rocket.jpg" in shown.content()
+        frame["about"] == f"{expected['about']} {say('live')}" and "rocket.jpg" in shown.content()
     )
     (tmp_path / "wrong.jpg").write_bytes(b"no image")
     shown.set_input_files("input[type=file]", tmp_path / "wrong.jpg")
@@ -510,3 +517,92 @@ def test_live_page_keeps_the_forwards_of_the_latest_photos(vit, browser, tmp_pat
     assert plain(after["panels"]) == plain(before["panels"]) and after["bars"] == before["bars"]
     assert errors == []
     shown.close()
+
+
+def cut_files():
+    """Files that end before their image does, by name."""
+    photo = vitlens.samples()["coffee"]
+    files = {
+        f"{name}.{kind}": file_of(photo, kind, **options)
+        for kind, name, options in (
+            ("jpeg", "baseline", {}),
+            ("jpeg", "progressive", {"progressive": True}),
+            ("jpeg", "restarts", {"restart_marker_rows": 1}),
+            ("png", "rgb", {}),
+            ("gif", "gif", {}),
+            ("webp", "lossy", {}),
+            ("webp", "lossless", {"lossless": True}),
+            ("avif", "avif", {}),
+        )
+    }
+    cut = {}
+    for name, file in files.items():
+        half = file[: len(file) // 2]
+        cut[f"half a {name}"] = half
+        cut[f"{name} with zeros"] = half + bytes(len(file) - len(half))
+        cut[f"{name} without its last 40 bytes"] = file[:-40]
+    for name in ("lossy.webp", "lossless.webp", "avif.avif"):
+        del cut[f"{name} with zeros"]  # their headers have the whole size
+    return files, cut
+
+
+def test_cut_files_are_refused(page):
+    """By the page as by Pillow. A JPEG that was closed after the cut is gray below, which both say."""
+    page.open(model_of("others"))
+    files, cut = cut_files()
+    for name, file in files.items():
+        assert not page.ask("photo", bytes=file)["gray"], name
+        vitlens.load_image(file)
+    for name, file in cut.items():
+        with pytest.raises(vitlens.ImageError):
+            vitlens.load_image(file)
+        given = {"bytes": text(file)}
+        answer = page.page.evaluate("given => ask('photo', given)", given)
+        assert "error" in answer, name
+        if "avif" not in name:
+            assert answer.get("problem") == "broken off", name
+    for name, file in files.items():
+        if name in ("baseline.jpeg", "restarts.jpeg"):
+            closed = file[: len(file) // 2] + b"\xff\xd9"
+            notes = []
+            vitlens.load_image(closed, on_note=notes.append)
+            assert page.ask("photo", bytes=closed)["gray"], name
+            assert "ends in an even gray, as a file that was cut" in notes[0], name
+
+
+def test_notes_on_files_equal_those_of_python(page):
+    """Frames, turned files and strips, beside pixels that differ only where the page says so."""
+    model = model_of("others")
+    page.open(model)
+    photo = vitlens.samples()["chelsea"]
+    second = vitlens.samples()["coffee"].resize(photo.size)
+    several = {"save_all": True, "append_images": [second, photo.rotate(9)]}
+    files = {
+        "gif": file_of(photo, "gif", **several),
+        "webp": file_of(photo, "webp", **several),
+        "apng": file_of(photo, "png", **several),
+    }
+    for number in range(2, 9):
+        exif = Image.Exif()
+        exif[0x0112] = number
+        files[f"turned jpeg {number}"] = file_of(photo, "jpeg", exif=exif)
+    files["turned png"] = file_of(photo, "png", exif=exif)
+    files["turned webp"] = file_of(photo, "webp", exif=exif)
+    for name, file in files.items():
+        notes = []
+        vitlens.load_image(file, on_note=notes.append)
+        found = page.ask("photo", bytes=file)
+        assert found["frames"] == (3 if "turned" not in name else 1), name
+        assert ("holds 3 images; the first is shown" in notes[0]) == (found["frames"] == 3), name
+        assert found["turned"] == ("was turned upright" in notes[0]), name
+        assert (found["width"], found["height"]) == vitlens.load_image(file).size, name
+        assert found["exact"] == name.startswith(("turned jpeg", "turned png")), name
+        exact = preprocess(model, file)[0]
+        assert np.abs(found["input"].reshape(exact.shape) - exact.numpy()).max() < 1e-6, name
+    strip = Image.new("RGB", (4000, 10))
+    answer = page.page.evaluate(
+        "given => ask('photo', given)", {"bytes": text(file_of(strip, "png"))}
+    )
+    with pytest.raises(vitlens.ImageError) as refused:
+        preprocess(model, strip)
+    assert say(answer["problem"], name="", **answer["fields"]) == str(refused.value)

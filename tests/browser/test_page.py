@@ -185,11 +185,17 @@ def test_saved_page_equals_explorer(vit, browser, tmp_path, kind):
         ), values
         if scale := wanted["scale"]:
             assert drawn["scale"]["low"] == pytest.approx(scale["low"], rel=1e-5)
+            assert drawn["scale"]["uniform"] == about(scale["uniform"])
             off = np.frombuffer(base64.b64decode(drawn["scale"]["colors"]), np.uint8).astype(int)
             assert np.abs(off - np.frombuffer(scale["colors"], np.uint8)).max() <= 1
     assert {*VIEWS} <= {*views} and len(seen) == len(views) and errors == []
     assert requests == [path.as_uri()]
     page.close()
+
+
+def about(number):
+    """An expected number, or None."""
+    return None if number is None else pytest.approx(number, rel=1e-5)
 
 
 def assert_mosaic(found, expected):
@@ -219,7 +225,9 @@ def assert_six(found, expected):
             right["scale"]["colors"]
         )
         assert np.abs(off).max() <= 1
-        right = right | {"scale": {name: right["scale"][name] for name in ("low", "high")}}
+        right = right | {
+            "scale": {name: right["scale"][name] for name in ("low", "high", "uniform")}
+        }
         assert_alike(
             tile, plain({name: value for name, value in right.items() if name != "values"})
         )

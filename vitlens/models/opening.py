@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import logging
@@ -16,9 +17,12 @@ import torch
 from torch import nn
 
 from vitlens.digests import read_trained_on
-from vitlens.models.checkpoints import fill, print_note, require_patches
+from vitlens.models.architecture_guess import fitting_architectures
+from vitlens.models.checkpoints import fill, print_note
 from vitlens.models.classes import OUTPUTS
+from vitlens.models.patch_sizes import require_patches
 from vitlens.models.preprocessing import TransformersProcessor, measure_preprocessing
+from vitlens.models.weight_files import flat_tensors, read_weights
 from vitlens.names import require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
@@ -40,6 +44,7 @@ def load_model(
     *,
     pretrained: bool = True,
     checkpoint: str | os.PathLike | None = None,
+    head: str | None = None,
     outputs: str | None = None,
     **kwargs,
 ) -> nn.Module:
@@ -48,8 +53,10 @@ def load_model(
     name_or_path: a timm name such as "vit_tiny_patch16_224" (weights come from timm's hub, unless `pretrained=False`),
     a folder with `config.json` and `model.safetensors` in timm's or transformers' layout, or a name in another library:
     "hf:facebook/dinov2-small", "open_clip:ViT-B-32/openai" (architecture/weights), "torchvision:vit_b_16".
-    checkpoint: a file with the weights of a timm or open_clip model, as training programs and authors publish them
-    (.pth, .safetensors, Google's .npz). Averaged (EMA) weights are preferred, and the choice is printed.
+    checkpoint: a file with the weights of the model, as training programs and authors publish them (.pth, .safetensors,
+    Google's .npz), or a folder with it. Averaged (EMA) weights are preferred. The choice, and all that is left out, is
+    printed.
+    head: name of the classifier in the checkpoint, if it has several, or "none" for the features.
     outputs: one of `OUTPUTS`, if the model does not state it. kwargs: arguments of the model's constructor
     (`dynamic_img_size=True`, `img_size=…`).
 
@@ -67,7 +74,11 @@ def load_model(
     name = str(SPECIMEN if name_or_path is None else name_or_path).removeprefix("local-dir:")
     folder = Path(name).parent if Path(name).name in _FILES else Path(name)
     try:
-        model = _open(name, folder, pretrained, checkpoint, kwargs)
+        if head is not None and checkpoint is None:
+            raise ValueError(
+                "head= (--head) names a classifier in a checkpoint. Give checkpoint=, too."
+            )
+        model = _open(name, folder, pretrained, checkpoint, head, kwargs)
     except (ValueError, ModuleNotFoundError):
         raise
     except Exception as error:
@@ -105,15 +116,20 @@ def _open(
     folder: Path,
     pretrained: bool,
     checkpoint: str | os.PathLike | None,
+    head: str | None,
     kwargs: dict,
 ) -> nn.Module:
     """A model by the library that its name begins with, from its folder, or of timm."""
     library, _, rest = name.partition(":")
-    if library == "open_clip":
-        return _from_open_clip(rest, pretrained, checkpoint, **kwargs)
     if checkpoint is not None:
-        model = load_model(name, pretrained=False, **kwargs)
-        return fill(model, Path(checkpoint), kwargs)
+        if library == "open_clip":
+            build = functools.partial(_from_open_clip, rest, False)
+        else:
+            build = functools.partial(load_model, name, pretrained=False)
+        build = functools.partial(build, **kwargs)
+        return fill(build(), Path(checkpoint), kwargs, head=head, build=build)
+    if library == "open_clip":
+        return _from_open_clip(rest, pretrained, **kwargs)
     if library == "hf":
         return _from_transformers(rest, pretrained, **kwargs)
     if folder.is_dir() and _is_transformers(folder):
@@ -123,6 +139,13 @@ def _open(
     if name and folder.is_dir():
         return _from_folder(folder, pretrained, **kwargs)
     return _from_timm(name, pretrained, **kwargs)
+
+
+def is_checkpoint(path: str | os.PathLike) -> bool:
+    """True for a file of weights, False for a folder, a name and the files that stand for the model in their folder."""
+    file = Path(path)
+    stands_for_folder = file.name in _FILES and (file.parent / "config.json").is_file()
+    return file.is_file() and not stands_for_folder
 
 
 def short(name: str) -> str:
@@ -170,9 +193,8 @@ def _unknown_name(name: str) -> ValueError:
 
     path = Path(name)
     if path.is_file():
-        known = path.stem if timm.is_model(path.stem) else "vit_tiny_patch16_224"
         return ValueError(
-            f"{name} is a file, not a model. Weights need the name of their model, too: {known} with "
+            f"{name} is a file, not a model. Weights need the name of their model, too: {_model_of(path)} with "
             f"checkpoint={name} (on the command line --checkpoint)."
         )
     owner, _, rest = name.removeprefix("hf-hub:").removeprefix("hf_hub:").partition("/")
@@ -191,6 +213,17 @@ def _unknown_name(name: str) -> ValueError:
         f"{name!r} matches no file or folder, and timm {timm.__version__} has no model of that name."
         f"{hint}"
     )
+
+
+def _model_of(file: Path) -> str:
+    """Name of a timm model that a file of weights may be for, by its name or its tensors."""
+    if timm.is_model(file.stem):
+        return file.stem
+    with suppress(ValueError):
+        names = fitting_architectures(dict(flat_tensors(read_weights(file))), 1)
+        if names:
+            return names[0]
+    return "such as vit_small_patch16_224"
 
 
 def _from_folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
@@ -335,7 +368,9 @@ def _from_transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
     try:
         processor = _here_first(transformers.AutoImageProcessor.from_pretrained, name)
         transform = TransformersProcessor(processor)
-        measure_preprocessing(transform)
+        channels = input_channels(model)
+        if channels in (1, 3):  # with others, `preprocess` refuses
+            measure_preprocessing(transform, channels)
         write_card(model, transform=transform)
     except Exception as error:
         if not isinstance(error, OSError) or (Path(name) / "preprocessor_config.json").is_file():
@@ -394,13 +429,13 @@ def _require_library(package: str, extra: str, name: str) -> None:
         )
 
 
-def _from_open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Module:
+def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
     """A CLIP of open_clip by the name of its architecture and, after a slash, of its weights."""
     _require_library("open_clip", "openclip", name)
     import open_clip
 
     name, _, tag = name.partition("/")
-    if pretrained and checkpoint is None:
+    if pretrained:
         tags = [f"{name}/{known}" for known in open_clip.list_pretrained_tags_by_model(name)]
         if f"{name}/{tag}" not in tags:
             listed = ", ".join(tags) or "no such model"
@@ -410,9 +445,8 @@ def _from_open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> n
         "device": torch.empty(0).device,  # also the meta device
         "force_quick_gelu": bool(published.get("quick_gelu")),
     } | kwargs
-    if pretrained or checkpoint is not None:
-        source = tag if checkpoint is None else str(checkpoint)
-        model, transform = open_clip.create_model_from_pretrained(name, source, **options)
+    if pretrained:
+        model, transform = open_clip.create_model_from_pretrained(name, tag, **options)
     else:
         logging.disable(logging.WARNING)  # about random weights
         try:

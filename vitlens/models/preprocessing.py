@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,17 @@ from timm.data import create_transform
 from torch import Tensor, nn
 
 from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, load_image
+from vitlens.models.arrival import Given, given, may_change
 from vitlens.models.classes import module_with_facts
-from vitlens.recorder.supported import family, inner_transformer, model_name
+from vitlens.recorder.forward import cast
+from vitlens.recorder.supported import (
+    family,
+    inner_transformer,
+    input_channels,
+    is_known,
+    model_name,
+    transformers_in,
+)
 from vitlens.recorder.supported.card import card_of, write_card
 
 
@@ -45,6 +55,29 @@ class TransformersProcessor:
             by_rows = patches.permute(4, 0, 2, 1, 3)
             values = by_rows.flatten(3, 4).flatten(1, 2)
         return values
+
+
+@dataclass(frozen=True)
+class Renormalized:
+    """A library's preprocessing with another normalization, as a function from an RGB image to (C, H, W)."""
+
+    transform: Callable[[Image.Image], Tensor]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    given: Given
+
+    @property
+    def interpolation(self) -> object:
+        return getattr(self.transform, "interpolation", "bicubic")
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        own = self.transform(image)
+        pixels = own * _column(self.std) + _column(self.mean)
+        return (pixels - _column(self.given.mean)) / _column(self.given.std)
+
+
+def _column(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
 
 
 _MAIN = 240
@@ -130,15 +163,17 @@ def _require_compact(width: int, height: int) -> None:
 
 
 @functools.lru_cache(maxsize=32)
-def measure_preprocessing(transform: Callable[[Image.Image], Tensor]) -> dict:
+def measure_preprocessing(transform: Callable[[Image.Image], Tensor], channels: int = 3) -> dict:
     """Preprocessing of a library in timm's settings, measured on images.
 
     Uniform images give the mean and the standard deviation. Images of coordinates give `crop_pct` and `crop_mode`.
+    channels: of the model's input. Raises ValueError if the transform returns another number of channels.
     """
+    mode = _image_mode(channels)
 
     def transform_level(level: int) -> Tensor:
         """Values of the channels in the middle of a transformed uniform image."""
-        image = Image.new("RGB", (256, 256), (level, level, level))
+        image = Image.new("RGB", (256, 256), (level, level, level)).convert(mode)
         flat = transform(image).double()
         _, height, width = flat.shape
         return flat[:, height // 2, width // 2]
@@ -156,9 +191,11 @@ def measure_preprocessing(transform: Callable[[Image.Image], Tensor]) -> dict:
 
     width = 320
     height = 240
-    image = Image.new("RGB", (width, height))
-    channels, rows, cols = transform(image).shape
-    left, top, right, bottom = _measure_crop(transform, (width, height))
+    image = Image.new(mode, (width, height))
+    returned, rows, cols = transform(image).shape
+    if returned != channels:
+        raise ValueError(f"It returns {returned} channels, and the model takes {channels}.")
+    left, top, right, bottom = _measure_crop(transform, (width, height), mode)
     crop_width = right - left
     crop_height = bottom - top
     share = max(crop_width / width, crop_height / height)
@@ -185,8 +222,118 @@ def measure_preprocessing(transform: Callable[[Image.Image], Tensor]) -> dict:
     }
 
 
+@functools.lru_cache(maxsize=32)
+def _keeps_shape(transform: Callable[[Image.Image], Tensor], mode: str) -> bool:
+    """True if a library's output has another shape for a wide image than for a tall one."""
+    wide = transform(Image.new(mode, (320, 240)))
+    tall = transform(Image.new(mode, (240, 320)))
+    return wide.shape != tall.shape
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Preparation of images for a model: the only place that decides it.
+
+    config: in timm's settings. transform: the library's, from an RGB or gray image to (C, H, W), or None for timm's.
+    as_library: images have the size that the library configured, so its transform applies. notes: sentences if a module
+    changes images before its Vision Transformer sees them, and if the library keeps their shape.
+    """
+
+    config: dict
+    transform: Callable[[Image.Image], Tensor] | None
+    as_library: bool
+    notes: list[str]
+
+
+def _plan(model: nn.Module, size: tuple[int, int] | None = None) -> _Plan:
+    """Preparation of images of (H, W) pixels, by default the configured size."""
+    source = module_with_facts(model, "pretrained_cfg")
+    transform = _own_transform(model)
+    _require_declared(source, transform)
+    channels = _channels(source)
+    config = dict(_measured_or_declared(source, transform, channels))
+    for key in ("mean", "std"):
+        values = config[key]
+        if channels == 1:
+            values = (float(np.mean(values)),)
+        if np.size(values) not in (1, channels):
+            raise ImageError(
+                f"Expected {channels} numbers as the {key} of {model_name(source)}, got {values!r}."
+            )
+        config[key] = values
+    _, *built_for = config["input_size"]
+    built_for = tuple(built_for)
+    chosen = tuple(size or built_for)
+    as_library = transform is not None and chosen == built_for
+    notes = []
+    if transform is not None and _keeps_shape(transform, _image_mode(channels)):
+        chosen = size or family(source).built_size
+        as_library = size is None
+        notes.append(
+            f"The image processor of {model_name(source)} does not resize images to one size. Pass size=, such as "
+            f"{family(source).built_size}, to resize them."
+        )
+    config["input_size"] = (channels, *chosen)
+    if not may_change(model):
+        return _Plan(config, transform, as_library, notes)
+    levels = given(model, config)
+    normalizes = levels.normalizes
+    if transform is not None and normalizes:
+        transform = Renormalized(transform, config["mean"], config["std"], levels)
+    if normalizes:
+        config.update(mean=levels.mean, std=levels.std)
+    if levels.note:
+        notes.append(levels.note)
+    return _Plan(config, transform, as_library, notes)
+
+
+def _measured_or_declared(source: nn.Module, transform: Callable | None, channels: int) -> dict:
+    """Preprocessing in timm's settings, by measuring a library's transform or from the model's declaration."""
+    if transform is None:
+        return family(source).preprocessing
+    return measure_preprocessing(transform, channels)
+
+
+def _channels(source: nn.Module) -> int:
+    """Input channels of a model, 1 or 3."""
+    if is_known(source):
+        channels = input_channels(source)
+    else:
+        channels, _, _ = family(source).preprocessing["input_size"]
+    if channels not in (1, 3):
+        raise ImageError(f"Expected a model with 1 or 3 input channels, got one with {channels}.")
+    return channels
+
+
+def _require_declared(source: nn.Module, transform: Callable | None) -> None:
+    """Raise ValueError for a module that declares neither its input nor a known class."""
+    card = card_of(source)
+    if transform is not None or card is not None or is_known(source):
+        return
+    if vars(source).get("pretrained_cfg") or vars(source).get("default_cfg"):
+        return
+    name = type(source).__name__
+    inner = transformers_in(source)
+    why = "it declares no input"
+    if inner:
+        why = f"it contains {len(inner)} Vision Transformers ({', '.join(inner)})"
+    raise ValueError(
+        f"The images that {name} takes are unknown: {why}. Give "
+        f"`vitlens.register_model({name}, …)` its size, mean and std, or set `model.pretrained_cfg = "
+        '{"input_size": (3, 224, 224), "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}`.'
+    )
+
+
 def library_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
-    """Preprocessing by the library of a model, from an RGB image to (C, H, W). None for timm models."""
+    """Preprocessing by the library of a model, from an RGB image to (C, H, W). None for timm models.
+
+    A module that normalizes images itself gets them in the levels that it takes.
+    """
+    return _plan(model).transform
+
+
+def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
+    """Preprocessing of the Vision Transformer itself by its library, or None for timm models."""
     model = module_with_facts(model, "pretrained_cfg")
     card = card_of(model)
     if card is not None:
@@ -235,7 +382,7 @@ def preprocessing_warning(model: nn.Module) -> str:
     card = card_of(model)
     if card is not None:
         return card.guess
-    if vars(model).get("pretrained_cfg") or library_transform(model) is not None:
+    if vars(model).get("pretrained_cfg") or _own_transform(model) is not None:
         return ""
     name = model_name(model)
     config = data_config(model)
@@ -248,11 +395,14 @@ def built_size(model: nn.Module) -> tuple[int, int] | None:
     >>> vitlens.models.built_size(model)
     (224, 224)
     """
-    transform = library_transform(model)
+    transform = _own_transform(model)
+    inner = inner_transformer(model)
     if transform is None:
-        inner = inner_transformer(model)
         return family(inner).built_size
-    _, height, width = measure_preprocessing(transform)["input_size"]
+    channels = _channels(module_with_facts(model, "pretrained_cfg"))
+    if _keeps_shape(transform, _image_mode(channels)):
+        return family(inner).built_size
+    _, height, width = measure_preprocessing(transform, channels)["input_size"]
     return height, width
 
 
@@ -265,39 +415,15 @@ def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     >>> vitlens.models.data_config(model)["interpolation"]
     'bilinear'
     """
-    transform = library_transform(model)
-    model = module_with_facts(model, "pretrained_cfg")
-    known = measure_preprocessing(transform) if transform else family(model).preprocessing
-    config = dict(known)
-    channels, *built_for = config["input_size"]
-    if channels not in (1, 3):
-        raise ImageError(f"Expected a model with 1 or 3 input channels, got one with {channels}.")
-    for key in ("mean", "std"):
-        values = config[key]
-        if channels == 1:
-            values = (float(np.mean(values)),)
-        if np.size(values) not in (1, channels):
-            raise ImageError(
-                f"Expected {channels} numbers as the {key} of {model_name(model)}, got {values!r}."
-            )
-        config[key] = values
-    chosen = size or built_for
-    config["input_size"] = (channels, *chosen)
-    return config
+    return _plan(model, size).config
 
 
-def _make_transform(
-    model: nn.Module, size: tuple[int, int] | None = None, whole: bool = False
-) -> Callable[[Image.Image], Tensor]:
+def _make_transform(plan: _Plan, whole: bool = False) -> Callable[[Image.Image], Tensor]:
     """A function from a PIL image to the model's input (C, H, W)."""
-    config = data_config(model, size)
-    transform = library_transform(model)
-    if transform is not None:
-        own = measure_preprocessing(transform)
-        same_size = config["input_size"] == own["input_size"]
-        shows_whole = config["crop_mode"] == "squash" and config["crop_pct"] == 1
-        if same_size and (shows_whole or not whole):
-            return transform
+    config = dict(plan.config)
+    shows_whole = config["crop_mode"] == "squash" and config["crop_pct"] == 1
+    if plan.as_library and (shows_whole or not whole):
+        return plan.transform
     if whole:
         config.update(crop_mode="squash", crop_pct=1.0)
     return create_transform(**config, is_training=False)
@@ -311,27 +437,34 @@ def preprocess(
     whole: bool = False,
     on_note: Callable[[str], None] | None = None,
 ) -> Tensor:
-    """Model input from an image, a folder, or a list or dictionary of images: float32 (B, C, H, W) on the CPU.
+    """Model input from an image, a folder, or a list or dictionary of images: (B, C, H, W) on the CPU, in the model's
+    dtype.
 
     Models of transformers, open_clip and torchvision use their library's preprocessing. All others, and all other
-    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. A module without one gets the images of
-    the only Vision Transformer that it contains, whatever it does to them. For models with one input channel images are
-    converted to gray.
+    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. For models with one input channel images
+    are converted to gray.
+
+    A module without a `pretrained_cfg` gets the images with which its only Vision Transformer receives its own
+    preprocessing: of the same normalization, or in 0 … 1, 0 … 255 or −1 … 1 if the module normalizes them itself. Test
+    images show which one.
 
     images: sources of `load_image`. size: (H, W) in pixels, in place of the configured size. After
     `timm.create_model(…, img_size=…)`, pass `built_size(model)`. whole: resize the whole image without a crop. on_note:
-    called with a sentence for each image that `load_image` changed or that is cropped to less than half of its area,
-    and if the preprocessing is a guess.
+    called with a sentence for each image that `load_image` changed or that is cropped to less than half of its area, if
+    the preprocessing is a guess (by default a warning), and if a module changes images before its Vision Transformer.
 
     Raises ImageError for sources that `load_image` refuses, images with an aspect ratio over 100, and models of neither
     one nor three channels. Such images of a folder are left out, with a note, or with a warning without `on_note`.
+    Raises ValueError for a module that declares no input, and for one that changes images in another way than by such a
+    normalization.
 
     >>> vitlens.models.preprocess(model, [cat, cat]).shape
     torch.Size([2, 3, 224, 224])
     """
-    transform = _make_transform(model, size, whole)
-    config = data_config(model, size)
-    mode = _image_mode(config)
+    plan = _plan(model, size)
+    transform = _make_transform(plan, whole)
+    config = plan.config
+    mode = _image_mode(config["input_size"][0])
     sources = _list_sources(images, on_note)
     if not sources:
         raise ImageError("Expected an image or several, got none.")
@@ -353,11 +486,24 @@ def preprocess(
             _note_crop(source, image, config, on_note)
     if left_out:
         _report_left_out(left_out, len(sources), on_note)
-    warning = preprocessing_warning(model)
-    if warning and on_note is not None:
-        on_note(warning)
+    if on_note is not None:
+        for note in plan.notes:
+            on_note(note)
+    guess = preprocessing_warning(model)
+    if guess:
+        say = on_note or warnings.warn
+        say(guess)
     inputs = [transform(image.convert(mode)) for image in loaded]
-    return torch.stack(inputs)
+    shapes = {tuple(values.shape[1:]) for values in inputs}
+    if len(shapes) > 1:
+        raise ImageError(f"The images have several sizes: {sorted(shapes)}. {plan.notes[0]}")
+    return torch.stack(inputs).to(_dtype(model))
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """Type of the numbers that enter a model: that of its embedding's parameters."""
+    inner = inner_transformer(model)
+    return cast(inner, torch.empty(0)).dtype
 
 
 def _report_left_out(
@@ -386,9 +532,9 @@ def _list_sources(images, on_note: Callable[[str], None] | None) -> list | tuple
     return [images]
 
 
-def _image_mode(config: dict) -> str:
+def _image_mode(channels: int) -> str:
     """Mode of the PIL images that a model takes."""
-    return "L" if config["input_size"][0] == 1 else "RGB"
+    return "L" if channels == 1 else "RGB"
 
 
 def _note_crop(source, image: Image.Image, config: dict, on_note: Callable[[str], None]) -> None:
@@ -418,9 +564,9 @@ def crop_box(
     >>> [round(edge) for edge in vitlens.models.crop_box(model, cat)]
     [75, 0, 376, 300]
     """
-    config = data_config(model, size)
-    mode = _image_mode(config)
-    transform = _make_transform(model, size, whole)
+    plan = _plan(model, size)
+    mode = _image_mode(plan.config["input_size"][0])
+    transform = _make_transform(plan, whole)
     loaded = load_image(image)
     return _measure_crop(transform, loaded.size, mode)
 
@@ -433,17 +579,21 @@ def pixels(model: nn.Module) -> Callable[[Image.Image], Tensor]:
     >>> vitlens.models.pixels(model)(cat).shape
     torch.Size([3, 224, 224])
     """
-    config = data_config(model)
-    transform = library_transform(model)
+    plan = _plan(model)
+    config = plan.config
+    transform = plan.transform
+    mode = _image_mode(config["input_size"][0])
     if transform is None:
         return create_transform(**config, is_training=False, use_prefetcher=True)
-    return functools.partial(_transform_to_levels, transform, config["mean"], config["std"])
+    return functools.partial(_transform_to_levels, transform, mode, config["mean"], config["std"])
 
 
 def _transform_to_levels(
-    transform: Callable, mean: tuple, std: tuple, image: Image.Image
+    transform: Callable, mode: str, mean: tuple, std: tuple, image: Image.Image
 ) -> Tensor:
     """uint8 (C, H, W) levels of a transformed image."""
+    if mode == "L":
+        image = image.convert(mode)
     batch = transform(image)[None]
     levels = _to_levels(batch, mean, std)
     return levels[0]

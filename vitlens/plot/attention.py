@@ -13,6 +13,7 @@ from vitlens.images import load_image
 from vitlens.plot.mosaic import map_colors, mosaic, write_above_tile, write_below_tile
 from vitlens.plot.on_images import mark
 from vitlens.plot.painting import covered_size, paint, resolve_grid
+from vitlens.plot.scales import ATTENTION, as_drawn, colors, translucent, uniform_value
 from vitlens.plot.style import (
     DPI,
     GRAY,
@@ -25,9 +26,7 @@ from vitlens.plot.style import (
     canvas,
     charts,
     color_bar,
-    colors,
     rule,
-    translucent,
     use_style,
     wrap,
 )
@@ -63,7 +62,8 @@ def heads(
     weights: (H, rows, cols). image: the model's input, as for `overlay`, drawn in color at the left. query: (row,
     column) of a patch from 0, drawn with a white frame, or None for a class token. names: titles of the maps, by
     default the numbers of the heads. shared: True for one color scale from 0 to the largest weight of all heads, False
-    for a scale per head, with its largest weight below.
+    for a scale per head, with its largest weight below. A map that departs from uniform by no more than those of small
+    models with random weights (`vitlens.plot.scales.ATTENTION`) is drawn as uniform.
 
     >>> weights = attn.grid.image_map(attn[5].weights(query=(3, 4))[0])
     >>> figure = vitlens.plot.heads(weights, query=(3, 4), shared=False)
@@ -106,11 +106,14 @@ def heads(
                 scale["cmap"] = translucent(
                     "inferno", scale["vmin"], scale["vmax"], OPAQUE, "value", FAINT
                 )
-            drawn = ax.imshow(weights_of_head, extent=extent, interpolation="nearest", **scale)
+            values_drawn = as_drawn(weights_of_head, ATTENTION)
+            shown = ax.imshow(values_drawn, extent=extent, interpolation="nearest", **scale)
             mark(ax, query, grid.patch, (x, y))
             write_above_tile(ax, x, y, names[head] if names else f"Head {head}")
             if not shared:
                 words = f"largest {100 * weights_of_head.max():.3g} %"
+                if uniform_value(weights_of_head, ATTENTION) is not None:
+                    words += ", uniform"
                 write_below_tile(ax, x, y + high, words, size=8.5, ha="left")
         right = start + cols * across - gap
         lowest = bottom if shared else bottom + 16 * pixel
@@ -118,9 +121,12 @@ def heads(
         bare(ax)
         ax.set_title(title or f"Attention of each head{_source(query)}", loc="left")
         words = "one scale for all heads" if shared else "from 0 to the largest of each map"
-        ax.set_xlabel(f"Colors: attention weight, {words}.", loc="left", size=8.5, color=GRAY)
+        words = f"Colors: attention weight, {words}."
+        if any(uniform_value(weights_of_head, ATTENTION) is not None for weights_of_head in values):
+            words += f" Uniform: all weights within {ATTENTION:.0%} of their mean."
+        ax.set_xlabel(words, loc="left", size=8.5, color=GRAY)
         if shared:
-            color_bar(drawn, cax=beside(ax, right / pixel))
+            color_bar(shown, cax=beside(ax, right / pixel))
     return result
 
 
@@ -152,7 +158,9 @@ def all_heads(
 ) -> plt.Figure | plt.Axes:
     """The attention of every head of every layer from one query: a column for each layer, a row for each head.
 
-    weights: (L, H, rows, cols). Every head has a color scale up to its largest weight, which is written below it.
+    weights: (L, H, rows, cols). Every head has a color scale from 0 to its largest weight, which is written below it.
+    Maps that depart from uniform as little as those of small models with random weights are drawn as uniform, as in
+    `heads`.
     image: the model's input, as for `overlay`, drawn in gray below the maps. query: (row, column) of the query patch
     from 0, marked by two ticks beside each map, or None for another token. framed: (layer, head) of maps to frame.
 
@@ -168,7 +176,7 @@ def all_heads(
     tiles = values.swapaxes(0, 1).reshape(-1, rows, cols)  # in reading order: head by head
     fine = 1  # pixels of the mosaic for each cell of a map
     if image is None:
-        painted = [map_colors(tile, **colors(tile))[0] for tile in tiles]
+        painted = [map_colors(as_drawn(tile, ATTENTION), **colors(tile))[0] for tile in tiles]
     else:
         grid = resolve_grid((rows, cols), image, grid)
         fine = max(1, round(2 * width / cols))
@@ -182,11 +190,17 @@ def all_heads(
     page_height = heads * (high * cell + CELL_LINE) + 130
     with canvas(ax, page_width, page_height) as (ax, result):
         xs, ys = mosaic(ax, painted, layers, (CELL_LINE / cell, CELL_GAP / cell))
+        has_uniform = False
         for k, tile in enumerate(tiles):
             head, layer = divmod(k, layers)
             percent = float(f"{100 * tile.max():.2g}")
-            write_below_tile(ax, xs[layer], ys[head] + high / 2, f"{percent:g}", size=8)
+            is_uniform = uniform_value(tile, ATTENTION) is not None
+            words = f"{percent:g} u" if is_uniform else f"{percent:g}"
+            has_uniform = has_uniform or is_uniform
+            write_below_tile(ax, xs[layer], ys[head] + high / 2, words, size=8)
         words = "Colors: attention weight, each from 0 to its own largest. Below each: its largest weight in percent."
+        if has_uniform:
+            words += f"\nu: drawn as uniform, all weights within {ATTENTION:.0%} of their mean."
         if query is not None:
             x, y = np.meshgrid(xs - wide / 2, ys - high / 2)  # corners of the maps
             x, y = x.ravel(), y.ravel()
@@ -212,8 +226,10 @@ def all_heads(
 
 def _paint_weights(levels: np.ndarray, weights: np.ndarray, fine: int) -> np.ndarray:
     """(H, W, 3): a map of `fine` pixels a cell over gray levels, both from 0 to 1."""
-    rgba, _ = map_colors(weights, **colors(weights, "inferno"))
-    share = weights / (weights.max() or 1)
+    scale = colors(weights, "inferno")
+    weights = as_drawn(weights, ATTENTION)
+    rgba, _ = map_colors(weights, **scale)
+    share = weights / scale["vmax"]
     opacity = OPAQUE * share.clip(0, 1) ** FAINT
     fine_colors = rgba[..., :3].repeat(fine, 0).repeat(fine, 1)
     fine_opacity = opacity[..., None].repeat(fine, 0).repeat(fine, 1)

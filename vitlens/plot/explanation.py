@@ -10,10 +10,18 @@ from matplotlib.patches import Circle
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
-from vitlens.formatting import number, with_minus
+from vitlens.formatting import with_minus
 from vitlens.images import load_image
 from vitlens.plot import style
 from vitlens.plot.on_images import mark, overlay
+from vitlens.plot.scales import (
+    as_drawn,
+    bar_words,
+    colors,
+    range_words,
+    uniform_value,
+    uniform_words,
+)
 from vitlens.plot.style import (
     INK,
     SERIES,
@@ -21,7 +29,6 @@ from vitlens.plot.style import (
     array,
     bare,
     charts,
-    colors,
     frames,
     heading,
     name_above,
@@ -53,8 +60,9 @@ def tiles(
     """Maps in a line, each with its name above and its own color bar below.
 
     maps: (rows, cols) by name, at most six, of any shapes. Colors reach from 0 to the largest value, or from −max to
-    max if a map has negative values. signed: True for ±max in all maps. labels: names of the rows and columns of small
-    square matrices, whose values are then written into the cells, in place of the bars. NaN is gray.
+    max if a map has negative values. Uniform maps are drawn as in `overlay`. signed: True for ±max in all maps. labels:
+    names of the rows and columns of small square matrices, whose values are then written into the cells, in place of
+    the bars. NaN is gray.
 
     >>> figure = vitlens.plot.tiles({"rollout": vitlens.attention.rollout(attn)[0]})
     """
@@ -64,22 +72,24 @@ def tiles(
         figure, axes = _line(len(values), 240, aspect, below=50)
         for ax, (name, item) in zip(axes, values.items(), strict=True):
             scale = colors(item, signed=signed or None)
-            drawn = ax.imshow(item, interpolation="nearest", **scale)
             name_above(ax, name)
             if labels:
-                _write_cells(ax, drawn, item)
+                shown = ax.imshow(item, interpolation="nearest", **scale)
+                _write_cells(ax, shown, item)
                 ax.set_xticks(range(len(labels)), labels)
                 ax.set_yticks(range(len(labels)), labels if ax is axes[0] else [""] * len(labels))
                 ax.tick_params(length=0)
             else:
-                scale_bar(drawn, ax=ax, **BELOW)
+                shown = ax.imshow(as_drawn(item), interpolation="nearest", **scale)
+                words = bar_words(item, scale["vmin"], scale["vmax"])
+                scale_bar(shown, note=words, ax=ax, **BELOW)
     return figure
 
 
-def _write_cells(ax: plt.Axes, drawn, values: np.ndarray) -> None:
+def _write_cells(ax: plt.Axes, shown, values: np.ndarray) -> None:
     """Write each value into its cell, dark on bright colors and white on dark ones."""
     for (row, col), value in np.ndenumerate(values):
-        brightness = np.mean(drawn.to_rgba(value)[:3])
+        brightness = np.mean(shown.to_rgba(value)[:3])
         ink = INK if brightness > 0.45 else "white"
         ax.text(col, row, with_minus(f"{value:.2g}"), ha="center", va="center", color=ink)
 
@@ -98,9 +108,9 @@ def overlays(
 
     image: the model's input, as for `overlay`. maps: (rows, cols), or (rows, cols, 3) colors, by name, at most five.
     Below each is its color bar: from 0 to its largest value, from −max to max if some are negative, or between its
-    `limits`, by name. query: (row, column) of a patch to mark in all maps and in the image, or one per map by name.
-    note: the meaning of the colors, at the foot.
-    Raises ValueError for a map of another shape than the grid, and IndexError for a patch outside of it.
+    `limits`, by name. Stretched and uniform maps are labeled there. query: (row, column) of a patch to mark in all maps
+    and in the image, or one per map by name. note: the meaning of the colors, at the foot. Raises ValueError for a map
+    of another shape than the grid, and IndexError for a patch outside of it.
 
     >>> maps = {"rollout": vitlens.attention.rollout(attn)[0]}
     >>> figure = vitlens.plot.overlays(vitlens.restore(model, images)[0], maps, grid=attn.grid)
@@ -123,7 +133,7 @@ def overlays(
                 grid=grid,
                 ax=ax,
                 style="heat",
-                colorbar=False,
+                colorbar=None,
                 smooth=smooth,
                 limits=limits.get(name),
             )
@@ -131,12 +141,19 @@ def overlays(
         for name, ax in zip((None, *maps), axes, strict=True):
             mark(ax, patches.get(name), grid.patch)
             if ax.images[-1].get_array().ndim == 2:
-                scale_bar(ax.images[-1], ax=ax, **BELOW)
+                words = _bar_words(maps[name], ax.images[-1])
+                scale_bar(ax.images[-1], note=words, ax=ax, **BELOW)
             elif has_bars:
                 hidden = figure.colorbar(plt.cm.ScalarMappable(), ax=ax, **BELOW)
                 hidden.ax.set_visible(False)  # keeps the room
         write_note(figure, note)
     return figure
+
+
+def _bar_words(map, shown) -> str:
+    """Words at the color bar of a map, which is drawn as the image `shown`."""
+    values = array(map, 2, "A map of shape (rows, cols)")
+    return bar_words(values, *shown.get_clim())
 
 
 def attributions(
@@ -152,10 +169,11 @@ def attributions(
 ) -> plt.Figure:
     """An image, and the same image under the map of each method, `cols` to a line.
 
-    Each map has a color scale from 0 to its largest value, or from −max to max if some are negative. The maximum is
-    below the map. image: the model's input, as for `overlay`. maps: (rows, cols) by the name of their method. title:
-    the explained class or score. captions: a line or two below each map, by name. note: meaning of the captions, at the
-    foot. compared: (name, image) of the images to which this one is compared. The first four are small below the input.
+    Each map has a color scale from 0 to its largest value, or from −max to max if some are negative. Its ends, and its
+    largest value against its mean, are below the map. Uniform maps are drawn as in `overlay`. image: the model's input,
+    as for `overlay`. maps: (rows, cols) by the name of their method. title: the explained class or score. captions: a
+    line or two below each map, by name. note: meaning of the captions, at the foot. compared: (name, image) of the
+    images to which this one is compared. The first four are small below the input.
 
     >>> maps = {"rollout": vitlens.attention.rollout(attn)[0]}
     >>> pixels = vitlens.restore(model, images)[0]
@@ -167,11 +185,8 @@ def attributions(
     signed = {name for name, values in maps.items() if colors(values)["vmin"] < 0}
     below = {}
     for name, values in maps.items():
-        finite = values[np.isfinite(values)]
-        largest = number(np.abs(finite).max(initial=0))
-        end = f"±{largest}" if name in signed else f"max {largest}"
         caption = captions.get(name, "")
-        below[name] = f"{end}\n{caption}".strip()
+        below[name] = f"{range_words(values)}\n{caption}".strip()
     rule_of_colors = "Colors: each map has its own scale, from 0 (clear) to its max (yellow)"
     if signed:
         rule_of_colors += ", or from −max (blue) to max (red) where some values are negative"
@@ -191,7 +206,7 @@ def attributions(
         draw_input(first, picture, grid)
         _draw_compared(first, compared)
         for ax, (name, values) in zip(others, maps.items(), strict=False):
-            overlay(picture, values, grid=grid, ax=ax, style="heat", colorbar=False)
+            overlay(picture, values, grid=grid, ax=ax, style="heat", colorbar=None)
             name_above(ax, name)
             write_below(ax, below[name])
         for ax in others[len(maps) :]:
@@ -232,9 +247,10 @@ def gallery(
     rows: sequences of the same length of maps (h, w) or images (h, w, 3), by name. titles: above the columns. captions:
     a short line below each item of a row, by name. circles: (rows, cols) True for patches to circle in each item of a
     row, by name. shared: True for one color scale with a bar for all rows of maps, from 0 to the largest value, and
-    another for rows with negative values, ±max. False for a scale per map, without bars. over: an image for each
-    column, the model's input, drawn in gray under the maps of its column, as in `overlay`, each map on its own scale.
-    grid: that of the maps. size: of the captions, in points. width: largest width of the page in pixels.
+    another for rows with negative values, ±max. False for a scale per map, whose end is written below it in place of a
+    bar. Uniform maps are drawn as in `overlay`. over: an image for each column, the model's input, drawn in gray under
+    the maps of its column, as in `overlay`, each map on its own scale. grid: that of the maps. size: of the captions,
+    in points. width: largest width of the page in pixels.
 
     >>> rollouts = vitlens.attention.rollout(attn).numpy()
     >>> figure = vitlens.plot.gallery({"rollout": list(rollouts)}, titles=["cat", "rocket"])
@@ -254,7 +270,15 @@ def gallery(
     bars = 90 if with_negative or without_negative else 0
     side = min(200, (width - bars) / columns)
     aspects = [max(item.shape[0] / item.shape[1] for item in row) for row in images.values()]
-    height = sum(side * aspect for aspect in aspects) + 2.1 * size * len(captions)
+    texts = {name: list(captions.get(name, [""] * columns)) for name in images}
+    for name, row in images.items():
+        if row[0].ndim == 2 and name not in (*with_negative, *without_negative):
+            ends = [wrap(range_words(item), side, 0.85 * size) for item in row]
+            texts[name] = [
+                f"{text}\n{end}".strip() for text, end in zip(texts[name], ends, strict=True)
+            ]
+    heights = [max(_line_count(text) for text in row) for row in texts.values()]
+    height = sum(side * aspect for aspect in aspects) + 2.1 * size * sum(heights)
     title_lines = max((_line_count(title) for title in titles), default=0)
     if title_lines:
         height += 14 + 16 * title_lines
@@ -263,8 +287,7 @@ def gallery(
         lines = dict(zip(images, axes, strict=True))
         for name, row in images.items():
             lines[name][0].set_ylabel(name)
-            texts = captions.get(name, [""] * columns)
-            for ax, item, image, text in zip(lines[name], row, below, texts, strict=True):
+            for ax, item, image, text in zip(lines[name], row, below, texts[name], strict=True):
                 _draw_item(ax, item, image, grid)
                 write_below(ax, text, size)
             for ax, item, patches in zip(lines[name], row, circles.get(name, ()), strict=False):
@@ -279,7 +302,10 @@ def gallery(
             panels = np.concatenate([lines[name] for name in names])
             for ax in panels:
                 ax.images[0].set(cmap=scale["cmap"], clim=(scale["vmin"], scale["vmax"]))
-            scale_bar(panels[0].images[0], ax=panels, fraction=0.05, pad=0.01)
+            words = ""
+            if all(uniform_value(item) is not None for name in names for item in images[name]):
+                words = uniform_words()
+            scale_bar(panels[0].images[0], note=words, ax=panels, fraction=0.05, pad=0.01)
     return figure
 
 
@@ -288,9 +314,9 @@ def _draw_item(ax: plt.Axes, item: np.ndarray, image, grid: TokenGrid | None) ->
     if item.ndim != 2:
         ax.imshow(item, interpolation="nearest")
     elif image is None:
-        ax.imshow(item, interpolation="nearest", **colors(item))
+        ax.imshow(as_drawn(item), interpolation="nearest", **colors(item))
     else:
-        overlay(image, item, grid=grid, ax=ax, colorbar=False)
+        overlay(image, item, grid=grid, ax=ax, colorbar=None)
         ax.set_axis_on()  # for the name of the row
         bare(ax)
 
@@ -332,7 +358,7 @@ def contributions(
             figure = page(max(420, 90 + cols * side), height)
             axes = figure.subplots(lines, cols, squeeze=False).ravel()
         for panel, title, added in zip(axes, titles, values.values(), strict=False):
-            drawn = panel.imshow(added, interpolation="nearest", aspect="auto", **scale)
+            shown = panel.imshow(added, interpolation="nearest", aspect="auto", **scale)
             panel.set_title(title, size=9, pad=5, loc="left", parse_math=False)
             step = 1 if columns < 14 else 4
             heads = range(0, columns - 1 - step // 2, step)
@@ -343,7 +369,7 @@ def contributions(
         for panel in axes[len(values) :]:
             panel.axis("off")
         shrink = min(1, 300 / (CELL * layers * lines))
-        scale_bar(drawn, ax=list(axes), shrink=shrink, label="In units of the logit")
+        scale_bar(shown, ax=list(axes), shrink=shrink, label="In units of the logit")
     return figure if ax is None else ax
 
 

@@ -10,10 +10,13 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import SubFigure
 from matplotlib.patches import Rectangle
 
+from vitlens.formatting import number
 from vitlens.images import load_image
 from vitlens.plot.attention import attention_distance
 from vitlens.plot.mosaic import map_colors, mosaic, write_below_tile
 from vitlens.plot.on_images import overlay
+from vitlens.plot.painting import brightness, resolve_grid
+from vitlens.plot.scales import bar_words, colors, range_words
 from vitlens.plot.style import (
     GRAY,
     INK,
@@ -22,7 +25,6 @@ from vitlens.plot.style import (
     bare,
     beside,
     canvas,
-    colors,
     page,
     scale_bar,
     use_style,
@@ -216,8 +218,9 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
     """Images beside their attention rollouts, "Input" and "Attention" (paper, Fig. 6 and 14).
 
     images, maps: sequences of one length of arguments of `overlay`. grid: one for all, or one for each. captions: a
-    text below each pair. style: "heat", in colors from the smallest value of each map (clear) to its largest (yellow),
-    or "mask", the paper's image on black. Up to three pairs are in a line, all of one height.
+    text below each pair. style: "heat", in colors from 0 (clear) to the largest value of each map (yellow), or "mask",
+    the paper's image on black, stretched from the smallest value to the largest. The ends are below each pair, and
+    uniform maps are drawn as in `overlay`. Up to three pairs are in a line, all of one height.
 
     >>> pictures, rollouts = vitlens.restore(model, images), vitlens.attention.rollout(attn)
     >>> figure = vitlens.plot.rollouts(pictures, rollouts, captions=["cat", "rocket"])
@@ -240,7 +243,8 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
         height = min(280, cols * room / 2 / sum(line_shapes))
         for k in line:
             pair_width = 2 * height * shapes[k]
-            texts.append(wrap(str(captions[k]), pair_width) if captions else "")
+            caption = f"{captions[k]}\n" if captions else ""
+            texts.append(wrap(caption + _scale_words(*arguments[k], style), pair_width))
         text_lines = max(len(texts[k].splitlines()) for k in line)
         heights.append(height + 34 + 15 * text_lines)
         ratios.append(np.repeat(line_shapes, 2))
@@ -262,11 +266,18 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
 
 
 def _rollout(image, map, grid, ax: plt.Axes, style: str = "heat") -> None:
+    overlay(image, map, grid=grid, ax=ax, style=style, colorbar=None)
+
+
+def _scale_words(image, map, grid, style: str) -> str:
+    """Words below a rollout: the ends of its colors."""
     values = array(map, 2, "A map of shape (rows, cols)")
-    limits = None
-    if np.ptp(values) > 1e-6 * values.max():
-        limits = values.min(), values.max()
-    overlay(image, values, grid=grid, ax=ax, style=style, colorbar=False, limits=limits)
+    if style == "heat":
+        return f"Attention: {range_words(values)}"
+    _, low, high = brightness(values, resolve_grid(values.shape, image, grid), smooth=True)
+    words = f"Attention: black {number(low)} to white {number(high)}"
+    more = bar_words(values, low, high)
+    return f"{words}, {more}" if more else words
 
 
 def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
@@ -292,7 +303,7 @@ def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
     if is_single and len(models[0].pictures) <= 3:
         lines = 1  # each image beside its rollout
     middle_heights = [350] if is_single else [285, 395, 340]
-    images_height = lines * image_height + 66 + CAPTION_LINE * caption_lines
+    images_height = lines * image_height + 81 + CAPTION_LINE * caption_lines
     heights = [64, *middle_heights, images_height]
     with use_style():
         figure = page(WIDTH, sum(heights))
@@ -339,7 +350,11 @@ def _image_room(models, columns: int, width: float) -> tuple[float, int]:
 
 
 def _wrap_caption(picture, width: float) -> str:
-    return wrap(picture.caption, width / 1.2)
+    caption = wrap(picture.caption, width / 1.2)
+    if picture.rollout is None:
+        return caption
+    ends = range_words(array(picture.rollout, 2, "A rollout of shape (rows, cols)"))
+    return f"{caption}\n{wrap(ends, width / 1.2)}"
 
 
 def _write_heading(part: SubFigure, name: str, inspection, room: float) -> None:
@@ -420,7 +435,10 @@ def _add_panel(part: SubFigure, name: str, inspection, room: float, *shape: int)
     if name in inspection.lacks:
         _write_title(part, name, inspection.lacks[name], room)
         return None
-    _write_title(part, name, inspection.sentences[name], room)
+    words = inspection.sentences[name]
+    if name == "rollout":
+        words += "\ncolors from 0 to the max of each map"
+    _write_title(part, name, words, room)
     return part.subplots(*shape)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from PIL import Image
@@ -14,13 +16,14 @@ from vitlens.images import load_image
 from vitlens.names import require_known
 from vitlens.plot.alt_text import map_words
 from vitlens.plot.painting import (
+    brightness,
     covered_size,
     enlarge,
     is_input,
-    mask,
     require_finite,
     resolve_grid,
 )
+from vitlens.plot.scales import as_drawn, bar_words, colors, stretched_words, translucent
 from vitlens.plot.style import (
     GRAY,
     INK,
@@ -29,9 +32,8 @@ from vitlens.plot.style import (
     bare,
     canvas,
     color_bar,
-    colors,
-    translucent,
     use_style,
+    write_below,
 )
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, transformer, unwrap
@@ -58,7 +60,7 @@ def overlay(
     opacity: str = "value",
     cmap: str | None = None,
     limits: tuple[float, float] | None = None,
-    colorbar: bool = True,
+    colorbar: bool | None = True,
 ) -> plt.Axes:
     """The Axes of a map over its image (paper, Fig. 6).
 
@@ -73,11 +75,14 @@ def overlay(
     image: a source of `load_image`. map: (rows, cols), or (rows, cols, 3) colors from 0 to 1, drawn in one opacity.
     grid: that of the capture (`attn.grid`), by default that of `model`, or patches that cover the image exactly.
     style "heat": the values in colors over the image in gray, with a color bar. Colors reach from 0 to the largest
-    value, from −max to max if some are negative, or between `limits`, in red and blue if these are ±max. style "mask":
-    the image times `mask`, on black, as in the paper.
+    value, from −max to max if some are negative, or between `limits`, in red and blue if these are ±max. A map that
+    departs from uniform by no more than rollouts of random weights (`vitlens.plot.scales.UNIFORM`) is drawn as its
+    mean, and the bar says so. style "mask": the image times `mask`, on black, as in the paper. Its bar has the values
+    that are black and white, and the factor by which they are stretched.
     opacity "value": proportional to the value, from 0 at 0 to `alpha` at the end farthest from 0. Limits on one side of
     0 start with 0 at the end nearest to 0, and with both signs it is at least a third of `alpha`. opacity "even":
-    `alpha` everywhere. NaN is gray. smooth: False draws exact patches.
+    `alpha` everywhere. NaN is gray. smooth: False draws exact patches. colorbar: False draws no bar, and writes below
+    the image by how much a scale is stretched. None for a caller that shows the scale itself.
 
     Raises ValueError for an image that may not be the model's input, and for a map that does not fit the grid.
 
@@ -98,25 +103,36 @@ def overlay(
     crop, grid = _locate_map(image, picture, values.shape[:2], model, crop, grid)
     if style == "heat" and smooth:
         require_finite(values)
-    has_bar = style == "heat" and colorbar and not is_colors
+    has_bar = colorbar and not is_colors
+    words = ""
     with use_style(ax):
         if ax is None:
             ax = _new_axes(picture, BAR_ROOM if has_bar else 1.0)
         if style == "mask":
-            _draw_masked(ax, picture, mask(values, grid, smooth=smooth), crop)
+            light, low, high = brightness(values, grid, smooth)
+            words = stretched_words(low, high)
+            _draw_masked(ax, picture, light, crop)
+            if has_bar:
+                shown = ScalarMappable(Normalize(low, high), "gray")
+                color_bar(shown, bar_words(values, low, high), ax=ax, fraction=0.046, pad=0.03)
         else:
             _draw_gray(ax, picture, crop)
             height, width = grid.image
-            enlarged = enlarge(values, covered_size(grid), smooth)[:height, :width]
+            enlarged = enlarge(
+                values if is_colors else as_drawn(values), covered_size(grid), smooth
+            )
+            enlarged = enlarged[:height, :width]
             extent = _extent(enlarged.shape[:2], grid, crop)
             if is_colors:
                 enlarged = enlarged.clip(0, 1)  # rounding may leave 0…1
                 ax.imshow(enlarged, extent=extent, interpolation="nearest", alpha=alpha)
             else:
                 scale = _overlay_scale(values, cmap, limits, alpha, opacity)
+                words = stretched_words(scale["vmin"], scale["vmax"])
                 heat = ax.imshow(enlarged[..., 0], extent=extent, interpolation="nearest", **scale)
                 if has_bar:
-                    color_bar(heat, ax=ax, fraction=0.046, pad=0.03)
+                    label = bar_words(values, scale["vmin"], scale["vmax"])
+                    color_bar(heat, label, ax=ax, fraction=0.046, pad=0.03)
         if crop:
             left, top, right, bottom = crop
             size = right - left, bottom - top
@@ -125,9 +141,11 @@ def overlay(
             )
         ax.set(xlim=(0, picture.width), ylim=(picture.height, 0))
         ax.axis("off")
+        if colorbar is False and words:
+            write_below(ax, words)
         rows, cols = values.shape[:2]
-        words = f"colors of {rows} × {cols} patches" if is_colors else map_words(values)
-        ax.images[-1].set_label(f"{words}, over an image")
+        about = f"colors of {rows} × {cols} patches" if is_colors else map_words(values)
+        ax.images[-1].set_label(f"{about}, over an image")
     return ax
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image
 
 from vitlens.images import ModelInput, load_image
+from vitlens.plot.scales import uniform_value
 from vitlens.plot.style import array
 from vitlens.recorder.grid import TokenGrid
 
@@ -51,7 +52,8 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
 
     The map is enlarged to the pixels of its patches (Lanczos), blurred with a Gaussian with a standard deviation of one
     patch, and stretched to 0…1. `smooth=False` stretches uniform patches. Unlike in the authors' code nothing is
-    rounded to 8 bits. A constant map becomes 1 everywhere if it is positive, and 0 otherwise. Pixels outside of patches
+    rounded to 8 bits. A map that departs from uniform by no more than rollouts of random weights
+    (`vitlens.plot.scales.UNIFORM`) becomes 1 everywhere if it is positive, and 0 otherwise. Pixels outside of patches
     are 0, and padding is left out.
 
     >>> vitlens.plot.mask(vitlens.attention.rollout(attn)[0], attn.grid).shape
@@ -60,12 +62,20 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
     values = array(map, 2, "A map of shape (rows, cols)")
     resolve_grid(values.shape, None, grid)
     require_finite(values)
-    brightness = np.zeros(grid.image)
+    return brightness(values, grid, smooth)[0]
+
+
+def brightness(
+    values: np.ndarray, grid: TokenGrid, smooth: bool
+) -> tuple[np.ndarray, float, float]:
+    """The result of `mask`, and the values of the enlarged map that are 0 and 1 in it."""
+    light = np.zeros(grid.image)
     height, width = covered_size(grid)
     largest = np.abs(values).max()
-    if np.ptp(values) <= 1e-6 * largest:
-        brightness[:height, :width] = values.max() > 0
-        return brightness
+    mean = uniform_value(values)
+    if mean is not None:
+        light[:height, :width] = mean > 0
+        return light, 0.0, max(mean, 0.0) or 1.0
     method = "lanczos" if smooth else "nearest"
     enlarged = upsample(values / largest, (height, width), method=method)
     if smooth:
@@ -74,10 +84,10 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
         enlarged = gaussian_filter(enlarged, sigma=grid.patch, mode="nearest")
     height, width = grid.image
     enlarged = enlarged[:height, :width].astype(float)
-    stretched = (enlarged - enlarged.min()) / np.ptp(enlarged)
-    height, width = stretched.shape
-    brightness[:height, :width] = stretched
-    return brightness
+    low, high = enlarged.min(), enlarged.max()
+    height, width = enlarged.shape
+    light[:height, :width] = (enlarged - low) / (high - low)
+    return light, low * largest, high * largest
 
 
 def covered_size(grid: TokenGrid) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Style, page sizes, color scales and input checks of all figures."""
+"""Style, page sizes, color bars and input checks of all figures."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
 
 from vitlens import files
 from vitlens.formatting import with_minus
 from vitlens.plot import alt_text  # noqa: F401  (in IPython, figures get alt text)
+from vitlens.plot.scales import stretched_words
 
 if TYPE_CHECKING:
     import matplotlib.pyplot as plt
@@ -32,10 +32,6 @@ MARGIN = 0.08
 
 INK = "0.15"
 GRAY = "0.35"
-MISSING = "0.65"
-"""The gray of NaN."""
-SIGNED = 1 / 3
-"""Lowest opacity of a map with both signs, as a share of the highest. Lower ones show dark images as rings at 0."""
 STYLE = {
     "figure.dpi": DPI,
     "font.size": 9,
@@ -186,9 +182,18 @@ def beside(ax: plt.Axes, width: float) -> plt.Axes:
     return ax.inset_axes((1 + 10 / width, 0, 12 / width, 1))
 
 
-def color_bar(shown, **where):
-    """The color bar of an image, on a checkerboard if colors are not opaque. where: arguments of `colorbar`."""
-    key = where.get("cax", getattr(shown, "axes", None)).figure.colorbar(shown, **where)
+def color_bar(shown, note: str = "", **where):
+    """The color bar of an image, on a checkerboard if colors are not opaque.
+
+    Its label is `note`, or the factor by which the colors of the image are stretched. where: arguments of `colorbar`.
+    """
+    low, high = map(float, shown.get_clim())  # limits may be tensors
+    note = note or stretched_words(low, high)
+    if note:
+        where = {"label": note} | where
+    around = where.get("cax", where.get("ax"))
+    figure = np.ravel(around)[0].figure
+    key = figure.colorbar(shown, **where)
     key.outline.set_visible(False)
     if shown.cmap(range(shown.cmap.N))[:, 3].min() < 1:
         squares = np.indices((30, 2) if key.orientation == "vertical" else (2, 30)).sum(0) % 2
@@ -200,44 +205,14 @@ def color_bar(shown, **where):
 
 
 def scale_bar(shown, size: float = 8.5, **where):
-    """The color bar of an image with its two ends, and zero if it is between them. where: arguments of `colorbar`."""
+    """The color bar of an image with its two ends, and zero if it is between them. where: those of `color_bar`."""
     low, high = map(float, shown.get_clim())  # limits may be tensors
     ends = [low, 0, high] if low < 0 < high else [low, high]
     key = color_bar(shown, **where)
     key.set_ticks(ends, labels=[with_minus(f"{float(f'{end:.2g}'):g}") for end in ends])
     key.ax.tick_params(labelsize=size)
-
-
-def translucent(
-    cmap: str, low: float, high: float, alpha: float, opacity: str, power: float = 1
-) -> mpl.colors.Colormap:
-    """256 colors of Matplotlib's `cmap` for an overlay of values from low to high, with NaN in opaque gray.
-
-    opacity "value": proportional to the distance from 0, or from the end nearest to 0 if 0 is not between low and high,
-    with `alpha` at the farthest value, and at least `SIGNED` · `alpha` for low < 0 < high. "even": `alpha` everywhere.
-    power: exponent of the distance's share. Below 1, small values become more opaque.
-    """
-    table = mpl.colormaps[cmap](np.arange(256))
-    table[:, 3] = alpha
-    if opacity == "value":
-        clear = np.clip(0, low, high)
-        distance = np.abs(np.linspace(low, high, 256) - clear)
-        share = (distance / (distance.max() or 1)) ** power
-        lowest = SIGNED if low < 0 < high else 0
-        table[:, 3] = alpha * np.maximum(share, lowest)
-    return mpl.colors.ListedColormap(table, cmap).with_extremes(bad=MISSING)
-
-
-def colors(values: np.ndarray, cmap: str | None = None, signed: bool | None = None) -> dict:
-    """Color map and limits for the values: 0…max in viridis, or ±max in red and blue if some are negative."""
-    finite = values[np.isfinite(values)]
-    high = np.abs(finite).max(initial=0) or 1.0
-    if signed is None:
-        signed = finite.min(initial=0) < 0
-    default = "RdBu_r" if signed else "viridis"
-    colormap = mpl.colormaps[cmap or default].with_extremes(bad=MISSING)
-    low = -high if signed else 0.0
-    return {"cmap": colormap, "vmin": low, "vmax": high}
+    for label in (key.ax.xaxis.label, key.ax.yaxis.label):
+        label.set_size(size)
 
 
 def palette(count: int) -> Sequence:

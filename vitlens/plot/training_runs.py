@@ -1,9 +1,10 @@
 """Training runs: their curves, and their snapshots, four inspection figures over the steps.
 
-`snapshot` and `film_strip` take the result of `vitlens.train.snapshots.load`, S snapshots of one run: `filters`
-(S, k, p, p, C), `positions` (S, rows, cols, rows, cols), `distances` (S, L, H), `rollout` (S, N, rows, cols), `steps`
-(S,) and `prefix` (S,), the number of prefix tokens, by default 1. All snapshots share one scale: distances over their
-range, rollouts from 0 to their maximum, cosines from −1 to 1. Only filters are scaled tile by tile, as in `filters`.
+`snapshot` and `film_strip` take the result of `vitlens.train.snapshots.load`, S snapshots of one run: `filters` (S, k,
+p, p, C), `positions` (S, rows, cols, rows, cols), `distances` (S, L, H), `rollout` (S, N, rows, cols), `steps` (S,) and
+`prefix` (S,), the number of prefix tokens, by default 1. All snapshots share one scale: distances over their range,
+rollouts from 0 to their maximum (uniform ones as in `vitlens.plot.overlay`), cosines from −1 to 1. Only filters are
+scaled tile by tile, as in `filters`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from vitlens.plot.attention import draw_distances, number_layers
 from vitlens.plot.inspection import about_gray, shown_positions
 from vitlens.plot.mosaic import map_colors, mosaic
+from vitlens.plot.scales import as_drawn, colors
 from vitlens.plot.style import (
     REFERENCE,
     SERIES,
@@ -26,7 +28,6 @@ from vitlens.plot.style import (
     array,
     beside,
     charts,
-    colors,
     page,
     scale_bar,
     use_style,
@@ -244,7 +245,8 @@ def _draw(
 
     cols, count = rollouts
     maps = run.rollout[:, :count]
-    tiles, shares = map_colors(maps[index], **colors(maps))
+    shown = np.stack([as_drawn(values) for values in maps[index]])
+    tiles, shares = map_colors(shown, **colors(maps))
     _draw_tiles(rollouts_ax, tiles, cols)
     return cosines, shares
 

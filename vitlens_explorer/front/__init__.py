@@ -5,6 +5,8 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitlens.plot.scales import ATTENTION, UNIFORM
+
 FRONT = Path(__file__).parent
 FRONT_SCRIPTS = (
     "values",
@@ -22,8 +24,12 @@ FRONT_SCRIPTS = (
 
 
 def join_scripts(folder: Path = FRONT, names: Sequence[str] = FRONT_SCRIPTS) -> str:
-    """The scripts of a folder as one text."""
-    return "\n".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in names)
+    """The scripts of a folder as one text. Those of the front end begin with the numbers of `vitlens.plot.scales`."""
+    scripts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in names]
+    if folder == FRONT:
+        rule = {"map": UNIFORM, "attention": ATTENTION}
+        scripts.insert(0, f"const UNIFORM = {json.dumps(rule)}; // departures of uniform maps")
+    return "\n".join(scripts)
 
 
 def script() -> str:

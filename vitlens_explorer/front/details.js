@@ -49,7 +49,8 @@ function makeMap(base, { rows, cols, patch, image, colors }, values, marks, labe
   const height = patch[0] / image[0];
   const width = patch[1] / image[1];
   const cell = [height, width];
-  const scale = { low: 0, high: largestOf(values), colors };
+  const uniform = uniformOf(values, UNIFORM.attention);
+  const scale = { low: 0, high: largestOf(values), colors, uniform };
   const panel = { rows, cols, cell, strength: 1, scale, values: Float32Array.from(values) };
   const svg = make("svg", {
     viewBox: "0 0 1 1",
@@ -132,7 +133,8 @@ function makeValue(answer, base, open, close) {
   const label = `Layer ${layer}, head ${head}.`;
   const map = makeMap(base, answer, patches, marks, label, (place) => open({ key: place }));
   const closer = makeSmallButton("×", close, { "aria-label": "Close" });
-  const hint = "White: the query. Orange: the key. Click a patch to open its weight.";
+  const ends = `Colors: ${rangeWords(patches)}.`;
+  const hint = `White: the query. Orange: the key. Click a patch to open its weight. ${ends}`;
   return [
     make("header", {}, make("h3", {}, title), closer),
     make("p", { class: "note" }, ...notes),

@@ -66,6 +66,7 @@ function paintMap(base, panel) {
   const out = new Uint32Array(base.over.data.buffer);
   out.set(gray);
   const values = floatsOf(panel.values);
+  if ((scale?.uniform ?? null) !== null) values.fill(scale.uniform);
   if (panel.hides) {
     for (const [row, col] of panel.sinks) values[row * cols + col] = Math.max(scale.low, 0);
   }
@@ -326,12 +327,14 @@ function makeSix(send) {
   const makeTile = () => {
     const canvas = make("canvas", { "aria-hidden": "true" });
     const name = make("span", { class: "name" });
-    return make("button", { type: "button", class: "map" }, canvas, name, make("b"));
+    const ends = make("span", { class: "ends" });
+    return make("button", { type: "button", class: "map" }, canvas, name, make("b"), ends);
   };
   const showTile = (button, tile, base) => {
-    const [canvas, name, words] = button.children;
+    const [canvas, name, words, ends] = button.children;
     putImage(canvas, paintMap(base, tile.values ? tile : { ...tile, strength: 0 }));
     name.textContent = tile.title;
+    ends.textContent = tile.ends ? tile.ends.join(" to ") : "";
     words.textContent = tile.failed ? "–" : tile.words || "…";
     button.title = tile.failed || tile.title;
     button.classList.toggle("coming", !tile.values);

@@ -28,11 +28,12 @@ function makeScenes(about, base) {
   };
   const makeWeights = () => {
     const weights = softmax(value.logits).slice(prefix.length);
-    return makeMap(base, about, weights, pair, "Weights of the patches");
+    const map = makeMap(base, about, weights, pair, "Weights of the patches");
+    return make("figure", {}, map, make("figcaption", {}, rangeWords(weights)));
   };
   const makeHead = (values, head) => {
     const map = makeMap(base, about, values, here, `Head ${head}`);
-    return make("figure", {}, map, make("figcaption", {}, `head ${head}`));
+    return make("figure", {}, map, make("figcaption", {}, `head ${head}: ${rangeWords(values)}`));
   };
   return [
     ["Pixels", () => [makePhoto(here, "The model's input"), makePixels()]],

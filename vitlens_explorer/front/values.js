@@ -7,6 +7,28 @@ const sumOf = (values) => values.reduce((sum, value) => sum + value, 0);
 const largestOf = (values) => values.reduce((most, value) => Math.max(most, value), -Infinity);
 const smallestOf = (values) => values.reduce((least, value) => Math.min(least, value), Infinity);
 
+// The mean of a map that departs from it by no more than `bound`, as `uniform_value` in scales.py, or null.
+function uniformOf(values, bound) {
+  if (!values.length) return null;
+  const mean = sumOf(values) / values.length;
+  const farthest = Math.max(largestOf(values) - mean, mean - smallestOf(values));
+  return farthest <= bound * Math.abs(mean) ? mean : null;
+}
+
+// The factor from the mean of a map to its largest value, or null if some are negative, or all 0.
+function peakOf(values) {
+  const most = largestOf(values);
+  if (!(most > 0) || smallestOf(values) < 0) return null;
+  return (most * values.length) / sumOf(values);
+}
+
+// The ends of the colors of a map of attention, in words.
+function rangeWords(values) {
+  const ends = `0 to ${formatNumber(largestOf(values))}`;
+  if (uniformOf(values, UNIFORM.attention) === null) return ends;
+  return `${ends}, uniform within ${Math.round(100 * UNIFORM.attention)}%`;
+}
+
 // A number with three significant digits and a proper minus sign.
 function formatNumber(value) {
   const exponential = value && Math.abs(value) < 1e-4;

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from vitlens import files
 from vitlens.models import scores, weights_digest
-from vitlens.plot.style import SIGNED
+from vitlens.plot.scales import SIGNED
 from vitlens.recorder.forward import eval_mode
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import UnsupportedModelError, family
@@ -211,7 +211,7 @@ def _content(
     records = []
     for name in names:
         page.state = page.state | {"photograph": name}
-        record = _record(name, page.forward, page.photograph.note, scores, progress, check)
+        record = _record(name, page.forward, page.note, scores, progress, check)
         record["tour"], _ = page.look_up({"ask": "tour"}, never_cancel)
         records.append(record)
     left_out = _leave_out_layers(records)

@@ -221,19 +221,38 @@ function colorsOf({ low, high }, map, strength, opacityOf) {
   return new DataView(table.buffer);
 }
 
-// The ends of a color scale, and true if it has both signs.
-function rangeOf(values, limit, stretch) {
+// The ends of a color scale, true if it has both signs, and the value of all cells of a uniform map, as `scale_of`.
+function rangeOf(values, limit, stretch, bound) {
   const lowest = smallestOf(values);
   const most = largestOf(values);
-  if (stretch) return { low: lowest, high: most, both: false };
+  const uniform = uniformOf(values, bound);
+  if (stretch && uniform === null) return { low: lowest, high: most, both: false, uniform };
   const both = limit !== undefined || lowest < 0;
-  const high = limit ?? (Math.max(-lowest, most) || 1);
-  return { low: both ? -high : 0, high, both };
+  const high = (limit || Math.max(-lowest, most)) || 1;
+  return { low: both ? -high : 0, high, both, uniform };
+}
+
+// Factor by which differences look larger than on a scale from 0, as `stretching` in scales.py.
+function stretchingOf({ low, high }) {
+  if (!(high > low)) return 1;
+  const sides = low < 0 && high > 0 ? 2 : 1;
+  return (sides * Math.max(Math.abs(low), Math.abs(high))) / (high - low);
+}
+
+// Sentences about the colors of a map, as `scale_words` in views.py.
+function scaleWords(values, scale, bound) {
+  let words = "";
+  const times = peakOf(values);
+  if (times !== null) words += say("peak", { times: formatLikePython(times) });
+  if (scale.uniform !== null) return words + say("uniform", { bound: formatShare(bound) });
+  const factor = stretchingOf(scale);
+  if (factor > 1.001) words += say("stretched", { times: formatLikePython(factor) });
+  return words;
 }
 
 // The color scale of a map, as `scale_of` and `Scale.table` in panels.py. looks: values of the controls.
-function scaleOf(values, limit, looks, tables) {
-  const { low, high, both } = rangeOf(values, limit, looks.stretch);
+function scaleOf(values, limit, looks, tables, bound) {
+  const { low, high, both, uniform } = rangeOf(values, limit, looks.stretch, bound);
   const zero = Math.min(Math.max(0, low), high);
   const farthest = Math.max(high - zero, zero - low) || 1;
   const floor = low < 0 && high > 0 ? tables.least : 0;
@@ -243,7 +262,8 @@ function scaleOf(values, limit, looks, tables) {
   };
   const usual = both ? tables.signed : tables.plain;
   const map = tables.maps[looks.colors || usual];
-  return { low, high, colors: colorsOf({ low, high }, map, looks.strength, opacityOf) };
+  const colors = colorsOf({ low, high }, map, looks.strength, opacityOf);
+  return { low, high, uniform, colors };
 }
 
 const CELLS = 16; // largest number of rows and of columns of a map in the mosaic
@@ -283,7 +303,9 @@ function tilesOfHeads(record, weights) {
     }
     return tiles.map((tile) => {
       const top = largestOf(tile);
-      writeTile(tile, grid, [r, c], top, maps, at);
+      const mean = uniformOf(tile, UNIFORM.attention);
+      const shown = mean === null ? tile : tile.map(() => mean);
+      writeTile(shown, grid, [r, c], top, maps, at);
       at += r * c;
       return top;
     });
@@ -327,13 +349,13 @@ function marginWords(size, covered, side) {
 }
 
 // The caption of a map.
-function captionOf(record, map, sinks, hasScale, tables) {
+function captionOf(record, map, sinks, scale, bound, tables) {
   const { rows, cols, patch, image } = record.grid;
   let words = `${map.words}.`;
-  if (hasScale) {
+  if (scale) {
     const low = formatLikePython(smallestOf(map.values));
     const high = formatLikePython(largestOf(map.values));
-    words += say("range", { low, high });
+    words += say("range", { low, high }) + scaleWords(map.values, scale, bound);
   }
   words += say("input", { height: image[0], width: image[1] });
   words += marginWords(image[0], rows * patch[0], "bottom");
@@ -355,12 +377,14 @@ function describePanel(record, view, choice, map, state, tables) {
   const looking = tables.looking.includes(state.view);
   const sinks = looking ? sinksOf(record, choice.layer, tables) : [];
   const hides = Boolean(sinks.length && state.sinks && !state.stretch);
-  let scale = hasScale ? scaleOf(values, limit, state, tables) : null;
+  const bound = kind === "attention" ? UNIFORM.attention : UNIFORM.map;
+  let scale = hasScale ? scaleOf(values, limit, state, tables, bound) : null;
+  const words = captionOf(record, map, sinks, scale, bound, tables);
   let legend = limit && !state.stretch ? say("similarity scale", { unit }) : unit;
   if (hides) {
     const others = Float32Array.from(values);
     for (const place of sinks) others[patchIndex(record.grid, place)] = 0;
-    scale = scaleOf(others, limit, state, tables);
+    scale = scaleOf(others, limit, state, tables, bound);
     legend = say("hidden", { unit: legend });
   }
   const { strength, opacity, smooth, lines } = state;
@@ -371,7 +395,7 @@ function describePanel(record, view, choice, map, state, tables) {
     picture: "picture",
     rows,
     cols,
-    words: captionOf(record, map, sinks, hasScale, tables),
+    words,
     cell: [patch[0] / image[0], patch[1] / image[1]],
     unit,
     scale,

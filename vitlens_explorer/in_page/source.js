@@ -342,9 +342,9 @@ class PageSource extends Source {
     const map = record.maps[name]?.[pairOf(choice.target, choice.against)];
     if (!map) return tile;
     const panel = describePanel(record, view, choice, map, state, page.tables);
-    const { rows, cols, cell, values, scale, strength, smooth } = panel;
+    const { rows, cols, cell, values, scale, strength, smooth, ends } = panel;
     const score = map.score?.short ? { words: map.score.short } : { failed: map.score?.words };
-    return { ...tile, rows, cols, cell, values, scale, strength, smooth, ...score };
+    return { ...tile, rows, cols, cell, values, scale, strength, smooth, ends, ...score };
   }
 
   // The maps of all heads from the query, and their mean distances when all layers have been swept.

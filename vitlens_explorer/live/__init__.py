@@ -2,23 +2,26 @@
 
 The scripts run plain pre-norm Vision Transformers of timm with a class token or a mean as read-out, of the sizes Ti and
 S. `vit.js` is the forward, `gradients.js` the backward, `kernels.wat` their inner loops (assembled in `kernels.wasm`),
-`pixels.js` the preprocessing, `worker.js` the thread in which they run, and `page.js` its use by the page's source.
+`files.js` and `pixels.js` the preprocessing, `worker.js` the thread in which they run, and `page.js` its use by the
+page's source.
 
 Shapes: L layers, R prefix tokens, T tokens, D width.
 """
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, PngImagePlugin
 from torch import Tensor, nn
 
 from vitlens import files
+from vitlens.images import load_image
 from vitlens.models import built_size, data_config, output_kind
 from vitlens.recorder.supported import (
     UnsupportedModelError,
@@ -31,7 +34,7 @@ from vitlens_explorer import front, lanes
 from vitlens_explorer.words import say
 
 LIVE = Path(__file__).parent
-WORKER_SCRIPTS = ("vit", "gradients", "pixels", "worker")
+WORKER_SCRIPTS = ("vit", "gradients", "files", "pixels", "worker")
 """Names of the worker's scripts in the order in which they are joined. They share one scope."""
 PARTS = {
     "VisionTransformer",
@@ -94,10 +97,10 @@ def save_live_page(
     progress("mean outputs of heads")
     network, weights = serialize(model, mean_head_outputs(model, page.forward.batch, never_cancel))
     photos = []
-    for name, photograph in photographs.items():
+    for name in photographs:
         page.state = page.state | {"photograph": name}
         seen = png(Image.fromarray(np.asarray(page.forward.pixels)))
-        photos.append({"name": name, "png": seen, "about": photograph.note})
+        photos.append({"name": name, "png": seen, "about": page.note})
     views = {
         name: view
         for name, view in supported_views(page.forward).items()
@@ -121,6 +124,7 @@ def save_live_page(
         "uploads": lanes.LARGEST_UPLOAD,
         "worker": worker_script(),
         "wasm": (LIVE / "kernels.wasm").read_bytes(),
+        "probes": probes(),
     }
     *parts, opening = in_page.PAGE_SCRIPTS
     scripts = [
@@ -133,6 +137,33 @@ def save_live_page(
     path = Path(path)
     files.write(path, text)
     return path
+
+
+def probes() -> list[dict]:
+    """Small files of the kinds that the page promises to decode as Python does, each with its RGB levels by Pillow.
+
+    A browser that gives other levels, as some do for transparent pixels, says so beside each photo of the kind.
+    """
+    levels = np.random.default_rng(0).integers(0, 256, (24, 40, 4), np.uint8)
+    opaque, clear = Image.fromarray(levels[..., :3]), Image.fromarray(levels)
+    gamma = PngImagePlugin.PngInfo()
+    gamma.add(b"gAMA", (100_000).to_bytes(4, "big"))  # 1, which Pillow ignores
+    files = {
+        "png": _encoded(opaque, "PNG"),
+        "alpha": _encoded(clear, "PNG"),
+        "gamma": _encoded(opaque, "PNG", pnginfo=gamma),
+        "jpeg": _encoded(opaque, "JPEG", quality=90),
+    }
+    return [
+        {"kind": kind, "file": file, "levels": np.asarray(load_image(file)).tobytes()}
+        for kind, file in files.items()
+    ]
+
+
+def _encoded(image: Image.Image, kind: str, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
 
 
 def serialize(

@@ -12,9 +12,9 @@ function startWorker(script) {
   return (task, given) =>
     new Promise((done, fail) => {
       const { port1, port2 } = new MessageChannel();
-      port1.onmessage = ({ data: { result, error } }) => {
+      port1.onmessage = ({ data: { result, error, ...more } }) => {
         if (error === undefined) done(result);
-        else fail(Error(error));
+        else fail(Object.assign(Error(error), more));
       };
       thread.postMessage({ ...given, task, port: port2 }, [port2]);
     });
@@ -32,14 +32,12 @@ class Live {
 
   // Reads a file. `ready` files are model inputs of the page's own photos, which are only normalized.
   async add(name, bytes, { about = "", ready = false } = {}) {
-    const photo = await this.ask("photo", { bytes, ready }).catch(() => {
-      throw Error(say("no image", { name }));
+    const photo = await this.ask("photo", { bytes, ready }).catch(({ problem, fields }) => {
+      throw Error(say(problem || "no image", { name, ...fields }));
     });
     this.read += 1;
     photo.number = this.read;
-    photo.about = about;
-    if (photo.clear) photo.about += say("over white", { name });
-    if (!photo.exact) photo.about += say("other levels", { name });
+    photo.about = ready ? about : this.describe(name, photo);
     photo.uploaded = !ready;
     this.photos.delete(name);
     const others = [...this.photos];
@@ -54,6 +52,25 @@ class Live {
     for (const controls of Object.values(this.stored.controls)) {
       controls.find((each) => each.name === "photograph").options = options;
     }
+  }
+
+  // Notes on an uploaded photo.
+  describe(name, { clear, turned, frames, gray, exact, plain, width, height }) {
+    const notes = [];
+    if (clear) notes.push(say("over white", { name }));
+    if (turned) notes.push(say("turned", { name }));
+    if (frames > 1) notes.push(say("frames", { name, count: frames }));
+    if (gray) notes.push(say("ends gray", { name }));
+    if (!exact) notes.push(say(plain ? "other decoder" : "other levels", { name }));
+    const { image, resized } = this.stored.network;
+    const side = Math.round((Math.min(width, height) * image[0]) / resized);
+    if (side < Math.max(width, height)) {
+      const [cols, rows, across, down] = [side, side, width, height].map((each) =>
+        each.toLocaleString("en"),
+      );
+      notes.push(say("cropped", { cols, rows, width: across, height: down }));
+    }
+    return notes.join(" ");
   }
 
   // Forgets what the model gave for a photo. It runs again when the photo is chosen.
@@ -329,7 +346,12 @@ async function openLive(stored) {
   const live = new Live(stored, ask);
   const copy = (part) => bytesOf(part).slice().buffer;
   const weights = copy(stored.weights);
-  await ask("open", { about: stored.network, weights, wasm: copy(stored.wasm) });
+  const probes = stored.probes.map(({ kind, file, levels }) => ({
+    kind,
+    file: copy(file),
+    levels: new Uint8Array(copy(levels)),
+  }));
+  await ask("open", { about: stored.network, weights, wasm: copy(stored.wasm), probes });
   stored.records = new Map();
   for (const { name, png, ...more } of stored.photos) {
     await live.add(name, copy(png), { ...more, ready: true });

@@ -1,48 +1,31 @@
 // From the bytes of an image file to the model's input, as `vitlens.models.preprocess` gives it: the browser decodes,
-// and the rest is Pillow's arithmetic. PNG of 8 bits and baseline JPEG without a color profile give Python's bits.
+// and the rest is Pillow's arithmetic. PNG of 8 bits and baseline JPEG without a color profile give Python's bits where
+// the browser decoded the probes of live/__init__.py so.
 
-const PNG = { signature: 0x89504e47, data: 0x49444154, profile: 0x69434350 }; // names of the chunks IDAT and iCCP
-const JPEG = {
-  signature: 0xffd8,
-  frame: 0xffc0,
-  application: 0xffe2,
-  scan: 0xffda,
-  profile: 0x4943435f,
-}; // ICC_
 const FRACTION = 22; // bits of a weight after the binary point
 const PICTURE = 448; // largest side of the picture for the page, if the model's input is not larger
+const ELONGATION = 100; // largest ratio of the sides of an image
+const MOST_PIXELS = 80e6;
+const EDGE = 8; // side of a block of a JPEG
+const GRAY = 128; // level of the blocks that a JPEG lacks
+let proven = new Set(); // kinds of files that this browser decodes as Pillow
 
-// {plain: a PNG of 8 bits, profile} from the chunks of a PNG: {size, name, data, checksum}.
-function kindOfPng(view, end) {
-  const kind = { plain: view.getUint8(24) <= 8, profile: false };
-  let at = 8;
-  while (at < end && view.getUint32(at + 4) !== PNG.data) {
-    if (view.getUint32(at + 4) === PNG.profile) kind.profile = true;
-    at += view.getUint32(at) + 12;
-  }
-  return kind;
+// Raises an error that the page has words for.
+function refuse(problem, fields = {}) {
+  throw Object.assign(Error(problem), { problem, fields });
 }
 
-// {plain: a baseline JPEG, profile} from the segments of a JPEG: {marker, size, data}.
-function kindOfJpeg(view, end) {
-  const kind = { plain: false, profile: false };
-  let at = 2;
-  while (at < end && view.getUint16(at) !== JPEG.scan) {
-    const marker = view.getUint16(at);
-    if (marker === JPEG.frame) kind.plain = true;
-    if (marker === JPEG.application && view.getUint32(at + 4) === JPEG.profile) kind.profile = true;
-    at += view.getUint16(at + 2) + 2;
+// Decodes a small file of each kind, and compares it with Pillow's levels.
+async function prove(probes) {
+  const found = new Set();
+  for (const { kind, file, levels } of probes) {
+    const image = await decode(file).catch(() => null);
+    const isEqualTo = (level, i) => level === levels[i];
+    if (image && image.data.length === levels.length && image.data.every(isEqualTo)) {
+      found.add(kind);
+    }
   }
-  return kind;
-}
-
-// {plain: a PNG of 8 bits or a baseline JPEG, profile: with a color profile}, from the header of a file.
-function kindOf(bytes) {
-  const view = new DataView(bytes);
-  const end = bytes.byteLength - 12;
-  if (end > 16 && view.getUint32(0) === PNG.signature) return kindOfPng(view, end);
-  if (end > 0 && view.getUint16(0) === JPEG.signature) return kindOfJpeg(view, end);
-  return { plain: false, profile: false };
+  proven = found;
 }
 
 // A level with `alpha` over white, as Pillow's alpha_composite rounds it.
@@ -51,18 +34,9 @@ function overWhite(level, alpha) {
   return ((sum >> 8) + sum) >> 15;
 }
 
-// A file's image, upright: {data: RGB levels over white, width, height, clear: was transparent somewhere, exact: with
-// Pillow's levels}. Throws for files that the browser does not decode.
-async function decode(bytes) {
-  const { plain, profile } = kindOf(bytes);
-  const colorSpaceConversion = profile ? "default" : "none";
-  const options = { colorSpaceConversion, premultiplyAlpha: "none" };
-  const bitmap = await createImageBitmap(new Blob([bytes]), options);
-  const { width, height } = bitmap;
-  const context = new OffscreenCanvas(width, height).getContext("2d");
-  context.drawImage(bitmap, 0, 0);
-  const levels = context.getImageData(0, 0, width, height).data;
-  const data = new Uint8Array(3 * width * height);
+// RGB levels over white of RGBA levels, and whether some were transparent: {data, clear}.
+function blend(levels, pixels) {
+  const data = new Uint8Array(3 * pixels);
   let clear = false;
   let to = 0;
   for (let from = 0; from < levels.length; from += 4) {
@@ -74,7 +48,86 @@ async function decode(bytes) {
     }
     to += 3;
   }
-  return { data, width, height, clear, exact: plain && !profile };
+  return { data, clear };
+}
+
+// True if the last block of a JPEG is an even gray, as decoders fill in blocks that are missing.
+function endsGray({ data, width, height }) {
+  for (let y = Math.max(0, height - EDGE); y < height; y += 1) {
+    const start = 3 * (y * width + Math.max(0, width - EDGE));
+    const end = 3 * (y + 1) * width;
+    if (data.subarray(start, end).some((level) => level !== GRAY)) return false;
+  }
+  return true;
+}
+
+// [x, y] in an image of a pixel of the upright one, by its EXIF orientation. right, bottom: its last pixels.
+const SOURCES = {
+  2: (x, y, right) => [right - x, y],
+  3: (x, y, right, bottom) => [right - x, bottom - y],
+  4: (x, y, right, bottom) => [x, bottom - y],
+  5: (x, y) => [y, x],
+  6: (x, y, right, bottom) => [y, bottom - x],
+  7: (x, y, right, bottom) => [right - y, bottom - x],
+  8: (x, y, right) => [right - y, x],
+};
+
+// An image turned upright, as Pillow's exif_transpose. Browsers do it for some kinds of files only.
+function turn({ data, width, height }, turned) {
+  if (turned === 1) return { data, width, height };
+  const sourceOf = SOURCES[turned];
+  const [across, down] = turned > 4 ? [height, width] : [width, height];
+  const upright = new Uint8Array(data.length);
+  let to = 0;
+  for (let y = 0; y < down; y += 1) {
+    for (let x = 0; x < across; x += 1) {
+      const [column, row] = sourceOf(x, y, width - 1, height - 1);
+      const from = 3 * (row * width + column);
+      upright[to] = data[from];
+      upright[to + 1] = data[from + 1];
+      upright[to + 2] = data[from + 2];
+      to += 3;
+    }
+  }
+  return { data: upright, width: across, height: down };
+}
+
+// RGBA levels of a file as the browser decodes it, without turning: {levels, width, height}.
+async function readLevels(bytes, { profile, tag }) {
+  const file = new DataView(bytes.slice(0));
+  if (tag) file.setUint16(tag[0], 1, tag[1]);
+  const colorSpaceConversion = profile ? "default" : "none";
+  const options = { colorSpaceConversion, premultiplyAlpha: "none" };
+  const bitmap = await createImageBitmap(new Blob([file]), options);
+  const { width, height } = bitmap;
+  const size = { width, height };
+  if (Math.max(width, height) > ELONGATION * Math.min(width, height)) refuse("strip", size);
+  if (width * height > MOST_PIXELS) refuse("too many pixels", size);
+  const context = new OffscreenCanvas(width, height).getContext("2d");
+  context.drawImage(bitmap, 0, 0);
+  bitmap.close();
+  return { ...size, levels: context.getImageData(0, 0, width, height).data };
+}
+
+// A file's image, upright: {data: RGB levels over white, width, height, clear: was transparent somewhere, exact: with
+// Pillow's levels, plain: of a kind that could be exact, turned: was turned upright, frames, gray: may lack its last
+// rows}. Throws for files that the browser does not decode, that are cut, and for strips.
+async function decode(bytes) {
+  const file = readFile(bytes);
+  if (!file.whole) refuse("broken off");
+  const { levels, width, height } = await readLevels(bytes, file);
+  const { data, clear } = blend(levels, width * height);
+  const plain = file.plain && !file.profile && file.frames === 1;
+  const kinds = clear ? [file.kind, "alpha"] : [file.kind];
+  return {
+    ...turn({ data, width, height }, file.turned),
+    clear,
+    plain,
+    exact: plain && kinds.every((kind) => proven.has(kind)),
+    turned: file.turned > 1,
+    frames: file.frames,
+    gray: file.kind === "jpeg" && endsGray({ data, width, height }),
+  };
 }
 
 function bicubicWeight(x) {

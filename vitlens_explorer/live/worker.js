@@ -17,8 +17,9 @@ function afterForward(compute) {
 }
 
 const TASKS = {
-  async open({ about, weights, wasm }) {
+  async open({ about, weights, wasm, probes }) {
     vit = await Vit.open(about, weights, wasm);
+    await prove(probes);
   },
 
   // A file as the model's input, its picture for the page, and what to say about it.
@@ -26,7 +27,7 @@ const TASKS = {
     const image = await decode(bytes);
     const { input, seen } = preprocess(image, vit, ready);
     const picture = await encodePicture(seen, vit.image[0]);
-    return { input, seen, picture, clear: image.clear, exact: image.exact };
+    return { ...image, data: null, input, seen, picture };
   },
 
   forward: runForward,
@@ -43,6 +44,7 @@ addEventListener("message", async ({ data: { task, port, ...given } }) => {
     port.postMessage({ result: await TASKS[task](given) });
   } catch (error) {
     lastKey = "";
-    port.postMessage({ error: error.message });
+    const { message, problem, fields } = error;
+    port.postMessage({ error: message, problem, fields });
   }
 });

@@ -50,6 +50,7 @@ def effects(
     progress: bool = True,
     checkpoint: str | Path | None = None,
     classes: str | Path = "",
+    head: str | None = None,
     **settings,
 ) -> DataFrame:
     """Effect of each head on accuracy: one row for each head of each layer (and of an attention pool) and each way.
@@ -62,8 +63,8 @@ def effects(
     model: a timm name, a directory or a timm model. data: a data set of `data.load`, or loaded images. ways:
     replacements, "zero" or "mean" over these images by position. images: number of images, drawn by `seed`, default
     all. out: a CSV, rewritten after each batch, so that a stopped ablation keeps its results. checkpoint: a file with
-    the model's weights. classes: as in `vitlens.classes.class_numbers`. settings: root, workers, device, command and
-    `say` of `open_session`.
+    the model's weights. head: its classifier, as in `load_model`. classes: as in `vitlens.classes.class_numbers`.
+    settings: root, workers, device, command and `say` of `open_session`.
 
     Columns, each measure with its 95 % interval (_low, _high): `accuracy` without the head, in percent; `change` of
     the accuracy, in points (`scores.paired`); `flipped`, the percentage of images with another predicted class; `kl`,
@@ -87,7 +88,10 @@ def effects(
         lock = files.lock(out, "--out", waits=False)
     named = isinstance(data, str | Path)
     evaluation = Evaluation(
-        model=model, data=str(data) if named else "images", checkpoint=checkpoint
+        model=model,
+        data=str(data) if named else "images",
+        checkpoint=checkpoint,
+        head=head,
     )
     session = open_session(evaluation, **settings)
     network = session.network

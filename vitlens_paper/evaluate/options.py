@@ -73,6 +73,8 @@ class Evaluation:
     """Keyword arguments of the protocol's function."""
     checkpoint: str | Path | None = None
     """A file with the model's weights, as in `load_model`."""
+    head: str | None = None
+    """Name of the classifier in the checkpoint, as in `load_model`."""
 
     def __post_init__(self):
         check_options(self.protocol, given_options(self.data, self.checkpoint, self.options))

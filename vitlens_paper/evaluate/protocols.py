@@ -43,6 +43,7 @@ def evaluate(
     protocol: str = "top1",
     *,
     checkpoint: str | Path | None = None,
+    head: str | None = None,
     root: str | Path | None = None,
     workers: int | None = None,
     device: str | torch.device | None = None,
@@ -52,8 +53,8 @@ def evaluate(
 ) -> Iterator[Record]:
     """Iterator over the `Record`s of a model on data by a protocol.
 
-    model, data, protocol, checkpoint, options: see `Evaluation`. shots: for fewshot, images of each class, default 1,
-    5, 10 and 25. seeds: number of seeds, default three for fewshot and one for fine-tuning. neighbors: for knn, default
+    model, data, protocol, checkpoint, head, options: see `Evaluation`. shots: for fewshot, images of each class,
+    default 1, 5, 10 and 25. seeds: number of seeds, default three for fewshot and one for fine-tuning. neighbors: for knn, default
     20. tasks: for vtab, default all 19. classes: for top1, as in `vitlens.classes.class_numbers`. For finetune and
     vtab, recipe: default `recipe_of` the data; settings: changes to it, "key=value"; runs: directory for a subdirectory
     of each model, data set, recipe and seed, default "runs".
@@ -64,7 +65,12 @@ def evaluate(
     >>> records = vitlens_paper.evaluate.evaluate(model, "digits", "knn", neighbors=5)
     """
     evaluation = Evaluation(
-        model=model, data=data, protocol=protocol, options=options, checkpoint=checkpoint
+        model=model,
+        data=data,
+        protocol=protocol,
+        options=options,
+        checkpoint=checkpoint,
+        head=head,
     )
     session = open_session(
         evaluation, root=root, workers=workers, device=device, command=command, say=say

@@ -150,7 +150,10 @@ def open_session(
     if device is None and not named:
         device = next(model.parameters()).device
     world = join(device)
-    network = load_model(model, checkpoint=evaluation.checkpoint) if named else unwrap(model)
+    opened = model
+    if named:
+        opened = load_model(model, checkpoint=evaluation.checkpoint, head=evaluation.head)
+    network = unwrap(opened)
     if not states_preprocessing(network):
         raise ValueError(
             f"{type(network).__name__} lacks a pretrained_cfg with the image normalization. Set one."

@@ -30,25 +30,55 @@ def adapter(model: nn.Module) -> Family:
     return OpenClip(model, tower)
 
 
-def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None) -> Tensor:
-    """(N, D) embeddings of prompts, by the tokenizer of the model's architecture, else by CLIP's."""
-    if tokenizer is None:
-        import open_clip
+class Texts:
+    """The text tower of a model and its tokenizer: that of the model's architecture, else CLIP's. limit: tokens that
+    the tower reads."""
 
-        card = card_of(model)
-        name = None if card is None else card.architecture
-        tower = getattr(model, "text", model)
-        if name in open_clip.list_models():
-            tokenizer = open_clip.get_tokenizer(name)
-        elif tower.vocab_size == CLIP_VOCABULARY:
-            tokenizer = open_clip.SimpleTokenizer(context_length=tower.context_length)
-        else:
-            raise ValueError(
-                f"The tokenizer of {model_name(model)}, for {tower.vocab_size} tokens, is unknown. Give it, as in "
-                "`text(prompt, tokenizer=open_clip.get_tokenizer(…))`."
-            )
-    device = next(model.parameters()).device
-    return model.encode_text(tokenizer(prompts).to(device))
+    def __init__(self, model: nn.Module, tokenizer: Callable | None):
+        self.model = model
+        self.tokenizer = tokenizer or _tokenizer(model)
+        self.limit = len(self.tokens("a"))
+
+    def tokens(self, prompt: str) -> list[int]:
+        """Tokens of a prompt that the text tower reads, with padding."""
+        return self.tokenizer([prompt])[0].tolist()
+
+    def count(self, prompt: str) -> int:
+        """Number of all tokens of a prompt, at most `limit` if the tokenizer cannot count further."""
+        tokens = self.tokens(prompt)
+        width = self.limit + 8 * len(prompt)
+        try:
+            whole, empty = self.tokenizer([prompt, ""], context_length=width).tolist()
+        except TypeError:  # another function than open_clip's tokenizers
+            return len(tokens)
+        if whole[: self.limit] == tokens:
+            return len(tokens)
+        padding = empty[-1]
+        while whole and whole[-1] == padding:
+            whole.pop()
+        return max(len(whole), self.limit + 1)  # the last token may equal the padding
+
+    def embed(self, prompts: list[str]) -> Tensor:
+        """(N, D) embeddings of prompts."""
+        device = next(self.model.parameters()).device
+        return self.model.encode_text(self.tokenizer(prompts).to(device))
+
+
+def _tokenizer(model: nn.Module) -> Callable:
+    """The tokenizer of the model's architecture, else CLIP's."""
+    import open_clip
+
+    card = card_of(model)
+    name = None if card is None else card.architecture
+    tower = getattr(model, "text", model)
+    if name in open_clip.list_models():
+        return open_clip.get_tokenizer(name)
+    if tower.vocab_size == CLIP_VOCABULARY:
+        return open_clip.SimpleTokenizer(context_length=tower.context_length)
+    raise ValueError(
+        f"The tokenizer of {model_name(model)}, for {tower.vocab_size} tokens, is unknown. Give it, as in "
+        "`text(prompt, tokenizer=open_clip.get_tokenizer(…))`."
+    )
 
 
 class _Tower(Family):

@@ -328,21 +328,42 @@ class Transformers(PlainPatches):
         return table
 
 
-def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None) -> Tensor:
-    """(N, D) embeddings of prompts. SigLIP's are padded to its longest text, without a mask, as in its training."""
-    siglip = "siglip" in model.config.model_type
-    tokenizer = tokenizer or _tokenizer(model)
-    tokens = tokenizer(
-        prompts,
-        padding="max_length" if siglip else True,
-        truncation=True,
-        return_tensors="pt",
-        max_length=model.config.text_config.max_position_embeddings,
-    )
-    tokens = tokens.to(next(model.parameters()).device)
-    inputs = {"input_ids": tokens["input_ids"]} if siglip else tokens
-    output = model.get_text_features(**inputs)
-    return getattr(output, "pooler_output", output)
+class Texts:
+    """The text tower of a model and its tokenizer. limit: tokens that the tower reads.
+
+    SigLIP's prompts are padded to its longest text, without a mask, as in its training.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Callable | None):
+        self.model = model
+        self.tokenizer = tokenizer or _tokenizer(model)
+        self.siglip = "siglip" in model.config.model_type
+        self.limit = model.config.text_config.max_position_embeddings
+
+    def _tokenize(self, prompts: list[str]):
+        return self.tokenizer(
+            prompts,
+            padding="max_length" if self.siglip else True,
+            truncation=True,
+            return_tensors="pt",
+            max_length=self.limit,
+        )
+
+    def tokens(self, prompt: str) -> list[int]:
+        """Tokens of a prompt that the text tower reads, with padding."""
+        return self._tokenize([prompt])["input_ids"][0].tolist()
+
+    def count(self, prompt: str) -> int:
+        """Number of all tokens of a prompt."""
+        tokens = self.tokenizer([prompt], padding=False, truncation=False)
+        return len(tokens["input_ids"][0])
+
+    def embed(self, prompts: list[str]) -> Tensor:
+        """(N, D) embeddings of prompts."""
+        tokens = self._tokenize(prompts).to(next(self.model.parameters()).device)
+        inputs = {"input_ids": tokens["input_ids"]} if self.siglip else tokens
+        output = self.model.get_text_features(**inputs)
+        return getattr(output, "pooler_output", output)
 
 
 def _tokenizer(model: nn.Module) -> Callable:
