@@ -175,6 +175,13 @@ Root = Annotated[
         help="Folder of named data sets and of downloads. By default ~/.cache/vitlens.",
     ),
 ]
+ImageKey = Annotated[
+    str,
+    Option(
+        help="Column of the images in tables, or their field in WebDataset samples, if there are several."
+    ),
+]
+LabelKey = Annotated[str, Option(help="Column or field of the labels, such as cls or json.label.")]
 Workers = Annotated[
     int | None, Option(min=0, help="Processes that read images. By default one for each core.")
 ]
@@ -331,7 +338,9 @@ def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
 
     try:
         about = json.loads((model.parent / "data.json").read_text("utf-8"))
-        split = load(about["data"], "valid", size=8, stream=True, workers=0, root=about["root"])
+        keys = {name: about.get(name, "") for name in ("image_key", "label_key")}
+        options = {"size": 8, "stream": True, "workers": 0, "root": about["root"], **keys}
+        split = load(about["data"], "valid", **options)
         split = split.subset(min(count, len(split)))
         images = []
         for i, label in enumerate(split.labels.tolist()):
@@ -619,6 +628,8 @@ def train(
         ),
     ] = None,
     workers: Workers = None,
+    image_key: ImageKey = "",
+    label_key: LabelKey = "",
     out: Annotated[
         Path | None,
         Option(
@@ -702,6 +713,8 @@ def train(
         root=root,
         stream=stream,
         workers=workers,
+        image_key=image_key,
+        label_key=label_key,
     )
     signal = account["stopped_by"]
     return 128 + signal if signal else 0

@@ -16,6 +16,8 @@ from vitlens.cli import (
     Checkpoint,
     Data,
     Head,
+    ImageKey,
+    LabelKey,
     ListingCommand,
     Model,
     Root,
@@ -125,6 +127,8 @@ def evaluate(
     device: AnyDevice = None,
     checkpoint: Checkpoint = None,
     classes: Classes = "",
+    image_key: ImageKey = "",
+    label_key: LabelKey = "",
     head: Head = None,
     list_names: Annotated[
         bool,
@@ -165,7 +169,14 @@ def evaluate(
     )
     command = command_of(sys.argv[1:])
     session = open_session(
-        evaluation, root=root, workers=workers, device=device, command=command, say=note
+        evaluation,
+        root=root,
+        workers=workers,
+        image_key=image_key,
+        label_key=label_key,
+        device=device,
+        command=command,
+        say=note,
     )
     writes = session.world.rank == 0  # only one of several processes
     records = []
@@ -198,6 +209,8 @@ def ablate(
     batch: Annotated[int, Option(min=1, help="Images in a batch.")] = 50,
     checkpoint: Checkpoint = None,
     classes: Classes = "",
+    image_key: ImageKey = "",
+    label_key: LabelKey = "",
     head: Head = None,
     root: Root = None,
     workers: Workers = None,
@@ -221,6 +234,8 @@ def ablate(
         device=device,
         checkpoint=checkpoint,
         classes=classes,
+        image_key=image_key,
+        label_key=label_key,
         head=head,
         command=command_of(sys.argv[1:]),
         say=note,

@@ -349,6 +349,8 @@ class RunFolder:
 
 DATA_KEYS = {"stream", "data", "root"}
 """Keys of data.json."""
+MORE_DATA_KEYS = {"image_key", "label_key"}
+"""Keys that only some runs have in data.json."""
 CONFIG_KEYS = {
     *("architecture", "num_classes", "num_features", "label_names", "model_args"),
     "pretrained_cfg",
@@ -368,7 +370,7 @@ def is_log(path: Path) -> bool:
 
 def is_data_file(path: Path) -> bool:
     """True for the data.json of a run."""
-    return read_object(path).keys() == DATA_KEYS
+    return read_object(path).keys() - MORE_DATA_KEYS == DATA_KEYS
 
 
 def is_config(path: Path) -> bool:

@@ -46,6 +46,8 @@ def evaluate(
     head: str | None = None,
     root: str | Path | None = None,
     workers: int | None = None,
+    image_key: str = "",
+    label_key: str = "",
     device: str | torch.device | None = None,
     command: str = "",
     say: Callable[[str], None] = print,
@@ -54,11 +56,11 @@ def evaluate(
     """Iterator over the `Record`s of a model on data by a protocol.
 
     model, data, protocol, checkpoint, head, options: see `Evaluation`. shots: for fewshot, images of each class,
-    default 1, 5, 10 and 25. seeds: number of seeds, default three for fewshot and one for fine-tuning. neighbors: for knn, default
-    20. tasks: for vtab, default all 19. classes: for top1, as in `vitlens.classes.class_numbers`. For finetune and
-    vtab, recipe: default `recipe_of` the data; settings: changes to it, "key=value"; runs: directory for a subdirectory
-    of each model, data set, recipe and seed, default "runs".
-    root, workers, device, command, say: see `open_session`.
+    default 1, 5, 10 and 25. seeds: number of seeds, default three for fewshot and one for fine-tuning. neighbors: for
+    knn, default 20. tasks: for vtab, default all 19. classes: for top1, as in `vitlens.classes.class_numbers`. For
+    finetune and vtab, recipe: default `recipe_of` the data; settings: changes to it, "key=value"; runs: directory for a
+    subdirectory of each model, data set, recipe and seed, default "runs".
+    root, workers, image_key, label_key, device, command, say: see `open_session`.
 
     Raises ValueError for options that the protocol does not read, and the errors of the protocol.
 
@@ -73,7 +75,14 @@ def evaluate(
         head=head,
     )
     session = open_session(
-        evaluation, root=root, workers=workers, device=device, command=command, say=say
+        evaluation,
+        root=root,
+        workers=workers,
+        image_key=image_key,
+        label_key=label_key,
+        device=device,
+        command=command,
+        say=say,
     )
     return measure(session)
 
@@ -287,6 +296,8 @@ def fine_tune(session: Session, tuning: Tuning, data: str) -> TunedScore:
             device=str(world.device),
             root=session.root,
             workers=session.workers,
+            image_key=session.image_key,
+            label_key=session.label_key,
             goes_on="repeat the command to continue",
         )
         if not account["finished"]:

@@ -44,6 +44,8 @@ class Session:
     """Processes that share the images."""
     root: Path | None = None
     workers: int | None = None
+    image_key: str = ""
+    label_key: str = ""
     command: str = ""
     say: Callable[[str], None] = print
     """Function that receives notes about the data."""
@@ -69,7 +71,14 @@ class Session:
     def open(self, data: str, split: str) -> ImageStream:
         """A split of data, preprocessed for the model."""
         return open_images(
-            self.network, data, split, root=self.root, workers=self.workers, world=self.world
+            self.network,
+            data,
+            split,
+            root=self.root,
+            workers=self.workers,
+            world=self.world,
+            image_key=self.image_key,
+            label_key=self.label_key,
         )
 
     def to_score(self, images: ImageStream) -> ImageStream:
@@ -133,13 +142,16 @@ def open_session(
     *,
     root: str | Path | None = None,
     workers: int | None = None,
+    image_key: str = "",
+    label_key: str = "",
     device: str | torch.device | None = None,
     command: str = "",
     say: Callable[[str], None] = print,
 ) -> Session:
     """Open the model of an evaluation on a device. By default, a timm model stays on its device.
 
-    root: directory of named data sets. command: for the records. say: function that receives notes about the data.
+    root: directory of named data sets. image_key, label_key: as in `vitlens.data.load`. command: for the records. say:
+    function that receives notes about the data.
 
     >>> evaluation = vitlens_paper.evaluate.Evaluation(model=model, data="digits", protocol="knn")
     >>> open_session(evaluation).name
@@ -169,6 +181,8 @@ def open_session(
         world,
         root=Path(root) if root else None,
         workers=workers,
+        image_key=image_key,
+        label_key=label_key,
         command=command,
         say=say,
     )
