@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
+from vitlens import files
 from vitlens.texts import shown
 from vitlens.walk import list_names, walk
 
@@ -45,6 +48,87 @@ class ImageError(ValueError):
     >>> issubclass(vitlens.ImageError, ValueError)
     True
     """
+
+
+class Change(str):
+    """A change of an image on the way to RGB, as the end of a sentence about it. kind: key of `_OF_SEVERAL`."""
+
+    kind: str
+
+    def __new__(cls, kind: str, text: str):
+        new = super().__new__(cls, text)
+        new.kind = kind
+        return new
+
+
+_OF_SEVERAL = {
+    "dark": "have levels that use less than a quarter of 16 bits, so they may look dark",
+    "transparent": "were laid over white where they are transparent",
+    "turned": "were turned upright by their EXIF orientation",
+    "cut": "end in an even gray, as files that were cut",
+    "frames": "hold several images, of which the first is read",
+    "profile": "were converted from a color profile to sRGB",
+    "bad profile": "have a color profile that is damaged or does not fit their pixels, which was ignored",
+    "unused profile": "have a color profile other than sRGB, which data sets do not apply",
+    "crop": "are cropped: the model sees less than half of their area",
+}
+"""The end of a sentence about several images, by the kind of their `Change`."""
+
+
+class Remark(str):
+    """A sentence about one image. kinds: those of its changes."""
+
+    kinds: tuple[str, ...]
+
+    def __new__(cls, subject: str, changes: Iterable[Change]):
+        changes = list(changes)
+        new = super().__new__(cls, f"{subject} {'; '.join(changes)}.")
+        new.kinds = tuple(change.kind for change in changes)
+        return new
+
+
+class Remarks:
+    """Function for `on_note` that passes on the first three remarks of a kind, and counts all. `total` gives the sum.
+
+    >>> remarks = vitlens.images.Remarks(print)
+    >>> for file in ("a", "b", "c", "d"):
+    ...     remarks(vitlens.images.Remark(file, [vitlens.images.Change("turned", "was turned")]))
+    a was turned.
+    b was turned.
+    c was turned.
+    >>> remarks.total(9)
+    4 of 9 images were turned upright by their EXIF orientation.
+    """
+
+    def __init__(self, on_note: Callable[[str], None], first: int = 3):
+        self.on_note = on_note
+        self.first = first
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, note: str) -> None:
+        kinds = getattr(note, "kinds", None)
+        if kinds is None:
+            self.on_note(note)
+            return
+        self.counts.update(kinds)
+        if any(self.counts[kind] <= self.first for kind in kinds):
+            self.on_note(note)
+
+    def total(self, images: int) -> None:
+        """Pass on a sentence for each kind with more remarks than were passed on. images: number of all images."""
+        counts = {kind: n for kind, n in self.counts.items() if n > self.first}
+        text = count_changes(counts, images)
+        if text:
+            self.on_note(text)
+
+
+def count_changes(counts: Mapping[str, int], images: int, title: str = "images") -> str:
+    """Sentences about a number of changed images of each kind among `images` images, or ""."""
+    sentences = []
+    for kind, ending in _OF_SEVERAL.items():
+        if counts.get(kind):
+            sentences.append(f"{counts[kind]:,} of {images:,} {title} {ending}.")
+    return " ".join(sentences)
 
 
 class ModelInput(np.ndarray):
@@ -102,7 +186,7 @@ def load_image(
     several frames the first is read. on_note: called with a sentence about these changes, if any. Raises ImageError for
     other sources, and for images of over `max_pixels` by their header, before decoding.
     """
-    notes: list[str] = []
+    notes: list[Change] = []
     name = _name_of(source)
     try:
         with _open(source, notes) as image:
@@ -116,19 +200,25 @@ def load_image(
             if from_file and image.format in _DRAWINGS:
                 raise ImageError(f"is a drawing ({image.format}). Export it as PNG")
             result = rgb(image, notes, profiles=True)
-            if image.format == "JPEG" and _ends_gray(image):
-                notes.append("ends in an even gray, as a file that was cut")
-            with suppress(Exception):  # the first frame is read, so the others may be damaged
-                has_previews = image.format == "MPO"  # of phones
-                if from_file and not has_previews and image.n_frames > 1:
-                    notes.append(f"holds {image.n_frames} images; the first is shown")
+            if from_file:
+                note_file(image, notes)
     except Exception as error:  # decoders raise many types on damaged files
         raise ImageError(f"Expected an image, but {name} {_reason(error)}.") from error
     if notes and on_note is not None:
         subject = name[0].upper() + name[1:]
-        changes = "; ".join(notes)
-        on_note(f"{subject} {changes}.")
+        on_note(Remark(subject, notes))
     return result
+
+
+def note_file(image: Image.Image, notes: list[Change]) -> None:
+    """Add changes for a decoded file that was cut, or has several images, of which the first is read."""
+    with suppress(Exception):  # the first image is read, so the others may be damaged
+        if image.format == "JPEG" and _ends_gray(image):
+            notes.append(Change("cut", "ends in an even gray, as a file that was cut"))
+        has_previews = image.format == "MPO"  # of phones
+        if not has_previews and getattr(image, "is_animated", False):
+            number = image.n_frames
+            notes.append(Change("frames", f"holds {number} images; the first is shown"))
 
 
 def _ends_gray(image: Image.Image) -> bool:
@@ -151,7 +241,7 @@ def _name_of(source) -> str:
     return f"the {type(source).__name__} given"
 
 
-def _open(source, notes: list[str]) -> AbstractContextManager[Image.Image]:
+def _open(source, notes: list[Change]) -> AbstractContextManager[Image.Image]:
     """A context with the image of a source. It closes files that it opened, and no image of the caller."""
     if isinstance(source, np.ndarray) or hasattr(source, "requires_grad"):
         return nullcontext(_from_array(source, notes))
@@ -159,6 +249,8 @@ def _open(source, notes: list[str]) -> AbstractContextManager[Image.Image]:
         return nullcontext(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
         source = io.BytesIO(source)
+    elif isinstance(source, (str, os.PathLike)) and not files.is_file_or_missing(source):
+        source = io.BytesIO(files.read(source))  # open() would wait for a pipe without a word
     return Image.open(source)
 
 
@@ -187,6 +279,8 @@ def is_image(path: str | os.PathLike) -> bool:
     kind = kinds.get(extension.lower())
     if kind in Image.OPEN:
         return kind not in _NO_IMAGES
+    if not files.is_file_or_missing(path):
+        return False
     try:
         with Image.open(path) as image:
             return image.format not in _NO_IMAGES
@@ -251,7 +345,7 @@ def samples() -> dict[str, Image.Image]:
 
 
 def rgb(
-    image: Image.Image, notes: list[str] | None = None, *, profiles: bool = False
+    image: Image.Image, notes: list[Change] | None = None, *, profiles: bool = False
 ) -> Image.Image:
     """A PIL image as a new, upright RGB image over white, as in `load_image`.
 
@@ -263,7 +357,13 @@ def rgb(
     """
     notes = [] if notes is None else notes
     _decode(image)
-    colors = _in_srgb(image, notes) if profiles and "icc_profile" in image.info else image
+    colors = image
+    if image.info.get("icc_profile"):
+        if profiles:
+            colors = _in_srgb(image, notes)
+        elif not _is_srgb(image.info["icc_profile"]):
+            words = "has a color profile other than sRGB, which data sets do not apply"
+            notes.append(Change("unused profile", words))
     if colors.mode.startswith(("I", "F")):
         plain = _from_deep_gray(colors, notes)
     elif colors.has_transparency_data:
@@ -272,7 +372,7 @@ def rgb(
         plain = Image.alpha_composite(white, rgba).convert("RGB")
         lowest, _ = rgba.getchannel("A").getextrema()
         if lowest < 255:
-            notes.append("was laid over white where it is transparent")
+            notes.append(Change("transparent", "was laid over white where it is transparent"))
     else:
         plain = colors.convert("RGB")
     plain.info.clear()
@@ -281,7 +381,7 @@ def rgb(
         if orientation in range(2, 9):
             plain.getexif()[ExifTags.Base.Orientation] = orientation
             ImageOps.exif_transpose(plain, in_place=True)
-            notes.append("was turned upright by its EXIF orientation")
+            notes.append(Change("turned", "was turned upright by its EXIF orientation"))
     return plain
 
 
@@ -302,7 +402,7 @@ def _decode(image: Image.Image) -> None:
         image.filename = filename
 
 
-def _from_array(source, notes: list[str]) -> Image.Image:
+def _from_array(source, notes: list[Change]) -> Image.Image:
     """PIL image of mode L, RGB or RGBA from an array or tensor."""
     values = source
     if not isinstance(source, np.ndarray):
@@ -326,7 +426,7 @@ def _from_array(source, notes: list[str]) -> Image.Image:
     return Image.fromarray(levels)
 
 
-def _eight_bits(values: np.ndarray, notes: list[str]) -> np.ndarray:
+def _eight_bits(values: np.ndarray, notes: list[Change]) -> np.ndarray:
     """Values as uint8, rounded to the nearest, from bool, uint8, uint16 or floats in [0, 1]."""
     if values.dtype == np.uint8:
         return values
@@ -335,7 +435,8 @@ def _eight_bits(values: np.ndarray, notes: list[str]) -> np.ndarray:
     if values.dtype.newbyteorder("=") == np.uint16:
         highest = int(values.max())
         if 0 < highest < 2**14:
-            notes.append(f"has levels up to {highest:,} of 65,535, so it may look dark")
+            words = f"has levels up to {highest:,} of 65,535, so it may look dark"
+            notes.append(Change("dark", words))
         levels = (values.astype(np.uint32) + 128) // 257
         return levels.astype(np.uint8)
     got = str(values.dtype)
@@ -351,7 +452,7 @@ def _eight_bits(values: np.ndarray, notes: list[str]) -> np.ndarray:
     )
 
 
-def _from_deep_gray(image: Image.Image, notes: list[str]) -> Image.Image:
+def _from_deep_gray(image: Image.Image, notes: list[Change]) -> Image.Image:
     """RGB image from gray of 16 bits or floats, with a transparent level (PNG) in white."""
     values = np.asarray(image)
     if image.mode != "F":
@@ -373,7 +474,17 @@ def _with_alpha(image: Image.Image) -> Image.Image:
     return copy.convert("RGBA")
 
 
-def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
+@functools.lru_cache(64)
+def _is_srgb(profile: bytes) -> bool:
+    """True for a color profile that is called sRGB."""
+    try:
+        stored = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        return "srgb" in ImageCms.getProfileDescription(stored).lower()
+    except Exception:  # damaged
+        return False
+
+
+def _in_srgb(image: Image.Image, notes: list[Change]) -> Image.Image:
     """Image converted to sRGB from its color profile, or unchanged if the profile is damaged, misfits or is sRGB."""
     colors = _with_alpha(image) if image.has_transparency_data else image
     own = "RGB"
@@ -400,9 +511,8 @@ def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
             flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
         )
     except Exception:  # a damaged profile is ignored
-        notes.append(
-            "has a color profile that is damaged or does not fit its pixels, which was ignored"
-        )
+        words = "has a color profile that is damaged or does not fit its pixels, which was ignored"
+        notes.append(Change("bad profile", words))
         return image
     if own != "CMYK":
         levels_before = np.asarray(before.convert("RGB"), np.int16)
@@ -412,5 +522,6 @@ def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
             return image
     if colors is not image:
         after.putalpha(colors.getchannel("A"))
-    notes.append(f"was converted from the color profile “{title}” to sRGB")
+    words = f"was converted from the color profile “{title}” to sRGB"
+    notes.append(Change("profile", words))
     return after

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from vitlens import attention, files, filters, models, positions
 from vitlens.formatting import number, with_minus
-from vitlens.images import ImageError
+from vitlens.images import ImageError, Remarks
 from vitlens.models import restore, run, top_classes
 from vitlens.recorder import supported
 from vitlens.recorder.forward import require_finite
@@ -31,6 +31,7 @@ from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.precision import to_float64
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import UnsupportedModelError, unwrap
+from vitlens.texts import encode, file_name, shown, valid
 
 __all__ = [
     "Explanation",
@@ -140,8 +141,9 @@ class Picture:
 
 def _caption(picture: Picture) -> str:
     if not picture.top5:
-        return picture.name
+        return shown(picture.name)
     label, score = picture.top5[0]
+    label = shown(label)
     if picture.kind != "value":
         return f"{label.split(',')[0]} {score:.0%}"
     if len(picture.top5) == 1:
@@ -278,8 +280,9 @@ def inspect(
     total = 0  # sum of the distances of all images
     count = 0
     grid = None
+    remarks = Remarks(notes.append)
     for is_shown, source in ((True, images), (False, data)):
-        inputs = prepared(model, source, on_error, notes.append if is_shown else None)
+        inputs = prepared(model, source, on_error, remarks)
         while pairs := list(itertools.islice(inputs, batch_size)):
             names = [name for name, _ in pairs]
             batch = torch.cat([image for _, image in pairs])
@@ -300,6 +303,7 @@ def inspect(
                 pictures += _pictures(model, names, batch, logits, rollouts)
     if grid is None:
         raise ImageError("None of the images could be read, so there is nothing to inspect.")
+    remarks.total(count)
     rollout_count = sum(picture.rollout is not None for picture in pictures)
     if rollout_count > SHOWN:
         notes.append(f"rollout.png shows the first {SHOWN} images.")
@@ -433,10 +437,10 @@ def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
     for name, content in contents.items():
         if name.endswith(".json"):
             text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-            data = text.encode()
+            data = encode(text)
         elif name.endswith(".csv"):
             text = content.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-            data = text.encode()
+            data = encode(text)
         else:
             data = png(content, SHARP)
             plt.close(content)
@@ -494,7 +498,7 @@ def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[
         logit = contributions.logits[0].item()
         values = contributions.parts[0].tolist()
         for part, value in zip(contributions.names, values, strict=True):
-            rows.append((name, label, logit, part, value))
+            rows.append((valid(name), valid(label), logit, part, value))
     table = DataFrame(rows, columns=["image", "class", "logit", "part", "added"])
     file_names = Counter(Path(name).name for name in added)
     maps = {}
@@ -502,7 +506,7 @@ def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[
         file = Path(name).name
         is_unique = file_names[file] == 1
         first_name = label.split(",")[0]
-        title = f"{file if is_unique else name}: {first_name}"
+        title = f"{shown(file if is_unique else name)}: {shown(first_name)}"
         by_head = contributions.heads[0]
         by_mlp = contributions.mlps[0, :, None]
         maps[f"{title}\n{_sums_in_words(contributions)}"] = torch.cat([by_head, by_mlp], 1)
@@ -723,8 +727,8 @@ def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     is_value = models.output_kind(model) == "value"
     words = number(value) if is_value else f"{value:.1%}"
     if not is_value or output_count > 1:
-        words = f"“{name}” ({words})"
-    rather = f" rather than “{other}”" if other else ""
+        words = f"“{shown(name)}” ({words})"
+    rather = f" rather than “{shown(other)}”" if other else ""
     return {
         "target": name,
         "against": other,
@@ -755,9 +759,9 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
         scores = explanation.scores
         if scores is not None:
             about = {
-                "image": explanation.name,
-                "target": explanation.target,
-                "against": explanation.against,
+                "image": valid(explanation.name),
+                "target": valid(explanation.target),
+                "against": valid(explanation.against),
             }
             tables.append(DataFrame(about, scores.index).join(scores))
             contents["scores.csv"] = concat(tables)
@@ -765,14 +769,13 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
         elif not tables:
             files.remove_ours(out / "scores.csv", is_ours)
         path = Path(explanation.name)
-        letters = [c if c.isalnum() or c in "-_" else "-" for c in path.stem]
-        figure_name = f"{k:02d}-{''.join(letters)}.png"
+        figure_name = file_name(path.stem, before=f"{k:02d}-", suffix=".png")
         figure = plot.attributions(
             explanation.pixels,
             explanation.maps,
             grid=explanation.grid,
             note=note,
-            title=f"{path.name}: {explanation.title}",
+            title=f"{shown(path.name)}: {explanation.title}",
             captions=captions,
             compared=getattr(explanation.question.function, "images", ()),
         )

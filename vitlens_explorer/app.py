@@ -75,9 +75,11 @@ def serve(
     model, checkpoint, head, outputs: as for `load_model`. port: 0 for a free one. Prints the address with the token
     that the page needs. Raises OSError for a port in use, and the errors of `load_image` and `load_model`.
     """
-    photograph = None if image is None else load_image(image)
+    notes: list[str] = []
+    photograph = None if image is None else load_image(image, on_note=notes.append)
     if photograph:
         photograph.filename = os.fspath(image)
+        photograph.note = " ".join(notes)
     app = App(model, photograph, checkpoint, head, outputs)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -180,12 +182,12 @@ class App:
 
     def _open_model(self, check: Callable[[], None]) -> object:
         """The model, opened in the quick lane."""
-        from vitlens.models import load_model
+        from vitlens.models.opening import load_vit
         from vitlens.recorder.supported import attention_modules, unwrap
 
         check()
         self.post(partial(self._report, f"Opening {self.name or 'the bundled model'} …"))
-        model = load_model(
+        model = load_vit(
             self.name, checkpoint=self.checkpoint, head=self.head, outputs=self.outputs
         )
         attention_modules(unwrap(model))  # raises for models without maps

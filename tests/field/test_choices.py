@@ -135,6 +135,19 @@ def test_wordnet_ids_for_human_names():
     refuses("'crane' is the name of several .numbers 134, 517", class_numbers, model, ("crane",))
 
 
+@form(5, door="open_clip: names of classes", case="WordNet ids and ReaL's", right="the ids' order")
+def test_wordnet_ids_for_the_names_of_open_clip():
+    open_clip = pytest.importorskip("open_clip")
+    model = timm.create_model("test_vit", num_classes=1000)
+    model.label_names = list(open_clip.IMAGENET_CLASSNAMES)
+    ids = tuple(ImageNetInfo().label_names())
+    assert class_numbers(model, ids).tolist() == list(range(1000))
+    assert class_numbers(model, ids[700:702]).tolist() == [700, 701]
+    assert imagenet_numbers(model).tolist() == list(range(1000))
+    model.label_names = model.label_names[::-1]
+    refuses("is not", class_numbers, model, ids[:3])
+
+
 @form(
     5, door="own model of ImageNet's classes", case="100 classes, permuted", right="timm's tables"
 )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vitlens import waiting
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import Columns, find_split
 from vitlens.walk import archives, note_on_overlap, unique_files
 
+UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+"""Errors of a cache that is full or read-only."""
 IMAGES = ("image",)
 LABELS = ("label", "fine_label", "labels")  # fine_label in CIFAR-100
 
@@ -74,11 +79,10 @@ def parquet(
             f"{folder} holds {len(files)} of the {expected} {split} shards. Download the others."
         )
     data_files = {name: [glob.escape(str(file)) for file in files]}
-    cache = str(root) if root else None
-    datasets = library()
     try:
-        tables = datasets.load_dataset("parquet", data_files=data_files, cache_dir=cache)
+        tables = _load("parquet", root, data_files=data_files)
     except Exception as problem:
+        require_cache(problem, root)
         raise ValueError(
             f"The Parquet files of {folder} cannot be read ({reason(problem)}). Fetch them again."
         ) from problem
@@ -90,6 +94,33 @@ def parquet(
     if train in (None, name):
         return with_class_names(samples, None)
     return with_class_names(samples, lambda: parquet(folder, "train", root, columns))
+
+
+def _load(name: str, root: str | Path | None, **options: Any) -> Any:
+    """A data set of `datasets`, from its cache or built in it. Only one process builds it."""
+    cache = str(root) if root else None
+    with waiting.fetching(
+        f"the package datasets, which reads {name} into its cache",
+        "The next time it is read from there. Ctrl-C ends it.",
+    ):
+        return library().load_dataset(name, cache_dir=cache, **options)
+
+
+def require_cache(problem: BaseException, root: str | Path | None) -> None:
+    """Raise the true error of a cache that is locked or cannot be written. Other problems are the data's."""
+    cache = str(root or library().config.HF_DATASETS_CACHE)
+    cause: BaseException | None = problem
+    while cause is not None:
+        if isinstance(cause, TimeoutError) and not cause.errno:  # of another process's lock
+            raise cause
+        number = getattr(cause, "errno", None)
+        in_cache = str(getattr(cause, "filename", None) or cache).startswith(cache)
+        if number in UNWRITABLE and in_cache:
+            raise ValueError(
+                f"The cache {cache} cannot be written ({os.strerror(number)}). Make space there, or give another "
+                "place with --root or the environment variable HF_DATASETS_CACHE. The data themselves are intact."
+            ) from problem
+        cause = cause.__cause__ or cause.__context__
 
 
 def _number_of_shards(files: Sequence[Path]) -> int:
@@ -108,8 +139,9 @@ def hub(name: str, split: str, root: Path | None, _, columns: Columns | None = N
         inner = folder / "data"
         return parquet(inner if inner.is_dir() else folder, split, root, columns)
     try:
-        tables = datasets.load_dataset(name, cache_dir=str(root) if root else None)
+        tables = _load(name, root)
     except Exception as problem:
+        require_cache(problem, root)
         raise ValueError(
             f"hfds/{name} is not in {root or datasets.config.HF_DATASETS_CACHE} and cannot be downloaded "
             f"({reason(problem)}). Check the name, or run datasets.load_dataset({name!r}) on a machine with network "

@@ -16,6 +16,7 @@ import timm
 import torch
 from torch import nn
 
+from vitlens import waiting
 from vitlens.digests import read_trained_on
 from vitlens.models.architecture_guess import fitting_architectures
 from vitlens.models.checkpoints import fill, print_note
@@ -26,7 +27,7 @@ from vitlens.models.weight_files import flat_tensors, read_weights
 from vitlens.names import require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
-from vitlens.recorder.supported import family, input_channels
+from vitlens.recorder.supported import attention_modules, family, input_channels
 from vitlens.recorder.supported import title as title
 from vitlens.recorder.supported.card import card_of, write_card
 
@@ -72,18 +73,26 @@ def load_model(
             "model, such as vit_tiny_patch16_224."
         )
     name = str(SPECIMEN if name_or_path is None else name_or_path).removeprefix("local-dir:")
-    folder = Path(name).parent if Path(name).name in _FILES else Path(name)
+    names_file = Path(name).name in _FILES
+    folder = Path(name).parent if names_file else Path(name)
+    if names_file and not Path(name).exists() and not (folder / _FILES[0]).exists():
+        raise ValueError(f"{name} does not exist. Give the folder of a model, or a name.")
     try:
         if head is not None and checkpoint is None:
             raise ValueError(
                 "head= (--head) names a classifier in a checkpoint. Give checkpoint=, too."
             )
-        model = _open(name, folder, pretrained, checkpoint, head, kwargs)
+        with waiting.fetching(
+            f"the weights of {name}",
+            "They are read or downloaded. Ctrl-C ends it, and a folder needs no network.",
+        ):
+            model = _open(name, folder, pretrained, checkpoint, head, kwargs)
     except (ValueError, ModuleNotFoundError):
         raise
     except Exception as error:
         text = " ".join(str(error).split())[:400].rstrip(".!")
         sentence = f"{name} cannot be opened ({type(error).__name__}: {text})."
+        sentence += _argument_hint(name, text)
         if not Path(name).exists() and _is_hub_error(error):
             raise ConnectionError(f"{sentence} Check the network, or open a folder") from error
         raise ValueError(sentence) from error
@@ -103,6 +112,43 @@ def load_model(
         published=pretrained and checkpoint is None and not Path(source).exists(),
     )
     return model.eval()
+
+
+def load_vit(
+    name: str | os.PathLike | None = None,
+    *,
+    checkpoint: str | os.PathLike | None = None,
+    head: str | None = None,
+    outputs: str | None = None,
+) -> nn.Module:
+    """`load_model` for commands that show attention: a class without it is refused before its weights are downloaded.
+
+    Raises UnsupportedModelError for such a class, and the errors of `load_model`.
+    """
+    if name is not None and not Path(name).exists() and not str(name).startswith("hf:"):
+        skeleton = None
+        with suppress(Exception), torch.device("meta"):  # `load_model` reports errors
+            skeleton = load_model(str(name), pretrained=False)
+        if skeleton is not None:
+            attention_modules(skeleton)
+    return load_model(name, checkpoint=checkpoint, head=head, outputs=outputs)
+
+
+_ARGUMENTS = {"size": "img_size", "image_size": "img_size", "input_size": "img_size"}
+"""Names of timm's arguments by names in other libraries."""
+
+
+def _argument_hint(library: str, message: str) -> str:
+    """The name of the library's own argument, if a message is about an unknown one, else ""."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", message)
+    if not unknown:
+        return ""
+    if library.startswith("torchvision:"):
+        return " Did you mean image_size?" if "size" in unknown[1] else ""
+    options = ("img_size", "patch_size", "num_classes", "in_chans", "dynamic_img_size")
+    if unknown[1] in _ARGUMENTS:
+        return f" Did you mean {_ARGUMENTS[unknown[1]]}?"
+    return suggestion(unknown[1], options)
 
 
 def _folder_in_name(name: str) -> Path:
@@ -356,7 +402,10 @@ def _from_transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
     if class_name not in known or unused:
         wrong = f"the class {class_name or '(none in config.json)'}"
         if unused:
-            wrong = f"the setting {next(iter(unused))}"
+            setting = next(iter(unused))
+            wrong = f"the setting {setting}"
+            if "size" in setting:
+                wrong += " (image_size sets the size of images)"
         raise ValueError(
             f"vitlens does not support {wrong} of {name}. It supports {', '.join(known)} of transformers."
         )

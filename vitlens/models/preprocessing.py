@@ -16,7 +16,15 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
-from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, load_image
+from vitlens.images import (
+    MAX_ELONGATION,
+    Change,
+    ImageError,
+    ModelInput,
+    Remark,
+    image_files,
+    load_image,
+)
 from vitlens.models.arrival import Given, given, may_change
 from vitlens.models.classes import module_with_facts
 from vitlens.recorder.forward import cast
@@ -29,6 +37,7 @@ from vitlens.recorder.supported import (
     transformers_in,
 )
 from vitlens.recorder.supported.card import card_of, write_card
+from vitlens.texts import shown
 
 
 class TransformersProcessor:
@@ -384,6 +393,8 @@ def preprocessing_warning(model: nn.Module) -> str:
         return card.guess
     if vars(model).get("pretrained_cfg") or _own_transform(model) is not None:
         return ""
+    if is_known(model) and family(model).declares_preprocessing:
+        return ""
     name = model_name(model)
     config = data_config(model)
     return f"{name} has no pretrained_cfg, so its preprocessing is a guess: {config}."
@@ -548,9 +559,8 @@ def _note_crop(source, image: Image.Image, config: dict, on_note: Callable[[str]
     if seen >= 0.5:
         return
     name = Path(source).name if isinstance(source, str | os.PathLike) else "An image"
-    on_note(
-        f"{name} of {width} × {height} pixels is cropped: the model sees the middle {seen:.0%} of it."
-    )
+    change = Change("crop", f"is cropped: the model sees the middle {seen:.0%} of it")
+    on_note(Remark(f"{shown(name)} of {width} × {height} pixels", [change]))
 
 
 def crop_box(

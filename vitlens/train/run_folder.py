@@ -38,6 +38,7 @@ from vitlens.data import ImageSet, ImageStream
 from vitlens.data.imageset import PIXEL_READING, lost_workers, same_images
 from vitlens.digests import FILE, RUN_FILE, Digests, read_trained_on
 from vitlens.files import append, lock, read_object, remove_folder, remove_ours, require_ours, write
+from vitlens.texts import encode
 from vitlens.train import snapshots
 from vitlens.train.criteria import metric_name, validate
 from vitlens.train.objectives import RENAMED
@@ -165,7 +166,7 @@ def restore_state(
 
 def label_checksum(images: ImageSet) -> str:
     """Checksum of labels and class names."""
-    digest = hashlib.sha256("\0".join(images.class_names).encode())
+    digest = hashlib.sha256(encode("\0".join(images.class_names)))
     digest.update(images.labels.cpu().numpy().tobytes())
     return digest.hexdigest()[:12]
 
@@ -507,7 +508,7 @@ def finish(
             digests=digests,
         )
         write(folder / "recipe.json", plan.to_json().encode())
-    write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
+    write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False))
     return account
 
 
@@ -645,7 +646,7 @@ def export(
     config = hub_config(model, recipe, class_names)
     write(folder / "config.json", json.dumps(config, indent=2).encode())
     if training is not None:
-        write(folder / "training.json", json.dumps(training, indent=2, ensure_ascii=False).encode())
+        write(folder / "training.json", json.dumps(training, indent=2, ensure_ascii=False))
     return folder
 
 

@@ -120,6 +120,7 @@ def run(
     if stream is None and images_before.get("stream"):
         streams = images_before["stream"]
     splits = open_images(data, plan, world, streams, root=root, workers=workers, **keys)
+    said = {split.note for split in splits}
     for note in dict.fromkeys(split.note for split in splits):
         if note:
             say(note)
@@ -194,6 +195,10 @@ def run(
             world=world,
             exports=export,
         )
+    for split in (train, valid):  # a stream has counted its images by now
+        if split.note not in said:
+            say(split.note)
+            said.add(split.note)
     return {**account, "stopped_by": 0 if account["finished"] else stop.signal}
 
 
@@ -362,7 +367,7 @@ def open_images(
 
     splits = load_splits(streams) if world.rank == 0 else []
     decided = [isinstance(split, ImageStream) for split in splits] or [False, False]
-    decided = [bool(world.first(streamed)) for streamed in decided]
+    decided = [bool(world.wait_for_first(streamed, "opens the images")) for streamed in decided]
     return splits or load_splits(decided)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens import files
+from vitlens import files, texts
 from vitlens.models import scores, weights_digest
 from vitlens.plot.scales import SIGNED
 from vitlens.recorder.forward import eval_mode
@@ -168,7 +168,7 @@ def write_page(
 def photos_sentence(names: Sequence[str]) -> str:
     """Sentence about the photos in a file."""
     photos = "the photo" if len(names) == 1 else f"{len(names)} photos"
-    return f"This file contains {photos}: {', '.join(names)}."
+    return f"This file contains {photos}: {', '.join(map(texts.shown, names))}."
 
 
 def document(content: dict, names: Sequence[str], script: str, more: str = "") -> str:
@@ -179,7 +179,7 @@ def document(content: dict, names: Sequence[str], script: str, more: str = "") -
     from vitlens import __version__
 
     name = content["model"]
-    title = f"{', '.join(names)} · {name}"
+    title = f"{', '.join(map(texts.shown, names))} · {name}"
     footer = f"{name}, weights {content['hash']}. Written by {content['versions']}. "
     footer += photos_sentence(names)
     script = "\n".join([front.join_scripts(), "{", script, "}", ""])

@@ -25,6 +25,7 @@ from vitlens.models import class_count, load_model
 from vitlens.models.opening import short
 from vitlens.names import require_known
 from vitlens.scores import Score, mean_of, over_seeds, proportion, real, top_k, validation_numbers
+from vitlens.texts import encode
 from vitlens.train import runs as training_runs
 from vitlens.train.run_folder import remove_checkpoints
 from vitlens_paper.evaluate.classifiers import few_shot, linear_probe, nearest, supports
@@ -340,8 +341,9 @@ def group_means(results: dict[str, TunedScore]) -> dict[str, TunedScore]:
 
 
 def _directory_name(text: str) -> str:
-    """A text as a name of at most 99 characters that file systems take."""
+    """A text as a name of at most 99 characters and 239 bytes that file systems take."""
     plain = re.sub(r"[^\w.,=+-]+", "-", text)
-    if len(plain) < 100:
+    if len(plain) < 100 and len(plain.encode()) < 240:
         return plain
-    return f"{plain[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    beginning = plain[:80].encode()[:200].decode(errors="ignore")
+    return f"{beginning}-{hashlib.sha256(encode(text)).hexdigest()[:12]}"

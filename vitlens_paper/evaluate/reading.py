@@ -60,9 +60,9 @@ def open_images(
 
     if world.rank == 0:  # the first process downloads
         images = open_split()
-        world.total(0)
+        world.wait_for_first(0, "opens the images")
     else:
-        world.total(0)  # the other processes wait
+        world.wait_for_first(0, "opens the images")
         images = open_split()
     return images
 

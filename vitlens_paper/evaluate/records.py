@@ -8,6 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 
 from vitlens import files
+from vitlens.texts import valid
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def table(records: Sequence[Record]) -> str:
     """
     from pandas import DataFrame
 
-    rows = [(r.data, r.manner, r.metric, r.cell, f"{r.images:,}") for r in records]
+    rows = [(valid(r.data), r.manner, r.metric, r.cell, f"{r.images:,}") for r in records]
     frame = DataFrame(rows, columns=["data", "protocol", "metric", "value [95 %]", "images"])
     notes = dict.fromkeys(r.note for r in records if r.note)
     return "\n".join([frame.to_string(index=False), *notes])
@@ -131,7 +132,7 @@ def _entries(path: str | Path) -> list[tuple[Record, dict]]:
     required = [field.name for field in fields(Record) if field.default is MISSING]
     known = [field.name for field in fields(Record)]
     try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))
+        entries = json.loads(files.read(path))
         if not isinstance(entries, list):
             entries = [entries]
         records = []

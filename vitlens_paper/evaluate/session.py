@@ -49,6 +49,8 @@ class Session:
     command: str = ""
     say: Callable[[str], None] = print
     """Function that receives notes about the data."""
+    opened: list[ImageStream] = field(default_factory=list)
+    """Splits of the data so far, whose notes are in the records. They count while the images are read."""
     notes: dict[str, None] = field(default_factory=dict)
     """Notes about the scored images, for `Record.note`, in order."""
 
@@ -66,7 +68,13 @@ class Session:
         """A split of the data, preprocessed for the model. Passes on its note."""
         images = self.open(self.evaluation.data, split)
         self.note(images.note)
+        self.opened.append(images)
         return images
+
+    def notes_on_data(self, data: str) -> list[str]:
+        """Notes on the images of the opened splits, with shortened paths."""
+        notes = dict.fromkeys(images.note for images in self.opened)
+        return [note.replace(os.fspath(data), short(os.fspath(data))) for note in notes if note]
 
     def open(self, data: str, split: str) -> ImageStream:
         """A split of data, preprocessed for the model."""
@@ -85,7 +93,9 @@ class Session:
         """The images without those that the model was trained on. Notes how many, and what could not be decided."""
         kept, note = unseen(self.network, images)
         self.note(note)
-        self.notes.update(dict.fromkeys(filter(None, [images.note, note])))
+        self.notes.update(dict.fromkeys(filter(None, [note])))
+        self.opened[:] = [split for split in self.opened if split is not images]
+        self.opened.append(kept)
         return kept
 
     def features(self, images: ImageStream, progress: str) -> tuple[Tensor, Tensor]:
@@ -114,6 +124,7 @@ class Session:
     ) -> Record:
         """Record of a score on a number of images of `data`, by default those of the evaluation."""
         data = data or self.evaluation.data
+        notes = [note, *self.notes_on_data(data), *self.notes]
         now = datetime.datetime.now(datetime.timezone.utc)
         return Record(
             model=self.name,
@@ -133,7 +144,7 @@ class Session:
             seeds=seeds,
             neighbors=neighbors,
             recipe=recipe,
-            note=" ".join(dict.fromkeys(filter(None, [note, *self.notes]))) or None,
+            note=" ".join(dict.fromkeys(filter(None, notes))) or None,
         )
 
 
