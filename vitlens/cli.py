@@ -423,7 +423,7 @@ def inspect(
         import vitlens.report as report
         from vitlens.files import check_writable
         from vitlens.images import image_files
-        from vitlens.models.opening import is_checkpoint, load_vit
+        from vitlens.models.opening import is_checkpoint, load_vit, same_model
 
     model, images = model_and_images(model, images)
     if model and beside and not checkpoint and Path(model) == Path(beside):
@@ -439,6 +439,11 @@ def inspect(
         vits.append(load_vit(model, checkpoint=beside, head=same_head, outputs=meaning))
     elif beside:
         vits.append(load_vit(beside, outputs=meaning))
+    if beside and same_model(*vits):
+        raise typer.BadParameter(
+            f"{model or 'The bundled model'} and {beside} are the same model: their weights and settings are equal. "
+            "Name another one after --beside."
+        )
     vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
     inspections = []

@@ -9,6 +9,7 @@ options.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -187,14 +188,31 @@ class Tuning:
         return ", ".join(parts) or None
 
     def folder(self, session: Session, data: str) -> Path:
-        """Directory of the runs on `data`."""
-        model = f"{session.name}-{session.weights}"
-        name = short(data)
-        if session.place(data):
-            name += f"-{session.place(data)}"
-        if self.manner:
-            name += f", {self.manner}"
-        return Path(self.runs) / _directory_name(model) / _directory_name(name)
+        """Directory of the runs on `data`, for a model and images of any place and name.
+
+        A directory of an earlier version, which has the place of the data in its name, is taken if it is there.
+        """
+        models = _existing_or(Path(self.runs), session.name, f"-{session.weights}")
+        former = models / _directory_name(self._name(short(data), session.former_place(data)))
+        if former.is_dir():
+            return former
+        place = session.place(data)
+        if not place:
+            return former
+        return _existing_or(models, short(data), self._name("", place))
+
+    def _name(self, data: str, place: str) -> str:
+        name = f"{data}-{place}" if place else data
+        return f"{name}, {self.manner}" if self.manner else name
+
+
+def _existing_or(parent: Path, name: str, ending: str) -> Path:
+    """The directory in `parent` with a name and an ending, or one with this ending whose model or data was renamed."""
+    own = parent / _directory_name(name + ending)
+    if own.is_dir():
+        return own
+    renamed = sorted(parent.glob(f"*{glob.escape(_directory_name(ending))}"))
+    return renamed[0] if renamed else own
 
 
 class TunedScore(NamedTuple):
@@ -306,7 +324,7 @@ def fine_tune(session: Session, tuning: Tuning, data: str) -> TunedScore:
         world.total(0)  # wait until the first process has written the model
         remove_checkpoints(folder / "checkpoints")
         model = load_model(folder / "model").to(world.device)
-        images = session.to_score(session.open(data, "test"))
+        images = session.to_score(session.open(data, "test", model))
         output = top_classes(model, k=1)
         classes, labels = read(model, images, output, world=world, progress=f"{data}, tuned")
         numbers = class_numbers(model, images.class_names)

@@ -24,6 +24,7 @@ from vitlens.models.opening import short
 from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
 from vitlens.scores import Score
 from vitlens.train import World, join
+from vitlens.train.run_folder import label_checksum
 from vitlens.train.runs import versions
 from vitlens_paper.evaluate.options import Evaluation
 from vitlens_paper.evaluate.reading import before_the_head, open_images, read
@@ -54,6 +55,9 @@ class Session:
     notes: dict[str, None] = field(default_factory=dict)
     """Notes about the scored images, for `Record.note`, in order."""
 
+    places: dict[str, str] = field(default_factory=dict)
+    """Results of `place`."""
+
     @cached_property
     def weights(self) -> str:
         """First digits of the SHA-256 of all weights and buffers, for `Record.weights`."""
@@ -76,10 +80,10 @@ class Session:
         notes = dict.fromkeys(images.note for images in self.opened)
         return [note.replace(os.fspath(data), short(os.fspath(data))) for note in notes if note]
 
-    def open(self, data: str, split: str) -> ImageStream:
-        """A split of data, preprocessed for the model."""
+    def open(self, data: str, split: str, network: nn.Module | None = None) -> ImageStream:
+        """A split of data, preprocessed for `network`, by default the model."""
         return open_images(
-            self.network,
+            network or self.network,
             data,
             split,
             root=self.root,
@@ -104,7 +108,18 @@ class Session:
         return read(self.network, images, output, world=self.world, progress=progress)
 
     def place(self, data: str) -> str:
-        """First digits of the SHA-256 of the data's directories, for `Record.place`, or "" for named data."""
+        """Digits that tell data of one name apart, for `Record.place`: of a folder's content, wherever it is.
+
+        Of named data, the directory that holds them decides, "" for the usual one.
+        """
+        if not Path(data).exists():
+            return self.former_place(data)
+        if data not in self.places:
+            self.places[data] = content_digest(self.open(data, "whole"))
+        return self.places[data]
+
+    def former_place(self, data: str) -> str:
+        """First digits of the SHA-256 of the data's directories, by which earlier versions named runs, or ""."""
         paths = [Path(path) for path in (data, self.root) if path]
         folders = [str(path.resolve()) for path in paths if path.exists()]
         return short_digest(" ".join(folders).encode()) if folders else ""
@@ -216,6 +231,12 @@ def shorten_path(argument: str) -> str:
     if os.path.isabs(value):
         value = short(value)
     return key + equals + value
+
+
+def content_digest(images: ImageStream) -> str:
+    """Digest of the labels, the classes and the images of a split."""
+    parts = [label_checksum(images), images.digests.checksum]
+    return short_digest(" ".join(parts).encode())
 
 
 def short_digest(content: bytes) -> str:
