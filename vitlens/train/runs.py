@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import math
 import os
@@ -299,10 +300,18 @@ def check_same_run(plan: Recipe, out: Path, name: str, model: str, tiny: bool) -
         raise ValueError(f"The run in {out} was started without --tiny. Resume it without --tiny.")
     if not model or model == plan.init:
         return
-    if not plan.init or Path(model).resolve() != Path(plan.init).resolve():
+    if not plan.init or not _same_weights(Path(model), Path(plan.init)):
         raise ValueError(
             f"The run in {out} started from {plan.init or 'random weights'}, not {model}."
         )
+
+
+def _same_weights(one: Path, other: Path) -> bool:
+    """True for two paths of one model folder, and for two folders with the same file of weights."""
+    if one.resolve() == other.resolve():
+        return True
+    files = [folder / "model.safetensors" for folder in (one, other)]
+    return all(file.is_file() for file in files) and filecmp.cmp(*files, shallow=False)
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
