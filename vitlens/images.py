@@ -7,7 +7,7 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -177,14 +177,15 @@ def load_image(
     >>> vitlens.load_image(np.zeros((60, 80, 4), np.uint8)).getpixel((0, 0))  # transparent
     (255, 255, 255)
 
-    source: a path, the bytes of a file, a binary file object (read from its beginning, not closed), a PIL image (not
-    changed), a NumPy array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of bool, uint8, uint16 or floats in [0, 1], or a
-    torch tensor of the same kinds, channels last or first.
+    source: a path, the bytes of a file or of its path, a binary file object (read from its beginning, not closed), a
+    PIL image (not changed), a NumPy array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of bool, uint8, uint16 or floats in
+    [0, 1], or a torch tensor of the same kinds, channels last or first.
 
-    The EXIF orientation is applied, transparency is blended with white, 16-bit levels are divided by 257 and floats
-    multiplied by 255, without clipping or stretching, and colors are converted from an embedded profile to sRGB. Of
-    several frames the first is read. on_note: called with a sentence about these changes, if any. Raises ImageError for
-    other sources, and for images of over `max_pixels` by their header, before decoding.
+    The EXIF orientation is applied, transparency is blended with white, 16-bit levels are divided by 257 (of 16-bit
+    colors Pillow reads the upper 8 bits) and floats multiplied by 255, without clipping or stretching, and colors are
+    converted from an embedded profile to sRGB. Of several frames the first is read. on_note: called with a sentence
+    about these changes, if any. Raises ImageError for other sources, and for images of over `max_pixels` by their
+    header, before decoding.
     """
     notes: list[Change] = []
     name = _name_of(source)
@@ -228,6 +229,73 @@ def _ends_gray(image: Image.Image) -> bool:
     return block.getextrema() == ((128, 128),) * 3
 
 
+def named_sources(
+    images: object, on_note: Callable[[str], None] | None = None
+) -> Iterator[tuple[str, object]]:
+    """Yield (name, source of `load_image`) of each image in an argument that may hold one or several.
+
+    >>> [name for name, _ in vitlens.images.named_sources(["a/cat.png", "b/cat.png", "dog.png"])]
+    ['cat.png', 'b/cat.png', 'dog.png']
+
+    images: one source, a folder, a mapping by name, or an iterable of sources or of (name, source) pairs, such as a
+    list, a generator, a NumPy array of paths or a pandas Series. Without a given name, an image has that of its file,
+    and its path if several files have that name. on_note: as for `image_files`. Raises ImageError for a set, which has
+    no order, and for a table of several columns.
+    """
+    if isinstance(images, (set, frozenset)):
+        raise ImageError("A set of images has no order. Pass a list, such as sorted(images).")
+    if hasattr(images, "columns") and hasattr(images, "iloc"):
+        raise ImageError("A table has several columns. Pass the one with the images, table[name].")
+    if isinstance(images, Mapping):
+        yield from images.items()
+        return
+    if isinstance(images, str | os.PathLike) and os.path.isdir(images):
+        yield from image_files(Path(images), on_note)
+        return
+    items = [images] if _is_single(images) else _items(images)
+    names: set[str] = set()
+    for number, item in enumerate(items):
+        if _is_pair(item):
+            yield item
+            continue
+        name = _file_name(item) or f"image {number + 1}"
+        if name in names and isinstance(item, str | os.PathLike):
+            name = os.fspath(item)
+        if name in names:
+            name = f"{name} ({number + 1})"
+        names.add(name)
+        yield name, item
+
+
+def _is_single(source: object) -> bool:
+    """True for one source of `load_image`, and for whatever holds no other sources."""
+    if isinstance(source, np.ndarray):
+        return source.dtype.kind not in "USO"
+    if isinstance(source, (str, bytes, bytearray, memoryview, os.PathLike, Image.Image)):
+        return True
+    if hasattr(source, "read") or hasattr(source, "requires_grad"):
+        return True
+    return not hasattr(source, "__iter__")
+
+
+def _items(images: Iterable) -> Iterable:
+    """The items of an iterable. An array of strings has one dimension then."""
+    return images.ravel().tolist() if isinstance(images, np.ndarray) else images
+
+
+def _is_pair(item: object) -> bool:
+    """True for a (name, source) pair."""
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str | int)
+
+
+def _file_name(source: object) -> str:
+    """Name of the file of a source, or "" for an image from memory."""
+    path = source
+    if not isinstance(source, str | os.PathLike):
+        path = getattr(source, "filename", "") or getattr(source, "name", "")
+    return Path(os.fsdecode(path)).name if isinstance(path, str | os.PathLike) else ""
+
+
 def _name_of(source) -> str:
     """Path or kind of a source, for messages."""
     path = source
@@ -247,11 +315,22 @@ def _open(source, notes: list[Change]) -> AbstractContextManager[Image.Image]:
         return nullcontext(_from_array(source, notes))
     if isinstance(source, Image.Image):
         return nullcontext(source)
+    if not _is_single(source) or isinstance(source, (set, frozenset, dict)):
+        raise ImageError("holds several images or none. Pass one of them, or all to `preprocess`")
+    if isinstance(source, bytes) and _names_file(source):
+        source = os.fsdecode(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
         source = io.BytesIO(source)
     elif isinstance(source, (str, os.PathLike)) and not files.is_file_or_missing(source):
         source = io.BytesIO(files.read(source))  # open() would wait for a pipe without a word
+    if not isinstance(source, str | os.PathLike) and not hasattr(source, "read"):
+        raise ImageError("is not an image. Pass a path, the bytes of a file, an image or an array")
     return Image.open(source)
+
+
+def _names_file(content: bytes) -> bool:
+    """True for bytes that are the path of a file and not the content of one."""
+    return len(content) < 4096 and b"\0" not in content and os.path.isfile(content)
 
 
 def _reason(error: Exception) -> str:
@@ -260,6 +339,8 @@ def _reason(error: Exception) -> str:
         return str(error)
     if isinstance(error, UnidentifiedImageError):
         return "is damaged or in no format that Pillow reads (HEIC needs pillow-heif); export it as JPEG or PNG"
+    if isinstance(error, FileNotFoundError) and re.match(r"\w+://", str(error.filename)):
+        return "is an address. Download the image, and give its file"
     if getattr(error, "strerror", None):
         return f"cannot be read ({error.strerror})"
     words = str(error).split()
@@ -356,7 +437,10 @@ def rgb(
     and torchvision.
     """
     notes = [] if notes is None else notes
+    was_deep = _has_deep_colors(image)
     _decode(image)
+    if was_deep:
+        _note_dark_colors(image, notes)
     colors = image
     if image.info.get("icc_profile"):
         if profiles:
@@ -385,6 +469,26 @@ def rgb(
     return plain
 
 
+def _has_deep_colors(image: Image.Image) -> bool:
+    """True for an opened file with several channels of 16 bits, of which Pillow reads the upper 8 bits."""
+    raw_modes = []
+    for tile in getattr(image, "tile", []):
+        arguments = tile[3]
+        raw_modes.append(arguments[0] if isinstance(arguments, tuple) else arguments)
+    return any(re.match("(RGB|LA).*;16", str(raw_mode)) for raw_mode in raw_modes)
+
+
+def _note_dark_colors(image: Image.Image, notes: list[Change]) -> None:
+    """Add the change of colors of 16 bits that use less than a quarter of them."""
+    colors = [
+        band for name, band in zip(image.getbands(), image.split(), strict=True) if name != "A"
+    ]
+    highest = max(band.getextrema()[1] for band in colors)
+    if 0 < highest < 2**6:
+        words = f"has levels up to {256 * highest + 255:,} of 65,535, so it may look dark"
+        notes.append(Change("dark", words))
+
+
 def _decode(image: Image.Image) -> None:
     """Read the pixels of an opened file.
 
@@ -404,6 +508,8 @@ def _decode(image: Image.Image) -> None:
 
 def _from_array(source, notes: list[Change]) -> Image.Image:
     """PIL image of mode L, RGB or RGBA from an array or tensor."""
+    if np.ma.is_masked(source):
+        raise ImageError("has masked values. Fill them, such as by array.filled(0)")
     values = source
     if not isinstance(source, np.ndarray):
         tensor = source.detach().cpu()

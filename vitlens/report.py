@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from vitlens import attention, files, filters, models, positions
 from vitlens.formatting import number, with_minus
-from vitlens.images import ImageError, Remarks
+from vitlens.images import ImageError, Remarks, named_sources
 from vitlens.models import restore, run, top_classes
 from vitlens.recorder import supported
 from vitlens.recorder.forward import require_finite
@@ -79,8 +80,9 @@ COLUMNS = {
 }
 """Columns of the tables, by which they are known as those of vitlens."""
 
-Images = Mapping[str, object] | Iterable[tuple[str, object]]
-"""Sources of `load_image` by name, or (name, source) pairs."""
+Images = object
+"""Argument of `vitlens.images.named_sources`: sources of `load_image` by name, (name, source) pairs, paths or a
+folder."""
 Note = Callable[[str], None] | None
 
 
@@ -97,14 +99,12 @@ def prepared(
     """
     like = next(model.parameters())
     size = models.built_size(model)
-    if isinstance(images, Mapping):
-        images = images.items()
-    for pair in images:
-        if not isinstance(pair, tuple):
-            raise ValueError(
-                "Expected images by their names, such as {'cat': 'cat.jpg'} or [('cat', 'cat.jpg')]."
-            )
-        name, source = pair
+    if isinstance(images, Tensor | np.ndarray) and images.ndim == 4:
+        raise ValueError(
+            "Expected images by their names, such as {'cat': 'cat.jpg'} or [('cat', 'cat.jpg')], or their paths, got "
+            f"a batch of shape {tuple(images.shape)}."
+        )
+    for name, source in named_sources(images, on_note):
         try:
             image = models.preprocess(model, source, size=size, on_note=on_note)
         except ImageError as error:
@@ -350,7 +350,7 @@ def _pictures(
         yield Picture(names[k], pixels, top5, rollout, kind)
 
 
-def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
+def write_inspection(inspection: Inspection, out: str | os.PathLike) -> list[Path]:
     """Write summary.json, inspection.png (all figures on one page) and single figures. Returns the paths.
 
     The single figures are distance.png, filters.png, positions.png and rollout.png. Those of an earlier inspection that
@@ -362,6 +362,7 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
     """
     from vitlens import plot
 
+    out = Path(out)
     uniform = inspection.grid.uniform_distance()
     distance = plot.attention_distance(
         inspection.mean_distance, uniform=uniform, title=inspection.model
@@ -389,7 +390,7 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
     return _write(out, contents)
 
 
-def write_beside(inspections: Mapping[str, Inspection], out: Path) -> list[Path]:
+def write_beside(inspections: Mapping[str, Inspection], out: str | os.PathLike) -> list[Path]:
     """Write beside.json, the numbers of both inspections, and beside.png, their figures in two columns.
 
     inspections: by the heading of each column. Returns the paths.
@@ -416,22 +417,23 @@ def is_ours(path: Path) -> bool:
     return bool(keys) and all(each == INSPECTION_KEYS for each in keys)
 
 
-def check_folder(out: Path, names: Iterable[str]) -> None:
+def check_folder(out: str | os.PathLike, names: Iterable[str]) -> None:
     """Raise ValueError if a file of one of these names is in a folder, but not of a report.
 
     Reports replace the files of earlier reports only, because their names are not chosen by the caller.
 
     >>> vitlens.report.check_folder(Path("figures"), ["summary.json"])
     """
-    files.require_ours({out / name: is_ours for name in names})
+    files.require_ours({Path(out) / name: is_ours for name in names})
 
 
-def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
+def _write(out: str | os.PathLike, contents: Mapping[str, object]) -> list[Path]:
     """Write numbers (.json), tables (.csv) and figures (.png) by their file names, and return the paths."""
     import matplotlib.pyplot as plt
 
     from vitlens.plot.style import png
 
+    out = Path(out)
     check_folder(out, contents)
     out.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
@@ -482,7 +484,7 @@ def _new_name(name: str, taken: Mapping[str, object]) -> str:
     return f"{name} ({number})"
 
 
-def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[Path]:
+def write_heads(added: dict[str, tuple[str, Contributions]], out: str | os.PathLike) -> list[Path]:
     """Write heads.csv, a row for each image and part, and heads.png, the first images. Returns the paths.
 
     >>> added = vitlens.report.heads(model, [("cat", cat)])
@@ -737,7 +739,9 @@ def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     }
 
 
-def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterator[Path]:
+def write_explanations(
+    explanations: Iterable[Explanation], out: str | os.PathLike
+) -> Iterator[Path]:
     """Write a figure for each image, and all scores to scores.csv, after each explanation. Yields the paths.
 
     The path of a figure follows when the figure and its scores are on the disk, and that of scores.csv comes last.
@@ -751,6 +755,7 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
 
     from vitlens import plot
 
+    out = Path(out)
     tables = []
     for k, explanation in enumerate(explanations):
         captions = {}

@@ -72,7 +72,7 @@ class ClassFolders:
                 continue
             walked = walk(root / folder, is_image)
             self._require_images(class_name, walked, may_be_empty=classes is not None)
-            self.files += [os.path.join(folder, name) for name in walked.names]
+            self.files += [f"{folder}{os.sep}{name}" for name in walked.names]
             self.targets += [label] * len(walked.names)
             self.identities.append(walked.identities)
             self.walked.add(walked, folder)

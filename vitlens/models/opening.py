@@ -19,7 +19,15 @@ from torch import nn
 from vitlens import waiting
 from vitlens.digests import read_trained_on
 from vitlens.models.architecture_guess import fitting_architectures
-from vitlens.models.checkpoints import fill, print_note, weights_digest
+from vitlens.models.checkpoint_heads import is_pretraining_part
+from vitlens.models.checkpoint_settings import quickgelu_twin
+from vitlens.models.checkpoints import (
+    fill,
+    grouped,
+    print_note,
+    require_arrival,
+    weights_digest,
+)
 from vitlens.models.classes import OUTPUTS
 from vitlens.models.patch_sizes import require_patches
 from vitlens.models.preprocessing import (
@@ -238,6 +246,7 @@ def _from_timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
     elsewhere = os.sep in name or name.startswith((".", "hf-hub:", "hf_hub:"))
     if elsewhere or not timm.is_model(name.split(".")[0]):
         raise _unknown_name(name)
+    name = _with_activation(name, pretrained, kwargs)
     model = timm.create_model(name, pretrained=pretrained, **kwargs)
     if pretrained and "patch_size" in kwargs:
         others = {k: v for k, v in kwargs.items() if k not in ("patch_size", "img_size")}
@@ -246,6 +255,25 @@ def _from_timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
         shapes = {key: value.shape for key, value in published.named_parameters()}
         require_patches(shapes, model, name)
     return model
+
+
+def _with_activation(name: str, pretrained: bool, kwargs: dict) -> str:
+    """The name of the architecture with the activation of published weights, if timm's notes name another one."""
+    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    notes = [str(note) for note in (config.notes or ()) if note] if config else []
+    names_weights = pretrained or "." in name
+    if not notes or not names_weights or "quickgelu" in name:
+        return name
+    twin = quickgelu_twin(name)
+    for_quickgelu = any("quickgelu" in note.lower() for note in notes)
+    if twin and for_quickgelu and "act_layer" not in kwargs:
+        _, dot, tag = name.partition(".")
+        print_note(
+            f"The weights {name} were trained with QuickGELU, so {twin} is opened. act_layer in Python changes it."
+        )
+        return f"{twin}{dot}{tag}"
+    print_note(f"timm notes about {name}: {'; '.join(notes)}.")
+    return name
 
 
 def _unknown_name(name: str) -> ValueError:
@@ -328,6 +356,7 @@ def _from_folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
     )
     if pretrained:
         require_patches(_shapes(weights_file), model, weights_file)
+        require_arrival(model, weights_file, kwargs)
     if missing:
         size = family(model).built_size
         if "input_size" in missing and size:
@@ -462,14 +491,17 @@ def _build_transformers(kind: type, name: str, config, pretrained: bool) -> nn.M
         options["add_pooling_layer"] = False
         model, info = _here_first(kind.from_pretrained, name, **options)
     base = f"{kind.base_model_prefix}."  # a model without a head may get weights with one
-    lists = tuple(
-        f"{path}.".removeprefix(base)
-        for path, part in model.named_modules()
-        if isinstance(part, nn.ModuleList)
-    )
-    unexpected = info["unexpected_keys"]
-    beyond = [key for key in unexpected if key.removeprefix(base).startswith(lists)]
-    wrong = sorted(info["missing_keys"]) + sorted(beyond)
+    roots = {key.removeprefix(base).split(".")[0] for key in model.state_dict()}
+    unexpected = sorted(info["unexpected_keys"])
+    beyond = [
+        key
+        for key in unexpected
+        if key.removeprefix(base).split(".")[0] in roots and not is_pretraining_part(key)
+    ]
+    unused = [key for key in unexpected if key not in beyond]
+    if unused:
+        print_note(f"{kind.__name__} of {name} leaves out: {grouped(unused)}.")
+    wrong = sorted(info["missing_keys"]) + beyond
     if wrong:
         raise ValueError(
             f"The weights of {name} do not fit its config.json: {len(wrong)} are missing or have no "
@@ -498,8 +530,17 @@ def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
     _require_library("open_clip", "openclip", name)
     import open_clip
 
-    name, _, tag = name.partition("/")
-    if pretrained:
+    in_folder = name.startswith("local-dir:")
+    tag = ""
+    if in_folder:
+        folder = Path(name.removeprefix("local-dir:"))
+        if not (folder / "open_clip_config.json").is_file():
+            raise ValueError(
+                f"{folder} has no open_clip_config.json, which open_clip's folders have."
+            )
+    else:
+        name, _, tag = name.partition("/")
+    if pretrained and not in_folder:
         tags = [f"{name}/{known}" for known in open_clip.list_pretrained_tags_by_model(name)]
         if f"{name}/{tag}" not in tags:
             listed = ", ".join(tags) or "no such model"
@@ -510,7 +551,7 @@ def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
         "force_quick_gelu": bool(published.get("quick_gelu")),
     } | kwargs
     if pretrained:
-        model, transform = open_clip.create_model_from_pretrained(name, tag, **options)
+        model, transform = open_clip.create_model_from_pretrained(name, tag or None, **options)
     else:
         logging.disable(logging.WARNING)  # about random weights
         try:

@@ -22,8 +22,8 @@ from vitlens.images import (
     ImageError,
     ModelInput,
     Remark,
-    image_files,
     load_image,
+    named_sources,
 )
 from vitlens.models.arrival import Given, given, may_change
 from vitlens.models.classes import module_with_facts
@@ -448,8 +448,7 @@ def preprocess(
     whole: bool = False,
     on_note: Callable[[str], None] | None = None,
 ) -> Tensor:
-    """Model input from an image, a folder, or a list or dictionary of images: (B, C, H, W) on the CPU, in the model's
-    dtype.
+    """Model input from an image or several: (B, C, H, W) on the CPU, in the model's dtype.
 
     Models of transformers, open_clip and torchvision use their library's preprocessing. All others, and all other
     sizes, use timm's evaluation transform with the model's `pretrained_cfg`. For models with one input channel images
@@ -459,7 +458,8 @@ def preprocess(
     preprocessing: of the same normalization, or in 0 … 1, 0 … 255 or −1 … 1 if the module normalizes them itself. Test
     images show which one.
 
-    images: sources of `load_image`. size: (H, W) in pixels, in place of the configured size. After
+    images: a source of `load_image`, a folder, a dictionary by name, or an iterable in order, such as a list, a
+    generator or a pandas Series. size: (H, W) in pixels, in place of the configured size. After
     `timm.create_model(…, img_size=…)`, pass `built_size(model)`. whole: resize the whole image without a crop. on_note:
     called with a sentence for each image that `load_image` changed or that is cropped to less than half of its area, if
     the preprocessing is a guess (by default a warning), and if a module changes images before its Vision Transformer.
@@ -476,7 +476,7 @@ def preprocess(
     transform = _make_transform(plan, whole)
     config = plan.config
     mode = _image_mode(config["input_size"][0])
-    sources = _list_sources(images, on_note)
+    sources = [source for _, source in named_sources(images, on_note)]
     if not sources:
         raise ImageError("Expected an image or several, got none.")
     is_folder = isinstance(images, str | os.PathLike) and os.path.isdir(images)
@@ -530,17 +530,6 @@ def _report_left_out(
         warnings.warn(left_out, stacklevel=3)
     else:
         on_note(left_out)
-
-
-def _list_sources(images, on_note: Callable[[str], None] | None) -> list | tuple:
-    """The sources of images in an argument of `preprocess`: an image, a folder, a list or a dictionary."""
-    if isinstance(images, dict):
-        return list(images.values())
-    if isinstance(images, str | os.PathLike) and os.path.isdir(images):
-        return [file for _, file in image_files(Path(images), on_note)]
-    if isinstance(images, list | tuple):
-        return images
-    return [images]
 
 
 def _image_mode(channels: int) -> str:
