@@ -181,10 +181,11 @@ def load_image(
     PIL image (not changed), a NumPy array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of bool, uint8, uint16 or floats in
     [0, 1], or a torch tensor of the same kinds, channels last or first.
 
-    The EXIF orientation is applied, transparency is blended with white, 16-bit levels are divided by 257 and floats
-    multiplied by 255, without clipping or stretching, and colors are converted from an embedded profile to sRGB. Of
-    several frames the first is read. on_note: called with a sentence about these changes, if any. Raises ImageError for
-    other sources, and for images of over `max_pixels` by their header, before decoding.
+    The EXIF orientation is applied, transparency is blended with white, 16-bit levels are divided by 257 (of 16-bit
+    colors Pillow reads the upper 8 bits) and floats multiplied by 255, without clipping or stretching, and colors are
+    converted from an embedded profile to sRGB. Of several frames the first is read. on_note: called with a sentence
+    about these changes, if any. Raises ImageError for other sources, and for images of over `max_pixels` by their
+    header, before decoding.
     """
     notes: list[Change] = []
     name = _name_of(source)
@@ -338,6 +339,8 @@ def _reason(error: Exception) -> str:
         return str(error)
     if isinstance(error, UnidentifiedImageError):
         return "is damaged or in no format that Pillow reads (HEIC needs pillow-heif); export it as JPEG or PNG"
+    if isinstance(error, FileNotFoundError) and re.match(r"\w+://", str(error.filename)):
+        return "is an address. Download the image, and give its file"
     if getattr(error, "strerror", None):
         return f"cannot be read ({error.strerror})"
     words = str(error).split()
@@ -434,7 +437,10 @@ def rgb(
     and torchvision.
     """
     notes = [] if notes is None else notes
+    was_deep = _has_deep_colors(image)
     _decode(image)
+    if was_deep:
+        _note_dark_colors(image, notes)
     colors = image
     if image.info.get("icc_profile"):
         if profiles:
@@ -463,6 +469,26 @@ def rgb(
     return plain
 
 
+def _has_deep_colors(image: Image.Image) -> bool:
+    """True for an opened file with several channels of 16 bits, of which Pillow reads the upper 8 bits."""
+    raw_modes = []
+    for tile in getattr(image, "tile", []):
+        arguments = tile[3]
+        raw_modes.append(arguments[0] if isinstance(arguments, tuple) else arguments)
+    return any(re.match("(RGB|LA).*;16", str(raw_mode)) for raw_mode in raw_modes)
+
+
+def _note_dark_colors(image: Image.Image, notes: list[Change]) -> None:
+    """Add the change of colors of 16 bits that use less than a quarter of them."""
+    colors = [
+        band for name, band in zip(image.getbands(), image.split(), strict=True) if name != "A"
+    ]
+    highest = max(band.getextrema()[1] for band in colors)
+    if 0 < highest < 2**6:
+        words = f"has levels up to {256 * highest + 255:,} of 65,535, so it may look dark"
+        notes.append(Change("dark", words))
+
+
 def _decode(image: Image.Image) -> None:
     """Read the pixels of an opened file.
 
@@ -482,6 +508,8 @@ def _decode(image: Image.Image) -> None:
 
 def _from_array(source, notes: list[Change]) -> Image.Image:
     """PIL image of mode L, RGB or RGBA from an array or tensor."""
+    if np.ma.is_masked(source):
+        raise ImageError("has masked values. Fill them, such as by array.filled(0)")
     values = source
     if not isinstance(source, np.ndarray):
         tensor = source.detach().cpu()

@@ -15,8 +15,8 @@ have the standard deviation s = 0.02² · D, so the largest of P weights is abou
 one map of 288 of attention received.
 
 No bound separates wider heads, rollouts of Xavier's weights (0.09 to 0.56) and gradients (0.3 to 700) of random weights
-from those of trained ones. These maps are drawn from 0, with the factor of their largest value to the mean beside them.
-Token norms and cosines were not measured: the explorer draws only constant ones as uniform.
+from those of trained ones. These maps are drawn from 0, with their largest value, and next to single maps its factor to
+the mean. Token norms and cosines were not measured: the explorer draws only constant ones as uniform.
 
 Principal components of tokens and of filters are no maps. Each component is scaled by itself and has no unit.
 """
@@ -32,8 +32,6 @@ UNIFORM = 0.1
 """Largest departure of a map that is drawn as uniform."""
 ATTENTION = 0.3
 """Largest departure of the attention of a single layer that is drawn as uniform."""
-PEAK = 20.0
-"""The largest value is compared with the mean next to a color bar from this factor on."""
 SIGNED = 1 / 3
 """Lowest opacity of a map with both signs, as a share of the highest. Lower ones show dark images as rings at 0."""
 MISSING = "0.65"
@@ -144,13 +142,16 @@ def stretched_words(low: float, high: float) -> str:
 
 
 def bar_words(values: np.ndarray, low: float, high: float, bound: float = UNIFORM) -> str:
-    """Words next to the color bar of a map from low to high: uniform, stretched, or with a far peak. Usually ""."""
+    """Words next to the color bar of a map from low to high: uniform, stretched, or its largest value against its mean.
+
+    "" for a map with negative values that is not stretched.
+    """
     finite = values[np.isfinite(values)]
     if finite.size and uniform_value(values, bound) is not None:
         return uniform_words(bound) if finite.any() else "0 everywhere"
     factor = peak(values)
     words = stretched_words(low, high)
-    if not words and factor is not None and factor >= PEAK:
+    if not words and factor is not None:
         words = f"largest {number(factor)} × mean"
     return words
 
