@@ -99,6 +99,11 @@ def prepared(
     """
     like = next(model.parameters())
     size = models.built_size(model)
+    if isinstance(images, Tensor | np.ndarray) and images.ndim == 4:
+        raise ValueError(
+            "Expected images by their names, such as {'cat': 'cat.jpg'} or [('cat', 'cat.jpg')], or their paths, got "
+            f"a batch of shape {tuple(images.shape)}."
+        )
     for name, source in named_sources(images, on_note):
         try:
             image = models.preprocess(model, source, size=size, on_note=on_note)

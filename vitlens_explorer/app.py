@@ -28,6 +28,7 @@ from pathlib import Path
 from PIL import Image
 from tornado import httpserver, netutil, web, websocket
 
+from vitlens import files
 from vitlens.images import load_image, samples
 from vitlens_explorer import front
 from vitlens_explorer.front import pack
@@ -365,5 +366,5 @@ def equal_secrets(given: str, secret: str) -> bool:
 def _open(address: str) -> None:
     """Open an address in a browser through a private file, because process arguments are visible to other users."""
     file = Path(tempfile.mkdtemp(prefix="vitlens-"), "explorer.html")  # mkdtemp: for this user only
-    file.write_text(f'<meta http-equiv="refresh" content="0; url={address}">', encoding="utf-8")
+    files.write(file, f'<meta http-equiv="refresh" content="0; url={address}">')
     webbrowser.open(file.as_uri())

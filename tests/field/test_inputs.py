@@ -1,6 +1,7 @@
 """Input of models: modules that change images, image processors of any settings, and image sources of any kind."""
 
 import collections
+import json
 import os
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+import torchvision
 from forms import form
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 from torchvision.transforms import v2
 
@@ -19,6 +22,7 @@ from vitlens import report
 from vitlens.attribution import like, occlusion
 from vitlens.images import ImageError, named_sources, rgb
 from vitlens.models import crop_box, data_config, pixels, preprocess, restore
+from vitlens.recorder.supported.card import write_card
 from vitlens_explorer import in_page
 
 SIDE = 32
@@ -504,3 +508,42 @@ def test_like_takes_a_generator(photographs):
     by_list = occlusion(model, x, like(photographs[1:]))
     by_generator = occlusion(model, x, like(path for path in photographs[1:]))
     assert torch.equal(by_list, by_generator)
+
+
+@form(
+    6,
+    door="folder of open_clip",
+    case="preprocess_cfg with squash and an own mean",
+    right="open_clip's own transform, to 0.0",
+)
+@pytest.mark.parametrize("source", list(sources()))
+def test_preprocess_equals_the_transform_of_an_open_clip_folder(source, tmp_path):
+    open_clip = pytest.importorskip("open_clip")
+    vision = dict(layers=1, width=32, head_width=16, image_size=SIDE, patch_size=8)
+    words = dict(context_length=8, vocab_size=49408, width=32, heads=2, layers=1)
+    cfg = dict(embed_dim=24, vision_cfg=vision, text_cfg=words)
+    own = dict(mean=[0.1, 0.2, 0.3], std=[0.4, 0.5, 0.6], interpolation="bilinear")
+    own["resize_mode"] = "squash"
+    model = open_clip.model.CLIP(24, vision, words)
+    config = json.dumps({"model_cfg": cfg, "preprocess_cfg": own})
+    (tmp_path / "open_clip_config.json").write_text(config)
+    save_file(model.state_dict(), tmp_path / "open_clip_model.safetensors")
+    opened = vitlens.load_model(f"open_clip:local-dir:{tmp_path}")
+    image = sources()[source]
+    _, transform = open_clip.create_model_from_pretrained(f"local-dir:{tmp_path}")
+    assert torch.equal(preprocess(opened, image)[0], transform(rgb(image)))
+
+
+@form(
+    6,
+    door="torchvision: weights' transforms",
+    case="a ViT with the transforms of its weights",
+    right="torchvision's transforms, to 0.0",
+)
+@pytest.mark.parametrize("source", list(sources()))
+def test_preprocess_equals_the_transforms_of_torchvision(source):
+    transform = torchvision.models.ViT_B_32_Weights.DEFAULT.transforms()
+    model = torchvision.models.VisionTransformer(224, 32, 1, 3, 24, 24)
+    write_card(model, transform=transform)
+    image = sources()[source]
+    assert torch.equal(preprocess(model, image)[0], transform(rgb(image)))
