@@ -176,6 +176,13 @@ Root = Annotated[
         help="Folder of named data sets and of downloads. By default ~/.cache/vitlens.",
     ),
 ]
+ImageKey = Annotated[
+    str,
+    Option(
+        help="Column of the images in tables, or their field in WebDataset samples, if there are several."
+    ),
+]
+LabelKey = Annotated[str, Option(help="Column or field of the labels, such as cls or json.label.")]
 Workers = Annotated[
     int | None, Option(min=0, help="Processes that read images. By default one for each core.")
 ]
@@ -332,7 +339,9 @@ def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
 
     try:
         about = json.loads((model.parent / "data.json").read_text("utf-8"))
-        split = load(about["data"], "valid", size=8, stream=True, workers=0, root=about["root"])
+        keys = {name: about.get(name, "") for name in ("image_key", "label_key")}
+        options = {"size": 8, "stream": True, "workers": 0, "root": about["root"], **keys}
+        split = load(about["data"], "valid", **options)
         split = split.subset(min(count, len(split)))
         images = []
         for i, label in enumerate(split.labels.tolist()):
@@ -414,7 +423,7 @@ def inspect(
         import vitlens.report as report
         from vitlens.files import check_writable
         from vitlens.images import image_files
-        from vitlens.models.opening import is_checkpoint, load_vit
+        from vitlens.models.opening import is_checkpoint, load_vit, same_model
 
     model, images = model_and_images(model, images)
     if model and beside and not checkpoint and Path(model) == Path(beside):
@@ -430,6 +439,11 @@ def inspect(
         vits.append(load_vit(model, checkpoint=beside, head=same_head, outputs=meaning))
     elif beside:
         vits.append(load_vit(beside, outputs=meaning))
+    if beside and same_model(*vits):
+        raise typer.BadParameter(
+            f"{model or 'The bundled model'} and {beside} are the same model: their weights and settings are equal. "
+            "Name another one after --beside."
+        )
     vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
     inspections = []
@@ -626,6 +640,8 @@ def train(
         ),
     ] = None,
     workers: Workers = None,
+    image_key: ImageKey = "",
+    label_key: LabelKey = "",
     out: Annotated[
         Path | None,
         Option(
@@ -709,6 +725,8 @@ def train(
         root=root,
         stream=stream,
         workers=workers,
+        image_key=image_key,
+        label_key=label_key,
     )
     signal = account["stopped_by"]
     return 128 + signal if signal else 0

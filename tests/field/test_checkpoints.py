@@ -161,6 +161,48 @@ def test_inspect_asks_for_a_head(tmp_path):
     vitlens(*command, "--head", "head_aux")
 
 
+@form(
+    5,
+    door="Python: load_model(checkpoint=), heads of several layers",
+    case="batch norm before the classifier, an MLP, the representation layer of ViT-in21k",
+    right="no logits: the classifier alone is another function than the saved one",
+)
+def test_a_head_of_several_layers_is_left_out_and_named(tmp_path, capsys):
+    bare, head = split(made(), "")
+    norm = {"head.0.running_mean": torch.ones(48), "head.0.running_var": torch.ones(48)}
+    hidden = {"head.0.weight": torch.eye(48), "head.0.bias": torch.zeros(48)}
+    for more in (norm, hidden):
+        content = bare | more | under("head.2", head)
+        opened = load_model(NAME, checkpoint=saved(content, tmp_path / "w.pth"), **SMALL)
+        assert class_count(opened) == 0
+        assert "the head head, which has several layers" in capsys.readouterr().err
+    layer = {"pre_logits.fc.weight": torch.eye(48), "pre_logits.fc.bias": torch.zeros(48)}
+    file = saved(bare | layer | under("head", head), tmp_path / "w.pth")
+    refuses('reads the layer pre_logits.*head="none"', load_model, NAME, checkpoint=file, **SMALL)
+    assert class_count(load_model(NAME, checkpoint=file, head="none", **SMALL)) == 0
+
+
+@form(
+    5,
+    door="Python: evaluate(checkpoint=, head=)",
+    case="two classifiers for the same classes, of which one is right",
+    right="accuracy by hand: the second head is the first with its classes reversed",
+)
+def test_evaluate_uses_the_named_head(tmp_path):
+    from vitlens_paper.evaluate.options import Evaluation
+    from vitlens_paper.evaluate.session import open_session
+
+    model = timm.create_model("test_vit", num_classes=10)
+    bare, head = split(model, "")
+    other = {key: value.flip(0) for key, value in head.items()}
+    file = saved(bare | under("head", head) | under("other", other), tmp_path / "w.pth")
+    evaluation = Evaluation(model="test_vit", data="digits", checkpoint=file, head="other")
+    network = open_session(evaluation, device="cpu").network
+    images = torch.randn(2, 3, 160, 160)
+    with torch.no_grad():
+        assert torch.allclose(network(images), model.eval()(images).flip(1), atol=1e-6)
+
+
 # Kind 6: tensors
 
 
@@ -583,6 +625,8 @@ def test_another_architecture_is_named(tmp_path):
     refuses('global_pool="avg"', load_model, NAME, checkpoint=file, **SMALL)
     saved(made(reg_tokens=4).state_dict(), file)
     refuses("4 register tokens", load_model, NAME, checkpoint=file, **SMALL)
+    saved(made().state_dict() | {"blocks.0.attn.logit_scale": torch.tensor(2.0)}, file)
+    refuses("such as blocks.0.attn.logit_scale", load_model, NAME, checkpoint=file, **SMALL)
     saved(made(depth=3).state_dict(), file)
     refuses("has 3 layers, and .* has 2", load_model, NAME, checkpoint=file, **SMALL)
 

@@ -32,7 +32,7 @@ from torchvision.transforms.functional import resized_crop
 
 from vitlens import files, waiting
 from vitlens.data.augment import Augment, seed_of
-from vitlens.data.sources import SPLITS, open_samples, process_count
+from vitlens.data.sources import SPLITS, Columns, open_samples, process_count
 from vitlens.digests import DECODED, Digests, pixel_digest, stored_digest
 from vitlens.images import MAX_ELONGATION, Change, count_changes, note_file, rgb
 from vitlens.names import require_known
@@ -705,6 +705,8 @@ def load(
     root: str | os.PathLike | None = None,
     stream: bool | None = None,
     device: torch.device | str | None = None,
+    image_key: str = "",
+    label_key: str = "",
 ) -> ImageSet | ImageStream:
     """Open the `"train"`, `"valid"` or `"test"` split of a data set.
 
@@ -731,7 +733,8 @@ def load(
     sides. fit: a function for this, from a Pillow image to uint8 (3, `size`, `size`). fold: number of the validation
     fold of `"digits"`, 0 to 4. stream: True to return an `ImageStream`, for which `workers` processes read the images
     of each batch and which needs `size`. False to decode all images into an `ImageSet` on `device`. By default images
-    are held if they fit into half of the free memory.
+    are held if they fit into half of the free memory. image_key, label_key: the columns of a table, or the fields of a
+    WebDataset sample (`jpg`, `cls`, `json.label`), if there are several for an image or a label.
 
     Raises `ValueError` for data that is missing, and for images that cannot be decoded or are over 100 times as long as
     wide.
@@ -741,7 +744,8 @@ def load(
         raise ValueError("squash and stream need a common size of the images. Pass size=….")
     device = torch.device(device or "cpu")
     source = str(source)
-    samples = open_labeled(source, split, root, fold)
+    columns = Columns(image_key or "", label_key or "")
+    samples = open_labeled(source, split, root, fold, columns)
     note = missing_classes(samples, f"{source} has no {split} image of")
     if note:
         samples = samples.add_note(note)
@@ -762,11 +766,17 @@ def load(
     return images.to(device)
 
 
-def open_labeled(source: str, split: str, root: str | os.PathLike | None, fold: int) -> Samples:
+def open_labeled(
+    source: str,
+    split: str,
+    root: str | os.PathLike | None,
+    fold: int,
+    columns: Columns | None = None,
+) -> Samples:
     """Samples of a split, or of the validation split if test images have no labels."""
-    samples = open_samples(source, split, root, fold)
+    samples = open_samples(source, split, root, fold, columns)
     if split in ("test", "whole") and not _has_labels(samples):
-        validation = open_samples(source, "valid", root, fold)
+        validation = open_samples(source, "valid", root, fold, columns)
         note = f"The test images of {source} have no labels, so its validation images are used."
         samples = replace(validation, note=f"{note} {validation.note}".strip())
     if not _has_labels(samples):

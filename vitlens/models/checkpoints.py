@@ -560,11 +560,15 @@ def _resampled(
 def _wrong_names(
     model: nn.Module, backbone: dict[str, Tensor], unplaced: dict[str, Tensor]
 ) -> list[str]:
-    """Names of weights that the model lacks, or that the file lacks. Counters and buffers of training do not count."""
-    missing = sorted(_backbone_names(model) - backbone.keys(), key=len)
-    wrong = [
-        name for name, value in unplaced.items() if value.is_floating_point() and value.ndim > 0
-    ]
+    """Names of weights that the model lacks, or that the file lacks. Counters of training programs do not count."""
+    names = _backbone_names(model)
+    modules = tuple({f"{name.split('.')[0]}." for name in names if "." in name})
+    missing = sorted(names - backbone.keys(), key=len)
+    wrong = []
+    for name, value in unplaced.items():
+        in_the_model = value.ndim > 0 or name.startswith(modules)
+        if value.is_floating_point() and in_the_model:
+            wrong.append(name)
     return missing + wrong
 
 

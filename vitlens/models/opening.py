@@ -21,15 +21,25 @@ from vitlens.digests import read_trained_on
 from vitlens.models.architecture_guess import fitting_architectures
 from vitlens.models.checkpoint_heads import is_pretraining_part
 from vitlens.models.checkpoint_settings import quickgelu_twin
-from vitlens.models.checkpoints import fill, grouped, print_note, require_arrival
+from vitlens.models.checkpoints import (
+    fill,
+    grouped,
+    print_note,
+    require_arrival,
+    weights_digest,
+)
 from vitlens.models.classes import OUTPUTS
 from vitlens.models.patch_sizes import require_patches
-from vitlens.models.preprocessing import TransformersProcessor, measure_preprocessing
+from vitlens.models.preprocessing import (
+    TransformersProcessor,
+    data_config,
+    measure_preprocessing,
+)
 from vitlens.models.weight_files import flat_tensors, read_weights
 from vitlens.names import require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
-from vitlens.recorder.supported import attention_modules, family, input_channels
+from vitlens.recorder.supported import attention_modules, family, input_channels, unwrap
 from vitlens.recorder.supported import title as title
 from vitlens.recorder.supported.card import card_of, write_card
 
@@ -194,6 +204,17 @@ def is_checkpoint(path: str | os.PathLike) -> bool:
     file = Path(path)
     stands_for_folder = file.name in _FILES and (file.parent / "config.json").is_file()
     return file.is_file() and not stands_for_folder
+
+
+def same_model(model: nn.Module, other: nn.Module) -> bool:
+    """True for two models with equal weights, layers and preprocessing, whatever their names are.
+
+    >>> vitlens.models.opening.same_model(model, vitlens.load_model())
+    True
+    """
+    if str(unwrap(model)) != str(unwrap(other)) or data_config(model) != data_config(other):
+        return False
+    return weights_digest(model) == weights_digest(other)
 
 
 def short(name: str) -> str:

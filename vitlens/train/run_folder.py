@@ -350,6 +350,8 @@ class RunFolder:
 
 DATA_KEYS = {"stream", "data", "root"}
 """Keys of data.json."""
+MORE_DATA_KEYS = {"image_key", "label_key"}
+"""Keys that only some runs have in data.json."""
 CONFIG_KEYS = {
     *("architecture", "num_classes", "num_features", "label_names", "model_args"),
     "pretrained_cfg",
@@ -369,7 +371,7 @@ def is_log(path: Path) -> bool:
 
 def is_data_file(path: Path) -> bool:
     """True for the data.json of a run."""
-    return read_object(path).keys() == DATA_KEYS
+    return read_object(path).keys() - MORE_DATA_KEYS == DATA_KEYS
 
 
 def is_config(path: Path) -> bool:
@@ -382,6 +384,11 @@ def is_config(path: Path) -> bool:
         and source.get("custom_load") is False
         and source.keys() >= {"tag", "mean", "std", "first_conv", "classifier"}
     )
+
+
+def is_digests(path: Path) -> bool:
+    """True for the images.npy of a run."""
+    return Digests.read(path) is not None
 
 
 def require_own_folder(out: Path, plan: Recipe) -> None:
@@ -403,6 +410,7 @@ def require_own_folder(out: Path, plan: Recipe) -> None:
             out / "data.json": is_data_file,
             out / "recipe.json": is_recipe,
             out / "log.jsonl": is_log,
+            out / RUN_FILE: is_digests,
             out / "snapshots.npz": snapshots.is_ours,
             out / "model" / "config.json": is_config,
         }

@@ -18,8 +18,9 @@ class Record:
     model: a timm name, a name of the paper, or the name of a directory. protocol: top1, fewshot, knn, probe, finetune
     or vtab. metric: top1, top5, real (top-1 by ReaL labels) or mean (of the top-1 of several tasks). images: number of
     scored images. when: date and time, UTC. weights: first digits of the SHA-256 of the model's weights. place: first
-    digits of the SHA-256 of the data's path. seeds: number of seeds (0, 1, 2 …) in the mean. recipe: fine-tuning recipe
-    with its changes, or None for the data's unchanged recipe. note: match of the classes, meaning of the interval.
+    digits of the SHA-256 of the images and labels of a folder. seeds: number of seeds (0, 1, 2 …) in the mean. recipe:
+    fine-tuning recipe with its changes, or None for the data's unchanged recipe. note: match of the classes, images
+    left out, meaning of the interval.
 
     >>> r = vitlens_paper.evaluate.Record("vit", "pets", "knn", "top1", 90.0, 88.2, 91.6, 1000, "2025", {}, neighbors=5)
     >>> r.cell
