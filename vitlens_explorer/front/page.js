@@ -206,7 +206,7 @@ function render({ model, el }) {
   // Photos that were dropped, pasted or chosen: the first one is uploaded.
   const takeFiles = ({ files }, missing) => {
     const [first] = files;
-    complaint = "";
+    hush();
     if (files.length > 1) {
       complaint = `${files.length} files were given. The first one, ${first.name}, is used.`;
     }
@@ -259,7 +259,8 @@ function render({ model, el }) {
     make("section", { class: `dots ${kind}`, ...attributes });
   const alert = make("p", { class: "alert", role: "alert" });
   const close = makeSmallButton("Close", hush);
-  const warning = part("notice", alert, close);
+  const reload = makeSmallButton("Reload", () => location.reload(), { hidden: true });
+  const warning = part("notice", alert, reload, close);
   const amount = make("span", { "aria-hidden": "true" });
   const meter = make("progress", { "aria-label": "Progress" });
   const progress = part("notice progress", amount, meter, makeSmallButton("Cancel", cancel));
@@ -390,9 +391,10 @@ function render({ model, el }) {
       download(content.download[0], bytesOf(buffers[0]));
     }
   };
-  const stopWatching = watchKernel(model, (sentence) => {
+  const stopWatching = watchKernel(model, (sentence, reloads) => {
     gone = sentence;
     body.inert = Boolean(gone);
+    reload.hidden = !(ALONE && gone && reloads);
     notify();
   });
   for (const [event, handler] of Object.entries(handlers)) {
@@ -402,7 +404,8 @@ function render({ model, el }) {
   model.on("msg:custom", receive);
   el.append(root);
   notify();
-  const address = ALONE ? syncAddress(model, uploads, send, complain) : null;
+  const parts = { model, uploads, send, isWaiting, notice: complain };
+  const address = ALONE ? syncAddress(parts) : null;
   draw();
   return () => {
     stopWatching();
