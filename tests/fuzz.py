@@ -64,9 +64,13 @@ FAULTS = ("empty image", "cut image", "link from another class")
 
 @dataclass
 class Folders:
-    """Class folders: by name, the kinds of their entries in the order in which they are made."""
+    """Class folders: by name, the kinds of their entries in the order in which they are made.
+
+    splits: folders of splits, each with these class folders, or "" for class folders alone.
+    """
 
     classes: dict[str, list[str]]
+    splits: tuple[str, ...]
 
     def expected(self) -> dict[str, int]:
         """Number of distinct images of each class."""
@@ -99,7 +103,11 @@ class_names = st.one_of(
 entries = st.lists(st.sampled_from(ENTRIES * 3 + FAULTS), max_size=6).map(
     lambda more: ["image", "image", *more]
 )
-folders = st.dictionaries(class_names, entries, min_size=1, max_size=4).map(Folders)
+folders = st.builds(
+    Folders,
+    st.dictionaries(class_names, entries, min_size=1, max_size=4),
+    st.sampled_from([("",), ("",), ("train", "val"), ("Training", "valid"), ("train", "test")]),
+)
 
 
 class Writer:
@@ -119,14 +127,15 @@ class Writer:
         return path
 
     def write(self, folders: Folders) -> None:
-        for name, kinds in folders.classes.items():
-            folder = self.root / name
-            folder.mkdir(parents=True)
-            for number, kind in enumerate(kinds):
-                self.entry(folder, f"{number}", kind)
+        for split in folders.splits:
+            for name, kinds in folders.classes.items():
+                folder = self.root / split / name
+                folder.mkdir(parents=True)
+                for number, kind in enumerate(kinds):
+                    self.entry(folder, f"{number}", kind)
 
     def entry(self, folder: Path, name: str, kind: str) -> None:
-        own = next(iter(sorted(folder.glob("*.png"))), None)
+        own = next(iter(sorted(folder.glob("[!.]*.png"))), None)
         if kind == "image":
             self.image(folder / f"{name}.png")
         elif kind == "deep image":
@@ -161,7 +170,7 @@ class Writer:
             content = own.read_bytes()
             (folder / f"{name}.png").write_bytes(content[: len(content) // 2])
         elif kind == "link from another class":
-            others = [path for path in self.root.glob("*/*.png") if path.parent != folder]
+            others = [path for path in folder.parent.glob("*/*.png") if path.parent != folder]
             if others:
                 (folder / f"{name}.png").symlink_to(sorted(others)[0])
 
@@ -175,14 +184,19 @@ def check_folders(case: Folders, directory: Path) -> None:
         assert case.may_be_refused(), f"{case} is refused: {error}"
         return
     names = sorted(case.classes)
-    assert list(parts[0].class_names) == names
-    found = sum(torch.bincount(part.labels, minlength=len(names)) for part in parts)
-    expected = case.expected()
+    composed = [unicodedata.normalize("NFC", name) for name in names]
+    assert list(parts[0].class_names) == composed
+    counts = [torch.bincount(part.labels, minlength=len(names)) for part in parts]
+    expected = [case.expected()[name] for name in names]
     kinds = [kind for own in case.classes.values() for kind in own]
     if not any(kind in FAULTS for kind in kinds):
-        assert found.tolist() == [expected[name] for name in names], (case, found, expected)
+        wholes = [sum(counts)] if case.splits == ("",) else counts
+        for found in wholes:
+            assert found.tolist() == expected, (case, found, expected)
     pixels = [{image.numpy().tobytes() for image in part.images} for part in parts]
-    assert not pixels[0] & pixels[1], f"{case}: an image is in both splits"
+    if pixels[0] & pixels[1]:
+        assert "link from another class" in kinds, f"{case}: an image is in both splits"
+        assert "class" in parts[0].note + parts[1].note, f"{case}: nothing is said"
 
 
 # Image files
@@ -318,7 +332,8 @@ WRAPPERS = ("", "state_dict", "model", "model_state_dict", "state_dict_ema", "mo
 PREFIXES = ("", "module.", "model.", "_orig_mod.", "module._orig_mod.", "backbone.", "encoder.")
 HEADS = ("head", "fc", "classifier", "linear", "head.1")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-CHANGES = ("none", "missing", "extra", "other positions", "other shape", "without head")
+CHANGES = ("missing", "extra", "other positions", "other shape", "without head")
+CHANGES += ("one of another type", "two heads", "two models")
 
 
 @dataclass
@@ -343,16 +358,22 @@ class Checkpoint:
             name: torch.randn_like(value).to(dtype) for name, value in model.state_dict().items()
         }
 
+    def changed(self) -> str:
+        """Name of the tensor that is missing, or of another type or shape."""
+        names = sorted(name for name in self.tensors() if not name.startswith("head"))
+        return names[self.which % len(names)]
+
     def content(self) -> dict:
         tensors = self.tensors()
-        names = sorted(name for name in tensors if not name.startswith("head"))
-        name = names[self.which % len(names)]
+        name = self.changed()
         if self.change == "missing":
             del tensors[name]
         elif self.change == "extra":
             tensors["blocks.0.adapter.weight"] = torch.ones(3, 3)
         elif self.change == "other positions":
             tensors["pos_embed"] = torch.randn(1, 1 + 36, 24).to(tensors["pos_embed"].dtype)
+        elif self.change == "one of another type":
+            tensors[name] = tensors[name].half()
         elif self.change == "other shape":
             tensors[name] = torch.cat([tensors[name]] * 2)
         stored = {}
@@ -362,6 +383,12 @@ class Checkpoint:
             elif self.change != "without head":
                 prefix = self.prefix if self.head == "head" else ""
                 stored[prefix + name.replace("head", self.head)] = value
+        if self.change == "two heads":
+            stored["head_aux.weight"] = torch.randn(CLASSES, 24)
+            stored["head_aux.bias"] = torch.randn(CLASSES)
+        elif self.change == "two models":
+            copies = {f"copy.{name}": value + 1 for name, value in stored.items()}
+            stored = {f"original.{name}": value for name, value in stored.items()} | copies
         return stored
 
     def write(self, directory: Path) -> Path:
@@ -384,11 +411,9 @@ checkpoints = st.builds(
     head=st.sampled_from(HEADS),
     dtype=st.sampled_from(DTYPES),
     safetensors=st.booleans(),
-    change=st.sampled_from(CHANGES + ("none",) * 3),
+    change=st.sampled_from(CHANGES + ("none",) * 4),
     which=st.integers(0, 100),
 )
-
-ORDINARY = {"", "state_dict", "model", "state_dict_ema", "model_state_dict"}
 
 
 def check_checkpoint(case: Checkpoint, directory: Path) -> None:
@@ -399,13 +424,18 @@ def check_checkpoint(case: Checkpoint, directory: Path) -> None:
             model = load_model("vit_tiny_patch16_224", checkpoint=path, **ARCHITECTURE)
     except Exception as error:
         text = sentence(error)
-        changed = case.change in ("missing", "extra", "other positions", "other shape")
-        usual = case.prefix in PREFIXES[:5] and case.head == "head" and case.wrapper in ORDINARY
-        assert changed or not usual, f"{case} is refused: {text}"
+        changed = case.change not in ("none", "without head", "one of another type")
+        assert changed, f"{case} is refused: {text}"
         return
+    if case.change == "two models":
+        assert "original." in said.getvalue(), f"{case}: which model was taken is not said"
     assert case.change not in ("missing", "other shape"), f"{case} opens, {said.getvalue()}"
     found = model.state_dict()
-    for name, value in case.tensors().items():
+    expected = case.tensors()
+    if case.change == "one of another type":
+        name = case.changed()
+        expected[name] = expected[name].half()
+    for name, value in expected.items():
         is_head = name.startswith("head")
         if is_head and case.change == "without head":
             continue
@@ -413,6 +443,8 @@ def check_checkpoint(case: Checkpoint, directory: Path) -> None:
         same = arrived and torch.equal(found[name].double(), value.double())
         stored = name.replace("head", case.head) if is_head else name
         assert same or stored in said.getvalue(), f"{case}: {name} differs, and nothing is said"
+    if case.change == "two heads":
+        assert "head_aux" in said.getvalue(), f"{case}: a second head is dropped without a word"
     if case.change == "extra":
         assert "adapter" in said.getvalue(), f"{case}: an extra tensor is dropped without a word"
     if case.change == "other positions":

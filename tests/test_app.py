@@ -301,10 +301,10 @@ def test_app_interrupt_ends_download():
     code = (
         "import sys, time, types\n"
         "from vitlens_explorer.app import serve\n"
-        "def load_model(name, **_):\n"
+        "def load_vit(name, **_):\n"
         "    print('downloading', flush=True)\n"
         "    time.sleep(600)\n"
-        "sys.modules['vitlens.models'] = types.SimpleNamespace(load_model=load_model)\n"
+        "sys.modules['vitlens.models.opening'] = types.SimpleNamespace(load_vit=load_vit)\n"
         "sys.modules['vitlens.recorder.supported'] = types.SimpleNamespace(attention_modules=None, unwrap=None)\n"
         "serve('a model', browser=False)"
     )

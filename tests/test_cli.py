@@ -17,6 +17,7 @@ import timm
 import torch
 import typer
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import load_file, save_file
 from support import saved_model, vitlens
 
@@ -26,6 +27,7 @@ from vitlens import (
     capture,
     cli,
     faithfulness,
+    files,
     filters,
     load_model,
     positions,
@@ -362,7 +364,9 @@ def test_inspect_notes_missing_figures(tmp_path):
         assert {part for part in ("top5", "rollout") if not numbers["images"][0][part]} == lacks
         if note in ("no rollout", "has no "):
             for figure in ("positions", "rollout"):  # left by another model
-                (tmp_path / f"{figure}.png").write_text("")
+                mark = PngInfo()
+                mark.add_text("Software", files.MARK)
+                Image.new("L", (1, 1)).save(tmp_path / f"{figure}.png", pnginfo=mark)
             report.write_inspection(inspection, tmp_path)
             assert (tmp_path / "rollout.png").exists() == ("rollout" not in lacks)
             assert (tmp_path / "positions.png").exists() == (options.get("pos_embed") != "none")

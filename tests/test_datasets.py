@@ -279,7 +279,9 @@ def shard(path: Path, first: int, n: int, sidecar: bool = False) -> None:
     content = {}
     for i in range(first, first + n):
         content[f"s{i:04d}.jpg"] = encoded(i, "JPEG")
-        content |= {f"s{i:04d}.json": json.dumps({"label": i % 3 - 9 * (i == 7)}).encode()}
+        content |= {
+            f"s{i:04d}.json": json.dumps({"label": i % 3 - 9 * (sidecar and i == 7)}).encode()
+        }
         content |= {} if sidecar else {f"s{i:04d}.cls": str(i % 3).encode()}
     tar(path, content | {"._s0000.jpg": b"mac", ".DS_Store": b"desktop"})
 

@@ -110,6 +110,7 @@ RUNS = {
     "studies": (["data-size-digits", "--data", "digits", "--runs", "OUT/runs"], "data-size-cpu"),
     "support": ([], "support"),
     "timm_support": ([], "timm-support"),
+    "uniform": ([], "uniform"),
     "time_to_accuracy": (["--data", "digits", "--set", "num_classes=10"], ""),
     "training": ([], "throughput-cpu"),
 }

@@ -60,6 +60,34 @@ def test_requirements_are_lower_bounds():
     assert asked <= {requirement.split(">=")[0] for requirement in every}
 
 
+CONDA_NAMES = {
+    "torch": "pytorch",
+    "huggingface-hub": "huggingface_hub",
+    "matplotlib": "matplotlib-base",
+}
+"""Names of packages that differ between PyPI and conda-forge."""
+
+
+def test_conda_recipe_has_the_requirements_of_the_project():
+    recipe = yaml.safe_load((ROOT / "conda" / "meta.yaml").read_text())
+    expected = [f"python {PROJECT['requires-python']}"]
+    for requirement in PROJECT["dependencies"]:
+        name, floor = requirement.split(">=")
+        expected.append(f"{CONDA_NAMES.get(name, name)} >={floor}")
+    assert recipe["requirements"]["run"] == expected
+    assert recipe["package"] == {"name": PROJECT["name"], "version": PROJECT["version"]}
+    scripts = [f"{name} = {target}" for name, target in PROJECT["scripts"].items()]
+    assert recipe["build"]["entry_points"] == scripts
+
+
+def test_citation_names_the_version_and_the_license():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+    names = [author["name"] for author in PROJECT["authors"]]
+    assert [author["name"] for author in citation["authors"]] == names
+
+
 def test_package_data_is_complete():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
         "package-data"

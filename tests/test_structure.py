@@ -228,6 +228,64 @@ def test_grid_and_reports_import_allowed_rooms():
     assert "train" not in {room(module) for module in reached("vitlens.report")}
 
 
+WRITES = {
+    *("dump", "hardlink_to", "mkdtemp", "mkstemp", "move", "copyfile", "copytree", "rmdir"),
+    *("rmtree", "save", "save_file", "save_pretrained", "savefig", "savetxt", "savez"),
+    *("savez_compressed", "symlink_to", "to_csv", "to_parquet", "touch", "truncate"),
+    *("unlink", "write_bytes", "write_text", "NamedTemporaryFile", "TemporaryDirectory"),
+}
+"""Names of functions that write or remove files."""
+WRITES_OF_OS = {"os.remove", "os.rename", "os.replace", "os.link", "os.symlink", "os.removedirs"}
+WRITTEN_ELSEWHERE = {
+    ("vitlens/digests.py", "np.save"): "into a buffer",
+    ("vitlens/plot/style.py", "figure.savefig"): "into a buffer",
+    ("vitlens/report.py", "content.to_csv"): "returns text",
+    ("vitlens/train/loop.py", "folder.save"): "a checkpoint, by run_folder",
+    ("vitlens/train/run_folder.py", "safetensors.torch.save"): "returns bytes",
+    ("vitlens/train/run_folder.py", "self.save"): "a checkpoint, by save_checkpoint",
+    ("vitlens/train/snapshots.py", "save"): "by `vitlens.files.update`",
+    ("vitlens/train/snapshots.py", "np.savez_compressed"): "into a buffer",
+    ("vitlens_explorer/app.py", "small.save"): "into a buffer",
+    ("vitlens_explorer/app.py", "tempfile.mkdtemp"): "a folder for this user only",
+    ("vitlens_explorer/drawing.py", "figure.savefig"): "into a buffer",
+    ("vitlens_explorer/drawing.py", "image.save"): "into a buffer",
+    ("vitlens_explorer/drawing.py", "page.save"): "into a buffer",
+    ("vitlens_explorer/explorer.py", "tempfile.TemporaryDirectory"): "read into a download",
+    ("vitlens_explorer/live/__init__.py", "image.save"): "into a buffer",
+    ("vitlens_explorer/saving.py", "np.savetxt"): "into a buffer",
+    ("vitlens_explorer/training_slider.py", "first.save"): "into a buffer",
+    ("vitlens_paper/cli.py", "rows.to_csv"): "returns text",
+    ("vitlens_paper/evaluate/ablation.py", "table.to_csv"): "returns text",
+}
+"""Calls by file that write no result file although their name is one of `WRITES`, with the reason."""
+
+
+def written_by(path: Path) -> set[str]:
+    """Calls in a file that may write or remove a file."""
+    calls = set()
+    for node in (node for node in NODES[path] if isinstance(node, ast.Call)):
+        name = ast.unparse(node.func)
+        modes = [argument for argument in node.args[:2] if isinstance(argument, ast.Constant)]
+        modes += [keyword.value for keyword in node.keywords if keyword.arg == "mode"]
+        texts = [str(mode.value) for mode in modes if isinstance(mode, ast.Constant)]
+        opens = name.rpartition(".")[2] == "open" and any(
+            re.fullmatch("[rwaxbt+]+", text) and re.search("[wax+]", text) for text in texts
+        )
+        if opens or name in WRITES_OF_OS or name.rpartition(".")[2] in WRITES:
+            calls.add(name)
+    return calls
+
+
+def test_one_module_writes_and_removes_files():
+    """`vitlens.files`. Else a full disk, a kill or a second process would lose results."""
+    calls = set()
+    for path in FILES:
+        here = path.relative_to(ROOT).as_posix()
+        if here != "vitlens/files.py":
+            calls |= {(here, name) for name in written_by(path)}
+    assert calls == WRITTEN_ELSEWHERE.keys()
+
+
 HEAVY = (
     "torch",
     "timm",

@@ -271,7 +271,7 @@ def test_explain_command_without_classes(tmp_path, monkeypatch):
     bare = timm.create_model(
         "vit_tiny_patch16_224", img_size=64, embed_dim=96, depth=2, num_heads=3, num_classes=0
     )
-    monkeypatch.setattr("vitlens.models.load_model", lambda name, **_: bare.eval())
+    monkeypatch.setattr("vitlens.models.opening.load_vit", lambda name, **_: bare.eval())
     paths = [tmp_path / "0.jpg", tmp_path / "1.jpg"]
     for path, picture in zip(paths, samples().values(), strict=False):
         picture.save(path)

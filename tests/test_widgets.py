@@ -31,6 +31,7 @@ from vitlens import (
     tokens,
 )
 from vitlens.images import samples
+from vitlens.plot.style import png
 from vitlens_explorer.comparison import matching_patch
 
 
@@ -114,8 +115,8 @@ def test_training_slider_shows_snapshot():
     _, slider = controls.children
     assert (slider.min, slider.max, slider.value) == (0, 2, 2)
     slider.value = 1
-    plot.snapshot(run, 1).savefig(file := io.BytesIO(), format="png")
-    assert base64.b64encode(file.getvalue()).decode() in picture.value
+    expected = png(plot.snapshot(run, 1))
+    assert base64.b64encode(expected).decode() in picture.value
     assert f'alt="Step {run["steps"][1]:,}. Embedding filters. ' in picture.value
 
 

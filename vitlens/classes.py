@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
@@ -12,24 +15,27 @@ from torch import Tensor, nn
 from vitlens.models import class_count, label_names
 from vitlens.recorder import supported
 
-__all__ = ["class_numbers", "describe_match", "imagenet_numbers"]
+__all__ = ["ORDERS", "class_numbers", "describe_match", "imagenet_numbers"]
 __dir__ = __all__.copy
 
 ADVICE = (
-    "Name the classes as the model does (by WordNet ids for ImageNet), or choose a protocol that learns the classes "
-    "(fewshot, knn, probe, finetune)."
+    "Name the classes as the model does (by WordNet ids for ImageNet), give a file with the names of the model's "
+    "classes (--classes), or choose a protocol that learns the classes (fewshot, knn, probe, finetune)."
 )
 
 
-def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
+def class_numbers(model: nn.Module, names: tuple[str, ...], classes: str = "") -> Tensor:
     """The model's number for each of the K classes of a data set, (K,) int64, in the order of `names`.
 
     Matches by name if both have names: the model's own, or WordNet ids (n01440764) and WordNet names (tench) for models
     of ImageNet. Otherwise matches by number (`by_number`), or by position if the numbers of classes are equal.
     `describe_match` returns the kind of match. Accuracy is always over all of the model's classes.
 
-    Raises ValueError for a class without a match, for two classes with one match, and for fewer classes called 0, 1, 2
-    … than the model's named classes.
+    classes: for a model without class names, an order of `ORDERS` in which it numbers the classes of the data, or for
+    any model a file of its class names in order (one a line, or a JSON list).
+
+    Raises ValueError for a class without a match, for two classes with one match, for fewer classes called 0, 1, 2 …
+    than the model's named classes, and if usual orders of the names differ and none is chosen.
 
     >>> class_numbers(model, ("Egyptian cat", "Persian cat"))
     tensor([32, 31])
@@ -41,7 +47,13 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
             "(fewshot, knn, probe)."
         )
     count = len(names)
+    if classes in ORDERS:
+        return _numbers_in_order(model, names, classes)
+    if classes:
+        return _match(names, total, _names_in_file(Path(classes), total))
     model_names = _names(model)
+    if not model_names and count == total:
+        _require_one_order(names)
     if by_number(model, names):
         numbers = [int(name) for name in names]
         first_classes = sorted(numbers) == list(range(count))
@@ -52,14 +64,23 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
                 f"number ({first_name} …). {ADVICE}"
             )
         return torch.tensor(numbers)
+    return _match(names, total, model_names)
+
+
+def _match(names: tuple[str, ...], total: int, model_names: list[list[str]]) -> Tensor:
+    """The model's number of each class by name, or by position if the model has no names."""
+    count = len(names)
     if count == total and _in_order(names, model_names):
         return torch.arange(total)  # also with two classes of one name, as ImageNet's crane
     by_name = _numbers(model_names)
-    matches = [by_name.get(_plain(name)) for name in names]
+    matches = [_find(name, by_name) for name in names]
     reason = None
     if None in matches:
         missing = names[matches.index(None)]
         reason = f"{missing!r} is not"
+        sharing = [number for number, own in enumerate(model_names) if _plain(missing) in own]
+        if len(sharing) > 1:
+            reason = f"{missing!r} is the name of several (numbers {', '.join(map(str, sharing))})"
     elif len(set(matches)) < count:
         reason = "several match the same class"
     if reason:
@@ -69,6 +90,15 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
     return torch.tensor(matches)
 
 
+def _find(name: str, by_name: dict[str, int]) -> int | None:
+    """Number of a class by its name, or by the WordNet id with which it begins, as in n02085620-Chihuahua."""
+    plain = _plain(name)
+    if plain in by_name:
+        return by_name[plain]
+    wordnet_id = re.match(r"(n\d{8})(?!\w)", plain)
+    return by_name.get(wordnet_id[1]) if wordnet_id else None
+
+
 def _in_order(names: tuple[str, ...], model_names: list[list[str]]) -> bool:
     """True if each name is a name of the model's class with its number, and if the model has no names."""
     if not model_names:
@@ -76,46 +106,136 @@ def _in_order(names: tuple[str, ...], model_names: list[list[str]]) -> bool:
     return all(_plain(name) in own for name, own in zip(names, model_names, strict=True))
 
 
-def describe_match(model: nn.Module, names: tuple[str, ...]) -> str:
+# Orders of classes without names
+
+
+def _text_key(name: str) -> str:
+    return name
+
+
+def _natural_key(name: str) -> list[tuple[bool, int | str]]:
+    """Key that sorts names by the numbers in them."""
+    parts: list[tuple[bool, int | str]] = []
+    for part in re.findall(r"\d+|\D+", name):
+        if part.isdecimal():
+            parts.append((False, int(part)))
+        else:
+            parts.append((True, part))
+    return parts
+
+
+def _case_blind_key(name: str) -> str:
+    return name.casefold()
+
+
+def _timm_key(name: str) -> list[int | str]:
+    """timm's `natural_key`."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name.lower())]
+
+
+def _key_of_explorer(name: str) -> list[tuple[bool, int | str]]:
+    return _natural_key(name.casefold())
+
+
+ORDERS = {
+    "text": _text_key,
+    "natural": _natural_key,
+    "case-blind": _case_blind_key,
+    "timm": _timm_key,
+    "explorer": _key_of_explorer,
+}
+"""Keys of the usual orders of class folders: by code points as torchvision sorts them, with numbers by value, without
+the case of letters, and with both, as timm's reader and file managers sort them."""
+
+
+def _sorted_by(names: Sequence[str], order: str) -> list[str]:
+    key = ORDERS[order]
+    return sorted(sorted(names), key=key)
+
+
+def _numbers_in_order(model: nn.Module, names: tuple[str, ...], order: str) -> Tensor:
+    """The number of each class for a model that numbers them in an order of `ORDERS`."""
+    total = class_count(model)
+    if len(names) != total:
+        raise ValueError(
+            f"The order {order} numbers {len(names)} classes of the data, but the model has {total:,}. Give a file "
+            "with the names of the model's classes."
+        )
+    if _names(model):
+        raise ValueError(
+            f"The model has class names, so its classes are matched by name, not in the order {order}. Leave it out."
+        )
+    in_order = _sorted_by(names, order)
+    return torch.tensor([in_order.index(name) for name in names])
+
+
+def _require_one_order(names: tuple[str, ...]) -> None:
+    """Raise ValueError if names are in a usual order, and another one differs."""
+    given = list(names)
+    orders: dict[tuple[str, ...], str] = {}
+    for order in ORDERS:
+        orders.setdefault(tuple(_sorted_by(names, order)), order)
+    if len(orders) == 1 or tuple(given) not in orders:
+        return
+    listed = [f"{_begin(in_order)} ({order})" for in_order, order in orders.items()]
+    raise ValueError(
+        f"The model has no class names, and usual orders of the data's classes differ: {'; '.join(listed)}. Choose the "
+        f"order of its training with classes (--classes {' or '.join(orders.values())}), or give a file with the names "
+        "of its classes in order."
+    )
+
+
+def _begin(names: Sequence[str], most: int = 12) -> str:
+    """The first names of a list."""
+    listed = ", ".join(names[:most])
+    return f"{listed}, …" if len(names) > most else listed
+
+
+def _names_in_file(file: Path, total: int) -> list[list[str]]:
+    """Names of each of the model's classes from a file: one a line, a JSON list, or a JSON object by number."""
+    if not file.is_file():
+        raise ValueError(
+            f"classes must be one of {', '.join(ORDERS)} or a file of class names, got {str(file)!r}."
+        )
+    text = file.read_text(encoding="utf-8-sig")
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = text.strip().splitlines()
+    if isinstance(content, dict):
+        content = [content[str(number)] for number in range(total) if str(number) in content]
+    if not isinstance(content, list) or len(content) != total:
+        number = len(content) if isinstance(content, list) else 0
+        raise ValueError(
+            f"{file} must hold the names of the model's {total:,} classes, got {number:,}."
+        )
+    return _with_synonyms([_plain(str(name)) for name in content])
+
+
+def describe_match(model: nn.Module, names: tuple[str, ...], classes: str = "") -> str:
     """Note on the kind of match in `class_numbers`, or "" for a match by name.
 
     >>> describe_match(model, ("31", "32"))
     "The data's classes have no names, so their numbers are taken as the model's class numbers."
     """
+    if classes in ORDERS:
+        return f"The classes are matched by position, in the order {classes}, as chosen."
+    if classes:
+        return f"The model's classes are named by {Path(classes).name}."
     if by_number(model, names):
         return "The data's classes have no names, so their numbers are taken as the model's class numbers."
     if _names(model):
         return ""
     note = "The classes are matched by position, because the model has no class names."
     given = list(names)
-    as_text = sorted(names)
-    by_numbers = sorted(names, key=_natural_key)
-    if given == by_numbers == as_text:
+    others = [order for order in ORDERS if _sorted_by(names, order) != given]
+    if not others:
         return note
-    if given == by_numbers:
-        how = "as text"
-        other = as_text
-    else:
-        how = "by their numbers"
-        other = by_numbers
+    other = _sorted_by(names, others[0])
     first = 0
     while given[first] == other[first]:
         first += 1
-    listed = ", ".join(names[:12])
-    if len(names) > 12:
-        listed += ", …"
-    return f"{note} Their order is {listed}; sorted {how}, number {first} would be {other[first]}."
-
-
-def _natural_key(name: str) -> tuple[list[tuple[bool, int | str]], str]:
-    """Key that sorts names by the numbers in them."""
-    parts: list[tuple[bool, int | str]] = []
-    for part in re.findall(r"\d+|\D+", name):
-        if part.isdecimal():
-            parts.append((True, int(part)))
-        else:
-            parts.append((False, part))
-    return parts, name
+    return f"{note} Their order is {_begin(given)}; in the order {others[0]}, number {first} would be {other[first]}."
 
 
 def by_number(model: nn.Module, names: tuple[str, ...]) -> bool:
@@ -140,8 +260,9 @@ def imagenet_numbers(model: nn.Module) -> Tensor | None:
     imagenet = _imagenet("imagenet-1k")
     count = len(imagenet)
     every = torch.arange(count)
-    if len(model_names) == count and _in_order(tuple(model_names), imagenet):
-        return every
+    if len(model_names) == count:
+        numbers = _numbers_in_imagenet(model_names, "imagenet-1k")
+        return torch.tensor(numbers) if numbers else None
     by_name = _numbers(imagenet)
     numbers = [by_name.get(name, -1) for name in model_names]
     matches = torch.tensor(numbers, dtype=torch.int64)
@@ -164,25 +285,60 @@ def _names(model: nn.Module) -> list[list[str]]:
         subset = infer_imagenet_subset(model)
     if subset:
         return _imagenet(subset)
-    return [[_plain(name)] for name in label_names(model) or []]
+    return _with_synonyms([_plain(name) for name in label_names(model) or []])
+
+
+IN_PLACE = 0.7
+"""Share of ImageNet's names in their places, above which other names are taken for other words for the same classes:
+torchvision has "crane bird" for one of two cranes, and a fifth of open_clip's names differ."""
+
+
+def _with_synonyms(names: list[str]) -> list[list[str]]:
+    """Names of each class, with WordNet's id and names if all of the classes are ImageNet's.
+
+    So a model with human names matches data with WordNet ids, and the other way round.
+    """
+    for subset in ("imagenet-1k", "imagenet-22k"):
+        numbers = _numbers_in_imagenet(names, subset)
+        if numbers:
+            classes = _imagenet(subset)
+            return [[name, *classes[n][1:]] for name, n in zip(names, numbers, strict=True)]
+        if names and not re.fullmatch(r"n\d{8}", names[0]):
+            break  # 22k has too many names for a match by these
+    return [[name] for name in names]
+
+
+def _numbers_in_imagenet(names: list[str], subset: str) -> list[int]:
+    """The number in an ImageNet of each class, or [] if one is not among them, or two are the same."""
+    classes = _imagenet(subset)
+    if len(names) == len(classes):
+        in_place = sum(name in own for name, own in zip(names, classes, strict=True))
+        if in_place > IN_PLACE * len(classes):
+            return list(range(len(names)))
+    by_name = _numbers(classes)
+    numbers = [by_name.get(name) for name in names]
+    if None in numbers or len(set(numbers)) < len(numbers):
+        return []
+    return numbers
 
 
 @functools.cache
 def _imagenet(subset: str) -> list[list[str]]:
-    """WordNet id and names of each class of ImageNet or of a subset."""
+    """Names of each class of ImageNet or of a subset: its WordNet id, twice as other classes have a name before it, its
+    whole name, and the parts of that."""
     info = ImageNetInfo(subset)
     classes = []
     for wordnet_id in info.label_names():
         text = info.label_name_to_description(wordnet_id)
         parts = [_plain(part) for part in text.split(",")]
-        classes.append([wordnet_id, _plain(text), *parts])
+        classes.append([wordnet_id, wordnet_id, _plain(text), *parts])
     return classes
 
 
 def _numbers(classes: list[list[str]]) -> dict[str, int]:
     """Class numbers by name, without names that two classes share. Whole names take precedence over their parts."""
     numbers: dict[str, int | None] = {}
-    for part in (slice(0, 2), slice(2, None)):
+    for part in (slice(0, 3), slice(3, None)):
         new: dict[str, int | None] = {}
         for number, names in enumerate(classes):
             for name in dict.fromkeys(names[part]):

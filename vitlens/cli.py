@@ -24,6 +24,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from vitlens.plugins import load_plugins
+from vitlens.texts import visible
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -96,7 +97,7 @@ def run() -> None:
 
 
 def _fail(message: str) -> int:
-    print(f"vitlens: {message}", file=sys.stderr)
+    print(f"vitlens: {visible(message)}", file=sys.stderr)
     return 2
 
 
@@ -175,6 +176,13 @@ Root = Annotated[
         help="Folder of named data sets and of downloads. By default ~/.cache/vitlens.",
     ),
 ]
+ImageKey = Annotated[
+    str,
+    Option(
+        help="Column of the images in tables, or their field in WebDataset samples, if there are several."
+    ),
+]
+LabelKey = Annotated[str, Option(help="Column or field of the labels, such as cls or json.label.")]
 Workers = Annotated[
     int | None, Option(min=0, help="Processes that read images. By default one for each core.")
 ]
@@ -233,7 +241,7 @@ def echo(message: str, file: TextIO | None = None) -> None:
     from tqdm import tqdm
 
     file = file or sys.stderr
-    tqdm.write(message, file=file)
+    tqdm.write(visible(message), file=file)
     file.flush()
 
 
@@ -331,7 +339,9 @@ def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
 
     try:
         about = json.loads((model.parent / "data.json").read_text("utf-8"))
-        split = load(about["data"], "valid", size=8, stream=True, workers=0, root=about["root"])
+        keys = {name: about.get(name, "") for name in ("image_key", "label_key")}
+        options = {"size": 8, "stream": True, "workers": 0, "root": about["root"], **keys}
+        split = load(about["data"], "valid", **options)
         split = split.subset(min(count, len(split)))
         images = []
         for i, label in enumerate(split.labels.tolist()):
@@ -413,8 +423,7 @@ def inspect(
         import vitlens.report as report
         from vitlens.files import check_writable
         from vitlens.images import image_files
-        from vitlens.models import load_model
-        from vitlens.models.opening import is_checkpoint
+        from vitlens.models.opening import is_checkpoint, load_vit, same_model
 
     model, images = model_and_images(model, images)
     if model and beside and not checkpoint and Path(model) == Path(beside):
@@ -424,12 +433,17 @@ def inspect(
     more = _without(image_files(data, note), shown) if data else []
     check_writable(out, "--out")
     meaning = outputs and outputs.value
-    vits = [load_model(model, checkpoint=checkpoint, head=head, outputs=meaning)]
+    vits = [load_vit(model, checkpoint=checkpoint, head=head, outputs=meaning)]
     if beside and is_checkpoint(beside):
         same_head = head if checkpoint else None
-        vits.append(load_model(model, checkpoint=beside, head=same_head, outputs=meaning))
+        vits.append(load_vit(model, checkpoint=beside, head=same_head, outputs=meaning))
     elif beside:
-        vits.append(load_model(beside, outputs=meaning))
+        vits.append(load_vit(beside, outputs=meaning))
+    if beside and same_model(*vits):
+        raise typer.BadParameter(
+            f"{model or 'The bundled model'} and {beside} are the same model: their weights and settings are equal. "
+            "Name another one after --beside."
+        )
     vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
     inspections = []
@@ -522,7 +536,8 @@ def explain(
         import vitlens.report as report
         from vitlens import attribution
         from vitlens.files import check_writable
-        from vitlens.models import load_model
+        from vitlens.images import Remarks
+        from vitlens.models.opening import load_vit
 
     options = {"orders": orders, "baseline": baseline and baseline.value}
     options = {name: value for name, value in options.items() if value is not None}
@@ -538,7 +553,7 @@ def explain(
     if scores:
         report.check_folder(out, ["scores.csv"])
     had_scores = (out / "scores.csv").exists()
-    vit = load_model(model, checkpoint=checkpoint, head=head, outputs=outputs and outputs.value)
+    vit = load_vit(model, checkpoint=checkpoint, head=head, outputs=outputs and outputs.value)
     vit = vit.to(torch_device)
     explained, scored = [], []
 
@@ -554,6 +569,7 @@ def explain(
 
     try:
         with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
+            remarks = Remarks(lambda words: echo(f"Note: {words}", sys.stdout))
             made = report.explain(
                 vit,
                 shown,
@@ -562,10 +578,11 @@ def explain(
                 names=methods or None,
                 on_error=complain if len(shown) > 1 else None,
                 on_part=lambda _: bar.update(),
-                on_note=lambda words: echo(f"Note: {words}", sys.stdout),
+                on_note=remarks,
             )
             for path in report.write_explanations(collecting(made, explained), out):
                 echo(str(path), sys.stdout)
+            remarks.total(len(explained))
         if had_scores and not scores and not (out / "scores.csv").exists():
             note(f"removed scores.csv, which an earlier run left in {out}.")
         if scores:
@@ -599,6 +616,10 @@ def _targets(target: str, against: str, like: list[Path], text: list[str]) -> tu
             others = [targets.text(against)]
         return goal, others[0] if others else None
     if like:
+        from vitlens.images import load_image
+
+        for path in (*like, *filter(None, [against])):
+            load_image(path, on_note=note)
         goal = targets.like(like)
         return goal, targets.like(Path(against)) if against else None
     return target or None, against or None
@@ -619,6 +640,8 @@ def train(
         ),
     ] = None,
     workers: Workers = None,
+    image_key: ImageKey = "",
+    label_key: LabelKey = "",
     out: Annotated[
         Path | None,
         Option(
@@ -702,6 +725,8 @@ def train(
         root=root,
         stream=stream,
         workers=workers,
+        image_key=image_key,
+        label_key=label_key,
     )
     signal = account["stopped_by"]
     return 128 + signal if signal else 0

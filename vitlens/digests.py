@@ -21,6 +21,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vitlens import files
+
 __all__ = ["Digests", "TrainedOn", "pixel_digest", "read_trained_on", "stored_digest"]
 __dir__ = __all__.copy
 
@@ -45,6 +47,7 @@ def stored_digest(content: str | os.PathLike | bytes | memoryview) -> int:
     True
     """
     if isinstance(content, str | os.PathLike):
+        files.require_file(content)
         with open(content, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             return _digest(size, *_parts_of_file(file, size))

@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 import os
+import select
 import socket
 import stat
 import sys
@@ -25,6 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitlens import waiting
+from vitlens.texts import encode
 
 try:
     import fcntl
@@ -50,7 +52,7 @@ def write(path: str | os.PathLike, content: bytes | str) -> None:
     The file keeps its permissions. A link is followed, and its target is replaced. Raises OSError with one sentence,
     and the earlier content is unchanged then.
     """
-    data = content.encode() if isinstance(content, str) else content
+    data = encode(content) if isinstance(content, str) else content
     path = Path(path)
     try:
         _write(_target(path), data)
@@ -200,6 +202,59 @@ def _unwritten(path: Path, problem: OSError) -> OSError:
     return error
 
 
+# Reading
+
+
+def read(path: str | os.PathLike, *, pipes: bool = True) -> bytes:
+    """Content of a file, or all that another process writes into a pipe.
+
+    Waiting for a pipe is announced, and ends after minutes without data. pipes: False to refuse anything but a file.
+    """
+    if not hasattr(select, "poll"):  # Windows
+        return Path(path).read_bytes()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb", buffering=0) as file:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode):
+            return file.readall()
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not pipes or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or file.isatty()):
+            raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
+        return _read_pipe(path, descriptor)
+
+
+def is_file_or_missing(path: str | os.PathLike) -> bool:
+    """False for pipes and devices, which open() may wait for."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return True
+
+
+def require_file(path: str | os.PathLike) -> None:
+    """Raise OSError for a pipe or a device, which open() may wait for."""
+    if not is_file_or_missing(path):
+        raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
+
+
+def _read_pipe(path: str | os.PathLike, descriptor: int) -> bytes:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    wait = waiting.Wait(f"data from {path}", "Write into it, or give a file.")
+    parts: list[bytes] = []
+    while True:
+        events = poll.poll(waiting.PAUSE * 1000)
+        if events and events[0][1] & select.POLLIN:
+            part = os.read(descriptor, 2**20)
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+        elif events:  # all writers have closed it
+            return b"".join(parts)
+        wait.check(len(parts))
+
+
 # Locks
 
 
@@ -228,8 +283,8 @@ def lock(path: str | os.PathLike, option: str = "file", *, waits: bool = True) -
     """Lock a file for this thread in a block, whether the file exists or not. The same thread may lock it again.
 
     option: name of the file's option in messages. waits: False to raise ValueError if another process has locked it.
-    Waiting ends with a TimeoutError after minutes in which neither the file nor the owner of the lock changed. On a
-    file system without locks, the block runs unlocked, and a sentence is printed.
+    Waiting ends with a TimeoutError after minutes in which the owner of the lock neither changed nor did anything. On
+    a file system without locks, the block runs unlocked, and a sentence is printed.
     """
     path = Path(path)
     target = _target(path)

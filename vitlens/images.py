@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
+from vitlens import files
 from vitlens.texts import shown
 from vitlens.walk import list_names, walk
 
@@ -45,6 +48,87 @@ class ImageError(ValueError):
     >>> issubclass(vitlens.ImageError, ValueError)
     True
     """
+
+
+class Change(str):
+    """A change of an image on the way to RGB, as the end of a sentence about it. kind: key of `_OF_SEVERAL`."""
+
+    kind: str
+
+    def __new__(cls, kind: str, text: str):
+        new = super().__new__(cls, text)
+        new.kind = kind
+        return new
+
+
+_OF_SEVERAL = {
+    "dark": "have levels that use less than a quarter of 16 bits, so they may look dark",
+    "transparent": "were laid over white where they are transparent",
+    "turned": "were turned upright by their EXIF orientation",
+    "cut": "end in an even gray, as files that were cut",
+    "frames": "hold several images, of which the first is read",
+    "profile": "were converted from a color profile to sRGB",
+    "bad profile": "have a color profile that is damaged or does not fit their pixels, which was ignored",
+    "unused profile": "have a color profile other than sRGB, which data sets do not apply",
+    "crop": "are cropped: the model sees less than half of their area",
+}
+"""The end of a sentence about several images, by the kind of their `Change`."""
+
+
+class Remark(str):
+    """A sentence about one image. kinds: those of its changes."""
+
+    kinds: tuple[str, ...]
+
+    def __new__(cls, subject: str, changes: Iterable[Change]):
+        changes = list(changes)
+        new = super().__new__(cls, f"{subject} {'; '.join(changes)}.")
+        new.kinds = tuple(change.kind for change in changes)
+        return new
+
+
+class Remarks:
+    """Function for `on_note` that passes on the first three remarks of a kind, and counts all. `total` gives the sum.
+
+    >>> remarks = vitlens.images.Remarks(print)
+    >>> for file in ("a", "b", "c", "d"):
+    ...     remarks(vitlens.images.Remark(file, [vitlens.images.Change("turned", "was turned")]))
+    a was turned.
+    b was turned.
+    c was turned.
+    >>> remarks.total(9)
+    4 of 9 images were turned upright by their EXIF orientation.
+    """
+
+    def __init__(self, on_note: Callable[[str], None], first: int = 3):
+        self.on_note = on_note
+        self.first = first
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, note: str) -> None:
+        kinds = getattr(note, "kinds", None)
+        if kinds is None:
+            self.on_note(note)
+            return
+        self.counts.update(kinds)
+        if any(self.counts[kind] <= self.first for kind in kinds):
+            self.on_note(note)
+
+    def total(self, images: int) -> None:
+        """Pass on a sentence for each kind with more remarks than were passed on. images: number of all images."""
+        counts = {kind: n for kind, n in self.counts.items() if n > self.first}
+        text = count_changes(counts, images)
+        if text:
+            self.on_note(text)
+
+
+def count_changes(counts: Mapping[str, int], images: int, title: str = "images") -> str:
+    """Sentences about a number of changed images of each kind among `images` images, or ""."""
+    sentences = []
+    for kind, ending in _OF_SEVERAL.items():
+        if counts.get(kind):
+            sentences.append(f"{counts[kind]:,} of {images:,} {title} {ending}.")
+    return " ".join(sentences)
 
 
 class ModelInput(np.ndarray):
@@ -93,16 +177,17 @@ def load_image(
     >>> vitlens.load_image(np.zeros((60, 80, 4), np.uint8)).getpixel((0, 0))  # transparent
     (255, 255, 255)
 
-    source: a path, the bytes of a file, a binary file object (read from its beginning, not closed), a PIL image (not
-    changed), a NumPy array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of bool, uint8, uint16 or floats in [0, 1], or a
-    torch tensor of the same kinds, channels last or first.
+    source: a path, the bytes of a file or of its path, a binary file object (read from its beginning, not closed), a
+    PIL image (not changed), a NumPy array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of bool, uint8, uint16 or floats in
+    [0, 1], or a torch tensor of the same kinds, channels last or first.
 
-    The EXIF orientation is applied, transparency is blended with white, 16-bit levels are divided by 257 and floats
-    multiplied by 255, without clipping or stretching, and colors are converted from an embedded profile to sRGB. Of
-    several frames the first is read. on_note: called with a sentence about these changes, if any. Raises ImageError for
-    other sources, and for images of over `max_pixels` by their header, before decoding.
+    The EXIF orientation is applied, transparency is blended with white, 16-bit levels are divided by 257 (of 16-bit
+    colors Pillow reads the upper 8 bits) and floats multiplied by 255, without clipping or stretching, and colors are
+    converted from an embedded profile to sRGB. Of several frames the first is read. on_note: called with a sentence
+    about these changes, if any. Raises ImageError for other sources, and for images of over `max_pixels` by their
+    header, before decoding.
     """
-    notes: list[str] = []
+    notes: list[Change] = []
     name = _name_of(source)
     try:
         with _open(source, notes) as image:
@@ -116,19 +201,25 @@ def load_image(
             if from_file and image.format in _DRAWINGS:
                 raise ImageError(f"is a drawing ({image.format}). Export it as PNG")
             result = rgb(image, notes, profiles=True)
-            if image.format == "JPEG" and _ends_gray(image):
-                notes.append("ends in an even gray, as a file that was cut")
-            with suppress(Exception):  # the first frame is read, so the others may be damaged
-                has_previews = image.format == "MPO"  # of phones
-                if from_file and not has_previews and image.n_frames > 1:
-                    notes.append(f"holds {image.n_frames} images; the first is shown")
+            if from_file:
+                note_file(image, notes)
     except Exception as error:  # decoders raise many types on damaged files
         raise ImageError(f"Expected an image, but {name} {_reason(error)}.") from error
     if notes and on_note is not None:
         subject = name[0].upper() + name[1:]
-        changes = "; ".join(notes)
-        on_note(f"{subject} {changes}.")
+        on_note(Remark(subject, notes))
     return result
+
+
+def note_file(image: Image.Image, notes: list[Change]) -> None:
+    """Add changes for a decoded file that was cut, or has several images, of which the first is read."""
+    with suppress(Exception):  # the first image is read, so the others may be damaged
+        if image.format == "JPEG" and _ends_gray(image):
+            notes.append(Change("cut", "ends in an even gray, as a file that was cut"))
+        has_previews = image.format == "MPO"  # of phones
+        if not has_previews and getattr(image, "is_animated", False):
+            number = image.n_frames
+            notes.append(Change("frames", f"holds {number} images; the first is shown"))
 
 
 def _ends_gray(image: Image.Image) -> bool:
@@ -136,6 +227,73 @@ def _ends_gray(image: Image.Image) -> bool:
     width, height = image.size
     block = image.crop((max(0, width - 8), max(0, height - 8), width, height)).convert("RGB")
     return block.getextrema() == ((128, 128),) * 3
+
+
+def named_sources(
+    images: object, on_note: Callable[[str], None] | None = None
+) -> Iterator[tuple[str, object]]:
+    """Yield (name, source of `load_image`) of each image in an argument that may hold one or several.
+
+    >>> [name for name, _ in vitlens.images.named_sources(["a/cat.png", "b/cat.png", "dog.png"])]
+    ['cat.png', 'b/cat.png', 'dog.png']
+
+    images: one source, a folder, a mapping by name, or an iterable of sources or of (name, source) pairs, such as a
+    list, a generator, a NumPy array of paths or a pandas Series. Without a given name, an image has that of its file,
+    and its path if several files have that name. on_note: as for `image_files`. Raises ImageError for a set, which has
+    no order, and for a table of several columns.
+    """
+    if isinstance(images, (set, frozenset)):
+        raise ImageError("A set of images has no order. Pass a list, such as sorted(images).")
+    if hasattr(images, "columns") and hasattr(images, "iloc"):
+        raise ImageError("A table has several columns. Pass the one with the images, table[name].")
+    if isinstance(images, Mapping):
+        yield from images.items()
+        return
+    if isinstance(images, str | os.PathLike) and os.path.isdir(images):
+        yield from image_files(Path(images), on_note)
+        return
+    items = [images] if _is_single(images) else _items(images)
+    names: set[str] = set()
+    for number, item in enumerate(items):
+        if _is_pair(item):
+            yield item
+            continue
+        name = _file_name(item) or f"image {number + 1}"
+        if name in names and isinstance(item, str | os.PathLike):
+            name = os.fspath(item)
+        if name in names:
+            name = f"{name} ({number + 1})"
+        names.add(name)
+        yield name, item
+
+
+def _is_single(source: object) -> bool:
+    """True for one source of `load_image`, and for whatever holds no other sources."""
+    if isinstance(source, np.ndarray):
+        return source.dtype.kind not in "USO"
+    if isinstance(source, (str, bytes, bytearray, memoryview, os.PathLike, Image.Image)):
+        return True
+    if hasattr(source, "read") or hasattr(source, "requires_grad"):
+        return True
+    return not hasattr(source, "__iter__")
+
+
+def _items(images: Iterable) -> Iterable:
+    """The items of an iterable. An array of strings has one dimension then."""
+    return images.ravel().tolist() if isinstance(images, np.ndarray) else images
+
+
+def _is_pair(item: object) -> bool:
+    """True for a (name, source) pair."""
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str | int)
+
+
+def _file_name(source: object) -> str:
+    """Name of the file of a source, or "" for an image from memory."""
+    path = source
+    if not isinstance(source, str | os.PathLike):
+        path = getattr(source, "filename", "") or getattr(source, "name", "")
+    return Path(os.fsdecode(path)).name if isinstance(path, str | os.PathLike) else ""
 
 
 def _name_of(source) -> str:
@@ -151,15 +309,28 @@ def _name_of(source) -> str:
     return f"the {type(source).__name__} given"
 
 
-def _open(source, notes: list[str]) -> AbstractContextManager[Image.Image]:
+def _open(source, notes: list[Change]) -> AbstractContextManager[Image.Image]:
     """A context with the image of a source. It closes files that it opened, and no image of the caller."""
     if isinstance(source, np.ndarray) or hasattr(source, "requires_grad"):
         return nullcontext(_from_array(source, notes))
     if isinstance(source, Image.Image):
         return nullcontext(source)
+    if not _is_single(source) or isinstance(source, (set, frozenset, dict)):
+        raise ImageError("holds several images or none. Pass one of them, or all to `preprocess`")
+    if isinstance(source, bytes) and _names_file(source):
+        source = os.fsdecode(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
         source = io.BytesIO(source)
+    elif isinstance(source, (str, os.PathLike)) and not files.is_file_or_missing(source):
+        source = io.BytesIO(files.read(source))  # open() would wait for a pipe without a word
+    if not isinstance(source, str | os.PathLike) and not hasattr(source, "read"):
+        raise ImageError("is not an image. Pass a path, the bytes of a file, an image or an array")
     return Image.open(source)
+
+
+def _names_file(content: bytes) -> bool:
+    """True for bytes that are the path of a file and not the content of one."""
+    return len(content) < 4096 and b"\0" not in content and os.path.isfile(content)
 
 
 def _reason(error: Exception) -> str:
@@ -168,6 +339,8 @@ def _reason(error: Exception) -> str:
         return str(error)
     if isinstance(error, UnidentifiedImageError):
         return "is damaged or in no format that Pillow reads (HEIC needs pillow-heif); export it as JPEG or PNG"
+    if isinstance(error, FileNotFoundError) and re.match(r"\w+://", str(error.filename)):
+        return "is an address. Download the image, and give its file"
     if getattr(error, "strerror", None):
         return f"cannot be read ({error.strerror})"
     words = str(error).split()
@@ -187,6 +360,8 @@ def is_image(path: str | os.PathLike) -> bool:
     kind = kinds.get(extension.lower())
     if kind in Image.OPEN:
         return kind not in _NO_IMAGES
+    if not files.is_file_or_missing(path):
+        return False
     try:
         with Image.open(path) as image:
             return image.format not in _NO_IMAGES
@@ -251,7 +426,7 @@ def samples() -> dict[str, Image.Image]:
 
 
 def rgb(
-    image: Image.Image, notes: list[str] | None = None, *, profiles: bool = False
+    image: Image.Image, notes: list[Change] | None = None, *, profiles: bool = False
 ) -> Image.Image:
     """A PIL image as a new, upright RGB image over white, as in `load_image`.
 
@@ -262,8 +437,17 @@ def rgb(
     and torchvision.
     """
     notes = [] if notes is None else notes
+    was_deep = _has_deep_colors(image)
     _decode(image)
-    colors = _in_srgb(image, notes) if profiles and "icc_profile" in image.info else image
+    if was_deep:
+        _note_dark_colors(image, notes)
+    colors = image
+    if image.info.get("icc_profile"):
+        if profiles:
+            colors = _in_srgb(image, notes)
+        elif not _is_srgb(image.info["icc_profile"]):
+            words = "has a color profile other than sRGB, which data sets do not apply"
+            notes.append(Change("unused profile", words))
     if colors.mode.startswith(("I", "F")):
         plain = _from_deep_gray(colors, notes)
     elif colors.has_transparency_data:
@@ -272,7 +456,7 @@ def rgb(
         plain = Image.alpha_composite(white, rgba).convert("RGB")
         lowest, _ = rgba.getchannel("A").getextrema()
         if lowest < 255:
-            notes.append("was laid over white where it is transparent")
+            notes.append(Change("transparent", "was laid over white where it is transparent"))
     else:
         plain = colors.convert("RGB")
     plain.info.clear()
@@ -281,8 +465,28 @@ def rgb(
         if orientation in range(2, 9):
             plain.getexif()[ExifTags.Base.Orientation] = orientation
             ImageOps.exif_transpose(plain, in_place=True)
-            notes.append("was turned upright by its EXIF orientation")
+            notes.append(Change("turned", "was turned upright by its EXIF orientation"))
     return plain
+
+
+def _has_deep_colors(image: Image.Image) -> bool:
+    """True for an opened file with several channels of 16 bits, of which Pillow reads the upper 8 bits."""
+    raw_modes = []
+    for tile in getattr(image, "tile", []):
+        arguments = tile[3]
+        raw_modes.append(arguments[0] if isinstance(arguments, tuple) else arguments)
+    return any(re.match("(RGB|LA).*;16", str(raw_mode)) for raw_mode in raw_modes)
+
+
+def _note_dark_colors(image: Image.Image, notes: list[Change]) -> None:
+    """Add the change of colors of 16 bits that use less than a quarter of them."""
+    colors = [
+        band for name, band in zip(image.getbands(), image.split(), strict=True) if name != "A"
+    ]
+    highest = max(band.getextrema()[1] for band in colors)
+    if 0 < highest < 2**6:
+        words = f"has levels up to {256 * highest + 255:,} of 65,535, so it may look dark"
+        notes.append(Change("dark", words))
 
 
 def _decode(image: Image.Image) -> None:
@@ -302,8 +506,10 @@ def _decode(image: Image.Image) -> None:
         image.filename = filename
 
 
-def _from_array(source, notes: list[str]) -> Image.Image:
+def _from_array(source, notes: list[Change]) -> Image.Image:
     """PIL image of mode L, RGB or RGBA from an array or tensor."""
+    if np.ma.is_masked(source):
+        raise ImageError("has masked values. Fill them, such as by array.filled(0)")
     values = source
     if not isinstance(source, np.ndarray):
         tensor = source.detach().cpu()
@@ -326,7 +532,7 @@ def _from_array(source, notes: list[str]) -> Image.Image:
     return Image.fromarray(levels)
 
 
-def _eight_bits(values: np.ndarray, notes: list[str]) -> np.ndarray:
+def _eight_bits(values: np.ndarray, notes: list[Change]) -> np.ndarray:
     """Values as uint8, rounded to the nearest, from bool, uint8, uint16 or floats in [0, 1]."""
     if values.dtype == np.uint8:
         return values
@@ -335,7 +541,8 @@ def _eight_bits(values: np.ndarray, notes: list[str]) -> np.ndarray:
     if values.dtype.newbyteorder("=") == np.uint16:
         highest = int(values.max())
         if 0 < highest < 2**14:
-            notes.append(f"has levels up to {highest:,} of 65,535, so it may look dark")
+            words = f"has levels up to {highest:,} of 65,535, so it may look dark"
+            notes.append(Change("dark", words))
         levels = (values.astype(np.uint32) + 128) // 257
         return levels.astype(np.uint8)
     got = str(values.dtype)
@@ -351,7 +558,7 @@ def _eight_bits(values: np.ndarray, notes: list[str]) -> np.ndarray:
     )
 
 
-def _from_deep_gray(image: Image.Image, notes: list[str]) -> Image.Image:
+def _from_deep_gray(image: Image.Image, notes: list[Change]) -> Image.Image:
     """RGB image from gray of 16 bits or floats, with a transparent level (PNG) in white."""
     values = np.asarray(image)
     if image.mode != "F":
@@ -373,7 +580,17 @@ def _with_alpha(image: Image.Image) -> Image.Image:
     return copy.convert("RGBA")
 
 
-def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
+@functools.lru_cache(64)
+def _is_srgb(profile: bytes) -> bool:
+    """True for a color profile that is called sRGB."""
+    try:
+        stored = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        return "srgb" in ImageCms.getProfileDescription(stored).lower()
+    except Exception:  # damaged
+        return False
+
+
+def _in_srgb(image: Image.Image, notes: list[Change]) -> Image.Image:
     """Image converted to sRGB from its color profile, or unchanged if the profile is damaged, misfits or is sRGB."""
     colors = _with_alpha(image) if image.has_transparency_data else image
     own = "RGB"
@@ -400,9 +617,8 @@ def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
             flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
         )
     except Exception:  # a damaged profile is ignored
-        notes.append(
-            "has a color profile that is damaged or does not fit its pixels, which was ignored"
-        )
+        words = "has a color profile that is damaged or does not fit its pixels, which was ignored"
+        notes.append(Change("bad profile", words))
         return image
     if own != "CMYK":
         levels_before = np.asarray(before.convert("RGB"), np.int16)
@@ -412,5 +628,6 @@ def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
             return image
     if colors is not image:
         after.putalpha(colors.getchannel("A"))
-    notes.append(f"was converted from the color profile “{title}” to sRGB")
+    words = f"was converted from the color profile “{title}” to sRGB"
+    notes.append(Change("profile", words))
     return after

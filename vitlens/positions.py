@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitlens.names import require_known
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.precision import to_float64
-from vitlens.recorder.supported import family, inner_transformer
+from vitlens.recorder.supported import Registered, family, inner_transformer
 
 __all__ = ["rank_correlation", "resize", "similarity", "table"]
 __dir__ = __all__.copy
@@ -27,14 +27,20 @@ def table(model: nn.Module) -> Tensor:
     Raises ValueError for models without a learned table of positions (rotary, relative or no embeddings).
     """
     model = inner_transformer(model)
-    positions = family(model).positions()
+    adapter = family(model)
+    positions = adapter.positions()
     if positions is not None:
         return positions
+    kind = type(model).__name__
+    if isinstance(adapter, Registered):
+        raise ValueError(
+            f"The position embeddings of {kind} are unknown. Give `register_model` their path as positions=, such as "
+            '"pos_embed".'
+        )
     reason = "no learned table"
     for module in model.modules():
         if getattr(module, "rope", None) is not None:
             reason = "rotary embeddings"
-    kind = type(model).__name__
     raise ValueError(f"{kind} has no table of learned position embeddings ({reason}).")
 
 

@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from vitlens import attention, files, filters, models, positions
 from vitlens.formatting import number, with_minus
-from vitlens.images import ImageError
+from vitlens.images import ImageError, Remarks, named_sources
 from vitlens.models import restore, run, top_classes
 from vitlens.recorder import supported
 from vitlens.recorder.forward import require_finite
@@ -31,6 +32,7 @@ from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.precision import to_float64
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import UnsupportedModelError, unwrap
+from vitlens.texts import encode, file_name, shown, valid
 
 __all__ = [
     "Explanation",
@@ -78,8 +80,9 @@ COLUMNS = {
 }
 """Columns of the tables, by which they are known as those of vitlens."""
 
-Images = Mapping[str, object] | Iterable[tuple[str, object]]
-"""Sources of `load_image` by name, or (name, source) pairs."""
+Images = object
+"""Argument of `vitlens.images.named_sources`: sources of `load_image` by name, (name, source) pairs, paths or a
+folder."""
 Note = Callable[[str], None] | None
 
 
@@ -96,14 +99,12 @@ def prepared(
     """
     like = next(model.parameters())
     size = models.built_size(model)
-    if isinstance(images, Mapping):
-        images = images.items()
-    for pair in images:
-        if not isinstance(pair, tuple):
-            raise ValueError(
-                "Expected images by their names, such as {'cat': 'cat.jpg'} or [('cat', 'cat.jpg')]."
-            )
-        name, source = pair
+    if isinstance(images, Tensor | np.ndarray) and images.ndim == 4:
+        raise ValueError(
+            "Expected images by their names, such as {'cat': 'cat.jpg'} or [('cat', 'cat.jpg')], or their paths, got "
+            f"a batch of shape {tuple(images.shape)}."
+        )
+    for name, source in named_sources(images, on_note):
         try:
             image = models.preprocess(model, source, size=size, on_note=on_note)
         except ImageError as error:
@@ -140,8 +141,9 @@ class Picture:
 
 def _caption(picture: Picture) -> str:
     if not picture.top5:
-        return picture.name
+        return shown(picture.name)
     label, score = picture.top5[0]
+    label = shown(label)
     if picture.kind != "value":
         return f"{label.split(',')[0]} {score:.0%}"
     if len(picture.top5) == 1:
@@ -278,8 +280,9 @@ def inspect(
     total = 0  # sum of the distances of all images
     count = 0
     grid = None
+    remarks = Remarks(notes.append)
     for is_shown, source in ((True, images), (False, data)):
-        inputs = prepared(model, source, on_error, notes.append if is_shown else None)
+        inputs = prepared(model, source, on_error, remarks)
         while pairs := list(itertools.islice(inputs, batch_size)):
             names = [name for name, _ in pairs]
             batch = torch.cat([image for _, image in pairs])
@@ -300,6 +303,7 @@ def inspect(
                 pictures += _pictures(model, names, batch, logits, rollouts)
     if grid is None:
         raise ImageError("None of the images could be read, so there is nothing to inspect.")
+    remarks.total(count)
     rollout_count = sum(picture.rollout is not None for picture in pictures)
     if rollout_count > SHOWN:
         notes.append(f"rollout.png shows the first {SHOWN} images.")
@@ -346,7 +350,7 @@ def _pictures(
         yield Picture(names[k], pixels, top5, rollout, kind)
 
 
-def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
+def write_inspection(inspection: Inspection, out: str | os.PathLike) -> list[Path]:
     """Write summary.json, inspection.png (all figures on one page) and single figures. Returns the paths.
 
     The single figures are distance.png, filters.png, positions.png and rollout.png. Those of an earlier inspection that
@@ -358,6 +362,7 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
     """
     from vitlens import plot
 
+    out = Path(out)
     uniform = inspection.grid.uniform_distance()
     distance = plot.attention_distance(
         inspection.mean_distance, uniform=uniform, title=inspection.model
@@ -385,7 +390,7 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
     return _write(out, contents)
 
 
-def write_beside(inspections: Mapping[str, Inspection], out: Path) -> list[Path]:
+def write_beside(inspections: Mapping[str, Inspection], out: str | os.PathLike) -> list[Path]:
     """Write beside.json, the numbers of both inspections, and beside.png, their figures in two columns.
 
     inspections: by the heading of each column. Returns the paths.
@@ -412,31 +417,32 @@ def is_ours(path: Path) -> bool:
     return bool(keys) and all(each == INSPECTION_KEYS for each in keys)
 
 
-def check_folder(out: Path, names: Iterable[str]) -> None:
+def check_folder(out: str | os.PathLike, names: Iterable[str]) -> None:
     """Raise ValueError if a file of one of these names is in a folder, but not of a report.
 
     Reports replace the files of earlier reports only, because their names are not chosen by the caller.
 
     >>> vitlens.report.check_folder(Path("figures"), ["summary.json"])
     """
-    files.require_ours({out / name: is_ours for name in names})
+    files.require_ours({Path(out) / name: is_ours for name in names})
 
 
-def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
+def _write(out: str | os.PathLike, contents: Mapping[str, object]) -> list[Path]:
     """Write numbers (.json), tables (.csv) and figures (.png) by their file names, and return the paths."""
     import matplotlib.pyplot as plt
 
     from vitlens.plot.style import png
 
+    out = Path(out)
     check_folder(out, contents)
     out.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         if name.endswith(".json"):
             text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-            data = text.encode()
+            data = encode(text)
         elif name.endswith(".csv"):
             text = content.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-            data = text.encode()
+            data = encode(text)
         else:
             data = png(content, SHARP)
             plt.close(content)
@@ -478,7 +484,7 @@ def _new_name(name: str, taken: Mapping[str, object]) -> str:
     return f"{name} ({number})"
 
 
-def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[Path]:
+def write_heads(added: dict[str, tuple[str, Contributions]], out: str | os.PathLike) -> list[Path]:
     """Write heads.csv, a row for each image and part, and heads.png, the first images. Returns the paths.
 
     >>> added = vitlens.report.heads(model, [("cat", cat)])
@@ -494,7 +500,7 @@ def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[
         logit = contributions.logits[0].item()
         values = contributions.parts[0].tolist()
         for part, value in zip(contributions.names, values, strict=True):
-            rows.append((name, label, logit, part, value))
+            rows.append((valid(name), valid(label), logit, part, value))
     table = DataFrame(rows, columns=["image", "class", "logit", "part", "added"])
     file_names = Counter(Path(name).name for name in added)
     maps = {}
@@ -502,7 +508,7 @@ def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[
         file = Path(name).name
         is_unique = file_names[file] == 1
         first_name = label.split(",")[0]
-        title = f"{file if is_unique else name}: {first_name}"
+        title = f"{shown(file if is_unique else name)}: {shown(first_name)}"
         by_head = contributions.heads[0]
         by_mlp = contributions.mlps[0, :, None]
         maps[f"{title}\n{_sums_in_words(contributions)}"] = torch.cat([by_head, by_mlp], 1)
@@ -723,8 +729,8 @@ def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     is_value = models.output_kind(model) == "value"
     words = number(value) if is_value else f"{value:.1%}"
     if not is_value or output_count > 1:
-        words = f"“{name}” ({words})"
-    rather = f" rather than “{other}”" if other else ""
+        words = f"“{shown(name)}” ({words})"
+    rather = f" rather than “{shown(other)}”" if other else ""
     return {
         "target": name,
         "against": other,
@@ -733,7 +739,9 @@ def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     }
 
 
-def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterator[Path]:
+def write_explanations(
+    explanations: Iterable[Explanation], out: str | os.PathLike
+) -> Iterator[Path]:
     """Write a figure for each image, and all scores to scores.csv, after each explanation. Yields the paths.
 
     The path of a figure follows when the figure and its scores are on the disk, and that of scores.csv comes last.
@@ -747,6 +755,7 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
 
     from vitlens import plot
 
+    out = Path(out)
     tables = []
     for k, explanation in enumerate(explanations):
         captions = {}
@@ -755,9 +764,9 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
         scores = explanation.scores
         if scores is not None:
             about = {
-                "image": explanation.name,
-                "target": explanation.target,
-                "against": explanation.against,
+                "image": valid(explanation.name),
+                "target": valid(explanation.target),
+                "against": valid(explanation.against),
             }
             tables.append(DataFrame(about, scores.index).join(scores))
             contents["scores.csv"] = concat(tables)
@@ -765,14 +774,13 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
         elif not tables:
             files.remove_ours(out / "scores.csv", is_ours)
         path = Path(explanation.name)
-        letters = [c if c.isalnum() or c in "-_" else "-" for c in path.stem]
-        figure_name = f"{k:02d}-{''.join(letters)}.png"
+        figure_name = file_name(path.stem, before=f"{k:02d}-", suffix=".png")
         figure = plot.attributions(
             explanation.pixels,
             explanation.maps,
             grid=explanation.grid,
             note=note,
-            title=f"{path.name}: {explanation.title}",
+            title=f"{shown(path.name)}: {explanation.title}",
             captions=captions,
             compared=getattr(explanation.question.function, "images", ()),
         )

@@ -39,6 +39,20 @@ def visible(text: str) -> str:
     return "".join(c if c in "\n\t" else _readable(c) for c in text)
 
 
+def encode(text: str) -> bytes:
+    """Text in UTF-8. Bytes that are not UTF-8, as Python keeps them in paths, become escapes as in JSON.
+
+    >>> encode("caf" + b"\\xe9".decode(errors="surrogateescape"))
+    b'caf\\\\udce9'
+    """
+    return text.encode("utf-8", "backslashreplace")
+
+
+def valid(text: str) -> str:
+    """Text that UTF-8 can hold, as `encode` writes it. Tables of pandas take no other."""
+    return encode(text).decode()
+
+
 def _readable(character: str) -> str:
     """A character, or its escape if it is invisible."""
     if character in _JOINERS or unicodedata.category(character) not in _INVISIBLE:

@@ -6,11 +6,15 @@ without. Ctrl-C ends it. It ends by itself after `LIMIT` seconds in which nothin
 
 from __future__ import annotations
 
+import logging
+import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -22,6 +26,8 @@ LIMIT = 300.0
 """Seconds without movement after which a wait ends."""
 PAUSE = 0.02
 """Seconds between two looks at what is awaited."""
+SILENCE = 60.0
+"""Seconds without a byte after which a download ends that has no limit of its own."""
 clock = time.monotonic
 sleep = time.sleep
 
@@ -142,3 +148,99 @@ def announced(what: Text, instead: str, *, after: float | None = None) -> Iterat
         yield
     finally:
         timer.cancel()
+
+
+# Locks of other libraries, and downloads
+
+
+@contextmanager
+def fetching(what: str, instead: str) -> Iterator[None]:
+    """Announce a block that may download or wait for the cache of another library.
+
+    what, instead: as for `Wait`. A download ends after `SILENCE` without a byte, however long it takes. Raises
+    TimeoutError if another process holds a lock of the cache and does nothing for `LIMIT` seconds.
+    """
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(before or SILENCE)  # urllib has no limit of its own
+    try:
+        with _watched_locks(), announced(what, instead):
+            yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+@contextmanager
+def _watched_locks() -> Iterator[None]:
+    """Announce and limit the waits of the package `filelock`, which reports each look at a lock to its logger."""
+    logger = logging.getLogger("filelock")
+    before = logger.level, logger.propagate
+    handler = _LockWatch()
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+class _LockWatch(logging.Handler):
+    """Handler of filelock's messages about locks that are taken. Its errors end the wait."""
+
+    def __init__(self):
+        super().__init__(logging.DEBUG)
+        self.waits: dict[str, Wait] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "waiting" not in record.msg or len(record.args or ()) < 2:
+            return
+        file = str(record.args[1])
+        if file not in self.waits:
+            self.waits[file] = Wait(
+                lambda: f"{lock_owner(file) or 'another process'}, which holds the lock {file}",
+                "To go on without it, end it, or remove the lock if no process uses it.",
+            )
+        self.waits[file].check(movement(Path(file)))
+
+
+def lock_owner(file: str | os.PathLike) -> str:
+    """Process on this machine that has locked a file, such as "process 123 (python train.py)", or ""."""
+    process = _owner_number(file)
+    if process is None:
+        return ""
+    with suppress(OSError):
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        command = b" ".join(words).decode(errors="replace").strip()[:200]
+        return f"process {process} ({command})"
+    return f"process {process}"
+
+
+def _owner_number(file: str | os.PathLike) -> int | None:
+    """Number of the process on this machine that has locked a file, from /proc/locks."""
+    with suppress(OSError, ValueError, IndexError):
+        inode = str(os.stat(file).st_ino)
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if "->" not in words and words[5].split(":")[2] == inode and int(words[4]) > 0:
+                return int(words[4])
+    return None
+
+
+def movement(file: Path) -> object:
+    """What changes while the owner of a lock works: its time and bytes, or the files beside the lock."""
+    process = _owner_number(file)
+    if process is not None:
+        with suppress(OSError):
+            times = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]
+            with suppress(OSError):  # of another user
+                return process, times, Path(f"/proc/{process}/io").read_text()
+            return process, times
+    states = []
+    with suppress(OSError):
+        for path in sorted(file.parent.iterdir()):
+            with suppress(OSError):
+                state = path.stat()
+                states.append((path.name, state.st_size, state.st_mtime_ns))
+    return states

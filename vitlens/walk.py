@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,8 +59,7 @@ Identity = tuple[int, int]
 """Device and inode of a file or folder, equal for all its names."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A file or folder in a folder. about: its `os.stat`, None if `reason` is given. is_link: for symbolic links."""
 
     name: str
@@ -189,6 +189,7 @@ def walk(
     that cannot be read, and after `most` files and folders without a wanted file, not counting hidden ones.
     """
     folder = os.fspath(folder)
+    root = _with_separator(folder)
     result = Walk(folders=surroundings(folder))
     found = []  # (is behind a link, folder, name, identity, number of names)
     number = 0
@@ -215,9 +216,10 @@ def walk(
             continue
         depth = below.count(os.sep) + bool(below)
         is_hidden = hidden(below)
+        prefix = _with_separator(below)
         number += 0 if is_hidden else len(inside)
         for entry in inside:
-            place = os.path.join(below, entry.name)
+            place = prefix + entry.name
             if entry.reason:
                 result.leave_out(entry.reason, place)
             elif entry.is_folder:
@@ -233,7 +235,7 @@ def walk(
                     waiting.append((place, behind_link))
             elif is_hidden or _hidden_name(entry.name):
                 result.leave_out(HIDDEN, place)
-            elif wanted(os.path.join(folder, place)):
+            elif wanted(root + place):
                 is_linked = behind_link or entry.is_link
                 names = entry.about.st_nlink
                 found.append((is_linked, below, entry.name, identity(entry.about), names))
@@ -248,13 +250,18 @@ def walk(
     return result
 
 
+def _with_separator(folder: str) -> str:
+    """A folder as the beginning of paths below it."""
+    return folder if not folder or folder.endswith(os.sep) else folder + os.sep
+
+
 def _keep_one_name(result: Walk, found: list[tuple]) -> None:
     """Set the wanted files of a walk: one name of each file in `found`."""
     found.sort()
     first_names: dict[Identity, str] = {}
     kept = []
     for is_linked, below, name, about, names in found:
-        place = os.path.join(below, name)
+        place = _with_separator(below) + name
         result.has_links |= is_linked or names > 1
         if about in first_names:
             result.leave_out(REPEATED, place)
@@ -263,7 +270,7 @@ def _keep_one_name(result: Walk, found: list[tuple]) -> None:
             first_names[about] = place
             kept.append((below, name, about))
     kept.sort()
-    result.names = [os.path.join(below, name) for below, name, _ in kept]
+    result.names = [_with_separator(below) + name for below, name, _ in kept]
     pairs = [about for _, _, about in kept]
     result.identities = np.array(pairs, np.uint64).reshape(-1, 2)
 

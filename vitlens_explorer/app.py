@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 from PIL import Image
 from tornado import httpserver, netutil, web, websocket
 
+from vitlens import files
 from vitlens.images import load_image, samples
 from vitlens_explorer import front
 from vitlens_explorer.front import pack
@@ -81,9 +82,11 @@ def serve(
     model, checkpoint, head, outputs: as for `load_model`. port: 0 for a free one. Prints the address with the token
     that the page needs. Raises OSError for a port in use, and the errors of `load_image` and `load_model`.
     """
-    photograph = None if image is None else load_image(image)
+    notes: list[str] = []
+    photograph = None if image is None else load_image(image, on_note=notes.append)
     if photograph:
         photograph.filename = os.fspath(image)
+        photograph.note = " ".join(notes)
     app = App(model, photograph, checkpoint, head, outputs)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -208,12 +211,12 @@ class App:
 
     def _open_model(self, check: Callable[[], None]) -> object:
         """The model, opened in the quick lane."""
-        from vitlens.models import load_model
+        from vitlens.models.opening import load_vit
         from vitlens.recorder.supported import attention_modules, unwrap
 
         check()
         self.post(partial(self._report, f"Opening {self.name or 'the bundled model'} …"))
-        model = load_model(
+        model = load_vit(
             self.name, checkpoint=self.checkpoint, head=self.head, outputs=self.outputs
         )
         attention_modules(unwrap(model))  # raises for models without maps
@@ -398,5 +401,5 @@ def equal_secrets(given: str, secret: str) -> bool:
 def _open(address: str) -> None:
     """Open an address in a browser through a private file, because process arguments are visible to other users."""
     file = Path(tempfile.mkdtemp(prefix="vitlens-"), "explorer.html")  # mkdtemp: for this user only
-    file.write_text(f'<meta http-equiv="refresh" content="0; url={address}">', encoding="utf-8")
+    files.write(file, f'<meta http-equiv="refresh" content="0; url={address}">')
     webbrowser.open(file.as_uri())

@@ -119,7 +119,7 @@ def page(
         from tqdm import tqdm
 
         from vitlens.images import ImageError
-        from vitlens.models import load_model
+        from vitlens.models.opening import load_vit
         from vitlens.report import prepared
         from vitlens_explorer.in_page import photos_sentence, save_page
         from vitlens_explorer.live import save_live_page
@@ -132,7 +132,7 @@ def page(
         shown = dict(named_images(images))
     elif model:
         shown = dict(run_images(Path(model), 1)) or None
-    vit = load_model(model, checkpoint=checkpoint, head=head, outputs=outputs and outputs.value)
+    vit = load_vit(model, checkpoint=checkpoint, head=head, outputs=outputs and outputs.value)
     vit = vit.to(working_device(device))
     failures, complain = complaints()
     if shown and len(shown) > 1:

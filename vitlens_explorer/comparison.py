@@ -185,13 +185,15 @@ class Comparison(Page):
             cosines = torch.cosine_similarity(_patches(forward, layer), query_token, dim=-1)
             values = cosines.unflatten(0, (forward.grid.rows, forward.grid.cols)).numpy()
             if side == clicked:
-                shown = Map(values, words, farthest(values, place), "cosine")
+                shown = Map(values, words, farthest(values, place), "cosine", bound=0)
                 selected = place
             else:
                 selected = divmod(int(cosines.argmax()), forward.grid.cols)
                 cosine = number(cosines.max().item())
                 nearest = f"Nearest is {query_words(forward, selected)} (cosine {cosine})"
-                shown = Map(values, f"{words}. {nearest}", farthest(values, READOUT), "cosine")
+                shown = Map(
+                    values, f"{words}. {nearest}", farthest(values, READOUT), "cosine", bound=0
+                )
             panel = map_panel(
                 forward,
                 COMPARED[NEAREST],

@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from vitlens.plot.alt_text import bundle
 from vitlens.plot.painting import enlarge, paint
 from vitlens.plot.style import WIDTH, wrap
+from vitlens.texts import visible
 from vitlens_explorer.panels import Scale
 
 SIDE = 448
@@ -71,22 +72,21 @@ def png(image: Image.Image) -> bytes:
 def figure_png(forward, panel, score: dict | None = None) -> bytes:
     """PNG file of the `Panel` of a `Forward`, with title, color bar, caption and the chart of its score. Avoids pyplot
     for thread safety."""
-    with style.context("default"):
+    with style.context(["default", {"text.parse_math": False}]):
         return _figure_png(forward, panel, score)
 
 
 def _figure_png(forward, panel, score: dict | None) -> bytes:
-    from matplotlib.figure import Figure
-
+    from vitlens.plot.glyphs import Page
     from vitlens.plot.on_images import mark, overlay
 
     height, width = forward.grid.image
     tall = 6.5 * min(1, height / width)  # inches of the image
     if score:
-        figure = Figure(figsize=(7, tall + 3.6), dpi=150)
+        figure = Page(figsize=(7, tall + 3.6), dpi=150)
         ax, chart = figure.subplots(2, height_ratios=[tall, 3])
     else:
-        figure = Figure(figsize=(7, tall), dpi=150)
+        figure = Page(figsize=(7, tall), dpi=150)
         ax = figure.subplots()
     values, cmap, limits = panel.values, None, None
     if panel.scale:
@@ -236,7 +236,7 @@ def _draw_page(size: tuple[int, int], images: list, texts: list[_Text]) -> Image
         (letters,) = _sharp(text.size)
         font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", letters)
         place = SHARP * text.left, SHARP * text.top
-        drawing.text(place, text.words, "#262626", font, text.anchor, spacing=SHARP * 4)
+        drawing.text(place, visible(text.words), "#262626", font, text.anchor, spacing=SHARP * 4)
     return page
 
 

@@ -34,6 +34,7 @@ from vitlens.recorder.forward import eval_mode, require_finite
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import family, read_tokens, unwrap
+from vitlens.texts import shown
 from vitlens_explorer.drawing import enlarged_png
 from vitlens_explorer.words import number, percent, say
 
@@ -62,7 +63,9 @@ class Photograph:
     @classmethod
     def read(cls, source, uploaded: bool = False) -> Photograph:
         """Read an image with `load_image`. Raises ImageError for other files."""
-        notes: list[str] = []
+        notes = list(
+            filter(None, [getattr(source, "note", "")])
+        )  # of an image that the app has read
         return cls(load_image(source, on_note=notes.append), " ".join(notes), uploaded)
 
 
@@ -227,7 +230,7 @@ def weights_version(model: nn.Module) -> tuple:
 def name_of(image) -> str:
     """File name of an argument of `load_image`, or GIVEN."""
     path = image if isinstance(image, str | os.PathLike) else getattr(image, "filename", "")
-    return os.path.basename(path) or GIVEN
+    return shown(os.path.basename(path)) or GIVEN
 
 
 class Gallery:

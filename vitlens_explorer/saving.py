@@ -16,6 +16,7 @@ from PIL import Image
 
 from vitlens import __version__
 from vitlens.models import weights_digest
+from vitlens.texts import file_name
 from vitlens_explorer.controls import Control
 from vitlens_explorer.drawing import figure_png, png
 from vitlens_explorer.panels import Panel
@@ -25,7 +26,8 @@ from vitlens_explorer.views import Map
 
 def file_stem(photograph: str) -> str:
     """Beginning of the names of the files of a photograph."""
-    return "vitlens-" + re.sub(r"\W+", "-", PurePath(photograph).stem).strip("-")
+    words = re.sub(r"\W+", "-", PurePath(photograph).stem).strip("-")
+    return file_name(words, before="vitlens-")
 
 
 def settings_of(controls: Sequence[Control]) -> dict[str, object]:

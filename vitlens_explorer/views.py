@@ -93,7 +93,8 @@ class Map:
     """A drawn view. values: (rows, cols), or (rows, cols, 3) for three color channels. words: caption without its final
     period. limit: end of a fixed color scale. unit: unit of the values. title: replaces the view's. beside: charts next
     to the image for the front end. prefix: weights of the prefix tokens. sinks: patches to mark. tables: further
-    numbers to save, as columns by name, by the name of their file."""
+    numbers to save, as columns by name, by the name of their file. bound: largest departure of a map that is drawn as
+    uniform (`vitlens.plot.scales`), 0 for quantities whose maps of random weights were not measured."""
 
     values: np.ndarray
     words: str
@@ -289,7 +290,8 @@ def _similarity(forward: Forward, choice: Choice, check: Check) -> Map:
     cosines = tokens.similarity(layer_tokens, query_row(forward, choice.query))
     words = say("similarity", layer=choice.layer, source=query_words(forward, choice.query))
     values = forward.grid.image_map(cosines).numpy()
-    return Map(values, words, limit=farthest(values, choice.query), unit=say("similarity unit"))
+    limit = farthest(values, choice.query)
+    return Map(values, words, limit=limit, unit=say("similarity unit"), bound=0)
 
 
 def farthest(values: np.ndarray, query: str | int | tuple[int, int]) -> float:
@@ -326,7 +328,7 @@ def _norms(forward: Forward, choice: Choice, check: Check) -> Map:
     words = say("norms", layer=choice.layer, median=number(median))
     if forward.prefix:
         words += say("norms prefix", token=forward.prefix[0], length=number(lengths[0]))
-    return Map(forward.grid.image_map(lengths).numpy(), words, unit=say("norms unit"))
+    return Map(forward.grid.image_map(lengths).numpy(), words, unit=say("norms unit"), bound=0)
 
 
 def by_layer(

@@ -16,6 +16,8 @@ from vitlens.cli import (
     Checkpoint,
     Data,
     Head,
+    ImageKey,
+    LabelKey,
     ListingCommand,
     Model,
     Root,
@@ -26,6 +28,14 @@ from vitlens.cli import (
     working_device,
 )
 from vitlens_paper.evaluate.options import PROTOCOLS, Evaluation, check_options, given_options
+
+Classes = Annotated[
+    str,
+    Option(
+        help="Classes of a model without class names: a file of its class names in order, or the order of the data's "
+        "classes in its training: text, natural, case-blind, timm or explorer."
+    ),
+]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -116,6 +126,9 @@ def evaluate(
     workers: Workers = None,
     device: AnyDevice = None,
     checkpoint: Checkpoint = None,
+    classes: Classes = "",
+    image_key: ImageKey = "",
+    label_key: LabelKey = "",
     head: Head = None,
     list_names: Annotated[
         bool,
@@ -140,6 +153,7 @@ def evaluate(
         "tasks": tasks,
         "recipe": recipe,
         "settings": settings,
+        "classes": classes,
     }
     options = {name: value for name, value in options.items() if value}
     check_options(protocol, given_options(data, checkpoint, options), flag)
@@ -155,7 +169,14 @@ def evaluate(
     )
     command = command_of(sys.argv[1:])
     session = open_session(
-        evaluation, root=root, workers=workers, device=device, command=command, say=note
+        evaluation,
+        root=root,
+        workers=workers,
+        image_key=image_key,
+        label_key=label_key,
+        device=device,
+        command=command,
+        say=note,
     )
     writes = session.world.rank == 0  # only one of several processes
     records = []
@@ -187,6 +208,9 @@ def ablate(
     seed: Annotated[int, Option(help="Seed of the images drawn.")] = 0,
     batch: Annotated[int, Option(min=1, help="Images in a batch.")] = 50,
     checkpoint: Checkpoint = None,
+    classes: Classes = "",
+    image_key: ImageKey = "",
+    label_key: LabelKey = "",
     head: Head = None,
     root: Root = None,
     workers: Workers = None,
@@ -209,6 +233,9 @@ def ablate(
         workers=workers,
         device=device,
         checkpoint=checkpoint,
+        classes=classes,
+        image_key=image_key,
+        label_key=label_key,
         head=head,
         command=command_of(sys.argv[1:]),
         say=note,

@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFor
 from matplotlib.transforms import offset_copy
 
 import vitlens_paper as paper
-from vitlens.plot.style import array, canvas, charts, palette, rule, use_style
+from vitlens.plot.style import array, canvas, charts, palette, rule, series_name, use_style
 from vitlens_paper.tables import Published
 
 KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45", "^")}
@@ -176,7 +176,7 @@ def pretraining_size(*, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
                 mfc=face,
                 ms=7.5,
                 mew=1.6,
-                label=model,
+                label=series_name(model),
                 transform=aside,
             )
         ax.margins(0.12, 0.07)
@@ -228,7 +228,7 @@ def few_shot(
                 mec="white",
                 mew=0.6,
                 lw=1.6,
-                label=name,
+                label=series_name(name),
             )
             if rows.shape[1] < 4:
                 continue

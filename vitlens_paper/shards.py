@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlens.data.imageset import Samples
-from vitlens.data.sources import EVERY_SPLIT, SPLITS, data_root, find_split
+from vitlens.data.sources import EVERY_SPLIT, SPLITS, Columns, data_root, find_split
 from vitlens.data.tables import library, read_class_names, reason, with_class_names
 from vitlens.files import announce
 from vitlens.walk import archives, note_on_overlap, unique_files
@@ -23,6 +23,7 @@ class Streamed:
 
     shards: Sequence[Path]
     keys: Sequence[tuple[str, str]]
+    columns: Columns = Columns()
 
     def select_rows(self, rows: Sequence[int]) -> Streamed:
         return replace(self, keys=[self.keys[i] for i in rows])
@@ -32,7 +33,7 @@ class Streamed:
         numbers = {key: i for i, key in enumerate(self.keys)}
         images = [b""] * len(self.keys)
         size = 0
-        for key, image, _ in _examples(self.shards):
+        for key, image, _ in _examples(self.shards, self.columns):
             if key not in numbers:
                 continue
             images[numbers[key]] = image
@@ -45,7 +46,9 @@ class Streamed:
         return images
 
 
-def webdataset(name: str, split: str, root: Path | None, _) -> Samples:
+def webdataset(
+    name: str, split: str, root: Path | None, _, columns: Columns | None = None
+) -> Samples:
     """`wds/NAME`: shards in ROOT/NAME or ROOT. `wds/OWNER/SET` is downloaded from the hub if missing."""
     library()  # raises before any download
     parent = data_root(root)
@@ -53,16 +56,17 @@ def webdataset(name: str, split: str, root: Path | None, _) -> Samples:
     if name.count("/") == 1 and not _files(folder, split):
         _fetch(name, folder, split)
     if folder.is_dir() or "/" in name:
-        return shards(folder, split)
-    return shards(parent, split)
+        return shards(folder, split, columns)
+    return shards(parent, split, columns)
 
 
-def shards(folder: Path, split: str) -> Samples:
+def shards(folder: Path, split: str, columns: Columns | None = None) -> Samples:
     """Samples of WebDataset shards: tar files of `KEY.jpg` (or another image) and `KEY.cls` or `KEY.json` with `label`.
 
     The split is in their names or the name of their folder, where `nshards.txt` may hold their number. Samples with a
     label below 0 are left out. Class names are in `classes.json` or, one per line, in `classnames.txt`, else numbers.
     """
+    columns = columns or Columns()
     files = _files(folder, split)
     if not files:
         raise ValueError(
@@ -72,7 +76,7 @@ def shards(folder: Path, split: str) -> Samples:
     keys = []
     labels = []
     names = []
-    for key, image, label in _examples(files):
+    for key, image, label in _examples(files, columns):
         name = ": ".join(key)
         if type(label) is not int or image is None:
             missing = "image in the format of the first" if image is None else "label"
@@ -86,13 +90,15 @@ def shards(folder: Path, split: str) -> Samples:
             names.append(name)
     class_names = read_class_names(folder) or ()
     note = _note_on_left_out(folder, split)
-    samples = Samples(Streamed(files, keys), labels, class_names, names, note)
+    samples = Samples(Streamed(files, keys, columns), labels, class_names, names, note)
     if split == "train" or not _files(folder, "train"):
         return with_class_names(samples, None)
-    return with_class_names(samples, lambda: shards(folder, "train"))
+    return with_class_names(samples, lambda: shards(folder, "train", columns))
 
 
-def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | None, object]]:
+def _examples(
+    files: Sequence[Path], columns: Columns
+) -> Iterator[tuple[tuple[str, str], bytes | None, object]]:
     """((shard, key), encoded image, label) of each sample of WebDataset shards, read in order without a copy."""
     datasets = library()
     for file in files:
@@ -105,11 +111,13 @@ def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | 
                 if isinstance(kind, datasets.Image):
                     rows = rows.cast_column(name, datasets.Image(decode=False))
             for row in rows:
-                image = _image_in(row)
-                label = _label_in(row)
+                image = _image_in(row, columns.image)
+                label = _label_in(row, columns.label)
                 if image is not None or label is not None:
                     key = (file.name, row["__key__"])
                     yield key, image, label
+        except _SeveralFieldsError as problem:
+            raise ValueError(f"{file}: {problem}") from None
         except Exception as problem:
             raise ValueError(
                 f"{file} is not a complete WebDataset shard ({reason(problem)}). Download it again, or unpack it if it "
@@ -117,20 +125,48 @@ def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | 
             ) from problem
 
 
-def _image_in(row: Mapping[str, Any]) -> bytes | None:
-    """The first encoded image of a sample."""
-    for value in row.values():
-        if isinstance(value, dict) and "bytes" in value:
-            return value["bytes"]
-    return None
+class _SeveralFieldsError(ValueError):
+    """Several fields of a sample could be its image or its label, or the chosen one is missing."""
 
 
-def _label_in(row: Mapping[str, Any]) -> object:
-    """The label of a sample, from its .cls file or under "label" in its .json file, or None."""
-    if row.get("cls") is not None:
-        return row["cls"]
+def _image_in(row: Mapping[str, Any], key: str) -> bytes | None:
+    """The encoded image of a sample: the field `key`, by default the only one with an image."""
+    images = {}
+    for name, value in row.items():
+        if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
+            images[name] = value["bytes"]
+    if key:
+        fields = [
+            name for name, value in row.items() if isinstance(value, dict) and "bytes" in value
+        ]
+        if key not in fields:
+            raise _SeveralFieldsError(
+                f"image_key must be one of the sample's images {', '.join(fields)}, got {key!r}."
+            )
+        return images.get(key)
+    if len(images) > 1:
+        raise _SeveralFieldsError(
+            f"the sample {row['__key__']} has several images: {', '.join(images)}. Choose one with image_key "
+            "(--image-key)."
+        )
+    return next(iter(images.values()), None)
+
+
+def _label_in(row: Mapping[str, Any], key: str) -> object:
+    """The label of a sample: the field `key`, by default its .cls file or "label" in its .json file, or None."""
+    field, _, inner = key.partition(".")
+    if key:
+        value = row.get(field)
+        return value.get(inner or "label") if isinstance(value, dict) else value
     sidecar = row.get("json") or row.get("jsn") or {}
-    return sidecar.get("label")
+    labels = {"cls": row.get("cls"), "json.label": sidecar.get("label")}
+    labels = {name: label for name, label in labels.items() if label is not None}
+    if len(set(labels.values())) > 1:
+        said = " and ".join(f"{name} {label}" for name, label in labels.items())
+        raise _SeveralFieldsError(
+            f"the sample {row['__key__']} has two labels, {said}. Choose one with label_key (--label-key)."
+        )
+    return next(iter(labels.values()), None)
 
 
 def _files(folder: Path, split: str) -> list[Path]:
@@ -144,8 +180,12 @@ def _named_files(folder: Path, split: str) -> list[Path]:
     by_split: dict[str, list[Path]] = {}
     here, _ = archives(folder, ".tar")
     for file in here:
-        words = set(re.split(r"[-_.]", file.stem))
-        for word in words & EVERY_SPLIT:
+        words = set(re.split(r"[-_.]", file.stem)) & EVERY_SPLIT
+        if len(words) > 1:
+            raise ValueError(
+                f"{file} has the names of several splits in its name: {', '.join(sorted(words))}. Rename it."
+            )
+        for word in words:
             by_split.setdefault(word, []).append(file)
     for word in EVERY_SPLIT:
         inside, _ = archives(folder / word, ".tar")

@@ -293,6 +293,34 @@ def test_edits_that_keep_the_size(tmp_path):
         assert len(found) == 2, kind
 
 
+@form(1, door="command: inspect --beside", case="the model copied elsewhere", right="refused")
+def test_beside_its_own_copy(trained, tmp_path):
+    copied = shutil.copytree(trained[0], tmp_path / "other")
+    arguments = ("inspect", trained[0], "--out", tmp_path / "figures", "--beside")
+    done = vitlens(*arguments, copied, expect=2)
+    assert "are the same model" in done.stderr and not (tmp_path / "figures").exists()
+
+
+@form(
+    1, door="finetune: runs by content", case="model and data moved, repeated", right="no training"
+)
+def test_finished_runs_are_found_after_a_move(trained, tmp_path):
+    settings = ["epochs=1", "batch_size=32", "image_size=16"]
+    data = write(tmp_path / "data", content(seed=3000))
+    options = {"protocol": "finetune", "workers": 0, "device": "cpu", "say": str}
+    options |= {"settings": settings, "runs": tmp_path / "runs"}
+    (first,) = evaluate(str(trained[0]), str(data), **options)
+    model = shutil.copytree(trained[0], tmp_path / "other")
+    moved = data.rename(tmp_path / "moved")
+    before = sorted((tmp_path / "runs").rglob("training.json"))
+    (again,) = evaluate(str(model), str(moved), **options)
+    assert sorted((tmp_path / "runs").rglob("training.json")) == before and len(before) == 2
+    assert (first.value, first.place, first.weights) == (again.value, again.place, again.weights)
+    (moved / "cat" / "00.png").write_bytes(encoded(1, size=(16, 16)))
+    (other,) = evaluate(str(model), str(moved), **options)
+    assert other.place != first.place
+
+
 def test_records_of_some_images_are_incomplete():
     assert not TrainedOn(None, 5).complete
 

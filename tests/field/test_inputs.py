@@ -1,18 +1,29 @@
 """Input of models: modules that change images, image processors of any settings, and image sources of any kind."""
 
+import collections
+import json
+import os
+
 import numpy as np
+import pandas as pd
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
+import torchvision
 from forms import form
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 from torchvision.transforms import v2
 
 import vitlens
-from vitlens.images import ImageError, rgb
+from vitlens import report
+from vitlens.attribution import like, occlusion
+from vitlens.images import ImageError, named_sources, rgb
 from vitlens.models import crop_box, data_config, pixels, preprocess, restore
+from vitlens.recorder.supported.card import write_card
+from vitlens_explorer import in_page
 
 SIDE = 32
 MEAN = torch.tensor((0.485, 0.456, 0.406)).view(3, 1, 1)
@@ -131,7 +142,7 @@ CHANGES = {
     "BGR, normalized": (lambda x: normalized(x.flip(1)), "reverses the order of the channels"),
     "standardized": (lambda x: (x - x.mean()) / x.std(), "it changes them"),
     "gray": (lambda x: x.mean(1, keepdim=True).expand(-1, 3, -1, -1), "it changes them"),
-    "error": (lambda x: x["pixel_values"], "cannot be run on a test image"),
+    "error": (lambda x: x.pixel_values, "cannot be run on a test image"),
 }
 
 
@@ -378,3 +389,161 @@ def test_data_config_of_a_module_is_that_of_its_images():
     config = data_config(Wrapper(timm_vit(), normalized))
     assert config["mean"] == (0, 0, 0) and config["std"] == (1, 1, 1)
     assert config["interpolation"] == "bilinear"
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    """Paths of three photographs, with a different level each, not in the order of their names."""
+    paths = []
+    for name, level in (("b.png", 60), ("a.png", 120), ("c.png", 180)):
+        Image.new("RGB", (40, 40), (level, level, level)).save(tmp_path / name)
+        paths.append(tmp_path / name)
+    return paths
+
+
+COLLECTIONS = {
+    "list": list,
+    "tuple": tuple,
+    "generator": lambda paths: (path for path in paths),
+    "iterator of str": lambda paths: iter([str(path) for path in paths]),
+    "NumPy array of str": lambda paths: np.array([str(path) for path in paths]),
+    "NumPy array of objects": lambda paths: np.array(paths, dtype=object),
+    "Series": lambda paths: pd.Series([str(path) for path in paths], index=[7, 3, 5]),
+    "deque": collections.deque,
+    "dict": lambda paths: {path.stem: path for path in paths},
+    "dict values": lambda paths: {path.stem: path for path in paths}.values(),
+    "pairs": lambda paths: [(path.stem, path) for path in paths],
+    "bytes of paths": lambda paths: [os.fsencode(path) for path in paths],
+    "bytes of files": lambda paths: [path.read_bytes() for path in paths],
+    "open files": lambda paths: [path.open("rb") for path in paths],
+}
+
+
+@form(
+    8,
+    door="Python: preprocess, several images",
+    case="14 kinds of collections of three paths",
+    right="levels by hand, in the order given",
+)
+@pytest.mark.parametrize("kind", list(COLLECTIONS))
+@pytest.mark.filterwarnings("ignore:unclosed file")
+def test_preprocess_reads_collections_in_order(kind, photographs):
+    model = timm_vit()
+    batch = preprocess(model, COLLECTIONS[kind](photographs))
+    levels = restore(model, batch)[:, 0, 0, 0].tolist()
+    assert levels == [60, 120, 180]
+
+
+@form(
+    8,
+    door="Python: preprocess and report.inspect, a set or a table",
+    case="a set, a frozenset, a DataFrame",
+    right="refused",
+)
+@pytest.mark.parametrize("kind", [set, frozenset, lambda paths: pd.DataFrame({"path": paths})])
+def test_collections_without_an_order_are_refused(kind, photographs):
+    model = timm_vit()
+    for read in (preprocess, report.inspect):
+        with pytest.raises(ImageError, match="no order|several columns"):
+            read(model, kind(photographs))
+
+
+@form(
+    8,
+    door="Python: load_image, a collection",
+    case="a list, a set, a Series, a generator, a number",
+    right="a sentence with what it is",
+)
+def test_load_image_names_a_collection(photographs):
+    for several in (photographs, set(photographs), pd.Series(photographs), iter(photographs)):
+        with pytest.raises(ImageError, match="several images or none.*`preprocess`"):
+            vitlens.load_image(several)
+    for other in (3, None, object()):
+        with pytest.raises(ImageError, match="is not an image"):
+            vitlens.load_image(other)
+    assert vitlens.load_image(os.fsencode(photographs[1])).getpixel((0, 0)) == (120, 120, 120)
+
+
+@form(
+    8,
+    door="Python: report.inspect and its writers",
+    case="a list of paths, a str as the folder",
+    right="names of the files",
+)
+def test_inspect_takes_paths_and_writes_to_a_str(photographs, tmp_path):
+    inspection = report.inspect(timm_vit(), photographs)
+    assert [picture.name for picture in inspection.pictures] == ["b.png", "a.png", "c.png"]
+    paths = report.write_inspection(inspection, str(tmp_path / "figures"))
+    assert paths[0] == tmp_path / "figures" / "summary.json" and paths[0].is_file()
+
+
+@form(
+    8,
+    door="Python: save_page, several images",
+    case="a list of paths, two of one name",
+    right="a name for each file",
+)
+def test_named_sources_names_files_of_one_name(photographs, tmp_path):
+    other = tmp_path / "other" / "a.png"
+    other.parent.mkdir()
+    photographs[1].rename(other)
+    twice = tmp_path / "a.png"
+    Image.new("RGB", (8, 8)).save(twice)
+    named = list(named_sources([twice, other, photographs[0], photograph(), other]))
+    names = [name for name, _ in named]
+    assert names == ["a.png", str(other), "b.png", "image 4", f"{other} (5)"]
+    by_name = in_page._by_name([twice, other])
+    assert by_name == {"a.png": twice, str(other): other}
+
+
+@form(
+    8,
+    door="Python: attribution.like",
+    case="a generator of paths",
+    right="the same target by a list",
+)
+def test_like_takes_a_generator(photographs):
+    model = timm_vit()
+    x = preprocess(model, photographs[:1])
+    by_list = occlusion(model, x, like(photographs[1:]))
+    by_generator = occlusion(model, x, like(path for path in photographs[1:]))
+    assert torch.equal(by_list, by_generator)
+
+
+@form(
+    6,
+    door="folder of open_clip",
+    case="preprocess_cfg with squash and an own mean",
+    right="open_clip's own transform, to 0.0",
+)
+@pytest.mark.parametrize("source", list(sources()))
+def test_preprocess_equals_the_transform_of_an_open_clip_folder(source, tmp_path):
+    open_clip = pytest.importorskip("open_clip")
+    vision = dict(layers=1, width=32, head_width=16, image_size=SIDE, patch_size=8)
+    words = dict(context_length=8, vocab_size=49408, width=32, heads=2, layers=1)
+    cfg = dict(embed_dim=24, vision_cfg=vision, text_cfg=words)
+    own = dict(mean=[0.1, 0.2, 0.3], std=[0.4, 0.5, 0.6], interpolation="bilinear")
+    own["resize_mode"] = "squash"
+    model = open_clip.model.CLIP(24, vision, words)
+    config = json.dumps({"model_cfg": cfg, "preprocess_cfg": own})
+    (tmp_path / "open_clip_config.json").write_text(config)
+    save_file(model.state_dict(), tmp_path / "open_clip_model.safetensors")
+    opened = vitlens.load_model(f"open_clip:local-dir:{tmp_path}")
+    image = sources()[source]
+    _, transform = open_clip.create_model_from_pretrained(f"local-dir:{tmp_path}")
+    assert torch.equal(preprocess(opened, image)[0], transform(rgb(image)))
+
+
+@form(
+    6,
+    door="torchvision: weights' transforms",
+    case="a ViT with the transforms of its weights",
+    right="torchvision's transforms, to 0.0",
+)
+@pytest.mark.parametrize("source", list(sources()))
+def test_preprocess_equals_the_transforms_of_torchvision(source):
+    transform = torchvision.models.ViT_B_32_Weights.DEFAULT.transforms()
+    model = torchvision.models.VisionTransformer(224, 32, 1, 3, 24, 24)
+    write_card(model, transform=transform)
+    image = sources()[source]
+    assert torch.equal(preprocess(model, image)[0], transform(rgb(image)))

@@ -4,16 +4,21 @@ import contextlib
 import copy
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
+import torchvision
 from forms import form
+from PIL import Image
 from torch import nn
 
 import vitlens
 from vitlens import UnsupportedModelError, capture
+from vitlens.models import preprocess
+from vitlens.models.opening import load_vit
 from vitlens.recorder.supported import FAMILIES
 
 SIDE = 32
@@ -348,3 +353,124 @@ def test_capture_reads_a_model_built_in_inference_mode():
     k = attn[0].k.double()
     expected = (q @ k.transpose(-2, -1) / 8**0.5).softmax(-1)
     torch.testing.assert_close(attn[0].weights().double(), expected, rtol=1e-5, atol=1e-7)
+
+
+@form(
+    6,
+    door="Python: register_model(mean=, std=, size=)",
+    case="gray of level 51 for an own model",
+    right="(0.2 − mean) / std by hand",
+)
+def test_preprocess_uses_the_registered_input():
+    vitlens.register_model(OwnViT, **PARTS, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 0.125))
+    gray = Image.new("RGB", (SIDE, SIDE), (51, 51, 51))
+    notes = []
+    batch = preprocess(OwnViT(by_einsum), gray, on_note=notes.append)
+    expected = torch.tensor([0.2, 0.0, -0.8]).view(1, 3, 1, 1).expand(1, 3, SIDE, SIDE)
+    torch.testing.assert_close(batch, expected, rtol=1e-5, atol=1e-6)
+    assert not notes
+
+
+def test_preprocess_notes_a_registered_model_without_mean_and_std():
+    with pytest.warns(UserWarning, match="its preprocessing is a guess"):
+        preprocess(OwnViT(by_einsum), Image.new("RGB", (SIDE, SIDE)))
+
+
+@form(
+    8,
+    door="Python: register_model(positions=), path, embedding and function",
+    case="a parameter, nn.Embedding and a function",
+    right="the rows of the parameter after the class token",
+)
+def test_positions_are_those_that_register_model_names():
+    model = OwnViT(by_einsum)
+    expected = model.pos.detach()[0, 1:].unflatten(0, (4, 4))
+    with pytest.raises(ValueError, match="Give `register_model` their path as positions="):
+        vitlens.positions.table(model)
+    model.table = nn.Embedding.from_pretrained(model.pos.detach()[0])
+    for positions in ("pos", "table", lambda own: own.pos):
+        vitlens.register_model(OwnViT, **PARTS, positions=positions)
+        assert torch.equal(vitlens.positions.table(model), expected)
+    for positions in ("absent", "cls_token", "blocks"):
+        vitlens.register_model(OwnViT, **PARTS, positions=positions)
+        with pytest.raises(ValueError, match="at least 16 tokens for 4 × 4 patches"):
+            vitlens.positions.table(model)
+
+
+def test_register_model_example_of_the_documentation_runs():
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    _, _, section = text.partition("## Your own ViT")
+    code = section.split("```python")[1].split("```")[0]
+    names = {"__name__": "example"}
+    try:
+        exec(compile(code, "docs/models.md", "exec"), names)
+    finally:
+        FAMILIES.pop("example.MyViT", None)
+    assert names["images"].shape == (1, 3, 96, 96)
+    assert names["attn"][1].weights().shape == (1, 3, 37, 37)
+    assert names["similarity"].shape == (6, 6, 6, 6)
+
+
+@form(
+    8,
+    door="Python: capture, classes of transformers and torchvision",
+    case="VideoMAE, Swin, MViT",
+    right="the library's own classes, and no register_model",
+)
+def test_refusals_name_the_classes_of_the_library():
+    transformers = pytest.importorskip("transformers")
+    small = dict(hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24)
+    swin = transformers.SwinConfig(depths=[1], num_heads=[1], embed_dim=12)
+    with torch.device("meta"):
+        models = {
+            transformers.VideoMAEModel(transformers.VideoMAEConfig(**small)): "Dinov2Model",
+            transformers.SwinModel(swin): "windows of the image.*Dinov2Model",
+            torchvision.models.video.mvit_v2_s(): "vit_b_16 to vit_h_14",
+            torchvision.models.swin_t(): "windows of the image",
+        }
+    for model, words in models.items():
+        with pytest.raises(UnsupportedModelError, match=words) as caught:
+            capture(model).__enter__()
+        assert "register_model" not in str(caught.value) and "NaFlexVit" not in str(caught.value)
+
+
+@form(
+    8,
+    door="command: inspect, explain and page, a name",
+    case="resnet50, a Swin and torchvision:swin_t, without a network",
+    right="refused before the weights are opened",
+)
+@pytest.mark.parametrize("name", ["resnet50", "swin_tiny_patch4_window7_224", "torchvision:swin_t"])
+def test_commands_refuse_a_class_before_its_weights(name, monkeypatch):
+    opened = []
+    monkeypatch.setattr(timm.models._builder, "load_pretrained", lambda *a, **b: opened.append(a))
+    with pytest.raises(UnsupportedModelError, match="cannot show the attention of"):
+        load_vit(name)
+    assert not opened
+
+
+@form(
+    8,
+    door="Python: load_model(size=), timm and torchvision",
+    case="arguments of another library",
+    right="the argument of the library's constructor",
+)
+def test_load_model_names_the_argument_that_was_meant():
+    for name, option, meant in (
+        ("vit_tiny_patch16_224", "size", "img_size"),
+        ("vit_tiny_patch16_224", "classes", "num_classes"),
+        ("torchvision:vit_b_32", "img_size", "image_size"),
+    ):
+        with pytest.raises(ValueError, match=f"Did you mean {meant}"):
+            vitlens.load_model(name, pretrained=False, **{option: 64})
+
+
+@form(
+    8,
+    door="Python: load_model, a path",
+    case="a file of weights that does not exist",
+    right="the path",
+)
+def test_load_model_names_a_missing_file():
+    with pytest.raises(ValueError, match=r"absent/model.safetensors does not exist"):
+        vitlens.load_model("absent/model.safetensors")

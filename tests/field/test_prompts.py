@@ -3,6 +3,8 @@
 import pytest
 import torch
 from forms import cannot_occur, form
+from PIL import Image
+from support import vitlens
 from torch import nn
 
 from vitlens.attribution import relevance, text
@@ -154,3 +156,19 @@ def test_text_of_an_own_module_without_a_text_tower_is_refused():
 
 cannot_occur(6, door="command: --target, a text", reason="--target takes classes only")
 cannot_occur(6, door="timm and torchvision, a text", reason="their models have no text tower")
+
+
+@form(
+    6,
+    door="command: explain --text",
+    case="a text of 20 tokens for a CLIP that reads 16",
+    right="one sentence, and no figure",
+)
+def test_explain_command_refuses_a_long_text(tmp_path):
+    of_transformers("CLIP", tmp_path / "clip")
+    Image.new("RGB", (32, 32)).save(tmp_path / "cat.png")
+    out = tmp_path / "out"
+    options = ["--text", f"{LONG} cat dog", "--out", out]
+    result = vitlens("explain", tmp_path / "clip", tmp_path / "cat.png", *options, expect=2)
+    assert "reads 16 tokens, so the last 4 tokens" in result.stderr
+    assert "Traceback" not in result.stderr and not list(tmp_path.glob("out/*.png"))

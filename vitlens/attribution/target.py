@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlens.images import named_sources
 from vitlens.models import built_size, label_names, output_kind, preprocess, scores
 from vitlens.models.classes import require_classes
 from vitlens.names import suggestion
@@ -178,7 +179,7 @@ def like(images: object, *, name: str = "") -> Similarity:
     several, a list or a batch (N, C, H, W), the cosine with the mean of their unit features. name: for titles, by
     default that of the file. A method raises ImageError for a file that is not an image.
     """
-    sources = images if isinstance(images, list | tuple) else [images]
+    sources = [source for _, source in named_sources(images)]
     name = name or _name_of_images(sources)
 
     def embed(model: nn.Module) -> Tensor:

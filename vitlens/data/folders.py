@@ -15,7 +15,14 @@ import numpy as np
 
 from vitlens.data import tables
 from vitlens.data.imageset import Samples, samples_of_files
-from vitlens.data.sources import EVERY_SPLIT, FORMATS, find_split, import_function
+from vitlens.data.sources import (
+    EVERY_SPLIT,
+    FORMATS,
+    Columns,
+    find_split,
+    import_function,
+    without_columns,
+)
 from vitlens.images import is_image
 from vitlens.texts import shown
 from vitlens.walk import (
@@ -65,7 +72,7 @@ class ClassFolders:
                 continue
             walked = walk(root / folder, is_image)
             self._require_images(class_name, walked, may_be_empty=classes is not None)
-            self.files += [os.path.join(folder, name) for name in walked.names]
+            self.files += [f"{folder}{os.sep}{name}" for name in walked.names]
             self.targets += [label] * len(walked.names)
             self.identities.append(walked.identities)
             self.walked.add(walked, folder)
@@ -167,16 +174,20 @@ def list_folders(path: str | Path) -> Folders:
     return Folders(dict(sorted(folders.items())), walked, hidden_folders)
 
 
-def open_folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
+def open_folder(
+    path: Path, split: str, root: str | Path | None = None, columns: Columns | None = None
+) -> Samples:
     """Samples of a folder of Parquet files, WebDataset shards or class folders."""
     part = "test" if split == "whole" else split
     tables_here, _ = archives(path, ".parquet")
     if tables_here:
-        return tables.parquet(path, part, root)
+        return tables.parquet(path, part, root, columns)
     inside = subfolders(path)
     split_names = [name for name in inside if name.lower() in EVERY_SPLIT]
     has_others = len(split_names) < len(inside)
     present = [name for name in split_names if _is_split(path / name, has_others)]
+    if columns and any(columns) and (present or has_others):
+        raise without_columns(path)
     if present:
         return _open_split(path, part, present)
     if has_others:
@@ -186,7 +197,8 @@ def open_folder(path: Path, split: str, root: str | Path | None = None) -> Sampl
             files, _ = archives(path / name, suffix)
             if files:
                 read = import_function(reader)
-                return read(path, part)
+                options = {"columns": columns} if columns and any(columns) else {}
+                return read(path, part, **options)
     of_split = f" of {split_names[0]}" if split_names else ""
     raise ValueError(
         f"{path} holds no Parquet files, no WebDataset shards and no folders of images, one for each class{of_split}."

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import multiprocessing
 import os
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -26,17 +30,23 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import resized_crop
 
+from vitlens import files, waiting
 from vitlens.data.augment import Augment, seed_of
-from vitlens.data.sources import SPLITS, open_samples
+from vitlens.data.sources import SPLITS, Columns, open_samples, process_count
 from vitlens.digests import DECODED, Digests, pixel_digest, stored_digest
-from vitlens.images import MAX_ELONGATION, rgb
+from vitlens.images import MAX_ELONGATION, Change, count_changes, note_file, rgb
 from vitlens.names import require_known
 
 CHUNK = 32  # images that a worker reads at a time, to keep shared memory small
+TRIED = 16  # images of a stream that are read for its note before others are
 TIMEOUT = 300  # seconds without an image after which a stream ends
 WORKERS_ENDED = (
     "The processes that read images ended ({}), usually because memory or shared memory is full (a container has 64 MB "
     "of it). Use fewer workers (0 needs no shared memory), or start the container with a larger --shm-size."
+)
+REPEATED = (
+    'Each worker process runs this script again, because it starts them outside of `if __name__ == "__main__":`. Put '
+    "what the script does into a function that is called under that line, or read with workers=0."
 )
 
 
@@ -76,7 +86,7 @@ class Samples:
     def content(self, i: int) -> bytes | Image.Image | Tensor:
         """Stored image `i`: encoded bytes, a Pillow image or uint8 (3, H, W)."""
         source = self.source(i)
-        return source.read_bytes() if isinstance(source, Path) else source
+        return files.read(source, pipes=False) if isinstance(source, Path) else source
 
     def source(self, i: int) -> Path | bytes | Image.Image | Tensor:
         """The file of image `i`, or its `content` if it is not a file."""
@@ -185,17 +195,22 @@ def samples_of_files(
     return Samples(packed, labels, tuple(class_names), packed, note, root=root)
 
 
-def decode(samples: Samples, i: int) -> Image.Image | str:
-    """Sample `i` as an upright, opaque RGB image, or its name and the reason why it cannot be decoded."""
+def decode(samples: Samples, i: int, changes: list[Change] | None = None) -> Image.Image | str:
+    """Sample `i` as an upright, opaque RGB image, or its name and the reason why it cannot be decoded.
+
+    changes: list to which the changes of its pixels are added.
+    """
+    changes = [] if changes is None else changes
     try:
         content = samples.content(i)
         if isinstance(content, Tensor):
             image = Image.fromarray(content.permute(1, 2, 0).numpy())
         elif isinstance(content, bytes):
             with Image.open(io.BytesIO(content)) as encoded:
-                image = rgb(encoded)
+                image = rgb(encoded, changes)
+                note_file(encoded, changes)
         else:
-            image = rgb(content)
+            image = rgb(content, changes)
     except UnidentifiedImageError:
         return f"{samples.name(i)} (no image of a known format)"
     except Exception as problem:  # decoders raise many types on damaged files
@@ -361,11 +376,15 @@ def decode_all(
     if size is not None:  # filled in place, because stacking a list takes twice the memory
         images = torch.empty(n, 3, size, size, dtype=torch.uint8)
     damaged: dict[int, str] = {}
+    kinds: dict[int, list[str]] = {}
     pixels = np.zeros(n, dtype=np.uint64)
 
     def decode_chunk(chunk: Iterable[int]) -> None:
         for i in chunk:
-            image = decode(samples, i)
+            changes: list[Change] = []
+            image = decode(samples, i, changes)
+            if changes:
+                kinds[i] = [change.kind for change in changes]
             if isinstance(image, str):
                 damaged[i] = image
             else:
@@ -382,6 +401,8 @@ def decode_all(
         )
     if size is None:
         images = torch.stack(images)
+    counts = Counter(kind for several in kinds.values() for kind in set(several))
+    samples = samples.add_note(count_changes(counts, n))
     digests = replace(samples.digests, pixels=pixels)
     fingerprint = samples.fingerprint()
     return ImageSet(images, labels, samples.class_names, samples.note, fingerprint, digests)
@@ -402,6 +423,40 @@ def loader(dataset: Dataset, batches: Iterable, workers: int, device: torch.devi
         persistent_workers=workers > 0,
         worker_init_fn=_leave_group,
     )
+
+
+def require_workers() -> None:
+    """Raise an error if worker processes cannot start: without shared memory, or from a script that each would repeat.
+
+    In a worker that repeats the script, end it, because it would start workers of its own.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.stderr.write(REPEATED + "\n")
+        sys.stderr.flush()
+        os._exit(1)
+    method = multiprocessing.get_start_method(allow_none=True)
+    if (method or multiprocessing.get_all_start_methods()[0]) != "fork" and _repeats_script():
+        raise ValueError(REPEATED)
+    try:
+        multiprocessing.Lock()
+    except OSError as problem:
+        raise ValueError(
+            f"Worker processes need shared memory, which this machine does not give ({problem.strerror}: /dev/shm). "
+            "Read in this process, with workers 0 (--workers 0), or make /dev/shm writable."
+        ) from problem
+
+
+def _repeats_script() -> bool:
+    """True if the main script has no line that keeps a worker from running all of it again."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    name = getattr(getattr(main, "__spec__", None), "name", "") or ""
+    if not file or name.endswith("__main__") or not file.endswith(".py"):
+        return False
+    with suppress(OSError):
+        text = Path(file).read_text(encoding="utf-8", errors="replace")
+        return not any(word in text for word in ("__name__", "parent_process", "current_process"))
+    return False
 
 
 def lost_workers(problem: BaseException) -> bool:
@@ -426,7 +481,8 @@ def _leave_group(_: int) -> None:
 class Reader(Dataset):
     """Data set in the workers of a stream, which read the samples of chunks (rows, crop, key).
 
-    A sample is an image, its label, and "", or the name and the reason of a sample that cannot be decoded.
+    A sample is an image, its label, "" (or the name and the reason of a sample that cannot be decoded), and the kinds
+    of the changes of its pixels, separated by "/".
     """
 
     samples: Samples
@@ -435,21 +491,25 @@ class Reader(Dataset):
 
     def __getitems__(
         self, chunk: tuple[np.ndarray, tuple | None, tuple[int, ...]]
-    ) -> list[tuple[Tensor, int, str]]:
+    ) -> list[tuple[Tensor, int, str, str]]:
         rows, crop, key = chunk
         return [self.sample(int(row), crop, key) for row in rows]
 
-    def sample(self, row: int, crop: tuple | None, key: tuple[int, ...]) -> tuple[Tensor, int, str]:
-        image = decode(self.samples, row)
+    def sample(
+        self, row: int, crop: tuple | None, key: tuple[int, ...]
+    ) -> tuple[Tensor, int, str, str]:
+        changes: list[Change] = []
+        image = decode(self.samples, row, changes)
         if isinstance(image, str):
             blank = torch.zeros(3, self.side, self.side, dtype=torch.uint8)
-            return blank, -1, image
+            return blank, -1, image, ""
         if crop is None:
             pixels = self.fit(image)
         else:
             scale, ratio = crop
             pixels = random_crop(image, self.side, scale, ratio, seed_of(*key, row))
-        return pixels, int(self.samples.labels[row]), ""
+        kinds = "/".join(change.kind for change in changes)
+        return pixels, int(self.samples.labels[row]), "", kinds
 
 
 @dataclass(eq=False)
@@ -479,12 +539,46 @@ class ImageStream(_Split):
         self.labels = torch.as_tensor(self.samples.labels, dtype=torch.int64)
         self.samples = replace(self.samples, labels=self.labels)
         self.class_names = self.samples.class_names
-        self.note = self.samples.note
         self._check_labels()
+        self._read = np.zeros(len(self), bool)
+        self._changed: dict[str, np.ndarray] = {}
         # Of the last call of `batches`, which the workers outlive.
         self._current: list | None = None
         self._chunks: list = []
         self._loader: DataLoader | None = None
+
+    @property
+    def note(self) -> str:
+        """Sentences for the user about the split, with the number of changed images among those read so far.
+
+        Before `batches` has read any, 16 of the images are read for this.
+        """
+        if not len(self):
+            return self.samples.note
+        title = "images read so far"
+        if not self._read.any():
+            rows = np.unique(np.linspace(0, len(self) - 1, TRIED).astype(int))
+            self._count(rows, [self._kinds(row) for row in rows.tolist()])
+        number = int(self._read.sum())
+        if number == len(self):
+            title = "images"
+        counts = {kind: int(changed.sum()) for kind, changed in self._changed.items()}
+        return self.samples.add_note(count_changes(counts, number, title)).note
+
+    def _kinds(self, row: int) -> str:
+        """Kinds of the changes of an image, separated by "/"."""
+        changes: list[Change] = []
+        decode(self.samples, row, changes)
+        return "/".join(change.kind for change in changes)
+
+    def _count(self, rows: np.ndarray, kinds: Sequence[str]) -> None:
+        """Count the kinds of the changes of images."""
+        self._read[rows] = True
+        for row, several in zip(rows, kinds, strict=True):
+            for kind in filter(None, several.split("/")):
+                if kind not in self._changed:
+                    self._changed[kind] = np.zeros(len(self), bool)
+                self._changed[kind][row] = True
 
     @property
     def fingerprint(self) -> str:
@@ -557,21 +651,26 @@ class ImageStream(_Split):
     def _read_chunks(self, chunks: list) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels of each chunk, on the device."""
         if self._loader is None:
+            if self.workers:
+                require_workers()
             reader = Reader(self.samples, self.fit, self.side)
             self._loader = loader(reader, self._chunks, self.workers, self.device)
         self._current = chunks
         self._chunks[:] = chunks  # the loader's own list
         try:
-            parts = iter(self._loader)
-            for _ in chunks:
+            with self._announced():
+                parts = iter(self._loader)
+            for rows, _, _ in chunks:
                 if self._current is not chunks:
                     raise RuntimeError(
                         "A stream yields one sequence of batches at a time, and another was started. Finish one first."
                     )
-                images, labels, damaged = next(parts)
+                with self._announced():
+                    images, labels, damaged, kinds = next(parts)
                 for description in damaged:
                     if description:
                         raise ValueError(f"{description} cannot be decoded. Repair or replace it.")
+                self._count(rows, kinds)
                 images = images.to(self.device, non_blocking=True)
                 labels = labels.to(self.device, non_blocking=True)
                 yield images, labels
@@ -580,6 +679,15 @@ class ImageStream(_Split):
                 raise
             self._loader = None
             raise lost_workers_error(problem) from problem
+
+    def _announced(self) -> AbstractContextManager:
+        """Announcement of a long wait for the workers, in the process that starts them."""
+        if not self.workers:
+            return nullcontext()
+        return waiting.announced(
+            f"{self.workers} worker processes, which read images",
+            f"They have {TIMEOUT / 60:g} minutes for each. Workers 0 (--workers 0) read in this process.",
+        )
 
 
 # Opening
@@ -597,6 +705,8 @@ def load(
     root: str | os.PathLike | None = None,
     stream: bool | None = None,
     device: torch.device | str | None = None,
+    image_key: str = "",
+    label_key: str = "",
 ) -> ImageSet | ImageStream:
     """Open the `"train"`, `"valid"` or `"test"` split of a data set.
 
@@ -623,7 +733,8 @@ def load(
     sides. fit: a function for this, from a Pillow image to uint8 (3, `size`, `size`). fold: number of the validation
     fold of `"digits"`, 0 to 4. stream: True to return an `ImageStream`, for which `workers` processes read the images
     of each batch and which needs `size`. False to decode all images into an `ImageSet` on `device`. By default images
-    are held if they fit into half of the free memory.
+    are held if they fit into half of the free memory. image_key, label_key: the columns of a table, or the fields of a
+    WebDataset sample (`jpg`, `cls`, `json.label`), if there are several for an image or a label.
 
     Raises `ValueError` for data that is missing, and for images that cannot be decoded or are over 100 times as long as
     wide.
@@ -633,7 +744,8 @@ def load(
         raise ValueError("squash and stream need a common size of the images. Pass size=….")
     device = torch.device(device or "cpu")
     source = str(source)
-    samples = open_labeled(source, split, root, fold)
+    columns = Columns(image_key or "", label_key or "")
+    samples = open_labeled(source, split, root, fold, columns)
     note = missing_classes(samples, f"{source} has no {split} image of")
     if note:
         samples = samples.add_note(note)
@@ -654,11 +766,17 @@ def load(
     return images.to(device)
 
 
-def open_labeled(source: str, split: str, root: str | os.PathLike | None, fold: int) -> Samples:
+def open_labeled(
+    source: str,
+    split: str,
+    root: str | os.PathLike | None,
+    fold: int,
+    columns: Columns | None = None,
+) -> Samples:
     """Samples of a split, or of the validation split if test images have no labels."""
-    samples = open_samples(source, split, root, fold)
+    samples = open_samples(source, split, root, fold, columns)
     if split in ("test", "whole") and not _has_labels(samples):
-        validation = open_samples(source, "valid", root, fold)
+        validation = open_samples(source, "valid", root, fold, columns)
         note = f"The test images of {source} have no labels, so its validation images are used."
         samples = replace(validation, note=f"{note} {validation.note}".strip())
     if not _has_labels(samples):
@@ -714,4 +832,4 @@ def _machine_memory() -> int:
 
 def _local_processes() -> int:
     """Number of processes that train together on this machine, as torchrun and accelerate set it."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return process_count("LOCAL_WORLD_SIZE")

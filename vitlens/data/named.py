@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torchvision.datasets
 
+from vitlens import waiting
 from vitlens.data.folders import open_folder
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import SPLITS, data_root
@@ -119,7 +120,11 @@ def _read_or_download(kind: type, root: Path, options: dict):
         if kind is torchvision.datasets.ImageNet:
             raise
     root.mkdir(parents=True, exist_ok=True)
-    data = kind(str(root), **options, download=True)
+    with waiting.fetching(
+        f"the download of torchvision's {kind.__name__} into {root}",
+        "Ctrl-C ends it. Data that are there already are named by --root or VITLENS_DATA.",
+    ):
+        data = kind(str(root), **options, download=True)
     announce(f"Downloaded torchvision's {kind.__name__}", root)
     return data
 

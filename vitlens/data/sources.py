@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from inspect import signature
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitlens.plugins import load_plugins
 
 TRAINING = ("train", "training")
-VALIDATION = ("valid", "validation", "val")
+VALIDATION = ("valid", "validation", "val", "dev")
 TEST = ("test", "testing")
 SPLITS = {
     "train": TRAINING,
@@ -20,6 +21,13 @@ SPLITS = {
     "whole": TEST + VALIDATION,
 }
 EVERY_SPLIT = {*TRAINING, *VALIDATION, *TEST}
+
+
+class Columns(NamedTuple):
+    """Columns of a table, or fields of a WebDataset sample, with the images and the labels. "" for the usual ones."""
+
+    image: str = ""
+    label: str = ""
 
 
 SOURCES: dict[str, tuple[str, str | Callable[..., Any]]] = {}
@@ -51,21 +59,30 @@ def source_names() -> str:
     return ", ".join(name for name, _ in SOURCES.values())
 
 
-def open_samples(source: str, split: str, root: str | Path | None = None, fold: int = 0) -> Any:
+def open_samples(
+    source: str,
+    split: str,
+    root: str | Path | None = None,
+    fold: int = 0,
+    columns: Columns | None = None,
+) -> Any:
     """`Samples` of one split of a named data set, a task or a folder. "whole" is the test split, or all images of a
     folder that is not divided."""
+    options = {"columns": columns} if columns and any(columns) else {}
     prefix, slash, name = source.partition("/")
     row = SOURCES.get(prefix + slash) or SOURCES.get(source)
     if row is not None:
         _, function = row
         opens = import_function(function)
         folder = Path(root) if root else None
-        return opens(name, split, folder, fold)
+        if options and "columns" not in signature(opens).parameters:
+            raise without_columns(source)
+        return opens(name, split, folder, fold, **options)
     if Path(source).is_dir():
         open_folder = import_function("vitlens.data.folders:open_folder")
-        return open_folder(Path(source), split, root)
+        return open_folder(Path(source), split, root, **options)
     if source in ALIASES:
-        return open_samples(ALIASES[source], split, root, fold)
+        return open_samples(ALIASES[source], split, root, fold, columns)
     tasks = ""
     if ALIASES:
         first_two = list(ALIASES)[:2]
@@ -73,6 +90,14 @@ def open_samples(source: str, split: str, root: str | Path | None = None, fold: 
     raise ValueError(
         f"{source!r} is not a folder or data set. A source is {source_names()}{tasks}, or a folder of class "
         "folders, Parquet files or WebDataset shards."
+    )
+
+
+def without_columns(source: object) -> ValueError:
+    """Error for a data set without columns."""
+    return ValueError(
+        f"image_key and label_key (--image-key, --label-key) name columns of tables and fields of WebDataset samples, "
+        f"and {source} has none. Leave them out."
     )
 
 
@@ -88,12 +113,21 @@ def find_split(split: str, present: Iterable[str], title: str | None = None) -> 
 
     title: description of the data in the ValueError for a missing split, instead of None.
     """
-    by_name = {name.lower(): name for name in present}
-    for name in SPLITS[split]:
-        if name in by_name:
-            return by_name[name]
+    present = list(present)
+    groups = (TRAINING,) if split == "train" else (VALIDATION, TEST)
+    if split not in ("train", "valid"):
+        groups = (TEST, VALIDATION)
+    for group in groups:
+        fitting = [name for name in present if name.lower() in group]
+        if len(fitting) > 1:
+            place = title or "The data"
+            raise ValueError(
+                f"{place} has several splits for {split}: {', '.join(sorted(fitting))}. Rename or move all but one."
+            )
+        if fitting:
+            return fitting[0]
     if title:
-        parts = ", ".join(by_name.values())
+        parts = ", ".join(present)
         expected = " or ".join(SPLITS[split])
         raise ValueError(
             f"{title} is divided into {parts}, but its {split} split must be named {expected}."
@@ -107,6 +141,18 @@ def data_root(root: str | Path | None) -> Path:
     if chosen:
         return Path(chosen)
     return Path.home() / ".cache" / "vitlens"
+
+
+def process_count(variable: str) -> int:
+    """Number of processes in a variable of a launcher, such as WORLD_SIZE, or 1 without it."""
+    text = os.environ.get(variable)
+    if text is None:
+        return 1
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError(
+            f"The environment variable {variable} must be a number of processes, got {text!r}. Unset it to run alone."
+        )
+    return int(text)
 
 
 register("digits", "vitlens.data.named:digits")

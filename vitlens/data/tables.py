@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vitlens import waiting
 from vitlens.data.imageset import Samples
-from vitlens.data.sources import find_split
+from vitlens.data.sources import Columns, find_split
 from vitlens.walk import archives, note_on_overlap, unique_files
 
+UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+"""Errors of a cache that is full or read-only."""
 IMAGES = ("image",)
 LABELS = ("label", "fine_label", "labels")  # fine_label in CIFAR-100
 
@@ -56,7 +61,9 @@ class Column:
 # Parquet and the hub
 
 
-def parquet(folder: Path, split: str, root: str | Path | None = None) -> Samples:
+def parquet(
+    folder: Path, split: str, root: str | Path | None = None, columns: Columns | None = None
+) -> Samples:
     """Samples of the files `train-*.parquet`, `valid-`, `validation-`, `val-` or `test-*.parquet` of `folder`."""
     by_split: dict[str, list[Path]] = {}
     found, left_out = archives(folder, ".parquet")
@@ -72,21 +79,48 @@ def parquet(folder: Path, split: str, root: str | Path | None = None) -> Samples
             f"{folder} holds {len(files)} of the {expected} {split} shards. Download the others."
         )
     data_files = {name: [glob.escape(str(file)) for file in files]}
-    cache = str(root) if root else None
-    datasets = library()
     try:
-        tables = datasets.load_dataset("parquet", data_files=data_files, cache_dir=cache)
+        tables = _load("parquet", root, data_files=data_files)
     except Exception as problem:
+        require_cache(problem, root)
         raise ValueError(
             f"The Parquet files of {folder} cannot be read ({reason(problem)}). Fetch them again."
         ) from problem
-    samples = _samples(tables[name], str(folder), name, read_class_names(folder))
+    names = read_class_names(folder)
+    samples = _samples(tables[name], str(folder), name, names, columns)
     samples = samples.add_note(f"{left_out.sentences()} {repeated.sentences()}".strip())
     if train not in (None, name):
         samples = samples.add_note(note_on_overlap(files, by_split[train], "train"))
     if train in (None, name):
         return with_class_names(samples, None)
-    return with_class_names(samples, lambda: parquet(folder, "train", root))
+    return with_class_names(samples, lambda: parquet(folder, "train", root, columns))
+
+
+def _load(name: str, root: str | Path | None, **options: Any) -> Any:
+    """A data set of `datasets`, from its cache or built in it. Only one process builds it."""
+    cache = str(root) if root else None
+    with waiting.fetching(
+        f"the package datasets, which reads {name} into its cache",
+        "The next time it is read from there. Ctrl-C ends it.",
+    ):
+        return library().load_dataset(name, cache_dir=cache, **options)
+
+
+def require_cache(problem: BaseException, root: str | Path | None) -> None:
+    """Raise the true error of a cache that is locked or cannot be written. Other problems are the data's."""
+    cache = str(root or library().config.HF_DATASETS_CACHE)
+    cause: BaseException | None = problem
+    while cause is not None:
+        if isinstance(cause, TimeoutError) and not cause.errno:  # of another process's lock
+            raise cause
+        number = getattr(cause, "errno", None)
+        in_cache = str(getattr(cause, "filename", None) or cache).startswith(cache)
+        if number in UNWRITABLE and in_cache:
+            raise ValueError(
+                f"The cache {cache} cannot be written ({os.strerror(number)}). Make space there, or give another "
+                "place with --root or the environment variable HF_DATASETS_CACHE. The data themselves are intact."
+            ) from problem
+        cause = cause.__cause__ or cause.__context__
 
 
 def _number_of_shards(files: Sequence[Path]) -> int:
@@ -97,16 +131,17 @@ def _number_of_shards(files: Sequence[Path]) -> int:
     return max(totals)
 
 
-def hub(name: str, split: str, root: Path | None, _) -> Samples:
+def hub(name: str, split: str, root: Path | None, _, columns: Columns | None = None) -> Samples:
     """`hfds/OWNER/SET`: a data set of the Hugging Face hub, or a folder of that name."""
     datasets = library()
     folder = Path(name)
     if folder.is_dir():
         inner = folder / "data"
-        return parquet(inner if inner.is_dir() else folder, split, root)
+        return parquet(inner if inner.is_dir() else folder, split, root, columns)
     try:
-        tables = datasets.load_dataset(name, cache_dir=str(root) if root else None)
+        tables = _load(name, root)
     except Exception as problem:
+        require_cache(problem, root)
         raise ValueError(
             f"hfds/{name} is not in {root or datasets.config.HF_DATASETS_CACHE} and cannot be downloaded "
             f"({reason(problem)}). Check the name, or run datasets.load_dataset({name!r}) on a machine with network "
@@ -120,10 +155,10 @@ def hub(name: str, split: str, root: Path | None, _) -> Samples:
         raise ValueError(
             f"{title} is a folder of images, not a table. Download it and pass the folder."
         )
-    samples = _samples(table, title, split_name)
+    samples = _samples(table, title, split_name, columns=columns)
     if train in (None, split_name):
         return with_class_names(samples, None)
-    return with_class_names(samples, lambda: _samples(tables[train], title, train))
+    return with_class_names(samples, lambda: _samples(tables[train], title, train, columns=columns))
 
 
 def reason(problem: BaseException) -> str:
@@ -132,18 +167,25 @@ def reason(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {text[:200].rstrip('.')}"
 
 
-def _samples(table: Any, title: str, split: str, names: Sequence[str] | None = None) -> Samples:
+def _samples(
+    table: Any,
+    title: str,
+    split: str,
+    names: Sequence[str] | None = None,
+    columns: Columns | None = None,
+) -> Samples:
     """Samples of a table of `datasets`. names: class names, by default those of the label column."""
     features = table.features
+    columns = columns or Columns()
     encoded = [name for name, kind in features.items() if _holds_images(kind)]
     integers = [name for name, kind in features.items() if _holds_integers(kind)]
-    image = _column(IMAGES, encoded, title, features)
-    label = _column(LABELS, integers, title, features)
+    image = _column(columns.image, IMAGES, encoded, title, features)
+    label = _column(columns.label, LABELS, integers, title, features)
     labels = [-1 if value is None else value for value in table.data.column(label).to_pylist()]
     _require_bytes(table.data.column(image), f"The column {image} of {title}")
     names = names or getattr(features[label], "names", ())
     note = ""
-    if (image, label) != ("image", "label"):
+    if (image, label) != ("image", "label") or len(encoded) > 1:
         note = f"The column {image} of {title} is read as the images and {label} as the labels."
     rows = Column(table.select_columns([image]), image)
     return Samples(rows, labels, tuple(names), range(len(rows)), note, f"{title} {split} row ")
@@ -173,16 +215,30 @@ def _require_bytes(images: Any, title: str) -> None:
         raise ValueError(f"{title} holds paths, such as {path!r}. It must hold the files' bytes.")
 
 
-def _column(names: Sequence[str], fitting: Sequence[str], title: str, features: Mapping) -> str:
-    """The first of `names` if the table has one of them, else the only column of a fitting type."""
+def _column(
+    chosen: str, names: Sequence[str], fitting: Sequence[str], title: str, features: Mapping
+) -> str:
+    """The chosen column, else the only one of `names`, else the only column of a fitting type."""
+    content, key, option = "encoded images", "image_key", "--image-key"
+    if names == LABELS:
+        content, key, option = "whole numbers as labels", "label_key", "--label-key"
+    if chosen and chosen in fitting:
+        return chosen
+    if chosen:
+        raise ValueError(
+            f"{key} must name a column of {content} of {title}, which are {', '.join(fitting) or 'none'}, got "
+            f"{chosen!r}."
+        )
     candidates = fitting
     if any(name in features for name in names):
-        candidates = [name for name in names if name in fitting][:1]
+        candidates = [name for name in names if name in fitting]
     if len(candidates) != 1:
-        content = "encoded images" if names == IMAGES else "whole numbers as labels"
+        advice = "Columns of paths are not read."
+        if candidates:
+            advice += f" Choose one with {key} ({option})."
         raise ValueError(
             f"{title} needs a column of {content} called {names[0]}, got {', '.join(features)}, of which "
-            f"{', '.join(candidates) or 'none'} could be it. Columns of paths are not read."
+            f"{', '.join(candidates) or 'none'} could be it. {advice}"
         )
     return candidates[0]
 

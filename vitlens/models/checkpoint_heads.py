@@ -61,6 +61,15 @@ def head_names(model: nn.Module) -> list[str]:
     return [name for name in _CLASSIFIERS if isinstance(modules.get(name), nn.Linear | nn.Identity)]
 
 
+def is_pretraining_part(name: str) -> bool:
+    """True for the name of a weight that only pretraining uses.
+
+    >>> is_pretraining_part("embeddings.mask_token"), is_pretraining_part("norm.weight")
+    (True, False)
+    """
+    return re.search(_PRETRAINING, name) is not None
+
+
 @dataclass(frozen=True)
 class Parts:
     """The tensors of a file by their use in a model.

@@ -173,8 +173,13 @@ def _architecture_notes(model: nn.Module, settings: dict, path: str) -> list[str
             "The number of heads is in no tensor. MoCo v3's vit_small has 12 heads, and this model has 6: give "
             "num_heads=12 in Python for weights of MoCo v3."
         )
-    quick = "clip" in opened.lower() and _activation(model) == "gelu" and "quickgelu" not in opened
-    if quick and settings.get("quick_gelu") is None and settings.get("force_quick_gelu") is None:
+    is_clip = type(model).__module__.startswith("open_clip") or "clip" in opened.lower()
+    if (
+        is_clip
+        and _activation(model) == "gelu"
+        and settings.get("quick_gelu") is None
+        and settings.get("force_quick_gelu") is None
+    ):
         note = quickgelu_note(opened)
         if note:
             notes.append(note)

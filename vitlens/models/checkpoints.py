@@ -34,7 +34,8 @@ from vitlens.models.checkpoint_heads import (
 from vitlens.models.checkpoint_settings import setting_notes, stated_names
 from vitlens.models.conversion import compare
 from vitlens.models.google_weights import fill_from_google
-from vitlens.models.patch_sizes import patch_size, require_patches
+from vitlens.models.patch_sizes import require_patches
+from vitlens.models.preprocessing import built_size
 from vitlens.models.weight_files import flat_tensors, is_numpy, plain_settings, read_weights
 from vitlens.recorder.supported import family, model_name, short_name, unwrap
 from vitlens.recorder.supported.card import write_card
@@ -125,7 +126,7 @@ def fill(
     library = library_of(model)
     size_option = SIZE_OPTIONS[library]
     size = _size_of_positions(model, chosen.own)
-    if size and build and size_option not in kwargs:
+    if size and build and size_option not in kwargs and library != "transformers":
         notes.append(_built_for(model, size, size_option))
         model = build(**{size_option: size[0] if size[0] == size[1] else size})
         _write_size(model, size)
@@ -224,10 +225,11 @@ def _fill_arrays(
 
 def _built_for(model: nn.Module, size: tuple[int, int], option: str) -> str:
     """Note about a model that is built for the image size of the positions in a file."""
-    was = family(model).built_size
+    was = built_size(model)
+    advice = f" In Python, {option}={was[0]} resamples them." if library_of(model) == "timm" else ""
     return (
         f"Its positions are for images of {size[0]} × {size[1]} pixels, so {model_name(model)} is built for them, not "
-        f"for {was[0]} × {was[1]}. In Python, {option}={was[0]} resamples them."
+        f"for {was[0]} × {was[1]}.{advice}"
     )
 
 
@@ -289,6 +291,7 @@ def _choose(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> Chosen 
                 counts[name[:start]] += 1
     most = max(counts.values(), default=0)
     paths = [path for path, count in counts.items() if 2 * count > most]
+    paths = [path for path in paths if not _is_nested(path, paths, counts)]
     if 2 * most < len(names):
         paths = _paths_to_convert(model, tensors, names) or paths
         if not paths or (most == 0 and not paths):
@@ -305,6 +308,16 @@ def _choose(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> Chosen 
     own = _under(tensors, path)
     rest = {name: value for name, value in tensors.items() if not name.startswith(path)}
     return Chosen(path, own, rest, paths[1:])
+
+
+def _is_nested(path: str, paths: list[str], counts: Counter[str]) -> bool:
+    """True for a path inside or around one with more of the model's weights, such as one tower of two."""
+    for other in paths:
+        inside = path != other and path.startswith(other)
+        around = path != other and other.startswith(path)
+        if (inside and counts[other] >= counts[path]) or (around and counts[other] > counts[path]):
+            return True
+    return False
 
 
 def _starts(name: str) -> list[int]:
@@ -407,6 +420,8 @@ def _checkpoint_filter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | 
     """Function of a library that converts published weights for the class of a model, or None."""
     if library_of(model) == "open_clip":
         return _convert_open_clip
+    if library_of(model) == "transformers":
+        return _convert_transformers
     for kind in type(model).__mro__:
         module = sys.modules.get(kind.__module__)
         convert = getattr(module, "checkpoint_filter_fn", None)
@@ -432,6 +447,48 @@ def _convert_open_clip(weights: dict[str, Tensor], model: nn.Module) -> dict[str
     return weights
 
 
+def _convert_transformers(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Weights under the names of a class of transformers, whose files may have those of earlier versions."""
+    names = model.state_dict().keys()
+    if 2 * len(names & weights.keys()) >= len(names):
+        return weights
+    with contextlib.redirect_stderr(io.StringIO()):  # without its progress bar
+        loaded, info = type(model).from_pretrained(
+            None, config=model.config, state_dict=dict(weights), output_loading_info=True
+        )
+    missing = set(info["missing_keys"])
+    found = {name: value for name, value in loaded.state_dict().items() if name not in missing}
+    return found | {name: weights[name] for name in info["unexpected_keys"] if name in weights}
+
+
+def require_arrival(model: nn.Module, file: Path, kwargs: dict) -> None:
+    """Raise ValueError if a library has changed weights of a file in a model, and print a note for what was requested.
+
+    kwargs: of the model's constructor, in which the caller may have asked for another image size or head.
+    """
+    own = dict(flat_tensors(read_weights(file)))
+    state = model.state_dict()
+    before, folded = _folded(own, state)
+    arrival = compare(before, state)
+    heads = tuple(f"{name}." for name in head_names(model))
+    lost = [name for name in _lost(model, arrival.lost, before) if not name.startswith(heads)]
+    requested = [name for name in lost if re.search(_POSITIONS, name) and "img_size" in kwargs]
+    changed = [name for name in lost if name in state and name not in requested]
+    if changed:
+        name = changed[0]
+        raise ValueError(
+            f"{file}: {name} has the shape {tuple(own[name].shape)}, and config.json describes a model with "
+            f"{tuple(state[name].shape)}, so timm changes its values. Correct config.json, or give img_size."
+        )
+    others = [name for name in lost if name not in requested]
+    if others:
+        folded.append(f"Left out of {file}: {grouped(others)}.")
+    if requested:
+        folded.append(f"{', '.join(requested)} is resampled for the image size that you gave.")
+    for sentence in folded:
+        print_note(sentence)
+
+
 def _folded(
     own: dict[str, Tensor], weights: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
@@ -452,11 +509,12 @@ def _folded(
 
 def _size_of_positions(model: nn.Module, own: dict[str, Tensor]) -> tuple[int, int] | None:
     """(height, width) of the images that the positions in a file are for, if the model is built for another size."""
-    built = family(model).built_size
+    built = built_size(model)
     if built is None:
         return None
-    height, width = patch_size(model)
-    rows, cols = built[0] // height, built[1] // width
+    grid = family(model).grid(built)
+    rows, cols = grid.rows, grid.cols
+    height, width = built[0] // rows, built[1] // cols
     state = model.state_dict()
     for name, value in own.items():
         model_value = state.get(name)
@@ -502,11 +560,15 @@ def _resampled(
 def _wrong_names(
     model: nn.Module, backbone: dict[str, Tensor], unplaced: dict[str, Tensor]
 ) -> list[str]:
-    """Names of weights that the model lacks, or that the file lacks. Counters and buffers of training do not count."""
-    missing = sorted(_backbone_names(model) - backbone.keys(), key=len)
-    wrong = [
-        name for name, value in unplaced.items() if value.is_floating_point() and value.ndim > 0
-    ]
+    """Names of weights that the model lacks, or that the file lacks. Counters of training programs do not count."""
+    names = _backbone_names(model)
+    modules = tuple({f"{name.split('.')[0]}." for name in names if "." in name})
+    missing = sorted(names - backbone.keys(), key=len)
+    wrong = []
+    for name, value in unplaced.items():
+        in_the_model = value.ndim > 0 or name.startswith(modules)
+        if value.is_floating_point() and in_the_model:
+            wrong.append(name)
     return missing + wrong
 
 

@@ -57,8 +57,14 @@ def compare(before: dict[str, Tensor], after: dict[str, Tensor]) -> Arrival:
     left = {name: value for name, value in before.items() if value.numel()}
     new = dict(after)
     arrived = set()
+    for name, value in before.items():
+        same = new.get(name)
+        if same is not None and same.dtype == value.dtype and torch.equal(same.cpu(), value.cpu()):
+            left.pop(name, None)
+            del new[name]
+            arrived.add(name)
     by_place = {_place(value): name for name, value in left.items()}
-    for name, value in after.items():
+    for name, value in list(new.items()):
         source = by_place.get(_place(value))
         if source in left:
             del left[source], new[name]

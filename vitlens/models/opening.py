@@ -16,17 +16,30 @@ import timm
 import torch
 from torch import nn
 
+from vitlens import waiting
 from vitlens.digests import read_trained_on
 from vitlens.models.architecture_guess import fitting_architectures
-from vitlens.models.checkpoints import fill, print_note
+from vitlens.models.checkpoint_heads import is_pretraining_part
+from vitlens.models.checkpoint_settings import quickgelu_twin
+from vitlens.models.checkpoints import (
+    fill,
+    grouped,
+    print_note,
+    require_arrival,
+    weights_digest,
+)
 from vitlens.models.classes import OUTPUTS
 from vitlens.models.patch_sizes import require_patches
-from vitlens.models.preprocessing import TransformersProcessor, measure_preprocessing
+from vitlens.models.preprocessing import (
+    TransformersProcessor,
+    data_config,
+    measure_preprocessing,
+)
 from vitlens.models.weight_files import flat_tensors, read_weights
 from vitlens.names import require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
-from vitlens.recorder.supported import family, input_channels
+from vitlens.recorder.supported import attention_modules, family, input_channels, unwrap
 from vitlens.recorder.supported import title as title
 from vitlens.recorder.supported.card import card_of, write_card
 
@@ -72,18 +85,26 @@ def load_model(
             "model, such as vit_tiny_patch16_224."
         )
     name = str(SPECIMEN if name_or_path is None else name_or_path).removeprefix("local-dir:")
-    folder = Path(name).parent if Path(name).name in _FILES else Path(name)
+    names_file = Path(name).name in _FILES
+    folder = Path(name).parent if names_file else Path(name)
+    if names_file and not Path(name).exists() and not (folder / _FILES[0]).exists():
+        raise ValueError(f"{name} does not exist. Give the folder of a model, or a name.")
     try:
         if head is not None and checkpoint is None:
             raise ValueError(
                 "head= (--head) names a classifier in a checkpoint. Give checkpoint=, too."
             )
-        model = _open(name, folder, pretrained, checkpoint, head, kwargs)
+        with waiting.fetching(
+            f"the weights of {name}",
+            "They are read or downloaded. Ctrl-C ends it, and a folder needs no network.",
+        ):
+            model = _open(name, folder, pretrained, checkpoint, head, kwargs)
     except (ValueError, ModuleNotFoundError):
         raise
     except Exception as error:
         text = " ".join(str(error).split())[:400].rstrip(".!")
         sentence = f"{name} cannot be opened ({type(error).__name__}: {text})."
+        sentence += _argument_hint(name, text)
         if not Path(name).exists() and _is_hub_error(error):
             raise ConnectionError(f"{sentence} Check the network, or open a folder") from error
         raise ValueError(sentence) from error
@@ -103,6 +124,43 @@ def load_model(
         published=pretrained and checkpoint is None and not Path(source).exists(),
     )
     return model.eval()
+
+
+def load_vit(
+    name: str | os.PathLike | None = None,
+    *,
+    checkpoint: str | os.PathLike | None = None,
+    head: str | None = None,
+    outputs: str | None = None,
+) -> nn.Module:
+    """`load_model` for commands that show attention: a class without it is refused before its weights are downloaded.
+
+    Raises UnsupportedModelError for such a class, and the errors of `load_model`.
+    """
+    if name is not None and not Path(name).exists() and not str(name).startswith("hf:"):
+        skeleton = None
+        with suppress(Exception), torch.device("meta"):  # `load_model` reports errors
+            skeleton = load_model(str(name), pretrained=False)
+        if skeleton is not None:
+            attention_modules(skeleton)
+    return load_model(name, checkpoint=checkpoint, head=head, outputs=outputs)
+
+
+_ARGUMENTS = {"size": "img_size", "image_size": "img_size", "input_size": "img_size"}
+"""Names of timm's arguments by names in other libraries."""
+
+
+def _argument_hint(library: str, message: str) -> str:
+    """The name of the library's own argument, if a message is about an unknown one, else ""."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", message)
+    if not unknown:
+        return ""
+    if library.startswith("torchvision:"):
+        return " Did you mean image_size?" if "size" in unknown[1] else ""
+    options = ("img_size", "patch_size", "num_classes", "in_chans", "dynamic_img_size")
+    if unknown[1] in _ARGUMENTS:
+        return f" Did you mean {_ARGUMENTS[unknown[1]]}?"
+    return suggestion(unknown[1], options)
 
 
 def _folder_in_name(name: str) -> Path:
@@ -148,6 +206,17 @@ def is_checkpoint(path: str | os.PathLike) -> bool:
     return file.is_file() and not stands_for_folder
 
 
+def same_model(model: nn.Module, other: nn.Module) -> bool:
+    """True for two models with equal weights, layers and preprocessing, whatever their names are.
+
+    >>> vitlens.models.opening.same_model(model, vitlens.load_model())
+    True
+    """
+    if str(unwrap(model)) != str(unwrap(other)) or data_config(model) != data_config(other):
+        return False
+    return weights_digest(model) == weights_digest(other)
+
+
 def short(name: str) -> str:
     """The last part of a path, or RUN/model for the model of a run, so that results contain no local paths.
 
@@ -177,6 +246,7 @@ def _from_timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
     elsewhere = os.sep in name or name.startswith((".", "hf-hub:", "hf_hub:"))
     if elsewhere or not timm.is_model(name.split(".")[0]):
         raise _unknown_name(name)
+    name = _with_activation(name, pretrained, kwargs)
     model = timm.create_model(name, pretrained=pretrained, **kwargs)
     if pretrained and "patch_size" in kwargs:
         others = {k: v for k, v in kwargs.items() if k not in ("patch_size", "img_size")}
@@ -185,6 +255,25 @@ def _from_timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
         shapes = {key: value.shape for key, value in published.named_parameters()}
         require_patches(shapes, model, name)
     return model
+
+
+def _with_activation(name: str, pretrained: bool, kwargs: dict) -> str:
+    """The name of the architecture with the activation of published weights, if timm's notes name another one."""
+    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    notes = [str(note) for note in (config.notes or ()) if note] if config else []
+    names_weights = pretrained or "." in name
+    if not notes or not names_weights or "quickgelu" in name:
+        return name
+    twin = quickgelu_twin(name)
+    for_quickgelu = any("quickgelu" in note.lower() for note in notes)
+    if twin and for_quickgelu and "act_layer" not in kwargs:
+        _, dot, tag = name.partition(".")
+        print_note(
+            f"The weights {name} were trained with QuickGELU, so {twin} is opened. act_layer in Python changes it."
+        )
+        return f"{twin}{dot}{tag}"
+    print_note(f"timm notes about {name}: {'; '.join(notes)}.")
+    return name
 
 
 def _unknown_name(name: str) -> ValueError:
@@ -267,6 +356,7 @@ def _from_folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
     )
     if pretrained:
         require_patches(_shapes(weights_file), model, weights_file)
+        require_arrival(model, weights_file, kwargs)
     if missing:
         size = family(model).built_size
         if "input_size" in missing and size:
@@ -356,7 +446,10 @@ def _from_transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
     if class_name not in known or unused:
         wrong = f"the class {class_name or '(none in config.json)'}"
         if unused:
-            wrong = f"the setting {next(iter(unused))}"
+            setting = next(iter(unused))
+            wrong = f"the setting {setting}"
+            if "size" in setting:
+                wrong += " (image_size sets the size of images)"
         raise ValueError(
             f"vitlens does not support {wrong} of {name}. It supports {', '.join(known)} of transformers."
         )
@@ -398,14 +491,17 @@ def _build_transformers(kind: type, name: str, config, pretrained: bool) -> nn.M
         options["add_pooling_layer"] = False
         model, info = _here_first(kind.from_pretrained, name, **options)
     base = f"{kind.base_model_prefix}."  # a model without a head may get weights with one
-    lists = tuple(
-        f"{path}.".removeprefix(base)
-        for path, part in model.named_modules()
-        if isinstance(part, nn.ModuleList)
-    )
-    unexpected = info["unexpected_keys"]
-    beyond = [key for key in unexpected if key.removeprefix(base).startswith(lists)]
-    wrong = sorted(info["missing_keys"]) + sorted(beyond)
+    roots = {key.removeprefix(base).split(".")[0] for key in model.state_dict()}
+    unexpected = sorted(info["unexpected_keys"])
+    beyond = [
+        key
+        for key in unexpected
+        if key.removeprefix(base).split(".")[0] in roots and not is_pretraining_part(key)
+    ]
+    unused = [key for key in unexpected if key not in beyond]
+    if unused:
+        print_note(f"{kind.__name__} of {name} leaves out: {grouped(unused)}.")
+    wrong = sorted(info["missing_keys"]) + beyond
     if wrong:
         raise ValueError(
             f"The weights of {name} do not fit its config.json: {len(wrong)} are missing or have no "
@@ -434,8 +530,17 @@ def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
     _require_library("open_clip", "openclip", name)
     import open_clip
 
-    name, _, tag = name.partition("/")
-    if pretrained:
+    in_folder = name.startswith("local-dir:")
+    tag = ""
+    if in_folder:
+        folder = Path(name.removeprefix("local-dir:"))
+        if not (folder / "open_clip_config.json").is_file():
+            raise ValueError(
+                f"{folder} has no open_clip_config.json, which open_clip's folders have."
+            )
+    else:
+        name, _, tag = name.partition("/")
+    if pretrained and not in_folder:
         tags = [f"{name}/{known}" for known in open_clip.list_pretrained_tags_by_model(name)]
         if f"{name}/{tag}" not in tags:
             listed = ", ".join(tags) or "no such model"
@@ -446,7 +551,7 @@ def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
         "force_quick_gelu": bool(published.get("quick_gelu")),
     } | kwargs
     if pretrained:
-        model, transform = open_clip.create_model_from_pretrained(name, tag, **options)
+        model, transform = open_clip.create_model_from_pretrained(name, tag or None, **options)
     else:
         logging.disable(logging.WARNING)  # about random weights
         try:

@@ -16,7 +16,15 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
-from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, load_image
+from vitlens.images import (
+    MAX_ELONGATION,
+    Change,
+    ImageError,
+    ModelInput,
+    Remark,
+    load_image,
+    named_sources,
+)
 from vitlens.models.arrival import Given, given, may_change
 from vitlens.models.classes import module_with_facts
 from vitlens.recorder.forward import cast
@@ -29,6 +37,7 @@ from vitlens.recorder.supported import (
     transformers_in,
 )
 from vitlens.recorder.supported.card import card_of, write_card
+from vitlens.texts import shown
 
 
 class TransformersProcessor:
@@ -384,6 +393,8 @@ def preprocessing_warning(model: nn.Module) -> str:
         return card.guess
     if vars(model).get("pretrained_cfg") or _own_transform(model) is not None:
         return ""
+    if is_known(model) and family(model).declares_preprocessing:
+        return ""
     name = model_name(model)
     config = data_config(model)
     return f"{name} has no pretrained_cfg, so its preprocessing is a guess: {config}."
@@ -437,8 +448,7 @@ def preprocess(
     whole: bool = False,
     on_note: Callable[[str], None] | None = None,
 ) -> Tensor:
-    """Model input from an image, a folder, or a list or dictionary of images: (B, C, H, W) on the CPU, in the model's
-    dtype.
+    """Model input from an image or several: (B, C, H, W) on the CPU, in the model's dtype.
 
     Models of transformers, open_clip and torchvision use their library's preprocessing. All others, and all other
     sizes, use timm's evaluation transform with the model's `pretrained_cfg`. For models with one input channel images
@@ -448,7 +458,8 @@ def preprocess(
     preprocessing: of the same normalization, or in 0 … 1, 0 … 255 or −1 … 1 if the module normalizes them itself. Test
     images show which one.
 
-    images: sources of `load_image`. size: (H, W) in pixels, in place of the configured size. After
+    images: a source of `load_image`, a folder, a dictionary by name, or an iterable in order, such as a list, a
+    generator or a pandas Series. size: (H, W) in pixels, in place of the configured size. After
     `timm.create_model(…, img_size=…)`, pass `built_size(model)`. whole: resize the whole image without a crop. on_note:
     called with a sentence for each image that `load_image` changed or that is cropped to less than half of its area, if
     the preprocessing is a guess (by default a warning), and if a module changes images before its Vision Transformer.
@@ -465,7 +476,7 @@ def preprocess(
     transform = _make_transform(plan, whole)
     config = plan.config
     mode = _image_mode(config["input_size"][0])
-    sources = _list_sources(images, on_note)
+    sources = [source for _, source in named_sources(images, on_note)]
     if not sources:
         raise ImageError("Expected an image or several, got none.")
     is_folder = isinstance(images, str | os.PathLike) and os.path.isdir(images)
@@ -521,17 +532,6 @@ def _report_left_out(
         on_note(left_out)
 
 
-def _list_sources(images, on_note: Callable[[str], None] | None) -> list | tuple:
-    """The sources of images in an argument of `preprocess`: an image, a folder, a list or a dictionary."""
-    if isinstance(images, dict):
-        return list(images.values())
-    if isinstance(images, str | os.PathLike) and os.path.isdir(images):
-        return [file for _, file in image_files(Path(images), on_note)]
-    if isinstance(images, list | tuple):
-        return images
-    return [images]
-
-
 def _image_mode(channels: int) -> str:
     """Mode of the PIL images that a model takes."""
     return "L" if channels == 1 else "RGB"
@@ -548,9 +548,8 @@ def _note_crop(source, image: Image.Image, config: dict, on_note: Callable[[str]
     if seen >= 0.5:
         return
     name = Path(source).name if isinstance(source, str | os.PathLike) else "An image"
-    on_note(
-        f"{name} of {width} × {height} pixels is cropped: the model sees the middle {seen:.0%} of it."
-    )
+    change = Change("crop", f"is cropped: the model sees the middle {seen:.0%} of it")
+    on_note(Remark(f"{shown(name)} of {width} × {height} pixels", [change]))
 
 
 def crop_box(

@@ -27,6 +27,7 @@ from vitlens.plot.style import (
     charts,
     color_bar,
     rule,
+    series_name,
     use_style,
     wrap,
 )
@@ -398,7 +399,7 @@ def draw_distances(
         markersize=size,
         markeredgecolor="white",
         markeredgewidth=0.5,
-        label=name,
+        label=series_name(name),
     )
 
 

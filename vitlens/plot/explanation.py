@@ -35,6 +35,7 @@ from vitlens.plot.style import (
     page,
     rule,
     scale_bar,
+    series_name,
     use_style,
     wrap,
     write_below,
@@ -401,7 +402,7 @@ def insertion_deletion(
             ax.fill_between(shares, random[k].min(0), random[k].max(0), color="0.9", lw=0)
             ax.plot(shares, random[k].mean(0), label="random orders", **CHANCE)
             for color, (name, both) in zip(palette, curves.items(), strict=True):
-                ax.plot(shares, both[k], color=color, lw=1.7, label=name)
+                ax.plot(shares, both[k], color=color, lw=1.7, label=series_name(name))
             ax.set(xlim=(0, 1), ylim=(low, high), xlabel=xlabel)
             ax.xaxis.set_major_formatter(PercentFormatter(1))
         axes[0].set_ylabel(score)

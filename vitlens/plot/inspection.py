@@ -303,7 +303,7 @@ def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
     if is_single and len(models[0].pictures) <= 3:
         lines = 1  # each image beside its rollout
     middle_heights = [350] if is_single else [285, 395, 340]
-    images_height = lines * image_height + 81 + CAPTION_LINE * caption_lines
+    images_height = lines * image_height + 90 + CAPTION_LINE * caption_lines
     heights = [64, *middle_heights, images_height]
     with use_style():
         figure = page(WIDTH, sum(heights))

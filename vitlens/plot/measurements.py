@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
 from vitlens.plot import style
-from vitlens.plot.style import REFERENCE, SERIES, canvas, rule
+from vitlens.plot.style import REFERENCE, SERIES, canvas, rule, series_name
 
 LABEL = 13
 """Height of the label of a curve, in points."""
@@ -56,7 +56,7 @@ def lines(
                     each[name],
                     line,
                     color=named.get(name, color),
-                    label=label,
+                    label=None if label is None else series_name(label),
                     marker=marker,
                     markersize=4,
                 )

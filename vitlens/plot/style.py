@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from vitlens import files
 from vitlens.formatting import with_minus
 from vitlens.plot import alt_text  # noqa: F401  (in IPython, figures get alt text)
 from vitlens.plot.scales import stretched_words
+from vitlens.texts import shown
 
 if TYPE_CHECKING:
     import matplotlib.pyplot as plt
@@ -56,6 +58,7 @@ STYLE = {
     "ytick.major.width": 0.7,
     "xtick.major.size": 3,
     "ytick.major.size": 3,
+    "text.parse_math": False,  # names with dollar signs are not formulas
 }
 
 
@@ -66,7 +69,16 @@ def use_style(ax: plt.Axes | None = None):
     import matplotlib.pyplot as plt  # slow, and not needed for the colors of a widget
 
     plt.draw_if_interactive()  # loads a notebook's backend, whose settings the end of the context would undo
-    return plt.style.context(["default", STYLE])
+    return plt.style.context(["default", STYLE | _fonts()])
+
+
+@functools.cache
+def _fonts() -> dict[str, list[str]]:
+    """The setting of fonts for further scripts, if any are installed."""
+    from vitlens.plot.glyphs import installed_fallbacks
+
+    fallbacks = installed_fallbacks()
+    return {"font.family": ["DejaVu Sans", *fallbacks]} if fallbacks else {}
 
 
 def page(
@@ -75,7 +87,10 @@ def page(
     """An empty figure of `width` × `height` pixels. Notebooks show it, and pyplot does not keep it."""
     import matplotlib.pyplot as plt
 
-    figure = plt.figure(figsize=(width / DPI, height / DPI), layout=layout)
+    from vitlens.plot.glyphs import Page
+
+    size = width / DPI, height / DPI
+    figure = plt.figure(figsize=size, layout=layout, FigureClass=Page)
     plt.close(figure)
     figure.get_layout_engine().set(w_pad=margin, h_pad=margin)
     return figure
@@ -143,6 +158,12 @@ def rule(ax: plt.Axes, axis: str = "y") -> None:
     """Draw faint grid lines behind everything else."""
     ax.grid(axis=axis, color="0.92", linewidth=0.8)
     ax.set_axisbelow(True)
+
+
+def series_name(name: object) -> str:
+    """A name for a legend. Matplotlib leaves out names that begin with an underscore."""
+    text = shown(name)
+    return f" {text}" if text.startswith("_") else text
 
 
 def name_above(ax: plt.Axes, text: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import timm
@@ -21,7 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from vitlens import waiting
 from vitlens.data.augment import Targets
+from vitlens.data.sources import process_count
+
+JOINING = 300.0
+"""Seconds in which all processes must have been started."""
+RENDEZVOUS = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Variables by which processes find one another."""
 
 
 @dataclass(frozen=True)
@@ -73,26 +81,78 @@ class World:
         """The first process's `value`, returned in every process."""
         return self.total(value if self.rank == 0 else 0.0)
 
+    def wait_for_first(self, value: float, work: str) -> float:
+        """As `first`, when the first process may take hours. The others print that it does `work`, and obey Ctrl-C.
+
+        >>> vitlens.train.World().wait_for_first(1.0, "opens the images")
+        1.0
+        """
+        if self.size == 1:
+            return value
+        return waiting.call(
+            partial(self.first, value),
+            f"the first of {self.size} processes, which {work}"
+            if self.rank
+            else "the other processes",
+            "Ctrl-C ends this process.",
+            limit=float("inf"),
+        )
+
 
 def join(device: torch.device | str | None = None) -> World:
     """The world of all processes that the launcher started, or of this one alone.
 
-    device: default CUDA if available. Raises ModuleNotFoundError if several were started and `accelerate` is missing.
+    device: default CUDA if available. Raises ModuleNotFoundError if several were started and `accelerate` is missing,
+    TimeoutError if one is missing for five minutes, and ValueError if they cannot be connected.
 
     >>> vitlens.train.join("cpu").size
     1
     """
     alone = World() if device is None else World(device=torch.device(device))
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    processes = process_count("WORLD_SIZE")
+    if processes == 1:
         return alone
-    from accelerate import PartialState
+    is_cpu = alone.device.type == "cpu"
 
-    # Fetching and decoding images in the first process can exceed PyTorch's timeout of ten minutes.
-    state = PartialState(cpu=alone.device.type == "cpu", timeout=timedelta(hours=6))
-    # Else each would act as the only one, and write.
-    if state.num_processes != int(os.environ["WORLD_SIZE"]):
+    def connect() -> tuple[object, int]:
+        from accelerate import PartialState  # takes seconds
+
+        # Fetching and decoding images in the first process can exceed PyTorch's timeout of ten minutes.
+        state = PartialState(cpu=is_cpu, timeout=timedelta(hours=6))
+        return state, torch.get_num_threads()
+
+    variables = ", ".join(f"{name}={os.environ[name]}" for name in RENDEZVOUS if name in os.environ)
+    alternative = "Unset WORLD_SIZE to run alone."
+    rank = os.environ.get("RANK", "0")
+    if not rank.isdecimal() or int(rank) >= processes:
         raise ValueError(
-            f"{os.environ['WORLD_SIZE']} processes were started, but accelerate connected {state.num_processes} on "
+            f"RANK must be a number from 0 to {processes - 1} for {processes} processes (WORLD_SIZE), got {rank!r}. "
+            f"{alternative}"
+        )
+    try:
+        # In a thread, because PyTorch ignores Ctrl-C while it waits.
+        state, threads = waiting.call(
+            connect,
+            f"{processes - 1} of {processes} processes ({variables})",
+            f"Start them too. {alternative}",
+            after=None if "TORCHELASTIC_RUN_ID" in os.environ else 1.0,  # torchrun starts all
+            limit=JOINING,
+        )
+    except (RuntimeError, ValueError, OSError, KeyError) as error:
+        if isinstance(error, TimeoutError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"The {processes} processes of {variables} could not be connected ({reason}). Start them by torchrun or "
+            f"accelerate launch. {alternative}"
+        ) from error
+    torch.set_num_threads(threads)  # PyTorch keeps both for each thread
+    if state.device.type == "cuda":
+        torch.cuda.set_device(state.device)
+    # Else each would act as the only one, and write.
+    if state.num_processes != processes:
+        raise ValueError(
+            f"{processes} processes were started, but accelerate connected {state.num_processes} on "
             f"{alone.device}. Train with --device cpu, or on devices that accelerate can connect."
         )
     return World(state.process_index, state.num_processes, state.device)

@@ -38,6 +38,7 @@ from vitlens.data import ImageSet, ImageStream
 from vitlens.data.imageset import PIXEL_READING, lost_workers, same_images
 from vitlens.digests import FILE, RUN_FILE, Digests, read_trained_on
 from vitlens.files import append, lock, read_object, remove_folder, remove_ours, require_ours, write
+from vitlens.texts import encode
 from vitlens.train import snapshots
 from vitlens.train.criteria import metric_name, validate
 from vitlens.train.objectives import RENAMED
@@ -165,7 +166,7 @@ def restore_state(
 
 def label_checksum(images: ImageSet) -> str:
     """Checksum of labels and class names."""
-    digest = hashlib.sha256("\0".join(images.class_names).encode())
+    digest = hashlib.sha256(encode("\0".join(images.class_names)))
     digest.update(images.labels.cpu().numpy().tobytes())
     return digest.hexdigest()[:12]
 
@@ -349,6 +350,8 @@ class RunFolder:
 
 DATA_KEYS = {"stream", "data", "root"}
 """Keys of data.json."""
+MORE_DATA_KEYS = {"image_key", "label_key"}
+"""Keys that only some runs have in data.json."""
 CONFIG_KEYS = {
     *("architecture", "num_classes", "num_features", "label_names", "model_args"),
     "pretrained_cfg",
@@ -368,7 +371,7 @@ def is_log(path: Path) -> bool:
 
 def is_data_file(path: Path) -> bool:
     """True for the data.json of a run."""
-    return read_object(path).keys() == DATA_KEYS
+    return read_object(path).keys() - MORE_DATA_KEYS == DATA_KEYS
 
 
 def is_config(path: Path) -> bool:
@@ -381,6 +384,11 @@ def is_config(path: Path) -> bool:
         and source.get("custom_load") is False
         and source.keys() >= {"tag", "mean", "std", "first_conv", "classifier"}
     )
+
+
+def is_digests(path: Path) -> bool:
+    """True for the images.npy of a run."""
+    return Digests.read(path) is not None
 
 
 def require_own_folder(out: Path, plan: Recipe) -> None:
@@ -402,6 +410,7 @@ def require_own_folder(out: Path, plan: Recipe) -> None:
             out / "data.json": is_data_file,
             out / "recipe.json": is_recipe,
             out / "log.jsonl": is_log,
+            out / RUN_FILE: is_digests,
             out / "snapshots.npz": snapshots.is_ours,
             out / "model" / "config.json": is_config,
         }
@@ -499,7 +508,7 @@ def finish(
             digests=digests,
         )
         write(folder / "recipe.json", plan.to_json().encode())
-    write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
+    write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False))
     return account
 
 
@@ -637,7 +646,7 @@ def export(
     config = hub_config(model, recipe, class_names)
     write(folder / "config.json", json.dumps(config, indent=2).encode())
     if training is not None:
-        write(folder / "training.json", json.dumps(training, indent=2, ensure_ascii=False).encode())
+        write(folder / "training.json", json.dumps(training, indent=2, ensure_ascii=False))
     return folder
 
 

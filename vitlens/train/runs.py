@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import math
 import os
@@ -61,6 +62,8 @@ def run(
     root: str | os.PathLike | None = None,
     stream: bool | None = None,
     workers: int | None = None,
+    image_key: str = "",
+    label_key: str = "",
     quiet: bool = False,
     goes_on: str = "",
 ) -> dict:
@@ -73,7 +76,7 @@ def run(
     process at a time trains into it. resume: continue the run in `out`, with its recipe and data if these are empty.
     max_minutes: stop and save after that time. overrides: settings as `"key=value"`. tiny: the same run on a tiny
     scale, in seconds. watch: number of snapshots, 0 for none. export: write `model/` also if the run is stopped. root,
-    stream, workers: as in `vitlens.data.load`. goes_on: hint how to continue a stopped run.
+    stream, workers, image_key, label_key: as in `vitlens.data.load`. goes_on: hint how to continue a stopped run.
 
     Ctrl-C and SIGTERM end the run with a checkpoint after the current step, or within ten steps with several processes.
     Processes from `torchrun` or `accelerate launch` share each batch, and the first one writes.
@@ -93,6 +96,10 @@ def run(
     )
     data = str(data) or images_before.get("data", "")
     root = root or images_before.get("root")
+    keys = {
+        "image_key": image_key or images_before.get("image_key", ""),
+        "label_key": label_key or images_before.get("label_key", ""),
+    }
     if images_before and os.path.isabs(data) and not os.path.exists(data):
         raise ValueError(
             f"{data}, the data of the run in {out}, does not exist. Give its place with --data."
@@ -113,7 +120,8 @@ def run(
     streams = [stream, stream]
     if stream is None and images_before.get("stream"):
         streams = images_before["stream"]
-    splits = open_images(data, plan, world, streams, root=root, workers=workers)
+    splits = open_images(data, plan, world, streams, root=root, workers=workers, **keys)
+    said = {split.note for split in splits}
     for note in dict.fromkeys(split.note for split in splits):
         if note:
             say(note)
@@ -163,7 +171,9 @@ def run(
         if not resume and world.rank == 0:
             require_new_run(out)  # another process may have trained into it meanwhile
         if fresh and world.rank == 0:
-            write_data_file(out, data, root, splits)  # first, because it marks the folder of a run
+            write_data_file(
+                out, data, root, splits, keys
+            )  # first, because it marks the folder of a run
             write(out / "recipe.json", plan.to_json())
             write_digests(out, train, plan.init)
         if fresh:  # before training, to report unsupported arrays at once
@@ -182,10 +192,14 @@ def run(
             last=last,
             steps=steps,
             seconds=seconds_before + time.monotonic() - start,
-            command=command_of(plan, data, splits),
+            command=command_of(plan, data, splits, keys),
             world=world,
             exports=export,
         )
+    for split in (train, valid):  # a stream has counted its images by now
+        if split.note not in said:
+            say(split.note)
+            said.add(split.note)
     return {**account, "stopped_by": 0 if account["finished"] else stop.signal}
 
 
@@ -286,10 +300,18 @@ def check_same_run(plan: Recipe, out: Path, name: str, model: str, tiny: bool) -
         raise ValueError(f"The run in {out} was started without --tiny. Resume it without --tiny.")
     if not model or model == plan.init:
         return
-    if not plan.init or Path(model).resolve() != Path(plan.init).resolve():
+    if not plan.init or not _same_weights(Path(model), Path(plan.init)):
         raise ValueError(
             f"The run in {out} started from {plan.init or 'random weights'}, not {model}."
         )
+
+
+def _same_weights(one: Path, other: Path) -> bool:
+    """True for two paths of one model folder, and for two folders with the same file of weights."""
+    if one.resolve() == other.resolve():
+        return True
+    files = [folder / "model.safetensors" for folder in (one, other)]
+    return all(file.is_file() for file in files) and filecmp.cmp(*files, shallow=False)
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -308,13 +330,16 @@ def read_data_file(out: Path) -> dict:
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
-def write_data_file(out: Path, data: str, root: str | os.PathLike | None, splits: list) -> None:
+def write_data_file(
+    out: Path, data: str, root: str | os.PathLike | None, splits: list, keys: dict[str, str]
+) -> None:
     """Write `data.json`, with absolute paths."""
     is_path = not is_named(data) and Path(data).is_dir()
     content = {
         "stream": [isinstance(split, ImageStream) for split in splits],
         "data": os.path.abspath(data) if is_path else data,
         "root": root and os.path.abspath(root),
+        **{name: key for name, key in keys.items() if key},
     }
     write(out / "data.json", json.dumps(content).encode())
 
@@ -351,7 +376,7 @@ def open_images(
 
     splits = load_splits(streams) if world.rank == 0 else []
     decided = [isinstance(split, ImageStream) for split in splits] or [False, False]
-    decided = [bool(world.first(streamed)) for streamed in decided]
+    decided = [bool(world.wait_for_first(streamed, "opens the images")) for streamed in decided]
     return splits or load_splits(decided)
 
 
@@ -406,10 +431,13 @@ def resume_hint(out: Path, data: str | os.PathLike, root: str | os.PathLike | No
     return f"`{shlex.join(words)}` continues it"
 
 
-def command_of(plan: Recipe, data: str, splits: list) -> str:
+def command_of(plan: Recipe, data: str, splits: list, keys: dict[str, str]) -> str:
     """Command that repeats the run with the `recipe.json` next to its model."""
     words = ["vitlens", "train", "--recipe", "recipe.json"]
     words += ["--data", data if is_named(data) else Path(data).name]
+    for name, key in keys.items():
+        if key:
+            words += [f"--{name.replace('_', '-')}", key]
     if isinstance(splits[0], ImageStream):
         words.append("--stream")
     if plan.init:

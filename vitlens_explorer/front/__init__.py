@@ -27,7 +27,7 @@ def join_scripts(folder: Path = FRONT, names: Sequence[str] = FRONT_SCRIPTS) -> 
     """The scripts of a folder as one text. Those of the front end begin with the numbers of `vitlens.plot.scales`."""
     scripts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in names]
     if folder == FRONT:
-        rule = {"map": UNIFORM, "attention": ATTENTION}
+        rule = {"map": UNIFORM, "attention": ATTENTION, "similarity": 0, "norms": 0}
         scripts.insert(0, f"const UNIFORM = {json.dumps(rule)}; // departures of uniform maps")
     return "\n".join(scripts)
 

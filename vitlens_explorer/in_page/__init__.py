@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens import files
+from vitlens import files, texts
+from vitlens.images import named_sources
 from vitlens.models import scores, weights_digest
 from vitlens.plot.scales import SIGNED
 from vitlens.recorder.forward import eval_mode
@@ -108,28 +109,37 @@ def save_page(
     >>> vitlens_explorer.save_page(small, {"cat": cat}, "page.html").stat().st_size < 1e6
     True
 
-    images: an argument of `load_image`, several by name, or None for a sample photograph. size: (height, width) of the
-    input in pixels, for models that take several. scores: True to score the maps of all five classes by insertion and
+    images: an image, a folder, several images (by name or as paths), or None for a sample photograph. size: (height,
+    width) of the input in pixels, for models that take several. scores: True to score the maps of all five classes by
+    insertion and
     deletion, in about 2,000 forwards for an image. By default, only the maps of the likeliest class are scored, in
     about 400. progress: called with the name of each step. Raises UnsupportedModelError for models that `capture`
     refuses and for attention with a bias for each pair of tokens, ValueError if the file would exceed 30 MB, and
     ImageError for unreadable images.
     """
-    if images is not None and not isinstance(images, Mapping):
-        filename = getattr(images, "filename", None) or "photo"  # a PIL image has one
-        images = {Path(filename).name: images}
     page = explorer_of(model, images, size=size)
     return write_page(page, [*page.photographs], path, scores, progress)
 
 
+def _by_name(images: object) -> dict[str, object]:
+    """Images by name, from an argument of `named_sources`. A single image from memory is called photo."""
+    if images is None:
+        return {}
+    by_name = dict(named_sources(images))
+    if [*by_name] == ["image 1"]:
+        return {"photo": by_name["image 1"]}
+    return by_name
+
+
 def explorer_of(
     model: nn.Module,
-    images: Mapping[str, object] | None,
+    images: object,
     *,
     size: tuple[int, int] | None = None,
     samples: int = 1,
 ) -> Explorer:
     """An explorer of these images only, or of the first sample photographs."""
+    images = _by_name(images)
     if images:
         first, *others = images
         page = Explorer(model, images[first], size=size)
@@ -168,7 +178,7 @@ def write_page(
 def photos_sentence(names: Sequence[str]) -> str:
     """Sentence about the photos in a file."""
     photos = "the photo" if len(names) == 1 else f"{len(names)} photos"
-    return f"This file contains {photos}: {', '.join(names)}."
+    return f"This file contains {photos}: {', '.join(map(texts.shown, names))}."
 
 
 def document(content: dict, names: Sequence[str], script: str, more: str = "") -> str:
@@ -179,7 +189,7 @@ def document(content: dict, names: Sequence[str], script: str, more: str = "") -
     from vitlens import __version__
 
     name = content["model"]
-    title = f"{', '.join(names)} · {name}"
+    title = f"{', '.join(map(texts.shown, names))} · {name}"
     footer = f"{name}, weights {content['hash']}. Written by {content['versions']}. "
     footer += photos_sentence(names)
     script = "\n".join([front.join_scripts(), "{", script, "}", ""])

@@ -377,7 +377,7 @@ function describePanel(record, view, choice, map, state, tables) {
   const looking = tables.looking.includes(state.view);
   const sinks = looking ? sinksOf(record, choice.layer, tables) : [];
   const hides = Boolean(sinks.length && state.sinks && !state.stretch);
-  const bound = kind === "attention" ? UNIFORM.attention : UNIFORM.map;
+  const bound = UNIFORM[kind] ?? UNIFORM.map;
   let scale = hasScale ? scaleOf(values, limit, state, tables, bound) : null;
   const words = captionOf(record, map, sinks, scale, bound, tables);
   let legend = limit && !state.stretch ? say("similarity scale", { unit }) : unit;

@@ -74,13 +74,13 @@ def worker_script() -> str:
 
 def save_live_page(
     model: nn.Module,
-    images: Mapping[str, object] | None,
+    images: object,
     path: str | os.PathLike,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Path:
     """Write the explorer with the model itself as one HTML file, which takes photos without Python and network.
 
-    images: arguments of `load_image` by name, which the file contains as the model gets them, by default six sample
+    images: as for `save_page`, which the file contains as the model gets them, by default six sample
     photographs. progress: called with the name of each step. Raises UnsupportedModelError for models that the scripts
     cannot run, and ImageError for images that cannot be read.
     """

@@ -49,6 +49,7 @@ def effects(
     out: str | Path | None = None,
     progress: bool = True,
     checkpoint: str | Path | None = None,
+    classes: str | Path = "",
     head: str | None = None,
     **settings,
 ) -> DataFrame:
@@ -62,8 +63,8 @@ def effects(
     model: a timm name, a directory or a timm model. data: a data set of `data.load`, or loaded images. ways:
     replacements, "zero" or "mean" over these images by position. images: number of images, drawn by `seed`, default
     all. out: a CSV, rewritten after each batch, so that a stopped ablation keeps its results. checkpoint: a file with
-    the model's weights. head: its classifier, as in `load_model`. settings: root, workers, device, command and `say` of
-    `open_session`.
+    the model's weights. head: its classifier, as in `load_model`. classes: as in `vitlens.classes.class_numbers`.
+    settings: root, workers, device, command and `say` of `open_session`.
 
     Columns, each measure with its 95 % interval (_low, _high): `accuracy` without the head, in percent; `change` of
     the accuracy, in points (`scores.paired`); `flipped`, the percentage of images with another predicted class; `kl`,
@@ -98,11 +99,11 @@ def effects(
     require_capturable(network)
     if named:
         data = session.images("whole")
-        class_numbers(network, data.class_names)  # raises before images are compared
+        class_numbers(network, data.class_names, str(classes))  # raises before images are compared
         data = session.to_score(data)
     data = data.to(session.world.device)
-    numbers = class_numbers(network, data.class_names)
-    session.note(describe_match(network, data.class_names))
+    numbers = class_numbers(network, data.class_names, str(classes))
+    session.note(describe_match(network, data.class_names, str(classes)))
     rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:images]
     batches = rows.tensor_split(max(1, len(rows) // batch))
 

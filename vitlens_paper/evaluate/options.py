@@ -28,7 +28,7 @@ class Protocol(NamedTuple):
 PROTOCOLS = {
     "top1": Protocol(
         "vitlens_paper.evaluate.protocols:top1",
-        ("data", "checkpoint"),
+        ("data", "checkpoint", "classes"),
     ),
     "fewshot": Protocol(
         "vitlens_paper.evaluate.protocols:fewshot",

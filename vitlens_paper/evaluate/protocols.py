@@ -9,6 +9,7 @@ options.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from vitlens.models import class_count, load_model
 from vitlens.models.opening import short
 from vitlens.names import require_known
 from vitlens.scores import Score, mean_of, over_seeds, proportion, real, top_k, validation_numbers
+from vitlens.texts import encode
 from vitlens.train import runs as training_runs
 from vitlens.train.run_folder import remove_checkpoints
 from vitlens_paper.evaluate.classifiers import few_shot, linear_probe, nearest, supports
@@ -46,6 +48,8 @@ def evaluate(
     head: str | None = None,
     root: str | Path | None = None,
     workers: int | None = None,
+    image_key: str = "",
+    label_key: str = "",
     device: str | torch.device | None = None,
     command: str = "",
     say: Callable[[str], None] = print,
@@ -55,9 +59,10 @@ def evaluate(
 
     model, data, protocol, checkpoint, head, options: see `Evaluation`. shots: for fewshot, images of each class,
     default 1, 5, 10 and 25. seeds: number of seeds, default three for fewshot and one for fine-tuning. neighbors: for
-    knn, default 20. tasks: for vtab, default all 19. For finetune and vtab, recipe: default `recipe_of` the data;
-    settings: changes to it, "key=value"; runs: directory for a subdirectory of each model, data set, recipe and seed,
-    default "runs". root, workers, device, command, say: see `open_session`.
+    knn, default 20. tasks: for vtab, default all 19. classes: for top1, as in `vitlens.classes.class_numbers`. For
+    finetune and vtab, recipe: default `recipe_of` the data; settings: changes to it, "key=value"; runs: directory for a
+    subdirectory of each model, data set, recipe and seed, default "runs".
+    root, workers, image_key, label_key, device, command, say: see `open_session`.
 
     Raises ValueError for options that the protocol does not read, and the errors of the protocol.
 
@@ -72,7 +77,14 @@ def evaluate(
         head=head,
     )
     session = open_session(
-        evaluation, root=root, workers=workers, device=device, command=command, say=say
+        evaluation,
+        root=root,
+        workers=workers,
+        image_key=image_key,
+        label_key=label_key,
+        device=device,
+        command=command,
+        say=say,
     )
     return measure(session)
 
@@ -83,15 +95,15 @@ def measure(session: Session) -> Iterator[Record]:
     return protocol(session, **session.evaluation.options)
 
 
-def top1(session: Session) -> Iterator[Record]:
+def top1(session: Session, *, classes: str | Path = "") -> Iterator[Record]:
     """Top-1 and top-5 of the unchanged model, over all images of a directory without splits.
 
     Also ReaL accuracy if the files are ImageNet's validation images and the model's classes are ImageNet's.
     """
     network = session.network
     images = session.images("whole")
-    numbers = class_numbers(network, images.class_names)
-    match = describe_match(network, images.class_names)
+    numbers = class_numbers(network, images.class_names, str(classes))
+    match = describe_match(network, images.class_names, str(classes))
     session.note(match)
     images = session.to_score(images)
     output = top_classes(network)
@@ -176,14 +188,31 @@ class Tuning:
         return ", ".join(parts) or None
 
     def folder(self, session: Session, data: str) -> Path:
-        """Directory of the runs on `data`."""
-        model = f"{session.name}-{session.weights}"
-        name = short(data)
-        if session.place(data):
-            name += f"-{session.place(data)}"
-        if self.manner:
-            name += f", {self.manner}"
-        return Path(self.runs) / _directory_name(model) / _directory_name(name)
+        """Directory of the runs on `data`, for a model and images of any place and name.
+
+        A directory of an earlier version, which has the place of the data in its name, is taken if it is there.
+        """
+        models = _existing_or(Path(self.runs), session.name, f"-{session.weights}")
+        former = models / _directory_name(self._name(short(data), session.former_place(data)))
+        if former.is_dir():
+            return former
+        place = session.place(data)
+        if not place:
+            return former
+        return _existing_or(models, short(data), self._name("", place))
+
+    def _name(self, data: str, place: str) -> str:
+        name = f"{data}-{place}" if place else data
+        return f"{name}, {self.manner}" if self.manner else name
+
+
+def _existing_or(parent: Path, name: str, ending: str) -> Path:
+    """The directory in `parent` with a name and an ending, or one with this ending whose model or data was renamed."""
+    own = parent / _directory_name(name + ending)
+    if own.is_dir():
+        return own
+    renamed = sorted(parent.glob(f"*{glob.escape(_directory_name(ending))}"))
+    return renamed[0] if renamed else own
 
 
 class TunedScore(NamedTuple):
@@ -286,14 +315,16 @@ def fine_tune(session: Session, tuning: Tuning, data: str) -> TunedScore:
             device=str(world.device),
             root=session.root,
             workers=session.workers,
+            image_key=session.image_key,
+            label_key=session.label_key,
             goes_on="repeat the command to continue",
         )
         if not account["finished"]:
             raise KeyboardInterrupt
-        world.total(0)  # wait until the first process has written the model
+        world.wait_for_first(0, "writes the model")
         remove_checkpoints(folder / "checkpoints")
         model = load_model(folder / "model").to(world.device)
-        images = session.to_score(session.open(data, "test"))
+        images = session.to_score(session.open(data, "test", model))
         output = top_classes(model, k=1)
         classes, labels = read(model, images, output, world=world, progress=f"{data}, tuned")
         numbers = class_numbers(model, images.class_names)
@@ -328,8 +359,9 @@ def group_means(results: dict[str, TunedScore]) -> dict[str, TunedScore]:
 
 
 def _directory_name(text: str) -> str:
-    """A text as a name of at most 99 characters that file systems take."""
+    """A text as a name of at most 99 characters and 239 bytes that file systems take."""
     plain = re.sub(r"[^\w.,=+-]+", "-", text)
-    if len(plain) < 100:
+    if len(plain) < 100 and len(plain.encode()) < 240:
         return plain
-    return f"{plain[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    beginning = plain[:80].encode()[:200].decode(errors="ignore")
+    return f"{beginning}-{hashlib.sha256(encode(text)).hexdigest()[:12]}"

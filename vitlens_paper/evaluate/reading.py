@@ -28,10 +28,12 @@ def open_images(
     root=None,
     workers: int | None = None,
     world: World | None = None,
+    **keys: str,
 ) -> ImageStream:
     """A streamed split of a data set of `data.load`, preprocessed for `model`.
 
-    Raises ValueError for models whose input is not 3 × S × S, and the errors of `load`.
+    keys: image_key and label_key of `load`. Raises ValueError for models whose input is not 3 × S × S, and the errors
+    of `load`.
 
     >>> len(open_images(model, "digits", "valid"))
     360
@@ -53,13 +55,14 @@ def open_images(
             stream=True,
             root=root,
             workers=workers,
+            **keys,
         )
 
     if world.rank == 0:  # the first process downloads
         images = open_split()
-        world.total(0)
+        world.wait_for_first(0, "opens the images")
     else:
-        world.total(0)  # the other processes wait
+        world.wait_for_first(0, "opens the images")
         images = open_split()
     return images
 

@@ -8,6 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 
 from vitlens import files
+from vitlens.texts import valid
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,9 @@ class Record:
     model: a timm name, a name of the paper, or the name of a directory. protocol: top1, fewshot, knn, probe, finetune
     or vtab. metric: top1, top5, real (top-1 by ReaL labels) or mean (of the top-1 of several tasks). images: number of
     scored images. when: date and time, UTC. weights: first digits of the SHA-256 of the model's weights. place: first
-    digits of the SHA-256 of the data's path. seeds: number of seeds (0, 1, 2 …) in the mean. recipe: fine-tuning recipe
-    with its changes, or None for the data's unchanged recipe. note: match of the classes, meaning of the interval.
+    digits of the SHA-256 of the images and labels of a folder. seeds: number of seeds (0, 1, 2 …) in the mean. recipe:
+    fine-tuning recipe with its changes, or None for the data's unchanged recipe. note: match of the classes, images
+    left out, meaning of the interval.
 
     >>> r = vitlens_paper.evaluate.Record("vit", "pets", "knn", "top1", 90.0, 88.2, 91.6, 1000, "2025", {}, neighbors=5)
     >>> r.cell
@@ -120,7 +122,7 @@ def table(records: Sequence[Record]) -> str:
     """
     from pandas import DataFrame
 
-    rows = [(r.data, r.manner, r.metric, r.cell, f"{r.images:,}") for r in records]
+    rows = [(valid(r.data), r.manner, r.metric, r.cell, f"{r.images:,}") for r in records]
     frame = DataFrame(rows, columns=["data", "protocol", "metric", "value [95 %]", "images"])
     notes = dict.fromkeys(r.note for r in records if r.note)
     return "\n".join([frame.to_string(index=False), *notes])
@@ -131,7 +133,7 @@ def _entries(path: str | Path) -> list[tuple[Record, dict]]:
     required = [field.name for field in fields(Record) if field.default is MISSING]
     known = [field.name for field in fields(Record)]
     try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))
+        entries = json.loads(files.read(path))
         if not isinstance(entries, list):
             entries = [entries]
         records = []

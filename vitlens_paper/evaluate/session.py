@@ -24,6 +24,7 @@ from vitlens.models.opening import short
 from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
 from vitlens.scores import Score
 from vitlens.train import World, join
+from vitlens.train.run_folder import label_checksum
 from vitlens.train.runs import versions
 from vitlens_paper.evaluate.options import Evaluation
 from vitlens_paper.evaluate.reading import before_the_head, open_images, read
@@ -44,11 +45,18 @@ class Session:
     """Processes that share the images."""
     root: Path | None = None
     workers: int | None = None
+    image_key: str = ""
+    label_key: str = ""
     command: str = ""
     say: Callable[[str], None] = print
     """Function that receives notes about the data."""
+    opened: list[ImageStream] = field(default_factory=list)
+    """Splits of the data so far, whose notes are in the records. They count while the images are read."""
     notes: dict[str, None] = field(default_factory=dict)
     """Notes about the scored images, for `Record.note`, in order."""
+
+    places: dict[str, str] = field(default_factory=dict)
+    """Results of `place`."""
 
     @cached_property
     def weights(self) -> str:
@@ -64,19 +72,34 @@ class Session:
         """A split of the data, preprocessed for the model. Passes on its note."""
         images = self.open(self.evaluation.data, split)
         self.note(images.note)
+        self.opened.append(images)
         return images
 
-    def open(self, data: str, split: str) -> ImageStream:
-        """A split of data, preprocessed for the model."""
+    def notes_on_data(self, data: str) -> list[str]:
+        """Notes on the images of the opened splits, with shortened paths."""
+        notes = dict.fromkeys(images.note for images in self.opened)
+        return [note.replace(os.fspath(data), short(os.fspath(data))) for note in notes if note]
+
+    def open(self, data: str, split: str, network: nn.Module | None = None) -> ImageStream:
+        """A split of data, preprocessed for `network`, by default the model."""
         return open_images(
-            self.network, data, split, root=self.root, workers=self.workers, world=self.world
+            network or self.network,
+            data,
+            split,
+            root=self.root,
+            workers=self.workers,
+            world=self.world,
+            image_key=self.image_key,
+            label_key=self.label_key,
         )
 
     def to_score(self, images: ImageStream) -> ImageStream:
         """The images without those that the model was trained on. Notes how many, and what could not be decided."""
         kept, note = unseen(self.network, images)
         self.note(note)
-        self.notes.update(dict.fromkeys(filter(None, [images.note, note])))
+        self.notes.update(dict.fromkeys(filter(None, [note])))
+        self.opened[:] = [split for split in self.opened if split is not images]
+        self.opened.append(kept)
         return kept
 
     def features(self, images: ImageStream, progress: str) -> tuple[Tensor, Tensor]:
@@ -85,7 +108,18 @@ class Session:
         return read(self.network, images, output, world=self.world, progress=progress)
 
     def place(self, data: str) -> str:
-        """First digits of the SHA-256 of the data's directories, for `Record.place`, or "" for named data."""
+        """Digits that tell data of one name apart, for `Record.place`: of a folder's content, wherever it is.
+
+        Of named data, the directory that holds them decides, "" for the usual one.
+        """
+        if not Path(data).exists():
+            return self.former_place(data)
+        if data not in self.places:
+            self.places[data] = content_digest(self.open(data, "whole"))
+        return self.places[data]
+
+    def former_place(self, data: str) -> str:
+        """First digits of the SHA-256 of the data's directories, by which earlier versions named runs, or ""."""
         paths = [Path(path) for path in (data, self.root) if path]
         folders = [str(path.resolve()) for path in paths if path.exists()]
         return short_digest(" ".join(folders).encode()) if folders else ""
@@ -105,6 +139,7 @@ class Session:
     ) -> Record:
         """Record of a score on a number of images of `data`, by default those of the evaluation."""
         data = data or self.evaluation.data
+        notes = [note, *self.notes_on_data(data), *self.notes]
         now = datetime.datetime.now(datetime.timezone.utc)
         return Record(
             model=self.name,
@@ -124,7 +159,7 @@ class Session:
             seeds=seeds,
             neighbors=neighbors,
             recipe=recipe,
-            note=" ".join(dict.fromkeys(filter(None, [note, *self.notes]))) or None,
+            note=" ".join(dict.fromkeys(filter(None, notes))) or None,
         )
 
 
@@ -133,13 +168,16 @@ def open_session(
     *,
     root: str | Path | None = None,
     workers: int | None = None,
+    image_key: str = "",
+    label_key: str = "",
     device: str | torch.device | None = None,
     command: str = "",
     say: Callable[[str], None] = print,
 ) -> Session:
     """Open the model of an evaluation on a device. By default, a timm model stays on its device.
 
-    root: directory of named data sets. command: for the records. say: function that receives notes about the data.
+    root: directory of named data sets. image_key, label_key: as in `vitlens.data.load`. command: for the records. say:
+    function that receives notes about the data.
 
     >>> evaluation = vitlens_paper.evaluate.Evaluation(model=model, data="digits", protocol="knn")
     >>> open_session(evaluation).name
@@ -169,6 +207,8 @@ def open_session(
         world,
         root=Path(root) if root else None,
         workers=workers,
+        image_key=image_key,
+        label_key=label_key,
         command=command,
         say=say,
     )
@@ -191,6 +231,12 @@ def shorten_path(argument: str) -> str:
     if os.path.isabs(value):
         value = short(value)
     return key + equals + value
+
+
+def content_digest(images: ImageStream) -> str:
+    """Digest of the labels, the classes and the images of a split."""
+    parts = [label_checksum(images), images.digests.checksum]
+    return short_digest(" ".join(parts).encode())
 
 
 def short_digest(content: bytes) -> str:

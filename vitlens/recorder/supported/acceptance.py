@@ -74,6 +74,9 @@ def _why_not(model: nn.Module) -> str:
     name = type(model).__name__
     if name in timm.REASONS:
         return timm.REASONS[name]
+    library = type(model).__module__.split(".")[0]
+    if library in ("transformers", "torchvision") and not list(transformers_in(model)):
+        return library_file(library).why_not(name)
     inner = list(transformers_in(model))
     multihead = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
     if multihead and not inner:

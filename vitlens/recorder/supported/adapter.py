@@ -106,6 +106,9 @@ class Family(ABC):
     guesses_preprocessing = False
     """True if `preprocessing` is a guess for a model without a `pretrained_cfg`."""
 
+    declares_preprocessing = False
+    """True if `preprocessing` is declared for the class, also for a model without a `pretrained_cfg`."""
+
     @property
     @abstractmethod
     def classes(self) -> int | None:

@@ -52,14 +52,18 @@ def label_names(model: nn.Module) -> list[str] | None:
     if names is None and card is not None:
         names = card.label_names
     if names is not None or not is_known(model):
-        return names
+        return None if _are_placeholders(names) else names
     config = getattr(model, "config", None)
     numbered = getattr(config, "id2label", None) or {}
     if set(numbered) != set(range(len(numbered))):
         return None
     names = [numbered[number] for number in range(len(numbered))]
-    placeholders = all(re.fullmatch(r"LABEL_\d+", name) for name in names)
-    return None if placeholders else names
+    return None if not names or _are_placeholders(names) else names
+
+
+def _are_placeholders(names: list[str] | None) -> bool:
+    """True for LABEL_0, LABEL_1 …"""
+    return bool(names) and all(re.fullmatch(r"LABEL_\d+", str(name)) for name in names)
 
 
 def states_preprocessing(model: nn.Module) -> bool:

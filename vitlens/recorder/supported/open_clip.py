@@ -71,7 +71,7 @@ def _tokenizer(model: nn.Module) -> Callable:
     card = card_of(model)
     name = None if card is None else card.architecture
     tower = getattr(model, "text", model)
-    if name in open_clip.list_models():
+    if name in open_clip.list_models() or str(name).startswith("local-dir:"):
         return open_clip.get_tokenizer(name)
     if tower.vocab_size == CLIP_VOCABULARY:
         return open_clip.SimpleTokenizer(context_length=tower.context_length)

@@ -13,17 +13,58 @@ FAMILIES: dict[str, Callable[[nn.Module], Family]] = {}
 """Adapters of registered classes, by full name."""
 
 
+_READOUTS = ("class token", "patches", "tokens")
+"""Tokens whose mean a head reads."""
+
+
 class Registered(PlainPatches):
     """Adapter of a registered class. `register_model` sets its attributes."""
 
     attends = ""
     only = False
+    declares_preprocessing = False
+    positions_at: str | Callable[[nn.Module], Tensor] | None = None
     logits: Callable[[nn.Module, Tensor], Tensor] | None = None
     """Head of the model, a function from the model and its tokens."""
 
     @property
     def classes(self) -> int | None:
         return getattr(self.model, "num_classes", None)
+
+    @property
+    def guesses_preprocessing(self) -> bool:
+        return not self.declares_preprocessing
+
+    @property
+    def table(self) -> Tensor | None:
+        """The table at the path given as positions=, or from that function, (…, T, D) with the patches last."""
+        place = type(self).positions_at
+        if place is None:
+            return None
+        if callable(place):
+            table = place(self.model)
+        else:
+            table = self.model
+            for name in place.split("."):
+                table = getattr(table, name, None)
+            table = getattr(table, "weight", table)  # of torch.nn.Embedding
+        self._require_rows(place, table)
+        return table
+
+    def _require_rows(self, place: object, table: object) -> None:
+        """Raise ValueError unless a table has a row for each patch."""
+        rows, cols = self._grid_size(self.built_size)
+        count = 0
+        got = type(table).__name__
+        if isinstance(table, Tensor):
+            got = f"shape {tuple(table.shape)}"
+            if table.dim() >= 2:
+                count = table[..., 0].numel()
+        if count < rows * cols:
+            raise ValueError(
+                f"The positions ({place}) of {type(self.model).__name__} must have shape (…, tokens, D) with at least "
+                f"{rows * cols} tokens for {rows} × {cols} patches, got {got}."
+            )
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         if self.logits is None or pre_logits:
@@ -44,14 +85,18 @@ def register_model(
     size: int | tuple[int, int],
     prefix: Sequence[str] = ("class token",),
     readout: str | None = "class token",
-    mean: Sequence[float] = (0.5, 0.5, 0.5),
-    std: Sequence[float] = (0.5, 0.5, 0.5),
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    interpolation: str = "bicubic",
+    crop_pct: float = 1.0,
+    positions: str | Callable[[nn.Module], Tensor] | None = None,
     head: Callable[[nn.Module, Tensor], Tensor] | None = None,
 ) -> None:
     """Register the class of a Vision Transformer that you wrote, so that captures, statistics and maps support it.
 
     >>> class MyViT(torch.nn.Module): ...
-    >>> vitlens.register_model(MyViT, blocks="blocks", attention="attn", embedding="patch_embed", patch=16, size=224)
+    >>> parts = {"blocks": "blocks", "attention": "attn", "embedding": "patch_embed", "positions": "pos_embed"}
+    >>> vitlens.register_model(MyViT, **parts, patch=16, size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
     Its attention must call `torch.nn.functional.scaled_dot_product_attention`, once in each block, on all tokens. Its
     forward must take images (B, C, height, width) and return logits (B, classes).
@@ -60,9 +105,17 @@ def register_model(
     block. embedding: path of the module that turns pixels into tokens. patch: side or (height, width) of a patch.
     size: side or (height, width) of the images that the model was built for. prefix: names of the tokens before the
     patches. readout: the tokens whose mean the head reads, "class token", "patches" or "tokens" (all). With None,
-    `rollout` and `relevance` need a query. mean, std: of the input's normalization, one number per channel. head:
-    logits from (model, tokens of the last layer), for `legrad` and the lens.
+    `rollout` and `relevance` need a query. mean, std: of the input's normalization, one number per channel, by which
+    `preprocess` makes images. Without them, it takes 0.5 and notes that this is a guess. interpolation, crop_pct: of
+    `preprocess`, as in timm. positions: path of the learned position embeddings, or a function that returns them from
+    the model, (…, tokens, D) with the patches last. head: logits from (model, tokens of the last layer), for `legrad`
+    and the lens.
+
+    Raises ValueError for a readout that does not exist.
     """
+    if readout not in (None, *_READOUTS):
+        raise ValueError(f"readout must be one of {', '.join(_READOUTS)} or None, got {readout!r}.")
+    half = (0.5,) * len(mean or std or (0, 0, 0))
     readouts = {
         "class token": slice(0, 1),
         "patches": slice(len(prefix), None),
@@ -75,10 +128,14 @@ def register_model(
         "prefix": list(prefix),
         "read": readouts[readout] if readout else None,
         "logits": staticmethod(head) if head else None,
+        "declares_preprocessing": mean is not None and std is not None,
+        "positions_at": staticmethod(positions) if callable(positions) else positions,
         "usual": {
-            "input_size": (len(mean), *pair(size)),
-            "mean": tuple(mean),
-            "std": tuple(std),
+            "input_size": (len(half), *pair(size)),
+            "mean": tuple(mean or half),
+            "std": tuple(std or half),
+            "interpolation": interpolation,
+            "crop_pct": crop_pct,
         },
     }
     adapter = type(f"Registered{kind.__name__}", (Registered,), settings)

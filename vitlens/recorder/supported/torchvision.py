@@ -9,6 +9,15 @@ from vitlens.recorder.supported.adapter import PlainPatches
 MODELS = {"torchvision.models.vision_transformer.VisionTransformer"}
 
 
+_SHRINKS = "its attention pools queries and keys, so they are not the patches of the image"
+
+
+def why_not(name: str) -> str:
+    """Reason why a class of torchvision is refused."""
+    reason = _SHRINKS if name == "MViT" else "it is not a Vision Transformer of torchvision"
+    return f"{reason}; of torchvision, vitlens supports VisionTransformer (vit_b_16 to vit_h_14)"
+
+
 class TorchVision(PlainPatches):
     """Adapter of torchvision's Vision Transformers. They take only the image size that they were built for."""
 

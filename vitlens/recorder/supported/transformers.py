@@ -140,6 +140,35 @@ MODELS = _by_full_name()
 """Model classes by full name."""
 
 
+KNOWN = ", ".join(sorted(name.rsplit(".", 1)[-1] for name in MODELS))
+"""Names of the supported classes."""
+
+_REASONS = {
+    "Swin": "its attention stays inside windows of the image, so no map covers the whole image",
+    "Donut": "its attention stays inside windows of the image, so no map covers the whole image",
+    "Hiera": "its attention runs inside mask units and pools the queries",
+    "VideoMAE": "its tokens are parts of a video, not patches of an image",
+    "VJEPA": "its tokens are parts of a video, not patches of an image",
+    "Vivit": "its tokens are parts of a video, not patches of an image",
+    "Timesformer": "its tokens are parts of a video, not patches of an image",
+    "Pvt": "its attention reads pooled tokens, so the keys are not the patches of the image",
+    "Segformer": "its attention reads pooled tokens, so the keys are not the patches of the image",
+    "Levit": "its attention shrinks the grid between stages",
+    "ResNet": "it is not a Vision Transformer",
+    "ConvNext": "it is not a Vision Transformer",
+}
+"""Reason for refusing a class, by the beginning of its name."""
+
+
+def why_not(name: str) -> str:
+    """Reason why a class of transformers is refused."""
+    reason = f"{name} is not among the classes that it supports"
+    for begin, known in _REASONS.items():
+        if name.startswith(begin):
+            reason = known
+    return f"{reason}; of transformers, vitlens supports {KNOWN}"
+
+
 class Transformers(PlainPatches):
     """Adapter of the vision models of transformers."""
 
