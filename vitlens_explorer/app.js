@@ -5,11 +5,11 @@ import front from "/front.js";
 const LOST =
   "The server of this page has ended. Start it again, and open the address that it prints.";
 const BROKEN =
-  "The connection to the server of this page is gone. If the server runs, reload this page. Otherwise start it again, " +
-  "and open the address that it prints.";
+  "The connection to the server of this page is gone. If the server runs, reload this page. " +
+  "Otherwise start it again, and open the address that it prints.";
 const SILENT =
-  "The server does not answer. It may be stopped or busy, or the connection to it is gone. This page goes on when the " +
-  "server answers. If it runs and this message stays, reload the page.";
+  "The server does not answer. It may be stopped or busy, or the connection to it is gone. " +
+  "This page goes on when the server answers. If it runs and this message stays, reload the page.";
 const ENDED = 1001; // code of a connection that the server has closed before its end
 const CUT = 1006; // code of one that broke
 const PULSE = 2000; // milliseconds between two questions whether the server answers
