@@ -4,7 +4,7 @@
 const LIKELIEST = 10; // classes that can be explained
 const LISTED = 4; // largest number of heads that a sentence lists
 const FORWARDS = 3; // photos whose forwards are kept: 12 MB each for a ViT-Ti
-const UPLOADS = 40; // uploaded photos that are kept: 1 MB each
+const UPLOADS = 40; // uploaded photos that are kept: 3 MB each
 
 // Starts the worker. Returns ask(task, given), which resolves to its answer.
 function startWorker(script) {
