@@ -1,8 +1,14 @@
 """Forms of faults 5, 6 and 8 at the doors of checkpoints: heads, tensors, settings, and sentences about files."""
 
 import argparse
+import collections
+import datetime
 import json
+import os
+import pathlib
+import pickle
 import re
+import types
 
 import numpy as np
 import pytest
@@ -12,6 +18,7 @@ from forms import cannot_occur, form
 from safetensors.torch import save_file
 from support import encoded, refuses, vitlens
 from torch import nn
+from torch.nn.utils import prune
 
 from vitlens import load_model
 from vitlens.models import class_count, data_config, label_names
@@ -567,6 +574,9 @@ SENTENCES = (
     ("w.gguf", b"GGUF" + bytes(40), "GGUF"),
     ("w.msgpack", b"\x83\xa5model" + bytes(40), "Flax"),
     ("w.npz", b"\x93NUMPY" + bytes(60), "single NumPy array"),
+    ("w.pth", b"\xef\xbb\xbf" + HTML, "it is a web page"),
+    ("w.pth", b"<Error><Code>AccessDenied</Code></Error>", "it is a web page"),
+    ("w.tar", b"w.pth".ljust(257, b"\0") + b"ustar" + bytes(250), "an archive. Unpack it"),
     ("w.pth", b"MZ\x90\x00" + bytes(60), "not a file of PyTorch"),
 )
 
@@ -626,7 +636,7 @@ def test_another_architecture_is_named(tmp_path):
     saved(made(reg_tokens=4).state_dict(), file)
     refuses("4 register tokens", load_model, NAME, checkpoint=file, **SMALL)
     saved(made().state_dict() | {"blocks.0.attn.logit_scale": torch.tensor(2.0)}, file)
-    refuses("such as blocks.0.attn.logit_scale", load_model, NAME, checkpoint=file, **SMALL)
+    refuses("blocks.0.attn.logit_scale", load_model, NAME, checkpoint=file, **SMALL)
     saved(made(depth=3).state_dict(), file)
     refuses("has 3 layers, and .* has 2", load_model, NAME, checkpoint=file, **SMALL)
 
@@ -666,3 +676,151 @@ def test_a_file_in_place_of_a_model_names_its_architecture(tmp_path):
     file = saved(state, tmp_path / "ep9.pth")
     result = vitlens("inspect", file, "--out", tmp_path / "out", expect=2)
     assert re.search(r"deit_small_distilled_patch16_224 with\s+checkpoint=", result.stderr)
+
+
+@form(
+    6,
+    door="Python: load_model(checkpoint=), sparse, NumPy and big-endian weights",
+    case="COO and CSR tensors, a dictionary of arrays in .pth, .npz with slashes and in big-endian order",
+    right="logits of the model that was saved",
+)
+def test_load_model_reads_weights_in_other_layouts(tmp_path):
+    model = made()
+    state = model.state_dict()
+    arrays = {name: value.numpy() for name, value in state.items()}
+    file = tmp_path / "w.pth"
+    layouts = (
+        {name: value.to_sparse() if value.ndim == 2 else value for name, value in state.items()},
+        {
+            name: value.to_sparse_csr() if value.ndim == 2 else value
+            for name, value in state.items()
+        },
+        arrays,
+    )
+    for content in layouts:
+        opened = load_model(NAME, checkpoint=saved(content, file), **SMALL)
+        assert same_outputs(opened, model)
+    np.savez(tmp_path / "w.npz", **{f"params/{name}": value for name, value in arrays.items()})
+    assert same_outputs(load_model(NAME, checkpoint=tmp_path / "w.npz", **SMALL), model)
+    np.savez(tmp_path / "w.npz", **{name: value.astype(">f4") for name, value in arrays.items()})
+    assert same_outputs(load_model(NAME, checkpoint=tmp_path / "w.npz", **SMALL), model)
+
+
+@form(
+    6,
+    door="Python: load_model(checkpoint=), objects of training programs beside the weights",
+    case="paths, dates, defaultdict, SimpleNamespace, NumPy's random state, param_groups, losses, FSDP's optimizer",
+    right="logits of the model that was saved",
+)
+def test_load_model_reads_weights_beside_plain_objects(tmp_path, capsys):
+    model = made()
+    state = model.state_dict()
+    moments = {name: {"exp_avg": torch.ones_like(value)} for name, value in state.items()}
+    beside = (
+        {"path": pathlib.Path("runs"), "date": datetime.datetime(2026, 1, 1)},
+        {"history": collections.defaultdict(list), "cfg": types.SimpleNamespace(lr=0.1)},
+        {"rng": np.random.get_state(), "param_groups": [{"lr": 0.1}]},
+        {"criterion": {"weight": torch.ones(5)}, "optim": {"state": moments}},
+    )
+    for objects in beside:
+        file = saved({"model": state, **objects}, tmp_path / "w.pth")
+        assert same_outputs(load_model(NAME, checkpoint=file, **SMALL), model)
+    assert f"Left out: criterion.weight, optim ({len(state)} tensors)." in capsys.readouterr().err
+
+
+@form(
+    6,
+    door="Python: load_model(checkpoint=), chunks of layers",
+    case="blocks.0.0 and blocks.1.1 of DINOv2's training",
+    right="features of the model that was saved",
+)
+def test_load_model_reads_chunks_of_layers(tmp_path):
+    model = made(classes=0)
+    state = {
+        re.sub(r"blocks\.(\d)", r"blocks.\1.\1", name): value
+        for name, value in model.state_dict().items()
+    }
+    file = saved({"teacher": under("backbone", state)}, tmp_path / "w.pth")
+    assert same_outputs(load_model(NAME, checkpoint=file, **SMALL), model)
+
+
+@form(
+    6,
+    door="Python: load_model(checkpoint=), a head of more than a linear layer",
+    case="a learned scale of a cosine classifier, as a scalar and as a vector",
+    right="the names of the tensors in the file",
+)
+@pytest.mark.parametrize("scale", [torch.tensor(10.0), torch.tensor([10.0])])
+def test_load_model_names_the_scale_of_a_head(tmp_path, capsys, scale):
+    file = saved(made().state_dict() | {"head.scale": scale}, tmp_path / "w.pth")
+    opened = load_model(NAME, checkpoint=file, **SMALL)
+    assert class_count(opened) == 0
+    assert "Left out: the head head, which has more than a linear layer (head.scale)" in (
+        capsys.readouterr().err
+    )
+
+
+@form(
+    6,
+    door="Python: load_model(checkpoint=), a damaged byte",
+    case="one changed byte in the middle of a file of torch.save",
+    right="the checksum in the ZIP archive",
+)
+def test_load_model_warns_about_a_changed_byte(tmp_path, capsys):
+    file = saved(made().state_dict(), tmp_path / "w.pth")
+    load_model(NAME, checkpoint=file, **SMALL)
+    assert "checksums" not in capsys.readouterr().err
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    load_model(NAME, checkpoint=file, **SMALL)
+    assert "1 parts of" in capsys.readouterr().err
+
+
+@form(
+    8,
+    door="Python: load_model(checkpoint=), tensors that hold no usable values",
+    case="meta, complex, weight_norm, pruned, a list of weights, numbers for names, an empty dictionary",
+    right="how the file was made",
+)
+def test_unusable_tensors_are_named(tmp_path):
+    state = made().state_dict()
+    normed, pruned = made(), made()
+    nn.utils.parametrizations.weight_norm(normed.head)
+    prune.l1_unstructured(pruned.blocks[0].mlp.fc1, "weight", 0.3)
+    cases = (
+        (
+            {name: value.to("meta") for name, value in state.items()},
+            "cls_token is on the meta device",
+        ),
+        ({name: value.to(torch.cfloat) for name, value in state.items()}, "complex numbers"),
+        (normed.state_dict(), "a part from which a parametrization"),
+        (pruned.state_dict(), "fc1.weight_orig is a part"),
+        ({"models": [state]}, f"{len(state)} tensors are in lists"),
+        ({0: state}, f"{len(state)} tensors are in lists or have numbers"),
+        ({}, "holds no tensors"),
+    )
+    for content, words in cases:
+        file = saved(content, tmp_path / "w.pth")
+        refuses(words, load_model, NAME, checkpoint=file, **SMALL)
+
+
+@form(
+    8,
+    door="Python: load_model(checkpoint=), paths that are no file",
+    case="a pipe, a device, a dangling link, an address, a pickle of another program",
+    right="what is at the path",
+)
+def test_a_checkpoint_that_is_no_file_is_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("gone.pth")
+    (tmp_path / "w.pkl").write_bytes(pickle.dumps({"weight": [1.0]}))
+    cases = (
+        (tmp_path / "pipe", "a pipe or a device"),
+        ("/dev/null", "a pipe or a device"),
+        (tmp_path / "link", "a link to gone.pth, which is missing"),
+        ("https://example.org/w.pth", "is an address. Download it"),
+        (tmp_path / "w.pkl", "a pickle that torch.save did not write"),
+    )
+    for path, words in cases:
+        refuses(words, load_model, NAME, checkpoint=path, **SMALL)
