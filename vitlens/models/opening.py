@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import timm
@@ -96,10 +96,7 @@ def load_model(
             raise ValueError(
                 "head= (--head) names a classifier in a checkpoint. Give checkpoint=, too."
             )
-        with waiting.fetching(
-            f"the weights of {name}",
-            "They are read or downloaded. Ctrl-C ends it, and a folder needs no network.",
-        ):
+        with _announced(name, may_download=pretrained and checkpoint is None):
             model = _open(name, folder, pretrained, checkpoint, head, kwargs)
     except (ValueError, ModuleNotFoundError):
         raise
@@ -126,6 +123,16 @@ def load_model(
         published=pretrained and checkpoint is None and not Path(source).exists(),
     )
     return model.eval()
+
+
+def _announced(name: str, may_download: bool) -> AbstractContextManager:
+    """Context that announces the download of weights. Files of this machine are read without a word."""
+    if not may_download or Path(name).exists():
+        return nullcontext()
+    return waiting.fetching(
+        f"the weights of {name}",
+        "They are downloaded, or read from a cache. Ctrl-C ends it, and a folder needs no network.",
+    )
 
 
 def load_vit(
