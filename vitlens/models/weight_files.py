@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlens.files import read_text
+
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """Names of the files that list the parts of weights in several files."""
 
@@ -59,8 +61,10 @@ def read_weights(file: Path) -> dict:
     """
     if file.is_dir():
         return read_weights(_weights_in(file))
-    if not file.is_file():
+    if not file.exists():
         raise ValueError(f"Found no checkpoint {file}.")
+    if not file.is_file():
+        raise ValueError(f"{file} is a pipe or a device, not a file of weights. Give a file.")
     if file.name.endswith(".index.json"):
         return _read_parts(file)
     with file.open("rb") as opened:
@@ -113,8 +117,8 @@ def _weights_in(folder: Path) -> Path:
 def _read_parts(index: Path) -> dict:
     """The weights in several files, which an index lists."""
     try:
-        files = json.loads(index.read_text("utf-8"))["weight_map"]
-        names = sorted(set(files.values()))
+        parts = json.loads(read_text(index))["weight_map"]
+        names = sorted(set(parts.values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableWeightsError(
             index, "it is not an index of weights (no weight_map)"
@@ -125,7 +129,7 @@ def _read_parts(index: Path) -> dict:
         if not part.is_file():
             raise UnreadableWeightsError(index, f"its part {name} is missing from {index.parent}")
         content |= read_weights(part)
-    lacking = sorted(set(files) - set(content))
+    lacking = sorted(set(parts) - set(content))
     if lacking:
         raise UnreadableWeightsError(
             index, f"its parts lack {len(lacking)} tensors, such as {lacking[0]}"
