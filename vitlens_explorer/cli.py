@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from vitlens import texts
 from vitlens.cli import (
     FILE_OPTIONS,
     AnyModel,
@@ -145,7 +146,7 @@ def page(
     with tqdm(unit=" steps", delay=1) as bar:
 
         def report(step: str) -> None:
-            bar.set_description(step)
+            bar.set_description(texts.shown(step))
             bar.update()
 
         write(vit, shown, out, progress=report, **options)
