@@ -23,6 +23,7 @@ from support import PATIENCE, Served
 from timm.models import save_for_hf
 from tornado.httpclient import HTTPClientError
 
+from vitlens_explorer.app import ssh_line
 from vitlens_explorer.lanes import QUICK
 from vitlens_explorer.photographs import sample_photographs
 
@@ -73,7 +74,6 @@ def test_app_requires_cookie_and_serves_named_files(served):
     cookie = served.cookie()
     for path in ("", "?token=wrong", "front.js", "app.js", "photograph", "socket", "nothing"):
         assert refused(served, path) == 403
-    assert refused(served, Cookie=cookie, Host="vitlens.example") == 403
     name, token = cookie.split("=")[0], served.opening.split("=")[1]
     assert refused(served, Cookie=f"{name}={token}") == 403, "the token is no cookie"
     for path, kind in {
@@ -92,6 +92,122 @@ def test_app_requires_cookie_and_serves_named_files(served):
     with contextlib.suppress(ConnectionError):
         connection.request("POST", "/", body=bytes(2**20 + 1), headers={"Cookie": cookie})
         assert connection.getresponse().status >= 400
+
+
+LOCAL = ("127.0.0.1:9000", "localhost:{port}", "localhost:9000", "LOCALHOST", "[::1]:9000", "[::1]")
+FOREIGN = (
+    "vitlens.example",
+    "vitlens.example:{port}",
+    "localhost.vitlens.example",
+    "127.0.0.1.vitlens.example:{port}",
+    "vitlens.example:127.0.0.1",
+    "localhost@vitlens.example",
+    "localhost:80:80",
+    "0.0.0.0:{port}",
+    "192.168.0.2:{port}",
+    "[::]:{port}",
+    "notlocalhost:{port}",
+    "",
+)
+
+
+def test_app_serves_names_of_this_machine_only(served):
+    """With any port, which may be that of a tunnel. The token is needed under all of them."""
+    cookie = served.cookie()
+    for name in LOCAL:
+        host = name.format(port=served.app.port)
+        assert refused(served, Host=host) == 403
+        request = urllib.request.Request(served.address, headers={"Cookie": cookie, "Host": host})
+        answer = urllib.request.urlopen(request)
+        assert f"ws://{host};" in answer.headers["Content-Security-Policy"]
+    for name in FOREIGN:
+        host = name.format(port=served.app.port)
+        connection = http.client.HTTPConnection(served.app.host)
+        connection.putrequest("GET", f"/?token={served.app.token}", skip_host=True)
+        connection.putheader("Host", host)
+        connection.putheader("Cookie", cookie)
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert answer.status >= 400 and "Set-Cookie" not in answer.headers, host
+        if answer.status == 421:
+            words = answer.read().decode()
+            assert f"ssh -L {served.app.port}:127.0.0.1:{served.app.port} SERVER" in words
+    assert "token of its address" in refusal(served, Host="localhost:1")
+
+
+def refusal(served, **headers):
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(urllib.request.Request(served.address, headers=headers))
+    return error.value.read().decode()
+
+
+def test_ssh_line(monkeypatch):
+    monkeypatch.setattr("getpass.getuser", lambda: "me")
+    for connection, line in (
+        ("10.0.0.1 5022 10.0.0.2 22", "ssh -L 8000:127.0.0.1:8000 me@10.0.0.2"),
+        ("fe80::1 5022 fe80::2 2222", "ssh -L 8000:127.0.0.1:8000 -p 2222 me@fe80::2"),
+        ("", ""),
+    ):
+        monkeypatch.setenv("SSH_CONNECTION", connection)
+        assert ssh_line("http://127.0.0.1:8000/?token=x") == line
+
+
+def test_socket_answers_pings_and_refuses_messages_of_wrong_types(served, caplog):
+    """Without an error in the log, and without an effect on other pages."""
+
+    def packed(content, buffer=b""):
+        head = json.dumps(content).encode()
+        return struct.pack("<I", len(head)) + head + buffer
+
+    wrong = (
+        json.dumps({"upload": "a.png", "file": 1, "at": 0, "of": 9}),  # as text, without a buffer
+        json.dumps({"upload": "a.png"}),
+        '{"number": "x"}',
+        '{"number": 1e400}',
+        '{"number": -1, "cancel": true}',
+        '{"set": [1]}',
+        "[" * 5000,
+        '{"set": {"off": ' + "[" * 5000 + "]" * 5000 + "}}",
+        packed({"upload": 3, "file": 1, "at": 0, "of": 9}, b"x"),
+        packed({"upload": "a.png", "file": "1", "at": 0, "of": 9}, b"x"),
+        packed({"upload": "a.png", "file": 1, "at": 0, "of": None}, b"x"),
+        packed({"upload": "a.png", "file": 1, "at": 0}, b"x"),
+        b"",
+    )
+
+    async def begun(socket):
+        while (await message(socket))[0] != "frame":
+            pass
+
+    async def talk():
+        cookie = served.cookie()
+        other = await served.socket(cookie)
+        await begun(other)
+        for sent in wrong:
+            socket = await served.socket(cookie)
+            await begun(socket)
+            await socket.write_message(sent, binary=isinstance(sent, bytes))
+            while await message(socket):
+                pass
+        await other.write_message('{"ping": true}')
+        while (received := await message(other)) != ("pong", True):
+            pass
+        for values, words in (
+            ({"off": [["x"]]}, "There is no head “x”. A head is its layer and its number"),
+            ({"off": 3}, "There is no head “3”"),
+            ({"off": [[0, 99]]}, "(layer, head) must be from"),
+            ({"view": "zzz"}, "'View' must be one of its menu, got 'zzz'."),
+            ({"view": "norm"}, "Did you mean norms?"),
+            ({"view": {}}, "'View' must be one of its menu, got {}."),
+        ):
+            await other.write_message(json.dumps({"set": values, "number": 7}))
+            while (received := await message(other))[0] != "frame":
+                pass
+            assert words in received[1]["message"], values
+        other.close()
+
+    run(talk())
+    assert not caplog.records
 
 
 def test_socket_checks_cookie_origin_and_size(served):

@@ -860,7 +860,7 @@ REFUSALS = (
     (
         lambda vit: widgets.explore(vit(num_classes=0), PICTURE).set(view="lens"),
         ValueError,
-        "'View' .*'attention', .* got 'lens'",
+        "'View' must be one of its menu, got 'lens'",
     ),
     (lambda vit: unclassified(vit).set(target=3), ValueError, "no classifier head"),
     (lambda vit: similarity(vit, "relevance", 0).set(target=A_TEXT), ValueError, "no text tower"),

@@ -4,7 +4,16 @@ import front from "/front.js";
 
 const LOST =
   "The server of this page has ended. Start it again, and open the address that it prints.";
-const CLOSED = [1001, 1006]; // codes of a connection that the server has left or that broke
+const BROKEN =
+  "The connection to the server of this page is gone. If the server runs, reload this page. " +
+  "Otherwise start it again, and open the address that it prints.";
+const SILENT =
+  "The server does not answer. It may be stopped or busy, or the connection to it is gone. " +
+  "This page goes on when the server answers. If it runs and this message stays, reload the page.";
+const ENDED = 1001; // code of a connection that the server has closed before its end
+const CUT = 1006; // code of one that broke
+const PULSE = 2000; // milliseconds between two questions whether the server answers
+const SILENCE = 8000; // milliseconds without an answer until the page says so
 
 const page = document.querySelector("#page");
 const step = page.querySelector("[role=status]");
@@ -23,12 +32,40 @@ model.send = (content, _, buffers = []) => {
   socket.send(new Blob([Uint32Array.of(head.length), head, buffers[0]]));
 };
 
+// Asks the server from time to time whether it answers.
+let asked = 0; // time of the question without an answer
+let silent = false;
+let opening = step.textContent; // step of opening the model
+const announce = (sentence) => {
+  silent = Boolean(sentence);
+  step.textContent = sentence || opening;
+  if (model.get("frame")) model.emit("away", sentence);
+};
+const hear = () => {
+  asked = 0;
+  if (silent) announce("");
+};
+const ask = () => {
+  if (socket.readyState !== WebSocket.OPEN) return;
+  if (!asked) {
+    asked = performance.now();
+    socket.send(JSON.stringify({ ping: true }));
+  } else if (!silent && performance.now() - asked >= SILENCE) {
+    announce(SILENT);
+  }
+};
+const pulse = setInterval(ask, PULSE);
+
 socket.onmessage = ({ data }) => {
   const [name, value] = front.unpack(data);
   const isFirst = name === "frame" && !model.get("frame");
-  if (name === "step") step.textContent = value;
+  if (name === "step") {
+    opening = value;
+    step.textContent = value;
+  }
+  if (name === "pong") hear();
   else if (name === "custom") model.emit("msg:custom", value.content, value.buffers);
-  else model.traits[name] = value;
+  else if (name !== "step") model.traits[name] = value;
   if (isFirst) {
     page.replaceChildren();
     front.render({ model, el: page });
@@ -38,6 +75,8 @@ socket.onmessage = ({ data }) => {
 };
 
 socket.onclose = ({ code }) => {
-  if (model.get("frame")) model.emit("lost", LOST);
-  else if (CLOSED.includes(code)) step.textContent = LOST;
+  clearInterval(pulse);
+  const sentence = code === ENDED ? LOST : BROKEN;
+  if (model.get("frame")) model.emit("lost", sentence, code !== ENDED);
+  else if ([ENDED, CUT].includes(code)) step.textContent = sentence;
 };

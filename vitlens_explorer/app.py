@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import getpass
 import hmac
 import io
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -24,6 +26,7 @@ import webbrowser
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from PIL import Image
 from tornado import httpserver, netutil, web, websocket
@@ -32,7 +35,7 @@ from vitlens import files
 from vitlens.images import load_image, samples
 from vitlens_explorer import front
 from vitlens_explorer.front import pack
-from vitlens_explorer.lanes import QUICK, Connection, Task
+from vitlens_explorer.lanes import QUICK, Connection, Task, is_message
 
 PAGES, MESSAGE = 16, 2**20
 """Largest number of open pages, and of bytes in a message. Uploads come in parts."""
@@ -56,6 +59,9 @@ CLEAN = (
 """Response to an address with the token. It sets the cookie and loads the address without the token. A redirect would
 fail, because a browser that was opened from a file does not send a SameSite=Strict cookie with it."""
 SENTENCES = {
+    421: "This page is served under the names <code>127.0.0.1</code> and <code>localhost</code> only. From another "
+    "machine, open a tunnel with <code>ssh -L {port}:127.0.0.1:{port} SERVER</code> there, and then the address that "
+    "<code>vitlens app</code> printed.",
     403: "This page needs the token of its address. Open the address that <code>vitlens app</code> printed.",
     404: 'This page does not exist. Go to <a href="/">the explorer</a>.',
 }
@@ -88,6 +94,8 @@ def serve(
         for number in before:
             signal.signal(number, end)
         print(address, flush=True)  # also into a pipe
+        if line := ssh_line(address):
+            print(f"On the machine that you came from, type: {line}", flush=True)
         if browser:  # in a thread, because opening may take long
             threading.Thread(target=_open, args=(address,), daemon=True).start()
 
@@ -106,6 +114,26 @@ def serve(
         raise
     sys.stdout.flush()
     os._exit(0)  # without waiting for a download in a lane, or seconds for unloading PyTorch
+
+
+def ssh_line(address: str) -> str:
+    """Command that makes the address work on the machine from which this one is used by SSH, or ""."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()  # client, its port, server, its port
+    if len(connection) != 4:
+        return ""
+    port = urlsplit(address).port
+    tunnel = f"{port}:127.0.0.1:{port}"
+    number = "" if connection[3] == "22" else f"-p {connection[3]} "
+    return f"ssh -L {tunnel} {number}{getpass.getuser()}@{connection[2]}"
+
+
+def is_loopback(host: str) -> bool:
+    """True for a Host header that names the machine of the browser, with any port, such as that of a tunnel.
+
+    Other names are those of other sites, whose address may point here (DNS rebinding).
+    """
+    match = re.fullmatch(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", host.lower())
+    return match is not None
 
 
 def listening_sockets(port: int) -> list[socket.socket]:
@@ -153,9 +181,9 @@ class App:
         """Serve on listening sockets until `end` is called. Raises the errors of opening the model."""
         self.loop = asyncio.get_running_loop()
         self.over = asyncio.Event()
-        port = listening[0].getsockname()[1]
-        self.host = f"127.0.0.1:{port}"
-        self.cookie = f"vitlens-{port}"
+        self.port = listening[0].getsockname()[1]
+        self.host = f"127.0.0.1:{self.port}"
+        self.cookie = f"vitlens-{self.port}"
         handlers = [("/socket", Socket, {"app": self}), ("/(.*)", File, {"app": self})]
         application = web.Application(
             handlers, websocket_max_message_size=MESSAGE, log_function=lambda handler: None
@@ -238,17 +266,20 @@ class Guarded(web.RequestHandler):
         self.set_header("X-Content-Type-Options", "nosniff")
 
     def prepare(self) -> None:
-        self.set_header("Content-Security-Policy", APP_POLICY.format(host=self.app.host))
+        if not is_loopback(self.request.host):
+            raise web.HTTPError(421)
+        self.set_header("Content-Security-Policy", APP_POLICY.format(host=self.request.host))
         self.invited = self.request.path == "/" and equal_secrets(
             self.get_query_argument("token", ""), self.app.token
         )
         known = equal_secrets(self.get_cookie(self.app.cookie, ""), self.app.secret)
-        if self.request.host != self.app.host or not (known or self.invited):
+        if not (known or self.invited):
             raise web.HTTPError(403)
 
     def write_error(self, status_code: int, **_) -> None:
         self.set_header("Content-Type", "text/html; charset=utf-8")
-        self.finish(PLAIN.format(SENTENCES.get(status_code, SENTENCES[404])))
+        sentence = SENTENCES.get(status_code, SENTENCES[404])
+        self.finish(PLAIN.format(sentence.format(port=self.app.port)))
 
     def log_exception(self, kind, error, trace) -> None:
         if not isinstance(error, web.HTTPError):
@@ -278,7 +309,7 @@ class Socket(Guarded, websocket.WebSocketHandler):
     pictures: dict[str, bytes] | None = None
 
     def check_origin(self, origin: str) -> bool:
-        return origin == f"http://{self.app.host}"
+        return origin == f"http://{self.request.host}"
 
     def open(self) -> None:
         self.set_nodelay(True)
@@ -328,10 +359,14 @@ class Socket(Guarded, websocket.WebSocketHandler):
                 (length,) = struct.unpack("<I", message[:4])
                 message, buffers = message[4 : 4 + length], [message[4 + length :]]
             content = json.loads(message)
-        except (ValueError, struct.error):
+            if not is_message(content, buffers):
+                content = None
+        except (ValueError, RecursionError, struct.error):
             content = None
-        if not isinstance(content, dict) or "job" in content:
+        if content is None:
             self.close(1003)
+        elif "ping" in content:
+            self.tell("pong", True)
         elif self.connection is not None:
             self.connection.receive(content, buffers)
 

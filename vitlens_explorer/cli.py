@@ -143,11 +143,10 @@ def page(
         shown = {name: shown[name] for name in readable}
     write = save_live_page if live else save_page
     options = {} if live else {"scores": scores}
-    with tqdm(unit=" steps", delay=1) as bar:
+    with tqdm(bar_format="{desc} [{elapsed}]", delay=1, disable=None) as bar:  # in a terminal
 
         def report(step: str) -> None:
-            bar.set_description(texts.shown(step))
-            bar.update()
+            bar.set_description_str(texts.shown(step))
 
         write(vit, shown, out, progress=report, **options)
     photos = photos_sentence([*shown]) if shown else "Its photos are samples."

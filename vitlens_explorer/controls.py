@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vitlens.names import suggestion
 from vitlens_explorer.panels import MAPS
 from vitlens_explorer.photographs import PATCH, READOUT, Forward
 from vitlens_explorer.words import percent
@@ -23,6 +24,8 @@ PAINT = {
 """State of the controls of colors and opacity."""
 STRETCH = "Start the color scale at the minimum"
 """Label of a control."""
+LISTED = 8
+"""Largest number of choices in a message."""
 PLAIN = frozenset(("query", "row", "column", *PAINT))
 """Parts of the state without effect on other controls."""
 
@@ -51,10 +54,14 @@ class Control:
         """Raise ValueError for an invalid value."""
         if self.kind == "switches":
             return
+        hint = ""
         if self.options:
             choices = [choice for _, choice in self.options]
             fits = any(value == choice and type(value) is type(choice) for choice in choices)
             expected = f"one of {', '.join(map(repr, choices))}"
+            if len(choices) > LISTED:
+                expected = "one of its menu"
+                hint = suggestion(str(value), [str(choice) for choice in choices])
         elif self.kind == "check":
             fits = isinstance(value, bool)
             expected = "True or False"
@@ -67,7 +74,7 @@ class Control:
             fits = numeric and not isinstance(value, bool) and 0 <= value <= self.high
             expected = f"a {'whole ' * whole}number from 0 to {self.high:g}"
         if not fits:
-            raise ValueError(f"{self.label!r} must be {expected}, got {value!r}.")
+            raise ValueError(f"{self.label!r} must be {expected}, got {value!r}.{hint}")
 
 
 def query_of(state: dict) -> str | int | tuple[int, int]:

@@ -119,10 +119,11 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
         "lens": [[forward.label(target), share] for share, target in lens],
         "plain": forward.outputs == "value",
     }
-    return about | {"sentences": _sentences(**about)}
+    return about | {"sentences": _sentences(read=forward.readout, **about)}
 
 
 def _sentences(
+    read,
     image,
     patch,
     rows,
@@ -181,15 +182,18 @@ def _sentences(
         "weight": number(value["weight"]),
         "heads": len(heads),
         "reach": reach,
-        "answer": _answer_words(lens, plain),
+        "answer": _answer_words(lens, plain, read),
         "added": change,
         "after": number(lengths[layer + 1]),
     }
     return [say(f"tour {step}", **fields) for step in STEPS]
 
 
-def _answer_words(lens: list, plain: bool) -> str:
-    """The classes that the head reads after the first and the last layer. plain: scores are values."""
+def _answer_words(lens: list, plain: bool, read: str) -> str:
+    """The classes that the head reads after the first and the last layer. plain: scores are values.
+
+    read: `Forward.readout`.
+    """
     if not lens:
         return say("tour no answer")
 
@@ -198,7 +202,10 @@ def _answer_words(lens: list, plain: bool) -> str:
 
     first, before = lens[0]
     last, after = lens[-1]
-    return say("tour answer", first=first, before=words(before), last=last, after=words(after))
+    if not read.startswith(("the ", "what ", "no ")):
+        read = f"the {read}"
+    scores = {"before": words(before), "after": words(after)}
+    return say("tour answer", readout=read, first=first, last=last, **scores)
 
 
 def _patch_weights(forward: Forward, record: Layer, position: int) -> Tensor:

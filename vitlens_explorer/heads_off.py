@@ -33,8 +33,11 @@ def pool_heads(model: nn.Module) -> int:
 
 
 def sort_heads(model: nn.Module, heads: object) -> tuple[Head, ...]:
-    """Heads in the order of layers. Raises ValueError for unknown heads."""
-    pairs = {(layer, head) for layer, head in heads}
+    """Heads in the order of layers. Raises ValueError for unknown heads, and for values that are not pairs."""
+    try:
+        pairs = {(layer, head) for layer, head in heads}
+    except (TypeError, ValueError) as error:
+        raise ValueError(say("no such head", value=place_words(heads))) from error
     every = [*places_of_heads(model)]
     unknown = pairs.difference(every)
     if unknown:
@@ -42,6 +45,14 @@ def sort_heads(model: nn.Module, heads: object) -> tuple[Head, ...]:
             f"(layer, head) must be from {every[0]} to {every[-1]}, got {unknown.pop()!r}."
         )
     return tuple(head for head in every if head in pairs)
+
+
+def place_words(heads: object) -> str:
+    """Heads as an address has them, such as "0.2,4.1", or another value in its own words."""
+    if not isinstance(heads, list | tuple):
+        return str(heads)
+    parts = [each if isinstance(each, list | tuple) else [each] for each in heads]
+    return ",".join(".".join(map(str, part)) for part in parts)
 
 
 def mean_head_outputs(model: nn.Module, batch: Tensor, check: Check) -> dict[Head, Tensor]:

@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -147,6 +147,23 @@ class Answer:
     job: Job | None = None
     files: list[tuple[int, dict[str, bytes]]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+
+
+def is_message(content: object, buffers: Sequence = ()) -> bool:
+    """True for a message of the browser whose parts have the types that `Connection` and `Page` rely on.
+
+    For what a browser sends. Values of controls are checked by the page, which says what is wrong with them.
+    """
+    if not isinstance(content, dict) or "job" in content:
+        return False
+    numbers = [content.get("number", 0)]
+    if "at" in content:
+        numbers += [content.get(name) for name in ("file", "at", "of")]
+    if any(type(number) is not int or number < 0 for number in numbers):
+        return False
+    if "at" in content or "upload" in content:
+        return isinstance(content.get("upload"), str) and len(buffers) == 1
+    return isinstance(content.get("set", {}), dict)
 
 
 class Connection:

@@ -19,7 +19,7 @@ from vitlens_explorer import front
 from vitlens_explorer.comparison import Comparison
 from vitlens_explorer.drawing import still
 from vitlens_explorer.explorer import Explorer
-from vitlens_explorer.lanes import QUICK, Connection
+from vitlens_explorer.lanes import QUICK, Connection, is_message
 from vitlens_explorer.outputs import display_widget
 from vitlens_explorer.position_maps import PositionMaps
 
@@ -100,7 +100,8 @@ class Widget(anywidget.AnyWidget):
         super().close()
 
     def _receive(self, _, content: dict, buffers: list) -> None:
-        self._call_here(partial(self.connection.receive, content, buffers))
+        if is_message(content, buffers):
+            self._call_here(partial(self.connection.receive, content, buffers))
 
     def _show(self, frame: dict, pictures: dict) -> None:
         self.pictures = pictures  # sent only if they changed

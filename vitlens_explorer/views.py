@@ -600,14 +600,17 @@ def _supports(forward: Forward, name: str, view: View) -> bool:
     return view.layered or readable or "query" not in METHODS[name].options
 
 
-def view_control(view: str, rows: dict[str, View]) -> Control:
-    """Views by the question that they answer."""
+def view_control(view: str, rows: dict[str, View], switches: bool = True) -> Control:
+    """Views by the question that they answer. switches: False if heads cannot be switched off."""
     entries, questions = [], []
     for group in (LOOKS, HOLDS, WRITES, WHY):
         names = [name for name, row in rows.items() if row.group == group]
         if names:
             entries += [(rows[name].entry or rows[name].title, name) for name in names]
-            questions.append((say(f"question {group}"), len(names), say(f"line {group}")))
+            line = f"line {group}"
+            if group == WRITES and not switches:
+                line = "line decide saved"
+            questions.append((say(f"question {group}"), len(names), say(line)))
     return Control("view", "View", "questions", view, tuple(entries), tuple(questions), place="top")
 
 

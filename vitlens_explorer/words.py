@@ -92,6 +92,7 @@ WORDS = {
     "question decide": "Which heads decide?",
     "line decide": "Each head adds to the score of the class. Click a bar to see which patches that comes from, and "
     "turn heads off to test it.",
+    "line decide saved": "Each head adds to the score of the class. Click a bar to see which patches that comes from.",
     "question why": "Why this class?",
     "line why": "Six methods show which patches count for the class. They often disagree, so do not trust one alone.",
     "six": "Six methods, and how far each is above random orderings",
@@ -150,8 +151,8 @@ WORDS = {
     "length {second}",
     "tour layer": "the token of length {before} changes by a vector of length {first}",
     "tour depth": "Layer by layer the patch looks elsewhere, and {answer}.",
-    "tour answer": "the classifier head, reading after each layer, goes from “{first}” ({before}) to “{last}” "
-    "({after}), the model's answer",
+    "tour answer": "the classifier head, reading {readout} after each layer, goes from “{first}” ({before}) to "
+    "“{last}” ({after}), the model's answer",
     "tour no answer": "as the model has no classes, its tokens are the result",
     # pages without Python
     "page": "A saved page. Other photos and classes, slower methods, and turning heads off need vitlens app.",
@@ -175,6 +176,7 @@ WORDS = {
     "the heads on.",
     "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",
     "no such value": "{name} has no value {value}.",
+    "no such head": "There is no head “{value}”. A head is its layer and its number, such as 0.2.",
     "no class": "No class is named “{name}”. Give whole words of a name, or a number.",
 }
 """Sentences by name."""

@@ -16,6 +16,10 @@ for (const place of document.querySelectorAll(".live[data-page]")) {
     target.remove();
   };
 }
+// A site opened from disk may not read its pages for the excerpts of a search.
+if (location.protocol === "file:" && typeof DOCUMENTATION_OPTIONS !== "undefined") {
+  DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+}
 // On a narrow screen a tap enlarges a figure, and another one makes it small again.
 for (const figure of document.querySelectorAll(".cell_output img, .bd-article section > p > img"))
   figure.onclick = () => figure.classList.toggle("full");

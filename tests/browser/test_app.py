@@ -2,6 +2,7 @@
 
 import base64
 import io
+import signal
 import time
 
 import numpy as np
@@ -247,6 +248,36 @@ def test_app_address_restores_state(browser, served):
         tab.choose("layer", "99")
         tab.says("must be a whole number from 0 to 3, got 99")
         assert "layer=2" in tab.hash
+
+
+def test_app_says_when_its_server_is_silent(model, browser, tmp_path):
+    """A click is answered when the server goes on. Without it the page says that the connection is gone."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(START)
+    with App(model, tmp_path) as app:
+        page.goto(app.opening)
+        page.wait_for_selector(".vitlens[data-answers]")
+        app.process.send_signal(signal.SIGSTOP)
+        try:
+            see(page, "norms")
+            page.locator(".alert", has_text="The server does not answer.").wait_for()
+            assert page.get_by_role("button", name="Reload").is_visible()
+            assert page.locator(".body").evaluate("node => node.inert")
+        finally:
+            app.process.send_signal(signal.SIGCONT)
+        page.locator("figcaption", has_text="Norm of the patch tokens").wait_for()
+        page.locator(".alert").wait_for(state="hidden")
+        assert not page.locator(".body").evaluate("node => node.inert")
+        page.screenshot(path=tmp_path / "back.png")
+        page.evaluate("window.kept = true")
+        cut = "document.querySelector('.alert').textContent"
+        app.process.kill()
+        page.wait_for_function(f"() => {cut}.includes('The connection to the server')")
+        assert page.get_by_role("button", name="Reload").is_visible()
+        app.process.wait(60)
+        app.killed = True
+    context.close()
 
 
 def test_app_shows_progress_and_cancels(browser, served):

@@ -606,3 +606,34 @@ def test_notes_on_files_equal_those_of_python(page):
     with pytest.raises(vitlens.ImageError) as refused:
         preprocess(model, strip)
     assert say(answer["problem"], name="", **answer["fields"]) == str(refused.value)
+
+
+def test_live_page_keeps_the_address_of_a_link(vit, browser, tmp_path):
+    """While the model runs without some heads. The link is one entry of the history."""
+    model = vit(num_classes=5)
+    live.save_live_page(model, {NAME: vitlens.samples()[NAME]}, path := tmp_path / "page.html")
+    shown, _, errors = opened(browser, path)
+    shown.wait_for_function("() => location.hash.startsWith('#view=attention')")
+    entries = shown.evaluate("history.length")
+    shown.evaluate("""() => {
+        const { source } = document.querySelector("#page");
+        const { prepare } = source.page;
+        source.page.prepare = async (...message) => {
+            await prepare(...message);
+            await new Promise((done) => setTimeout(done, 1000)); // a slow model
+        };
+        window.seen = [];
+        location.hash = "#view=rollout&layer=1&patch=1,2&off=0.2";
+        setInterval(() => seen.push(location.hash), 20);
+    }""")
+    shown.locator("figcaption", has_text="Rollout from the patch in row 1").wait_for()
+    shown.wait_for_timeout(500)  # until the address is written
+    seen = set(shown.evaluate("seen"))
+    assert len(seen) <= 2 and all("view=rollout" in each for each in seen), seen
+    assert shown.evaluate("history.length") == entries + 1
+    shown.evaluate("location.hash = '#off=x'")
+    shown.locator(".alert", has_text="There is no head “x”.").wait_for()
+    shown.evaluate("location.hash = '#view=zzz'")
+    shown.locator(".alert", has_text="View has no value “zzz”.").wait_for()
+    assert errors == []
+    shown.close()

@@ -267,7 +267,7 @@ def test_titles_use_fonts_that_have_the_letters(no_warnings, monkeypatch):
 )
 def test_progress_has_no_control_characters(model_folder, folder, tmp_path, monkeypatch):
     steps = []
-    monkeypatch.setattr("tqdm.tqdm.set_description", lambda _, step: steps.append(step))
+    monkeypatch.setattr("tqdm.tqdm.set_description_str", lambda _, step: steps.append(step))
 
     def save_page(vit, shown, out, progress, **_):
         progress("\x1b]0;a: " + 1000 * "b")

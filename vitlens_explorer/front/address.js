@@ -66,15 +66,18 @@ function valuesIn(address, first) {
 }
 
 // Keeps the address of the page and the state of the source equal. Returns {afterDrawing, stop}, functions to call.
-function syncAddress(model, uploads, send, notice) {
+function syncAddress({ model, uploads, send, isWaiting, notice }) {
   const first = valuesOf(model.get("frame"));
   let how = "replaceState"; // for the first address, and after a state that came from an address
   let timer;
   const restore = (state) => {
     how = "replaceState";
+    clearTimeout(timer);
     const values = valuesIn(location.hash, first);
     const upload = state?.upload;
-    const lost = upload && !uploads.has(upload);
+    const photos = model.get("frame").controls.find(({ name }) => name === "photograph")?.options;
+    const isKept = uploads.has(upload) && photos?.some(([, name]) => name === upload);
+    const lost = upload && !isKept;
     if (upload && !lost) values.photograph = upload;
     send({ set: values });
     if (lost) {
@@ -82,6 +85,7 @@ function syncAddress(model, uploads, send, notice) {
     }
   };
   const write = () => {
+    if (isWaiting()) return; // the frame may be that before an address that is being restored
     const frame = model.get("frame");
     const { photograph } = valuesOf(frame);
     const address = addressOf(frame, first, uploads);

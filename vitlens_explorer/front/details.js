@@ -122,12 +122,15 @@ function makeSoftmax(answer) {
 function makeValue(answer, base, open, close) {
   const { layer, head, heads, largest, averaged, query, key } = answer;
   const notes = [`Layer ${layer}, head ${head}.`];
-  if (largest) notes.push(` Of ${heads.length} heads, head ${head} has the largest weight here.`);
+  if (largest) {
+    const mean = formatNumber(sumOf(heads) / heads.length);
+    notes.push(` Of ${heads.length} heads, head ${head} has the largest weight here. Their mean is ${mean}.`);
+  }
   if (averaged > 1) {
     notes.push(` Of the ${averaged} queries that the read-out averages, this one adds most.`);
   }
   const names = `${tokenName(answer, query)} attends to ${tokenName(answer, key)}`;
-  const title = `${formatNumber(answer.weight)}: how much ${names}`;
+  const title = `${formatNumber(answer.weight)}: how much ${names} in head ${head}`;
   const marks = { frame: patchAt(answer, query), key: patchAt(answer, key) };
   const patches = softmax(answer.logits).slice(answer.prefix.length);
   const label = `Layer ${layer}, head ${head}.`;

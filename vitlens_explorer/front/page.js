@@ -77,7 +77,7 @@ function render({ model, el }) {
   let coming = null; // current upload
   let long = null; // progress of a map, score or page
   let complaint = ""; // message of this page, such as of a file that was not sent
-  let hushed; // number of the answer whose message was closed
+  let hushed = {}; // the frame whose message was closed
   let gone = ""; // the alert while there is no kernel
   let timer; // of the next notification
 
@@ -114,7 +114,8 @@ function render({ model, el }) {
   const describeProblem = () => {
     if (gone) return gone;
     const { answers, message } = model.get("frame");
-    const parts = [complaint, answers === hushed ? "" : message];
+    const isHushed = answers === hushed.answers && message === hushed.message;
+    const parts = [complaint, isHushed ? "" : message];
     return parts.filter(Boolean).join(" ");
   };
   // Shows the alert, and what takes long.
@@ -142,7 +143,7 @@ function render({ model, el }) {
   };
   const hush = () => {
     complaint = "";
-    hushed = model.get("frame").answers;
+    hushed = model.get("frame");
     notify();
   };
   const cancel = () => {
@@ -206,7 +207,7 @@ function render({ model, el }) {
   // Photos that were dropped, pasted or chosen: the first one is uploaded.
   const takeFiles = ({ files }, missing) => {
     const [first] = files;
-    complaint = "";
+    hush();
     if (files.length > 1) {
       complaint = `${files.length} files were given. The first one, ${first.name}, is used.`;
     }
@@ -259,7 +260,8 @@ function render({ model, el }) {
     make("section", { class: `dots ${kind}`, ...attributes });
   const alert = make("p", { class: "alert", role: "alert" });
   const close = makeSmallButton("Close", hush);
-  const warning = part("notice", alert, close);
+  const reload = makeSmallButton("Reload", () => location.reload(), { hidden: true });
+  const warning = part("notice", alert, reload, close);
   const amount = make("span", { "aria-hidden": "true" });
   const meter = make("progress", { "aria-label": "Progress" });
   const progress = part("notice progress", amount, meter, makeSmallButton("Cancel", cancel));
@@ -390,9 +392,10 @@ function render({ model, el }) {
       download(content.download[0], bytesOf(buffers[0]));
     }
   };
-  const stopWatching = watchKernel(model, (sentence) => {
+  const stopWatching = watchKernel(model, (sentence, reloads) => {
     gone = sentence;
     body.inert = Boolean(gone);
+    reload.hidden = !(ALONE && gone && reloads);
     notify();
   });
   for (const [event, handler] of Object.entries(handlers)) {
@@ -402,7 +405,8 @@ function render({ model, el }) {
   model.on("msg:custom", receive);
   el.append(root);
   notify();
-  const address = ALONE ? syncAddress(model, uploads, send, complain) : null;
+  const parts = { model, uploads, send, isWaiting, notice: complain };
+  const address = ALONE ? syncAddress(parts) : null;
   draw();
   return () => {
     stopWatching();

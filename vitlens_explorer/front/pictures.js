@@ -149,7 +149,7 @@ function makeGrid({ rows, cols, cell: [height, width], lines = true }) {
 function makeToken({ query, name, share, now }, send) {
   const title = `Look from ${name.replace(/^(?!the )/, "the ")}`;
   const token = makeButton(name, () => send({ set: { query } }), { class: "token", title });
-  token.append(make("b", {}, share));
+  token.append(" ", make("b", {}, share));
   setPressed(token, now);
   return token;
 }

@@ -6,13 +6,16 @@ const ENDED =
 const AWAY =
   "The kernel cannot be reached. If this message stays, restart it and run the notebook again.";
 
-// Calls notice(message) when the kernel has ended or cannot be reached, and notice("") when it is back. Returns a
-// function that ends this.
+// Calls notice(message, reloads) when the kernel has ended or cannot be reached, and notice("") when it is back.
+// reloads: true if it may help to reload the page. Returns a function that ends this.
 function watchKernel(model, notice) {
   let ended = false;
-  const end = (sentence) => {
+  const end = (sentence, reloads = false) => {
     ended = true;
-    notice(sentence);
+    notice(sentence, reloads);
+  };
+  const wait = (sentence) => {
+    if (!ended) notice(sentence, true);
   };
   const slots = {
     statusChanged(_, status) {
@@ -27,9 +30,11 @@ function watchKernel(model, notice) {
   };
   const kernel = model.widget_manager?.kernel; // undefined in some front ends
   model.on("lost", end);
+  model.on("away", wait);
   for (const [signal, slot] of Object.entries(slots)) kernel?.[signal]?.connect(slot);
   return () => {
     model.off("lost", end);
+    model.off("away", wait);
     for (const [signal, slot] of Object.entries(slots)) kernel?.[signal]?.disconnect(slot);
   };
 }

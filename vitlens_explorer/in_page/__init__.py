@@ -291,7 +291,7 @@ def describe_explorer(
         controls[name] = []
         for control in page.make_controls():
             if control.name not in absent:
-                limited = _limit_choices(control, names, views, left_out)
+                limited = _limit_choices(control, names, views, left_out, "off" not in absent)
                 controls[name].append(vars(limited))
                 start[control.name] = state[control.name]
     if start["view"] not in views:
@@ -373,13 +373,17 @@ def _size(value: object) -> int:
 
 
 def _limit_choices(
-    control: Control, names: Sequence[str], views: Mapping[str, View], left_out: Sequence[int]
+    control: Control,
+    names: Sequence[str],
+    views: Mapping[str, View],
+    left_out: Sequence[int],
+    switches: bool,
 ) -> Control:
-    """A control with the choices that the file has."""
+    """A control with the choices that the file has. switches: True if heads can be switched off."""
     if control.name == "photograph":
         return replace(control, options=tuple((name, name) for name in names))
     if control.name == "view":
-        return view_control(control.value, views)
+        return view_control(control.value, views, switches)
     if control.name == "layer" and left_out:
         kept = [layer for layer in range(int(control.high) + 1) if layer not in left_out]
         return replace(control, options=tuple((str(layer), layer) for layer in kept))

@@ -113,8 +113,10 @@ class PageSource extends Source {
   check(name, value) {
     const control = this.controls().find((each) => each.name === name);
     if (control && isAllowed(control, value)) return;
+    if (name === "off") throw Error(say("no such head", { value: placeWords(value) }));
     const label = control?.label || name;
-    throw Error(say("no such value", { name: label, value: JSON.stringify(value) }));
+    const words = typeof value === "string" ? `“${value}”` : JSON.stringify(value);
+    throw Error(say("no such value", { name: label, value: words }));
   }
 
   // Moves the values of the state into the limits of its photo.
@@ -408,10 +410,13 @@ class PageSource extends Source {
   }
 }
 
+// Heads as an address has them, such as "0.2,4.1", as `place_words` in heads_off.py.
+const placeWords = (heads) => [heads].flat().map((place) => [place].flat().join(".")).join(",");
+
 // True for a value that a control takes.
 function isAllowed({ kind, options, high, step }, value) {
   const isOption = (each) => options.some(([, choice]) => isEqual(choice, each));
-  if (kind === "switches") return value.every(isOption);
+  if (kind === "switches") return Array.isArray(value) && value.every(isOption);
   if (options.length) return isOption(value);
   if (kind === "check") return typeof value === "boolean";
   if (kind === "text") return typeof value === "string";

@@ -4,7 +4,7 @@
 const LIKELIEST = 10; // classes that can be explained
 const LISTED = 4; // largest number of heads that a sentence lists
 const FORWARDS = 3; // photos whose forwards are kept: 12 MB each for a ViT-Ti
-const UPLOADS = 40; // uploaded photos that are kept: 1 MB each
+const UPLOADS = 40; // uploaded photos that are kept: 3 MB each
 
 // Starts the worker. Returns ask(task, given), which resolves to its answer.
 function startWorker(script) {
@@ -269,7 +269,7 @@ async function tourOf(live, { record, choice, state }) {
     depth: weights.map((maps) => fuse(maps, "mean")),
     lens: record.lens.map(({ classes, shares }) => [record.label(classes[0]), shares[0]]),
   };
-  return { ...about, sentences: tourWords(about) };
+  return { ...about, sentences: tourWords(about, grid.reads) };
 }
 
 function extraWords(prefix) {
@@ -277,8 +277,8 @@ function extraWords(prefix) {
   return prefix.length === 1 ? ` with the ${prefix[0]}` : ` with ${prefix.length} prefix tokens`;
 }
 
-// A sentence for each step of the tour, as `_sentences` in details.py.
-function tourWords(about) {
+// A sentence for each step of the tour, as `_sentences` in details.py. reads: name of what the classifier head reads.
+function tourWords(about, reads) {
   const { image, rows, cols, patch, pixels, token, position, prefix, layer, value } = about;
   const { lengths, added, heads, lens, plain } = about;
   const [height, width] = patch;
@@ -318,6 +318,7 @@ function tourWords(about) {
     added: say("tour parts", { before, first: attention, second: mlp }),
     after: formatLikePython(lengths[layer + 1]),
     answer: say("tour answer", {
+      readout: /^(the|what|no) /.test(reads) ? reads : `the ${reads}`,
       first,
       before: format(firstScore),
       last,
