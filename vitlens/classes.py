@@ -12,6 +12,7 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
+from vitlens import texts
 from vitlens.models import class_count, label_names
 from vitlens.recorder import supported
 
@@ -197,11 +198,11 @@ def _names_in_file(file: Path, total: int) -> list[list[str]]:
         raise ValueError(
             f"classes must be one of {', '.join(ORDERS)} or a file of class names, got {str(file)!r}."
         )
-    text = file.read_text(encoding="utf-8-sig")
+    text = texts.read(file)
     try:
         content = json.loads(text)
     except ValueError:
-        content = text.strip().splitlines()
+        content = texts.lines(text.strip())
     if isinstance(content, dict):
         content = [content[str(number)] for number in range(total) if str(number) in content]
     if not isinstance(content, list) or len(content) != total:
