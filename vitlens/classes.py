@@ -12,7 +12,7 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
-from vitlens import texts
+from vitlens import files, texts
 from vitlens.models import class_count, label_names
 from vitlens.recorder import supported
 
@@ -198,7 +198,7 @@ def _names_in_file(file: Path, total: int) -> list[list[str]]:
         raise ValueError(
             f"classes must be one of {', '.join(ORDERS)} or a file of class names, got {str(file)!r}."
         )
-    text = texts.read(file)
+    text = files.read_names(file)
     try:
         content = json.loads(text)
     except ValueError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import unicodedata
-from pathlib import Path
 
 LONGEST_SHOWN = 200
 """Letters of a name in titles and messages. The middle of longer ones is left out."""
@@ -44,16 +43,6 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c in "\n\t" else _readable(c) for c in text)
-
-
-def read(file: str | os.PathLike) -> str:
-    """The text of a file in UTF-8, also behind a byte order mark. Raises ValueError for other encodings."""
-    try:
-        return Path(file).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise ValueError(
-            f"{shown(file)} must be text in UTF-8 ({problem}). Save it in UTF-8."
-        ) from problem
 
 
 def lines(text: str) -> list[str]:

@@ -275,7 +275,7 @@ def test_class_names_are_divided_at_line_breaks_only(tmp_path):
     with pytest.raises(ValueError, match="classnames.txt must be text in UTF-8"):
         load(tmp_path, "train", size=8, workers=0)
     file.write_text("\n".join(names), "utf-8")
-    assert texts.lines(texts.read(file)) == names
+    assert texts.lines(files.read_names(file)) == names
 
 
 @form(

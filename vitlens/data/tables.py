@@ -15,6 +15,7 @@ from typing import Any
 from vitlens import texts, waiting
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import Columns, find_split
+from vitlens.files import read_names
 from vitlens.walk import archives, note_on_overlap, unique_files
 
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -275,7 +276,7 @@ def read_class_names(folder: Path) -> tuple[str, ...] | None:
     listed = folder / "classnames.txt"
     file = folder / "classes.json"
     if file.is_file():
-        text = texts.read(file)
+        text = read_names(file)
         try:
             return _names_in_json(text)
         except (LookupError, TypeError, ValueError) as problem:
@@ -283,7 +284,7 @@ def read_class_names(folder: Path) -> tuple[str, ...] | None:
                 f"{file} must hold a list of class names ({problem}). Repair or remove it."
             ) from problem
     if listed.is_file():
-        return tuple(texts.lines(texts.read(listed)))
+        return tuple(texts.lines(read_names(listed)))
     return None
 
 

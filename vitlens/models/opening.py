@@ -16,7 +16,7 @@ import timm
 import torch
 from torch import nn
 
-from vitlens import waiting
+from vitlens import files, waiting
 from vitlens.digests import read_trained_on
 from vitlens.models.architecture_guess import fitting_architectures
 from vitlens.models.checkpoint_heads import is_pretraining_part
@@ -336,10 +336,10 @@ def _from_folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
     weights_file = folder / "model.safetensors"
     _require_model_folder(folder, config_file, weights_file)
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
+        config = json.loads(files.read_text(config_file))
         settings = config.get("pretrained_cfg") or config
         architecture = str(config["architecture"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{config_file} is not a model's configuration ({type(error).__name__}: {error})."
         ) from error
@@ -397,7 +397,7 @@ def _require_model_folder(folder: Path, config_file: Path, weights_file: Path) -
     """Raise ValueError for a folder without a model in timm's layout: an adapter, a run, or one with missing files."""
     adapter = folder / "adapter_config.json"
     if adapter.is_file() and not config_file.is_file():
-        base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = json.loads(files.read_text(adapter)).get("base_model_name_or_path")
         base = base or "the model that it was trained on"
         raise ValueError(
             f"{folder} holds a LoRA adapter of {base}, not a model. Open {base} with its library and "
@@ -442,7 +442,7 @@ def _listed_names(names):
 
 def _is_transformers(folder: Path) -> bool:
     with suppress(OSError, ValueError, TypeError):
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(files.read_text(folder / "config.json"))
         return "model_type" in config and "architecture" not in config
     return False
 

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlens.files import read_text
+
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """Names of the files that list the parts of weights in several files."""
 
@@ -134,8 +136,8 @@ def _weights_in(folder: Path) -> Path:
 def _read_parts(index: Path) -> dict:
     """The weights in several files, which an index lists."""
     try:
-        files = json.loads(index.read_text("utf-8"))["weight_map"]
-        names = sorted(set(files.values()))
+        parts = json.loads(read_text(index))["weight_map"]
+        names = sorted(set(parts.values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableWeightsError(
             index, "it is not an index of weights (no weight_map)"
@@ -146,7 +148,7 @@ def _read_parts(index: Path) -> dict:
         if not part.is_file():
             raise UnreadableWeightsError(index, f"its part {name} is missing from {index.parent}")
         content |= read_weights(part)
-    lacking = sorted(set(files) - set(content))
+    lacking = sorted(set(parts) - set(content))
     if lacking:
         raise UnreadableWeightsError(
             index, f"its parts lack {len(lacking)} tensors, such as {lacking[0]}"
