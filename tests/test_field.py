@@ -16,9 +16,16 @@ def _import_all() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def test_forms_have_a_kind_a_door_and_an_independent_value():
+FEWEST = 5
+"""Smallest number of doors at which each kind is tried."""
+
+
+def test_each_kind_is_tried_at_several_doors():
     FORMS.clear()
     _import_all()
+    for kind, name in KINDS.items():
+        doors = {row.door for row in FORMS if row.kind == kind}
+        assert len(doors) >= FEWEST, f"{name}: {sorted(doors)}"
     for row in FORMS:
         assert row.kind in KINDS, row
         assert row.door and row.case and row.right, row

@@ -13,6 +13,7 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
+from vitlens import files
 from vitlens.models import class_count, label_names
 from vitlens.recorder import supported
 from vitlens.recorder.supported import unwrap
@@ -240,7 +241,7 @@ def _names_in_file(file: Path, total: int) -> list[str]:
         raise ValueError(
             f"classes must be one of {', '.join(ORDERS)} or a file of class names, got {str(file)!r}."
         )
-    text = file.read_text(encoding="utf-8-sig")
+    text = files.read_text(file, encoding="utf-8-sig")
     try:
         content = json.loads(text)
     except ValueError:

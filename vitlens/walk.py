@@ -24,6 +24,16 @@ MAX_DEPTH = 100
 MAX_FRUITLESS = 100_000
 """Files and folders after which a walk ends that has not found a wanted file."""
 
+SYSTEM_FOLDERS = {
+    "__MACOSX",  # in archives of macOS
+    "lost+found",  # on disks of Linux
+    "$RECYCLE.BIN",
+    "System Volume Information",  # on disks of Windows
+    "@eaDir",
+    "#recycle",  # of Synology, with thumbnails and deleted files
+}
+"""Folders that systems add to archives, disks and folders of images."""
+
 HIDDEN = "hidden"
 REPEATED = "repeated"
 LOOP = "loop"
@@ -124,12 +134,12 @@ def list_names(names: list[str], more: str = " and {:,} more") -> str:
 
 
 def hidden(path: str | os.PathLike) -> bool:
-    """True for a relative path with a hidden file or folder, or the folder that macOS adds to archives."""
+    """True for a relative path with a hidden file or folder, or one of `SYSTEM_FOLDERS`."""
     return any(map(_hidden_name, Path(path).parts))
 
 
 def _hidden_name(name: str) -> bool:
-    return name.startswith(".") or name == "__MACOSX"
+    return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
 def identity(about: os.stat_result) -> Identity:

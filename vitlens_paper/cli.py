@@ -145,7 +145,7 @@ def evaluate(
     from vitlens_paper.evaluate.session import command_of, open_session
 
     working_device(device)
-    if out is not None and out.exists():
+    if out is not None and out.is_file():
         read_results(out)  # refuse a file of another kind before the measurement
     options = {
         "shots": shots,

@@ -20,7 +20,7 @@ from vitlens.data.tables import (
     require_cache,
     with_class_names,
 )
-from vitlens.files import announce
+from vitlens.files import announce, read_text
 from vitlens.walk import archives, note_on_overlap, unique_files
 
 
@@ -215,7 +215,7 @@ def _named_files(folder: Path, split: str) -> list[Path]:
         complete = True
         if number.is_file():
             distinct, _ = unique_files(inside)
-            complete = number.read_text().strip() == str(len(distinct))
+            complete = read_text(number).strip() == str(len(distinct))
         if inside and complete:
             by_split.setdefault(word, []).extend(inside)
     chosen = find_split(split, by_split)
@@ -224,7 +224,7 @@ def _named_files(folder: Path, split: str) -> list[Path]:
     listed: dict[str, Any] = {}
     for file in (folder / "info.json", folder / "_info.json"):
         if file.is_file():
-            listed = json.loads(file.read_text(encoding="utf-8")).get("splits", {})
+            listed = json.loads(read_text(file)).get("splits", {})
     listed_split = find_split(split, listed) or ""
     described = listed.get(listed_split, {})
     for name in described.get("filenames", ()):

@@ -1,17 +1,24 @@
 """Forms of faults 5, 6 and 8 at the doors of checkpoints: heads, tensors, settings, and sentences about files."""
 
 import argparse
+import collections
+import datetime
 import json
+import os
+import pathlib
+import pickle
 import re
+import types
 
 import numpy as np
 import pytest
 import timm
 import torch
 from forms import cannot_occur, form
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support import encoded, refuses, vitlens
 from torch import nn
+from torch.nn.utils import prune
 
 from vitlens import load_model
 from vitlens.models import class_count, data_config, label_names
@@ -404,7 +411,7 @@ def test_precision_of_a_checkpoint_is_named(tmp_path, capsys):
     assert "float16" in capsys.readouterr().err
     double = {key: value.double() + 1e-12 for key, value in state.items()}
     load_model(NAME, checkpoint=saved(double, tmp_path / "w.pth"), **SMALL)
-    assert "rounded from float64" in capsys.readouterr().err
+    assert "rounded to float32" in capsys.readouterr().err
     whole = {key: (100 * value).to(torch.int8) for key, value in state.items()}
     file = saved(whole, tmp_path / "w.pth")
     refuses("int8.*quantized", load_model, NAME, checkpoint=file, **SMALL)
@@ -567,6 +574,9 @@ SENTENCES = (
     ("w.gguf", b"GGUF" + bytes(40), "GGUF"),
     ("w.msgpack", b"\x83\xa5model" + bytes(40), "Flax"),
     ("w.npz", b"\x93NUMPY" + bytes(60), "single NumPy array"),
+    ("w.pth", b"\xef\xbb\xbf" + HTML, "it is a web page"),
+    ("w.pth", b"<Error><Code>AccessDenied</Code></Error>", "it is a web page"),
+    ("w.tar", b"w.pth".ljust(257, b"\0") + b"ustar" + bytes(250), "an archive. Unpack it"),
     ("w.pth", b"MZ\x90\x00" + bytes(60), "not a file of PyTorch"),
 )
 
@@ -626,7 +636,7 @@ def test_another_architecture_is_named(tmp_path):
     saved(made(reg_tokens=4).state_dict(), file)
     refuses("4 register tokens", load_model, NAME, checkpoint=file, **SMALL)
     saved(made().state_dict() | {"blocks.0.attn.logit_scale": torch.tensor(2.0)}, file)
-    refuses("such as blocks.0.attn.logit_scale", load_model, NAME, checkpoint=file, **SMALL)
+    refuses("blocks.0.attn.logit_scale", load_model, NAME, checkpoint=file, **SMALL)
     saved(made(depth=3).state_dict(), file)
     refuses("has 3 layers, and .* has 2", load_model, NAME, checkpoint=file, **SMALL)
 
@@ -666,3 +676,269 @@ def test_a_file_in_place_of_a_model_names_its_architecture(tmp_path):
     file = saved(state, tmp_path / "ep9.pth")
     result = vitlens("inspect", file, "--out", tmp_path / "out", expect=2)
     assert re.search(r"deit_small_distilled_patch16_224 with\s+checkpoint=", result.stderr)
+
+
+@form(
+    6,
+    door="Python: load_model(checkpoint=), sparse, NumPy and big-endian weights",
+    case="COO and CSR tensors, a dictionary of arrays in .pth, .npz with slashes and in big-endian order",
+    right="logits of the model that was saved",
+)
+def test_load_model_reads_weights_in_other_layouts(tmp_path):
+    model = made()
+    state = model.state_dict()
+    arrays = {name: value.numpy() for name, value in state.items()}
+    file = tmp_path / "w.pth"
+    layouts = (
+        {name: value.to_sparse() if value.ndim == 2 else value for name, value in state.items()},
+        {
+            name: value.to_sparse_csr() if value.ndim == 2 else value
+            for name, value in state.items()
+        },
+        arrays,
+    )
+    for content in layouts:
+        opened = load_model(NAME, checkpoint=saved(content, file), **SMALL)
+        assert same_outputs(opened, model)
+    np.savez(tmp_path / "w.npz", **{f"params/{name}": value for name, value in arrays.items()})
+    assert same_outputs(load_model(NAME, checkpoint=tmp_path / "w.npz", **SMALL), model)
+    np.savez(tmp_path / "w.npz", **{name: value.astype(">f4") for name, value in arrays.items()})
+    assert same_outputs(load_model(NAME, checkpoint=tmp_path / "w.npz", **SMALL), model)
+
+
+@form(
+    6,
+    door="Python: load_model(checkpoint=), objects of training programs beside the weights",
+    case="paths, dates, defaultdict, SimpleNamespace, NumPy's random state, param_groups, losses, FSDP's optimizer",
+    right="logits of the model that was saved",
+)
+def test_load_model_reads_weights_beside_plain_objects(tmp_path, capsys):
+    model = made()
+    state = model.state_dict()
+    moments = {name: {"exp_avg": torch.ones_like(value)} for name, value in state.items()}
+    beside = (
+        {"path": pathlib.Path("runs"), "date": datetime.datetime(2026, 1, 1)},
+        {"history": collections.defaultdict(list), "cfg": types.SimpleNamespace(lr=0.1)},
+        {"rng": np.random.get_state(), "param_groups": [{"lr": 0.1}]},
+        {"criterion": {"weight": torch.ones(5)}, "optim": {"state": moments}},
+    )
+    for objects in beside:
+        file = saved({"model": state, **objects}, tmp_path / "w.pth")
+        assert same_outputs(load_model(NAME, checkpoint=file, **SMALL), model)
+    assert f"Left out: criterion.weight, optim ({len(state)} tensors)." in capsys.readouterr().err
+
+
+@form(
+    6,
+    door="Python: load_model(checkpoint=), chunks of layers",
+    case="blocks.0.0 and blocks.1.1 of DINOv2's training",
+    right="features of the model that was saved",
+)
+def test_load_model_reads_chunks_of_layers(tmp_path):
+    model = made(classes=0)
+    state = {
+        re.sub(r"blocks\.(\d)", r"blocks.\1.\1", name): value
+        for name, value in model.state_dict().items()
+    }
+    file = saved({"teacher": under("backbone", state)}, tmp_path / "w.pth")
+    assert same_outputs(load_model(NAME, checkpoint=file, **SMALL), model)
+
+
+@form(
+    6,
+    door="Python: load_model(checkpoint=), a head of more than a linear layer",
+    case="a learned scale of a cosine classifier, as a scalar and as a vector",
+    right="the names of the tensors in the file",
+)
+@pytest.mark.parametrize("scale", [torch.tensor(10.0), torch.tensor([10.0])])
+def test_load_model_names_the_scale_of_a_head(tmp_path, capsys, scale):
+    file = saved(made().state_dict() | {"head.scale": scale}, tmp_path / "w.pth")
+    opened = load_model(NAME, checkpoint=file, **SMALL)
+    assert class_count(opened) == 0
+    assert "Left out: the head head, which has more than a linear layer (head.scale)" in (
+        capsys.readouterr().err
+    )
+
+
+@form(
+    6,
+    door="Python: load_model(checkpoint=), a damaged byte",
+    case="one changed byte in the middle of a file of torch.save",
+    right="the checksum in the ZIP archive",
+)
+def test_load_model_warns_about_a_changed_byte(tmp_path, capsys):
+    file = saved(made().state_dict(), tmp_path / "w.pth")
+    load_model(NAME, checkpoint=file, **SMALL)
+    assert "checksums" not in capsys.readouterr().err
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    load_model(NAME, checkpoint=file, **SMALL)
+    assert "1 parts of" in capsys.readouterr().err
+
+
+@form(
+    8,
+    door="Python: load_model(checkpoint=), tensors that hold no usable values",
+    case="meta, complex, weight_norm, pruned, a list of weights, numbers for names, an empty dictionary",
+    right="how the file was made",
+)
+def test_unusable_tensors_are_named(tmp_path):
+    state = made().state_dict()
+    normed, pruned = made(), made()
+    nn.utils.parametrizations.weight_norm(normed.head)
+    prune.l1_unstructured(pruned.blocks[0].mlp.fc1, "weight", 0.3)
+    cases = (
+        (
+            {name: value.to("meta") for name, value in state.items()},
+            "cls_token is on the meta device",
+        ),
+        ({name: value.to(torch.cfloat) for name, value in state.items()}, "complex numbers"),
+        (normed.state_dict(), "a part from which a parametrization"),
+        (pruned.state_dict(), "fc1.weight_orig is a part"),
+        ({"models": [state]}, f"{len(state)} tensors are in lists"),
+        ({0: state}, f"{len(state)} tensors are in lists or have numbers"),
+        ({}, "holds no tensors"),
+    )
+    for content, words in cases:
+        file = saved(content, tmp_path / "w.pth")
+        refuses(words, load_model, NAME, checkpoint=file, **SMALL)
+
+
+@form(
+    8,
+    door="Python: load_model(checkpoint=), paths that are no file",
+    case="a pipe, a device, a dangling link, an address, a pickle of another program",
+    right="what is at the path",
+)
+def test_a_checkpoint_that_is_no_file_is_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("gone.pth")
+    (tmp_path / "w.pkl").write_bytes(pickle.dumps({"weight": [1.0]}))
+    cases = (
+        (tmp_path / "pipe", "a pipe or a device"),
+        ("/dev/null", "a pipe or a device"),
+        (tmp_path / "link", "a link to gone.pth, which is missing"),
+        ("https://example.org/w.pth", "is an address. Download it"),
+        (tmp_path / "w.pkl", "a pickle that torch.save did not write"),
+    )
+    for path, words in cases:
+        refuses(words, load_model, NAME, checkpoint=path, **SMALL)
+
+
+def saved_vit(folder, edit=None, dtype=torch.float32, **config):
+    """A small ViT of transformers in a folder, with edited weights and settings, and the model itself."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    settings = transformers.ViTConfig(image_size=32, patch_size=16, **sizes)
+    model = transformers.ViTForImageClassification(settings).to(dtype).eval()
+    model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    if edit:
+        state = edit(load_file(file))
+        save_file(state, file, {"format": "pt"})
+    if config:
+        stated = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(stated | config))
+    return model
+
+
+FOLDERS = (
+    ({"edit": lambda state: {k: v.to(torch.int8) for k, v in state.items()}}, "holds integers"),
+    ({"edit": lambda state: {k: v.to(torch.float8_e4m3fn) for k, v in state.items()}}, "quantized"),
+    ({"image_size": 48}, r"position_embeddings has the shape \(1, 5, 16\)"),
+    ({"id2label": {str(n): str(n) for n in range(7)}}, r"\(2,\), and the settings describe \(7,"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config in its config.json"),
+)
+
+
+@form(
+    6,
+    door="Python: load_model(FOLDER) of transformers",
+    case="integer and 8-bit floats, another image size, other classes, a quantization in config.json",
+    right="the tensors and settings of the folder",
+)
+@pytest.mark.parametrize("changes, words", FOLDERS)
+def test_folder_of_transformers_with_other_values_is_refused(tmp_path, changes, words):
+    saved_vit(tmp_path, **changes)
+    refuses(words, load_model, tmp_path)
+
+
+@form(
+    6,
+    door="Python: load_model(FOLDER) of transformers, precision",
+    case="float16 weights for a float32 model, a float16 model, NaN",
+    right="the dtypes and values in the file",
+)
+def test_folder_of_transformers_names_its_precision(tmp_path, capsys):
+    saved_vit(tmp_path / "file", lambda state: {k: v.half() for k, v in state.items()})
+    load_model(tmp_path / "file")
+    assert (
+        "weights are float16. The model computes with them in float32." in capsys.readouterr().err
+    )
+    saved_vit(tmp_path / "half", dtype=torch.float16)
+    load_model(tmp_path / "half")
+    assert "The model computes in float16." in capsys.readouterr().err
+    saved_vit(tmp_path / "nan", lambda state: {k: v * torch.nan for k, v in state.items()})
+    load_model(tmp_path / "nan")
+    assert "values that are not finite" in capsys.readouterr().err
+
+
+@form(
+    6,
+    door="Python: load_model(FOLDER), a library that changes values",
+    case="from_pretrained returns a weight of other values",
+    right="the tensors of the folder",
+)
+def test_values_that_transformers_changes_are_named(tmp_path, monkeypatch):
+    kind = type(saved_vit(tmp_path))
+    original = kind.from_pretrained
+
+    def changed(*args, **kwargs):
+        model, info = original(*args, **kwargs)
+        with torch.no_grad():
+            model.classifier.weight.mul_(1.01)
+        return model, info
+
+    monkeypatch.setattr(kind, "from_pretrained", changed)
+    refuses("1 weights of .* such as classifier.weight", load_model, tmp_path)
+
+
+@form(
+    8,
+    door="Python: load_model(FOLDER) of transformers, files without weights",
+    case="half a file, an LFS pointer, weights of another name, an adapter beside the model",
+    right="the files in the folder",
+)
+def test_folder_of_transformers_names_the_cause(tmp_path):
+    saved_vit(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    (tmp_path / "adapter_config.json").write_text("{}")
+    refuses("an adapter .* beside the model", load_model, tmp_path)
+    (tmp_path / "adapter_config.json").unlink()
+    file.write_bytes(whole[:4000])
+    refuses("ends after 4,000 bytes", load_model, tmp_path)
+    file.write_bytes(POINTER)
+    refuses("pointer of Git LFS", load_model, tmp_path)
+    file.rename(tmp_path / "pytorch_model.bin")
+    refuses("has no model.safetensors", load_model, tmp_path)
+
+
+@form(
+    6,
+    door="Python: load_model(FOLDER) of timm, values",
+    case="integers and NaN in model.safetensors",
+    right="the tensors of the folder",
+)
+def test_folder_of_timm_names_unusable_values(tmp_path, capsys):
+    state = made().state_dict()
+    config = {"architecture": NAME, "num_classes": 5, "pretrained_cfg": {}, "model_args": SMALL}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    file = tmp_path / "model.safetensors"
+    save_file({name: value * torch.nan for name, value in state.items()}, file)
+    load_model(tmp_path)
+    assert "values that are not finite" in capsys.readouterr().err
+    save_file({name: value.to(torch.int8) for name, value in state.items()}, file)
+    refuses("holds integers", load_model, tmp_path)

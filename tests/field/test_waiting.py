@@ -20,9 +20,10 @@ from forms import cannot_occur, form
 from PIL import Image
 
 import vitlens
+from vitlens import cli as vitlens_cli
 from vitlens import data, files, waiting
 from vitlens.data import imageset, named, tables
-from vitlens.train import join, processes
+from vitlens.train import join, processes, read_recipe, run_folder
 from vitlens_paper.evaluate import read_results
 
 cannot_occur(3, door="a page in the browser", reason="it waits for nothing outside its own file")
@@ -156,6 +157,18 @@ def join_alone(port: int, limit: float, out: Path) -> None:
         result.write_text("interrupted")
 
 
+def test_joining_ends_if_nobody_comes(monkeypatch, hurried, capsys):
+    left_over(monkeypatch, WORLD_SIZE=2, RANK=0, TORCHELASTIC_RUN_ID=1, MASTER_PORT=1)
+    block = threading.Event().wait
+    monkeypatch.setattr("accelerate.PartialState", lambda **_: block(60))
+    with pytest.raises(TimeoutError, match=r"Waited 0.5 s for 1 of 2 processes \(WORLD_SIZE=2"):
+        join("cpu")
+    assert "Unset WORLD_SIZE to run alone." in capsys.readouterr().err
+    with interrupted_after(0.1), pytest.raises(KeyboardInterrupt):
+        join("cpu")
+
+
+@pytest.mark.slow
 @form(
     3,
     door="command: train, WORLD_SIZE=2 left over",
@@ -319,6 +332,18 @@ except ValueError as problem:
 """
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_of_a_script_without_a_guard_are_refused(monkeypatch, tmp_path, method):
+    script = tmp_path / "script.py"
+    script.write_text("train()")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda **_: method)
+    with pytest.raises(ValueError, match="Each worker process runs this script again"):
+        imageset.require_workers()
+
+
+@pytest.mark.slow
 @form(
     3,
     door="Python: a script under spawn and forkserver",
@@ -347,6 +372,8 @@ def test_guarded_scripts_are_not_refused(tmp_path, monkeypatch):
         "train()": True,
         'if __name__ == "__main__":\n    train()': False,
         "if multiprocessing.parent_process() is None: train()": False,
+        "logger = logging.getLogger(__name__)\ntrain()": True,
+        "# if __name__ == '__main__':\ntrain()": True,
     }.items():
         script.write_text(text)
         assert imageset._repeats_script() == repeats
@@ -482,6 +509,56 @@ def test_checkpoint_pipe_is_refused(tmp_path):
     os.mkfifo(pipe)
     with pytest.raises(ValueError, match="weights.pth"):
         vitlens.load_model("vit_tiny_patch16_224", checkpoint=pipe)
+
+
+@form(
+    3,
+    door="command: train, --recipe a pipe",
+    case="nobody writes into it",
+    right="announced, and a sentence after the limit",
+)
+def test_recipe_pipe_without_a_writer(tmp_path, hurried, capsys):
+    pipe = tmp_path / "recipe.json"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match=r"Waited 0.4 s for data from"):
+        read_recipe(pipe)
+    assert f"Waiting for data from {pipe}" in capsys.readouterr().err
+
+
+@form(
+    3,
+    door="plot.training, a pipe as log",
+    case="another process writes the log",
+    right="the number of its lines",
+)
+def test_log_from_a_pipe(tmp_path):
+    pipe = tmp_path / "log.jsonl"
+    os.mkfifo(pipe)
+    line = '{"step": 1, "steps": 2, "loss": 2.3, "rate": 1.0}\n'
+    writer = threading.Thread(target=pipe.write_text, args=[line])
+    writer.start()
+    figure = vitlens.plot.training(pipe)
+    writer.join()
+    assert figure.axes[0].lines[0].get_ydata().tolist() == [2.3]
+
+
+@form(
+    3,
+    door="files inside a run's and a model's folder",
+    case="training.json, config.json and the metadata of a checkpoint are pipes",
+    right="no wait: the files count as unreadable",
+)
+def test_pipes_inside_of_folders(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("training.json", "config.json", "data.json", "checkpoints/step-00000001.json"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert run_folder.seconds_of_training(tmp_path) == 0.0
+    with pytest.raises(ValueError, match="All checkpoints in"):
+        run_folder.load_checkpoint(tmp_path / "checkpoints")
+    with pytest.raises(ValueError, match="config.json"):
+        vitlens.load_model(tmp_path)
+    assert vitlens_cli.run_images(tmp_path / "model") == []
 
 
 # Caches and downloads

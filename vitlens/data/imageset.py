@@ -8,6 +8,7 @@ Shapes: N images, b of them in a batch, H × W pixels, S pixels a side of a squa
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import multiprocessing
@@ -468,9 +469,22 @@ def _repeats_script() -> bool:
     if not file or name.endswith("__main__") or not file.endswith(".py"):
         return False
     with suppress(OSError):
-        text = Path(file).read_text(encoding="utf-8", errors="replace")
-        return not any(word in text for word in ("__name__", "parent_process", "current_process"))
+        text = files.read_text(file, errors="replace")
+        return not _is_guarded(text)
     return False
+
+
+def _is_guarded(script: str) -> bool:
+    """True if a script compares its `__name__`, or looks for its parent process, outside of comments and texts."""
+    try:
+        nodes = list(ast.walk(ast.parse(script)))
+    except (SyntaxError, ValueError):
+        return True  # not this check's matter
+    compared = [node for node in nodes if isinstance(node, ast.Compare)]
+    names = {part.id for node in compared for part in ast.walk(node) if isinstance(part, ast.Name)}
+    called = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    called |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    return "__name__" in names or bool(called & {"parent_process", "current_process"})
 
 
 def lost_workers(problem: BaseException) -> bool:

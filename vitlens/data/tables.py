@@ -15,6 +15,7 @@ from typing import Any
 from vitlens import waiting
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import Columns, find_split
+from vitlens.files import read_text
 from vitlens.walk import archives, note_on_overlap, unique_files
 
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -276,13 +277,13 @@ def read_class_names(folder: Path) -> tuple[str, ...] | None:
     file = folder / "classes.json"
     if file.is_file():
         try:
-            return _names_in_json(file.read_text(encoding="utf-8"))
+            return _names_in_json(read_text(file))
         except (LookupError, TypeError, ValueError) as problem:
             raise ValueError(
                 f"{file} must hold a list of class names ({problem}). Repair or remove it."
             ) from problem
     if lines.is_file():
-        return tuple(lines.read_text(encoding="utf-8").splitlines())
+        return tuple(read_text(lines).splitlines())
     return None
 
 

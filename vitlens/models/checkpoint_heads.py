@@ -28,9 +28,10 @@ _CLASSIFIERS = (
 
 _PRETRAINING = (
     r"(^|[._])((dino|ibot|koleo|mim|lm|projection|proj|contrast\w*)_?heads?|predictor|projectors?|pooler|mask_token|masked_embed|"
-    r"queue|center|decoder_(blocks|embed|norm|pred|pos_embed))([._]|$)|\bheads?\.(mlp\.|last_layer)"
+    r"queue|center|decoder|decoder_(blocks|embed|norm|pred|pos_embed))([._]|$)|\bheads?\.(mlp\.|last_layer)|"
+    r"(^|\.)(criterion|loss|loss_?(fn|func|function))\.|\.(exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|step)$"
 )
-"""Names of parts of pretraining without a use afterwards, as a regular expression."""
+"""Names of parts of training without a use afterwards, as a regular expression."""
 
 
 @dataclass(frozen=True)
@@ -163,13 +164,18 @@ def _units(tensors: dict[str, Tensor], width: int | None) -> list[Head]:
     if not linear:
         return []
     known = set(linear) | {_bias_of(name) for name in linear}
-    extra = [name for name, value in tensors.items() if name not in known and value.ndim > 0]
+    extra = [name for name, value in tensors.items() if name not in known and not _counts(value)]
     inputs = {tensors[name].shape[1] for name in linear}
     outputs = {tensors[name].shape[0] for name in linear}
     in_a_row = len(linear) > 1 and bool(inputs & outputs)
     if extra or in_a_row:
         path = _common(list(tensors))
-        return [Head(path, None, None, f"has several layers ({', '.join(list(tensors)[:3])} …)")]
+        scales = not in_a_row and all(tensors[name].numel() == 1 for name in extra)
+        if scales:
+            problem = f"has more than a linear layer ({', '.join(extra)})"
+        else:
+            problem = f"has several layers ({', '.join(list(tensors)[:3])} …)"
+        return [Head(path, None, None, problem)]
     heads = []
     for name in linear:
         weight = tensors[name]
@@ -179,6 +185,11 @@ def _units(tensors: dict[str, Tensor], width: int | None) -> list[Head]:
         path = name.removesuffix("weight").rstrip(".") or name
         heads.append(Head(path, weight, tensors.get(_bias_of(name)), problem))
     return heads
+
+
+def _counts(value: Tensor) -> bool:
+    """True for a counter of a training program."""
+    return value.ndim == 0 and not value.is_floating_point()
 
 
 def _bias_of(weight: str) -> str:

@@ -36,12 +36,22 @@ from vitlens.models.conversion import compare
 from vitlens.models.google_weights import fill_from_google
 from vitlens.models.patch_sizes import require_patches
 from vitlens.models.preprocessing import built_size
-from vitlens.models.weight_files import flat_tensors, is_numpy, plain_settings, read_weights
-from vitlens.recorder.supported import family, model_name, short_name, unwrap
+from vitlens.models.weight_files import (
+    damaged_entries,
+    flat_tensors,
+    hidden_tensors,
+    is_numpy,
+    plain_settings,
+    read_weights,
+)
+from vitlens.recorder.supported import family, is_known, model_name, short_name, unwrap
 from vitlens.recorder.supported.card import write_card
 
 _WRAPPERS = r"(_orig_mod|_forward_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 """Modules of torch.compile, Lightning and FSDP that stand inside names."""
+
+_CHUNKS = r"(?<![^.])(blocks\.)\d+\.(?=\d+\.)"
+"""Number of a chunk of layers, as in blocks.0.3.norm1 of DINOv2."""
 
 _AVERAGED = r"(^|[._])(ema|teacher|target_encoder|averaged?|swa)(?=[._]|$)"
 _SECOND = r"(^|[._])(student|momentum_encoder|momentum)(?=[._]|$)"
@@ -49,6 +59,9 @@ _SECOND = r"(^|[._])(student|momentum_encoder|momentum)(?=[._]|$)"
 
 _POSITIONS = r"pos(ition(al)?)?_embed(ding)?s?(\.weight)?$|relative_position_bias_table$"
 """Names of weights that depend on the number of patches, as a regular expression."""
+
+_PARAMETRIZED = r"(^|\.)parametrizations\.|_(orig|mask)$(?<!token_mask)|(^|\.)weight_[guv]$"
+"""Names of the parts of weights that torch.nn.utils computes, as a regular expression."""
 
 SIZE_OPTIONS = {
     "timm": "img_size",
@@ -109,12 +122,15 @@ def fill(
     """
     content = read_weights(file)
     if file.is_file() and is_numpy(file):
-        return _fill_arrays(model, file, content, kwargs, build)
+        if any(name.endswith("embedding/kernel") for name in content):
+            return _fill_arrays(model, file, content, kwargs, build)
+        content = {name.replace("/", "."): array for name, array in content.items()}
     settings = plain_settings(content)
     tensors = _without_wrappers(dict(flat_tensors(content)))
     mismatch = _Mismatch(model, file, content)
     if not tensors:
-        raise mismatch.error("It holds no weights, as a file of an optimizer alone.")
+        raise mismatch.error(_without_tensors(content))
+    _require_present(tensors, file)
     chosen = _choose(model, tensors, file)
     if chosen is None:
         raise mismatch.error(foreign_parts(tensors))
@@ -157,9 +173,7 @@ def fill(
     mismatch.classes = count_in_file
     if wrong:
         reason = chosen_reason(model, chosen.own)
-        raise mismatch.error(
-            f"{reason}{len(wrong)} names do not fit, such as {wrong[0]}.", chosen.own
-        )
+        raise mismatch.error(f"{reason}{_misfits(wrong)}", chosen.own)
     kept, head_notes = choose_head(model, parts.heads, kwargs, head, file)
     left = [name for name in arrival.lost if name not in resampled]
     lost = _lost(model, left, chosen.own)
@@ -173,6 +187,7 @@ def fill(
     notes += head_notes
     notes += _left_out_notes(chosen, [*lost, *parts.unused, *parts.unplaced])
     notes += _precision_notes(model, chosen.own)
+    notes += _damage_notes(file)
     classes = kept[0].classes if kept else 0
     stated = stated_names(settings)
     if len(stated) == classes > 0:
@@ -269,9 +284,25 @@ def library_of(model: nn.Module) -> str:
     return "timm"
 
 
+def _without_tensors(content: dict) -> str:
+    """Sentence about a file without a dictionary of weights."""
+    count = hidden_tensors(content)
+    if "param_groups" in content:
+        return "It is the state of an optimizer alone, without weights."
+    if count:
+        return (
+            f"Its {count} tensors are in lists or have numbers for names. Save the one state_dict() that you mean: "
+            "torch.save(weights, 'one.pth')."
+        )
+    return "It holds no tensors."
+
+
 def _without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors without the names of wrappers inside of theirs."""
-    clean = {re.sub(_WRAPPERS, "", name): value for name, value in tensors.items()}
+    """The tensors without the names of wrappers and chunks of layers inside of theirs."""
+    clean = {
+        re.sub(_CHUNKS, r"\1", re.sub(_WRAPPERS, "", name)): value
+        for name, value in tensors.items()
+    }
     return clean if len(clean) == len(tensors) else tensors
 
 
@@ -379,16 +410,36 @@ def _branch(path: str, other: str) -> str:
     return other
 
 
+def _require_present(tensors: dict[str, Tensor], file: Path) -> None:
+    """Raise ValueError for tensors without values."""
+    for name, value in tensors.items():
+        if value.is_meta:
+            raise ValueError(
+                f"{file}: {name} is on the meta device, so the file holds shapes without values. Save the model after "
+                "its weights are loaded."
+            )
+
+
 def _require_values(own: dict[str, Tensor], file: Path) -> None:
-    """Raise ValueError for quantized weights and LoRA matrices."""
+    """Raise ValueError for quantized and parametrized weights, and LoRA matrices."""
     for name, value in own.items():
         if "lora_" in name or ".base_layer." in name:
             raise ValueError(
                 f"{file} holds LoRA matrices ({name}) beside the weights. Call merge_and_unload() of peft, and save "
                 "the result."
             )
+        if re.search(_PARAMETRIZED, name):
+            raise ValueError(
+                f"{file}: {name} is a part from which a parametrization or pruning computes a weight. Save the model "
+                "after torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or prune.remove."
+            )
+        if value.is_complex():
+            raise ValueError(
+                f"{file}: {name} holds complex numbers ({str(value.dtype).removeprefix('torch.')}), and models take "
+                "real ones."
+            )
         few_bits = value.is_floating_point() and value.element_size() == 1
-        if value.is_quantized or few_bits or value.is_complex():
+        if value.is_quantized or few_bits:
             raise ValueError(
                 f"{file}: {name} is {str(value.dtype).removeprefix('torch.')}, so the weights are quantized. Use those "
                 "before quantization."
@@ -466,7 +517,7 @@ def require_arrival(model: nn.Module, file: Path, kwargs: dict) -> None:
 
     kwargs: of the model's constructor, in which the caller may have asked for another image size or head.
     """
-    own = dict(flat_tensors(read_weights(file)))
+    own = require_usable(file)
     state = model.state_dict()
     before, folded = _folded(own, state)
     arrival = compare(before, state)
@@ -485,7 +536,38 @@ def require_arrival(model: nn.Module, file: Path, kwargs: dict) -> None:
         folded.append(f"Left out of {file}: {grouped(others)}.")
     if requested:
         folded.append(f"{', '.join(requested)} is resampled for the image size that you gave.")
-    for sentence in folded:
+    for sentence in [*folded, *_precision_notes(model, own)]:
+        print_note(sentence)
+
+
+def require_usable(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file or folder of weights. Raises ValueError for unreadable, quantized and valueless ones."""
+    own = dict(flat_tensors(read_weights(file)))
+    _require_present(own, file)
+    _require_values(own, file)
+    return own
+
+
+def require_same_values(model: nn.Module, own: dict[str, Tensor], name: str) -> None:
+    """Raise ValueError if a library has put other values into a model than its weights hold. Print notes on precision.
+
+    own: the weights. name: of the model. Values that are rounded to the model's precision are a note.
+    """
+    if not own:
+        return
+    state = model.state_dict()
+    kept = next((value.dtype for value in state.values() if value.is_floating_point()), None)
+    rounded = {
+        name: value.to(kept) if value.is_floating_point() else value for name, value in own.items()
+    }
+    changed = compare(rounded, state).changed
+    changed = [name for name in changed if torch.isfinite(state[name]).all()]
+    if changed:
+        raise ValueError(
+            f"{name}: {len(changed)} weights of {model_name(model)} have other values than its file, such as "
+            f"{changed[0]}. The library has changed them."
+        )
+    for sentence in _precision_notes(model, own):
         print_note(sentence)
 
 
@@ -510,7 +592,7 @@ def _folded(
 def _size_of_positions(model: nn.Module, own: dict[str, Tensor]) -> tuple[int, int] | None:
     """(height, width) of the images that the positions in a file are for, if the model is built for another size."""
     built = built_size(model)
-    if built is None:
+    if built is None or not is_known(model):
         return None
     grid = family(model).grid(built)
     rows, cols = grid.rows, grid.cols
@@ -557,6 +639,13 @@ def _resampled(
     return f"{', '.join(names[:3])} is resampled from {was} to {now}, for the image size that you gave."
 
 
+def _misfits(names: list[str]) -> str:
+    """Sentence about names of weights that do not fit."""
+    if len(names) == 1:
+        return f"1 name does not fit: {names[0]}."
+    return f"{len(names)} names do not fit, such as {names[0]}."
+
+
 def _wrong_names(
     model: nn.Module, backbone: dict[str, Tensor], unplaced: dict[str, Tensor]
 ) -> list[str]:
@@ -576,6 +665,8 @@ def chosen_reason(model: nn.Module, own: dict[str, Tensor]) -> str:
     """The likely cause of weights that do not fit, as a sentence with a space at its end, or ""."""
     names = model.state_dict().keys()
     called = short_name(model)
+    if library_of(model) != "transformers" and any("patch_embeddings." in name for name in own):
+        return "Its names are those of transformers. Open its folder, or hf:OWNER/NAME. "
     if "dist_token" in own and "dist_token" not in names:
         return (
             "The file is of a distilled model, and this one is plain. Use an architecture with `distilled` in its "
@@ -667,7 +758,7 @@ def _load(
         if not loaded.is_meta and not _equal(loaded.cpu(), value.to(loaded.dtype)):
             wrong.append(name)
     if wrong:
-        raise mismatch.error(f"{len(wrong)} names do not fit, such as {wrong[0]}.", own)
+        raise mismatch.error(_misfits(wrong), own)
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:
@@ -710,6 +801,17 @@ def grouped(names: list[str], path: str = "") -> str:
     return ", ".join(shown)
 
 
+def _damage_notes(file: Path) -> list[str]:
+    """Warning about a file whose bytes have changed since it was saved."""
+    damaged = damaged_entries(file)
+    if not damaged:
+        return []
+    return [
+        f"Warning: {len(damaged)} parts of {file} differ from their checksums, such as {damaged[0]}. The "
+        "file is damaged, unless it was saved without checksums. Download or copy it again."
+    ]
+
+
 def _precision_notes(model: nn.Module, own: dict[str, Tensor]) -> list[str]:
     """Notes about weights in another precision than the model's, and about those that are no numbers."""
     notes = []
@@ -721,6 +823,8 @@ def _precision_notes(model: nn.Module, own: dict[str, Tensor]) -> list[str]:
             f"Its weights are {', '.join(sorted(half))}. The model computes with them in "
             f"{str(kept).removeprefix('torch.')}."
         )
+    elif kept.itemsize < 4:
+        notes.append(f"The model computes in {str(kept).removeprefix('torch.')}.")
     rounded = [
         name
         for name, value in own.items()
@@ -730,7 +834,7 @@ def _precision_notes(model: nn.Module, own: dict[str, Tensor]) -> list[str]:
     ]
     if rounded:
         notes.append(
-            f"{len(rounded)} tensors are rounded from float64 to {str(kept).removeprefix('torch.')}, such as "
+            f"{len(rounded)} tensors are rounded to {str(kept).removeprefix('torch.')}, such as "
             f"{rounded[0]}."
         )
     broken = [

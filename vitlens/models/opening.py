@@ -9,14 +9,14 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import timm
 import torch
 from torch import nn
 
-from vitlens import waiting
+from vitlens import files, waiting
 from vitlens.digests import read_trained_on
 from vitlens.models.architecture_guess import fitting_architectures
 from vitlens.models.checkpoint_heads import is_pretraining_part
@@ -26,6 +26,8 @@ from vitlens.models.checkpoints import (
     grouped,
     print_note,
     require_arrival,
+    require_same_values,
+    require_usable,
     weights_digest,
 )
 from vitlens.models.classes import OUTPUTS
@@ -94,10 +96,7 @@ def load_model(
             raise ValueError(
                 "head= (--head) names a classifier in a checkpoint. Give checkpoint=, too."
             )
-        with waiting.fetching(
-            f"the weights of {name}",
-            "They are read or downloaded. Ctrl-C ends it, and a folder needs no network.",
-        ):
+        with _announced(name, may_download=pretrained and checkpoint is None):
             model = _open(name, folder, pretrained, checkpoint, head, kwargs)
     except (ValueError, ModuleNotFoundError):
         raise
@@ -126,6 +125,16 @@ def load_model(
     return model.eval()
 
 
+def _announced(name: str, may_download: bool) -> AbstractContextManager:
+    """Context that announces the download of weights. Files of this machine are read without a word."""
+    if not may_download or Path(name).exists():
+        return nullcontext()
+    return waiting.fetching(
+        f"the weights of {name}",
+        "They are downloaded, or read from a cache. Ctrl-C ends it, and a folder needs no network.",
+    )
+
+
 def load_vit(
     name: str | os.PathLike | None = None,
     *,
@@ -137,13 +146,19 @@ def load_vit(
 
     Raises UnsupportedModelError for such a class, and the errors of `load_model`.
     """
-    if name is not None and not Path(name).exists() and not str(name).startswith("hf:"):
-        skeleton = None
-        with suppress(Exception), torch.device("meta"):  # `load_model` reports errors
-            skeleton = load_model(str(name), pretrained=False)
-        if skeleton is not None:
-            attention_modules(skeleton)
+    require_attention(name)
     return load_model(name, checkpoint=checkpoint, head=head, outputs=outputs)
+
+
+def require_attention(name: str | os.PathLike | None) -> None:
+    """Raise UnsupportedModelError for the name of a class without attention, before its weights are downloaded."""
+    if name is None or Path(name).exists() or str(name).startswith("hf:"):
+        return
+    skeleton = None
+    with suppress(Exception), torch.device("meta"):  # `load_model` reports errors
+        skeleton = load_model(str(name), pretrained=False)
+    if skeleton is not None:
+        attention_modules(skeleton)
 
 
 _ARGUMENTS = {"size": "img_size", "image_size": "img_size", "input_size": "img_size"}
@@ -321,10 +336,10 @@ def _from_folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
     weights_file = folder / "model.safetensors"
     _require_model_folder(folder, config_file, weights_file)
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
+        config = json.loads(files.read_text(config_file))
         settings = config.get("pretrained_cfg") or config
         architecture = str(config["architecture"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{config_file} is not a model's configuration ({type(error).__name__}: {error})."
         ) from error
@@ -382,7 +397,8 @@ def _require_model_folder(folder: Path, config_file: Path, weights_file: Path) -
     """Raise ValueError for a folder without a model in timm's layout: an adapter, a run, or one with missing files."""
     adapter = folder / "adapter_config.json"
     if adapter.is_file() and not config_file.is_file():
-        base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = json.loads(files.read_text(adapter)).get("base_model_name_or_path")
+        base = base or "the model that it was trained on"
         raise ValueError(
             f"{folder} holds a LoRA adapter of {base}, not a model. Open {base} with its library and "
             "peft, call merge_and_unload(), and save the result."
@@ -426,7 +442,7 @@ def _listed_names(names):
 
 def _is_transformers(folder: Path) -> bool:
     with suppress(OSError, ValueError, TypeError):
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(files.read_text(folder / "config.json"))
         return "model_type" in config and "architecture" not in config
     return False
 
@@ -479,11 +495,29 @@ def _build_transformers(kind: type, name: str, config, pretrained: bool) -> nn.M
     """A model of a class of transformers, with random weights or with those of its name, which must be complete."""
     if not pretrained:
         return kind._from_config(config, attn_implementation="sdpa")
+    quantization = getattr(config, "quantization_config", None)
+    if quantization:
+        raise ValueError(
+            f"The weights of {name} are quantized (quantization_config in its config.json). Open the model before "
+            "quantization."
+        )
+    folder = Path(name)
+    if folder.is_dir() and not any((folder / file).is_file() for file in _FILES[1:]):
+        raise ValueError(
+            f"{name} has no model.safetensors. Weights in another file go to checkpoint= (--checkpoint)."
+        )
+    if folder.is_dir() and (folder / "adapter_config.json").is_file():
+        raise ValueError(
+            f"{name} holds an adapter (adapter_config.json) beside the model, which transformers would add to it. Call "
+            "merge_and_unload() of peft and save the result, or move the adapter elsewhere."
+        )
+    weights = require_usable(folder) if folder.is_dir() else None
     options = {
         "config": config,
         "attn_implementation": "sdpa",
         "use_safetensors": True,
         "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # refused below, with the names
     }
     model, info = _here_first(kind.from_pretrained, name, **options)
     missing = info["missing_keys"]
@@ -501,13 +535,31 @@ def _build_transformers(kind: type, name: str, config, pretrained: bool) -> nn.M
     unused = [key for key in unexpected if key not in beyond]
     if unused:
         print_note(f"{kind.__name__} of {name} leaves out: {grouped(unused)}.")
+    for key, in_file, in_model in sorted(info["mismatched_keys"]):
+        raise ValueError(
+            f"The weights of {name} do not fit its settings: {key} has the shape {tuple(in_file)}, and the settings "
+            f"describe {tuple(in_model)}."
+        )
     wrong = sorted(info["missing_keys"]) + beyond
     if wrong:
         raise ValueError(
             f"The weights of {name} do not fit its config.json: {len(wrong)} are missing or have no "
             f"place, such as {wrong[0]}."
         )
+    if weights is None:
+        weights = _downloaded_weights(name)
+    require_same_values(model, weights, name)
     return model
+
+
+def _downloaded_weights(name: str) -> dict:
+    """The tensors in the downloaded file of a model of transformers, or none if it has another name or parts."""
+    from transformers.utils import cached_file
+
+    file = None
+    with suppress(Exception):
+        file = cached_file(name, "model.safetensors", local_files_only=True)
+    return require_usable(Path(file)) if file else {}
 
 
 def _here_first(from_pretrained: Callable, name: str, **options):

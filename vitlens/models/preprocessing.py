@@ -456,7 +456,8 @@ def preprocess(
 
     A module without a `pretrained_cfg` gets the images with which its only Vision Transformer receives its own
     preprocessing: of the same normalization, or in 0 … 1, 0 … 255 or −1 … 1 if the module normalizes them itself. Test
-    images show which one.
+    images show which one. Hooks of the module see these three images, too, in eval mode. The buffers of the module and
+    the random states are restored afterwards.
 
     images: a source of `load_image`, a folder, a dictionary by name, or an iterable in order, such as a list, a
     generator or a pandas Series. size: (H, W) in pixels, in place of the configured size. After

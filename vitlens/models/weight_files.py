@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import logging
+import pathlib
 import re
+import types
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from vitlens.files import read_text
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """Names of the files that list the parts of weights in several files."""
@@ -30,10 +36,11 @@ _BEGINNINGS = (
         "it is a pointer of Git LFS, not the weights. Run `git lfs pull`",
     ),
     (
-        rb"\s*<(!doctype|html|\?xml|head|body)",
+        rb"(\xef\xbb\xbf)?\s*<(!doctype|html|\?xml|head|body|error)",
         "it is a web page, not the weights. Open its address in a browser, and download the file again",
     ),
     (rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd", "it is compressed. Unpack it first"),
+    (rb"7z\xbc\xaf|Rar!|(?s:.{257})ustar", "it is an archive. Unpack it first"),
     (
         rb"\x89HDF",
         "it is an HDF5 file of Keras, which vitlens does not read. Convert it to PyTorch",
@@ -59,8 +66,7 @@ def read_weights(file: Path) -> dict:
     """
     if file.is_dir():
         return read_weights(_weights_in(file))
-    if not file.is_file():
-        raise ValueError(f"Found no checkpoint {file}.")
+    _require_file(file)
     if file.name.endswith(".index.json"):
         return _read_parts(file)
     with file.open("rb") as opened:
@@ -71,6 +77,21 @@ def read_weights(file: Path) -> dict:
     if is_numpy(file):
         return _read_arrays(file)
     return _read_torch(file, start)
+
+
+def _require_file(file: Path) -> None:
+    """Raise ValueError for a path that is not a file, with what it is."""
+    if file.is_file():
+        return
+    if file.is_symlink():
+        raise UnreadableWeightsError(file, f"it is a link to {file.readlink()}, which is missing")
+    if file.exists():
+        raise UnreadableWeightsError(
+            file, "it is a pipe or a device, not a file. Write the weights to a file first"
+        )
+    if re.match(r"\w+:/", str(file)):
+        raise ValueError(f"The checkpoint {file} is an address. Download it, and give the file.")
+    raise ValueError(f"Found no checkpoint {file}.")
 
 
 def is_numpy(file: Path) -> bool:
@@ -94,7 +115,9 @@ def _weights_in(folder: Path) -> Path:
             "it is a distributed checkpoint. Convert it by `python -m "
             "torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pth`",
         )
-    if any("_model_states" in name or name.startswith("zero_pp_rank") for name in names):
+    if "zero_to_fp32.py" in names or any(
+        "_model_states" in name or name.startswith("zero_pp_rank") for name in names
+    ):
         raise UnreadableWeightsError(
             folder,
             "it is a checkpoint of DeepSpeed, whose weights are in parts. Join them by its zero_to_fp32.py",
@@ -113,8 +136,8 @@ def _weights_in(folder: Path) -> Path:
 def _read_parts(index: Path) -> dict:
     """The weights in several files, which an index lists."""
     try:
-        files = json.loads(index.read_text("utf-8"))["weight_map"]
-        names = sorted(set(files.values()))
+        parts = json.loads(read_text(index))["weight_map"]
+        names = sorted(set(parts.values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableWeightsError(
             index, "it is not an index of weights (no weight_map)"
@@ -125,7 +148,7 @@ def _read_parts(index: Path) -> dict:
         if not part.is_file():
             raise UnreadableWeightsError(index, f"its part {name} is missing from {index.parent}")
         content |= read_weights(part)
-    lacking = sorted(set(files) - set(content))
+    lacking = sorted(set(parts) - set(content))
     if lacking:
         raise UnreadableWeightsError(
             index, f"its parts lack {len(lacking)} tensors, such as {lacking[0]}"
@@ -176,11 +199,37 @@ def _read_arrays(file: Path) -> dict:
     """The arrays of a NumPy archive as tensors."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(np.asarray(arrays[name])) for name in arrays.files}
+            return {name: _tensor_of(arrays[name]) for name in arrays.files}
     except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
         raise UnreadableWeightsError(
             file, f"its arrays are damaged or objects ({error})"
         ) from error
+
+
+def _tensor_of(array: np.ndarray) -> Tensor:
+    """A NumPy array of any byte order as a tensor."""
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(np.ascontiguousarray(native).reshape(array.shape))
+
+
+def damaged_entries(file: Path) -> list[str]:
+    """Names of the entries of a file of torch.save whose bytes differ from their checksums. torch.load reads none.
+
+    >>> damaged_entries(Path("intact.pth"))
+    []
+    """
+    if not (file.is_file() and zipfile.is_zipfile(file)):
+        return []
+    damaged = []
+    with zipfile.ZipFile(file) as archive:
+        for name in archive.namelist():
+            try:
+                with archive.open(name) as entry:
+                    while entry.read(2**20):
+                        pass
+            except zipfile.BadZipFile:
+                damaged.append(name)
+    return damaged
 
 
 def _read_torch(file: Path, start: bytes) -> dict:
@@ -208,6 +257,12 @@ def _read_torch(file: Path, start: bytes) -> dict:
         raise UnreadableWeightsError(
             file, "it is not a file of PyTorch, safetensors or NumPy. Download or save it again"
         )
+    elif not start.startswith(_LEGACY):
+        raise UnreadableWeightsError(
+            file,
+            "it is a pickle that torch.save did not write, and loading it would run code. Save the weights as tensors: "
+            "torch.save(weights, 'weights.pth')",
+        )
     try:
         with torch.serialization.safe_globals(_plain_classes()):
             content = torch.load(file, map_location="cpu", weights_only=True)
@@ -220,11 +275,31 @@ def _read_torch(file: Path, start: bytes) -> dict:
     return content
 
 
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""First bytes of a file that torch.save wrote before PyTorch 1.6."""
+
+
 def _plain_classes() -> list:
     """Classes without code of their own that training programs store beside the weights."""
     scalar = np.float64(0).__reduce__()[0]
-    types = [type(np.dtype(kind)) for kind in (bool, np.int32, np.int64, np.float32, np.float64)]
-    return [argparse.Namespace, scalar, np.dtype, *types]
+    array = np.zeros(1).__reduce__()[0]
+    numpy = [
+        (function, f"{module}.multiarray.{function.__name__}")
+        for function in (scalar, array)
+        for module in ("numpy.core", "numpy._core")
+    ]
+    kinds = {type(np.dtype(kind)) for kind in np.sctypeDict.values() if kind is not np.object_}
+    paths = [
+        (pathlib.PosixPath, name) for name in ("pathlib.PosixPath", "pathlib._local.PosixPath")
+    ]
+    times = [datetime.datetime, datetime.date, datetime.timedelta, datetime.timezone]
+    containers = [argparse.Namespace, types.SimpleNamespace, defaultdict, list, dict, int, float]
+    return [*containers, *paths, *times, np.dtype, np.ndarray, *numpy, *kinds]
+
+
+def _global_name(kind: type | tuple[object, str]) -> str:
+    """Full name of a class, or the name that is given beside it."""
+    return kind[1] if isinstance(kind, tuple) else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _reason_of(file: Path, error: Exception) -> str:
@@ -232,7 +307,7 @@ def _reason_of(file: Path, error: Exception) -> str:
     try:
         logging.disable(logging.WARNING)
         classes = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-        known = {f"{kind.__module__}.{kind.__qualname__}" for kind in _plain_classes()}
+        known = {_global_name(kind) for kind in _plain_classes()}
     except Exception:
         classes = []
         known = set()
@@ -255,16 +330,39 @@ def _reason_of(file: Path, error: Exception) -> str:
 
 
 def flat_tensors(content: dict, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of nested dictionaries, with dots between the names. The states of optimizers are left out."""
-    if "param_groups" in content:
-        return
+    """(name, tensor) of nested dictionaries, with dots between the names. The states of optimizers are left out.
+
+    Sparse tensors become dense. Arrays count as tensors in a dictionary of nothing else.
+    """
+    of_optimizer = "param_groups" in content
+    only_arrays = all(isinstance(value, np.ndarray) for value in content.values())
     for name, value in content.items():
-        if not isinstance(name, str):
+        if not isinstance(name, str) or (of_optimizer and name == "state"):
             continue
         if isinstance(value, Tensor):
-            yield path + name, value
+            yield path + name, value if value.layout == torch.strided else value.to_dense()
+        elif isinstance(value, np.ndarray) and only_arrays and value.dtype.kind in "fiub":
+            yield path + name, _tensor_of(value)
         elif isinstance(value, dict):
             yield from flat_tensors(value, f"{path}{name}.")
+
+
+def hidden_tensors(content: object) -> int:
+    """Number of tensors in a file, including those in lists and under numbers.
+
+    >>> hidden_tensors({"models": [{"weight": torch.ones(1)}]})
+    1
+    """
+    if isinstance(content, Tensor):
+        return 1
+    if isinstance(content, dict):
+        content = list(content.values())
+    if isinstance(content, list | tuple):
+        return sum(hidden_tensors(value) for value in content)
+    return 0
+
+
+_NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
 
 
 def plain_settings(content: dict) -> dict[str, object]:
@@ -278,14 +376,12 @@ def plain_settings(content: dict) -> dict[str, object]:
     for _ in range(4):
         below = []
         for part in level:
-            values = vars(part) if isinstance(part, argparse.Namespace) else part
+            values = part if isinstance(part, dict) else vars(part)
             for name, value in values.items():
-                if isinstance(value, dict | argparse.Namespace):
+                if isinstance(value, (dict, *_NAMESPACES)):
                     below.append(value)
                 stated = value is not None and not isinstance(value, Tensor)
                 if isinstance(name, str) and stated:
                     settings.setdefault(name, value)
         level = below
-    return {
-        name: value for name, value in settings.items() if not isinstance(value, argparse.Namespace)
-    }
+    return {name: value for name, value in settings.items() if not isinstance(value, _NAMESPACES)}

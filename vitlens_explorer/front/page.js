@@ -77,7 +77,7 @@ function render({ model, el }) {
   let coming = null; // current upload
   let long = null; // progress of a map, score or page
   let complaint = ""; // message of this page, such as of a file that was not sent
-  let hushed; // number of the answer whose message was closed
+  let hushed = {}; // the frame whose message was closed
   let gone = ""; // the alert while there is no kernel
   let timer; // of the next notification
 
@@ -114,7 +114,8 @@ function render({ model, el }) {
   const describeProblem = () => {
     if (gone) return gone;
     const { answers, message } = model.get("frame");
-    const parts = [complaint, answers === hushed ? "" : message];
+    const isHushed = answers === hushed.answers && message === hushed.message;
+    const parts = [complaint, isHushed ? "" : message];
     return parts.filter(Boolean).join(" ");
   };
   // Shows the alert, and what takes long.
@@ -142,7 +143,7 @@ function render({ model, el }) {
   };
   const hush = () => {
     complaint = "";
-    hushed = model.get("frame").answers;
+    hushed = model.get("frame");
     notify();
   };
   const cancel = () => {

@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from vitlens import files
 from vitlens.classes import describe_match
 from vitlens.data import ImageSet, ImageStream
+from vitlens.models.opening import require_attention
 from vitlens.names import require_known
 from vitlens.recorder import intervention
 from vitlens.recorder.forward import eval_mode, require_finite, run
@@ -93,6 +94,8 @@ def effects(
         checkpoint=checkpoint,
         head=head,
     )
+    if isinstance(model, str | Path):
+        require_attention(model)
     session = open_session(evaluation, **settings)
     network = session.network
     heads = head_places(network, attention_modules(network))

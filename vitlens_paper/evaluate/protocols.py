@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitlens import files
 from vitlens.classes import class_numbers, describe_match, imagenet_numbers
 from vitlens.models import class_count, load_model
 from vitlens.models.opening import short
@@ -183,7 +184,7 @@ class Tuning:
         if self.recipe:
             name = short(self.recipe)
             if Path(self.recipe).is_file():
-                name += f" ({short_digest(Path(self.recipe).read_bytes())})"
+                name += f" ({short_digest(files.read(self.recipe, pipes=False))})"
             parts = [name, *parts]
         return ", ".join(parts) or None
 
