@@ -192,7 +192,7 @@ NAMES = (
     ("torchvision:vit_b_32", {"pretrained": False, "nonsense": 1}, ValueError, "nonsense"),
     ("torchvision:vit_b_16/NONE", {}, ValueError, "NONE"),
     ("open_clip:ViT-B-32", {"pretrained": False, "nonsense": 1}, ValueError, "nonsense"),
-    ("open_clip:none", {}, ValueError, "open_clip has no weights"),
+    ("open_clip:none", {}, ValueError, "open_clip has no architecture"),
     ("open_clip:ViT-B-32", {}, ValueError, "ViT-B-32/openai"),
     # without a network
     ("hf:", {}, (ValueError, ConnectionError), "cannot be opened"),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import torchvision
 from forms import cannot_occur, form
 from safetensors.torch import load_file, save_file
 from support import encoded, refuses, vitlens
@@ -942,3 +943,46 @@ def test_folder_of_timm_names_unusable_values(tmp_path, capsys):
     assert "values that are not finite" in capsys.readouterr().err
     save_file({name: value.to(torch.int8) for name, value in state.items()}, file)
     refuses("holds integers", load_model, tmp_path)
+
+
+@form(
+    8,
+    door="Python: load_model(torchvision:NAME, checkpoint=), another depth and width",
+    case="a smaller ViT of torchvision, an unknown architecture of open_clip, an empty path",
+    right="the model that was saved",
+)
+def test_a_checkpoint_of_torchvision_names_its_depth(tmp_path):
+    small = torchvision.models.VisionTransformer(32, 16, 2, 2, 16, 32, num_classes=3)
+    file = saved(small.state_dict(), tmp_path / "w.pth")
+    words = "heads. The file has 2 layers, and .*vit_b_16 has 12"
+    refuses(words, load_model, "torchvision:vit_b_16", checkpoint=file)
+    words = "open_clip has no architecture 'ViT-B-33'. Did you mean ViT-B-32"
+    refuses(words, load_model, "open_clip:ViT-B-33", checkpoint=file)
+    refuses("--checkpoint. is empty", load_model, NAME, checkpoint="")
+
+
+@form(
+    6,
+    door="Python: load_model(open_clip:local-dir:FOLDER)",
+    case="float16, NaN, integers, an LFS pointer, no weights",
+    right="the tensors in the folder",
+)
+def test_folder_of_open_clip_names_its_values(tmp_path, capsys, monkeypatch):
+    open_clip = pytest.importorskip("open_clip")
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "tiny-clip", CLIP)
+    state = open_clip.create_model("tiny-clip").state_dict()
+    config = {"model_cfg": CLIP, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    name = f"open_clip:local-dir:{tmp_path}"
+    file = tmp_path / "open_clip_model.safetensors"
+    refuses("no file of weights", load_model, name)
+    save_file({key: value.half() for key, value in state.items()}, file)
+    load_model(name)
+    assert "weights are float16" in capsys.readouterr().err
+    save_file({key: value * torch.nan for key, value in state.items()}, file)
+    load_model(name)
+    assert "values that are not finite" in capsys.readouterr().err
+    save_file({key: value.to(torch.int8) for key, value in state.items()}, file)
+    refuses("integers", load_model, name)
+    file.write_bytes(POINTER)
+    refuses("pointer of Git LFS", load_model, name)

@@ -520,3 +520,18 @@ def test_preprocess_leaves_the_state_of_a_module_with_hooks():
     assert model.training and model.norm.training
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+@form(
+    8,
+    door="Python: capture, a recorded program",
+    case="torch.jit.trace and torch.fx",
+    right="the class of the program",
+)
+@pytest.mark.parametrize("record", [torch.fx.symbolic_trace, torch.jit.script])
+def test_capture_names_a_recorded_program(record):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        program = record(model)
+    assert "a program that torch.jit, torch.export or torch.fx recorded" in reason(program)

@@ -170,7 +170,8 @@ def fill(
     parts = split_heads(model, weights, chosen.path, _beyond_copies(chosen))
     wrong = _wrong_names(model, parts.backbone, parts.unplaced)
     count_in_file = next((unit.classes for unit in parts.heads if unit.problem is None), 0)
-    mismatch.classes = count_in_file
+    if count_in_file or not parts.heads:
+        mismatch.classes = count_in_file
     if wrong:
         reason = chosen_reason(model, chosen.own)
         raise mismatch.error(f"{reason}{_misfits(wrong)}", chosen.own)
@@ -690,12 +691,15 @@ def chosen_reason(model: nn.Module, own: dict[str, Tensor]) -> str:
             return f"The file has {words}, which {called} lacks. "
         if built and not found:
             return f"{called} has {words}, which the file lacks. "
-    layers = {name.split(".")[1] for name in own if re.match(r"blocks\.\d+\.", name)}
-    own_layers = {name.split(".")[1] for name in names if re.match(r"blocks\.\d+\.", name)}
+    layers = set(re.findall(_LAYER, " ".join(own)))
+    own_layers = set(re.findall(_LAYER, " ".join(names)))
     if layers and own_layers and len(layers) != len(own_layers):
         return f"The file has {len(layers)} layers, and {called} has {len(own_layers)}. "
     return ""
 
+
+_LAYER = r"(?:blocks|layers?|encoder_layer)[._](\d+)\."
+"""The number of a layer in the name of a weight, as a regular expression."""
 
 _PARTS = {
     r"(ls\d\.gamma|\bgamma_\d)$": "layer scale (init_values)",

@@ -96,6 +96,8 @@ def load_model(
             raise ValueError(
                 "head= (--head) names a classifier in a checkpoint. Give checkpoint=, too."
             )
+        if checkpoint is not None and not str(checkpoint):
+            raise ValueError("checkpoint= (--checkpoint) is empty. Give a file, or leave it out.")
         with _announced(name, may_download=pretrained and checkpoint is None):
             model = _open(name, folder, pretrained, checkpoint, head, kwargs)
     except (ValueError, ModuleNotFoundError):
@@ -583,6 +585,7 @@ def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
     import open_clip
 
     in_folder = name.startswith("local-dir:")
+    weights = {}
     tag = ""
     if in_folder:
         folder = Path(name.removeprefix("local-dir:"))
@@ -590,8 +593,14 @@ def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
             raise ValueError(
                 f"{folder} has no open_clip_config.json, which open_clip's folders have."
             )
+        if pretrained:
+            file = folder / "open_clip_model.safetensors"
+            weights = require_usable(file if file.is_file() else folder)
     else:
         name, _, tag = name.partition("/")
+    if not in_folder and name not in open_clip.list_models():
+        hint = suggestion(name, open_clip.list_models())
+        raise ValueError(f"open_clip has no architecture {name!r}.{hint}")
     if pretrained and not in_folder:
         tags = [f"{name}/{known}" for known in open_clip.list_pretrained_tags_by_model(name)]
         if f"{name}/{tag}" not in tags:
@@ -604,6 +613,7 @@ def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
     } | kwargs
     if pretrained:
         model, transform = open_clip.create_model_from_pretrained(name, tag or None, **options)
+        require_same_values(model, weights, name)
     else:
         logging.disable(logging.WARNING)  # about random weights
         try:
