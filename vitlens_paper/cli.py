@@ -33,7 +33,8 @@ Classes = Annotated[
     str,
     Option(
         help="Classes of a model without class names: a file of its class names in order, or the order of the data's "
-        "classes in its training: text, natural, case-blind, timm or explorer."
+        "classes in its training: text, natural, case-blind, timm, explorer, "
+        "locale or value."
     ),
 ]
 

@@ -12,7 +12,14 @@ from typing import Any
 
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import EVERY_SPLIT, SPLITS, Columns, data_root, find_split
-from vitlens.data.tables import library, read_class_names, reason, with_class_names
+from vitlens.data.tables import (
+    UNWRITABLE,
+    library,
+    read_class_names,
+    reason,
+    require_cache,
+    with_class_names,
+)
 from vitlens.files import announce, read_text
 from vitlens.walk import archives, note_on_overlap, unique_files
 
@@ -119,10 +126,24 @@ def _examples(
         except _SeveralFieldsError as problem:
             raise ValueError(f"{file}: {problem}") from None
         except Exception as problem:
+            _require_shared_memory(problem)
+            require_cache(problem, None)
             raise ValueError(
                 f"{file} is not a complete WebDataset shard ({reason(problem)}). Download it again, or unpack it if it "
                 "holds class folders."
             ) from problem
+
+
+def _require_shared_memory(problem: BaseException) -> None:
+    """Raise the true error of a machine without shared memory, whose semaphores the package datasets needs."""
+    cause: BaseException | None = problem
+    while cause is not None:
+        if isinstance(cause, OSError) and not cause.filename and cause.errno in UNWRITABLE:
+            raise ValueError(
+                f"The package datasets needs shared memory, which this machine does not give ({cause.strerror}: "
+                "/dev/shm). Make /dev/shm writable. The data themselves are intact."
+            ) from problem
+        cause = cause.__cause__ or cause.__context__
 
 
 class _SeveralFieldsError(ValueError):

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,10 @@ from support import encoded, parquet, refuses, tar, vitlens, write
 from timm.models import save_for_hf
 
 from vitlens import load_model
+from vitlens.data import load
 from vitlens.digests import TrainedOn, read_trained_on, stored_digest
 from vitlens.train import run
-from vitlens_paper.evaluate import evaluate
+from vitlens_paper.evaluate import ablation, evaluate
 
 CLASSES = ("cat", "dog")
 COUNT = 60
@@ -328,3 +330,29 @@ def test_records_of_some_images_are_incomplete():
 cannot_occur(
     1, door="page and app", reason="they show images that the user gives and score nothing"
 )
+
+
+@form(1, door="Python: ablation.effects, an ImageSet", case="images of load", right=HAND)
+def test_ablation_of_a_loaded_set(trained):
+    model, data = trained
+    printed = []
+    options = {"ways": "zero", "progress": False, "workers": 0, "device": "cpu"}
+    images = load(data, "whole", size=8)
+    table = ablation.effects(str(model), images, say=printed.append, **options)
+    assert table.images.unique().tolist() == [len(OUT)]
+    assert "are left out" in " ".join(printed)
+    bare = replace(images, digests=None)
+    table = ablation.effects(str(model), bare, say=printed.append, **options)
+    assert table.images.unique().tolist() == [2 * COUNT] and "cannot be compared" in " ".join(
+        printed
+    )
+
+
+@form(1, door="folder: copies with loss", case="JPEG quality 95, 12 of 16 pixels", right="the note")
+def test_copies_with_loss_are_noted(trained, tmp_path):
+    for i, (name, data) in enumerate(content().items()):
+        path = (tmp_path / name).with_suffix(".jpg")
+        path.parent.mkdir(exist_ok=True)
+        Image.open(io.BytesIO(data)).resize((16 - 4 * (i % 2),) * 2).save(path, quality=95)
+    images, note = scored(trained[0], tmp_path)
+    assert images == 2 * COUNT and "compressed with loss are not recognized" in note

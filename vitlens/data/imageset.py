@@ -75,6 +75,8 @@ class Samples:
     root: Path | None = None
     files: Sequence[Path] | None = None
     """Files of the images, if `contents` holds decoded ones."""
+    stored_classes: bool = True
+    """True if the data hold class numbers. False if names of folders are sorted for them."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -193,7 +195,9 @@ def samples_of_files(
     The names are bytes in one array, because the reference counts of a million strings would be copied to each worker.
     """
     packed = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
-    return Samples(packed, labels, tuple(class_names), packed, note, root=root)
+    return Samples(
+        packed, labels, tuple(class_names), packed, note, root=root, stored_classes=False
+    )
 
 
 def decode(samples: Samples, i: int, changes: list[Change] | None = None) -> Image.Image | str:
@@ -310,6 +314,7 @@ class ImageSet(_Split):
 
     images: uint8 (N, 3, H, W). labels: int64 (N,). class_names: one name per label, in label order. note: sentences for
     the user about the split. fingerprint: `Samples.fingerprint` of the whole split. digests: those of the images.
+    stored_classes: as in `Samples`.
 
     >>> digits = vitlens.data.load("digits")
     >>> digits.images.shape, digits.class_names[-1]
@@ -322,6 +327,7 @@ class ImageSet(_Split):
     note: str = ""
     fingerprint: str = ""
     digests: Digests | None = None
+    stored_classes: bool = True
 
     def __post_init__(self):
         kind = self.images.dtype
@@ -406,7 +412,15 @@ def decode_all(
     samples = samples.add_note(count_changes(counts, n))
     digests = replace(samples.digests, pixels=pixels)
     fingerprint = samples.fingerprint()
-    return ImageSet(images, labels, samples.class_names, samples.note, fingerprint, digests)
+    return ImageSet(
+        images,
+        labels,
+        samples.class_names,
+        samples.note,
+        fingerprint,
+        digests,
+        samples.stored_classes,
+    )
 
 
 # Streams
@@ -603,6 +617,11 @@ class ImageStream(_Split):
     def digests(self) -> Digests:
         """Digests of the stored images."""
         return self.samples.digests
+
+    @property
+    def stored_classes(self) -> bool:
+        """`Samples.stored_classes` of the split."""
+        return self.samples.stored_classes
 
     def digests_of_pixels(self) -> Digests:
         """Digests with those of the pixels, for which at most `DECODED` images are decoded."""

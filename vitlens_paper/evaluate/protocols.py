@@ -103,7 +103,7 @@ def top1(session: Session, *, classes: str | Path = "") -> Iterator[Record]:
     """
     network = session.network
     images = session.images("whole")
-    numbers = class_numbers(network, images.class_names, str(classes))
+    numbers = session.class_numbers(images, str(classes))
     match = describe_match(network, images.class_names, str(classes))
     session.note(match)
     images = session.to_score(images)
@@ -328,7 +328,7 @@ def fine_tune(session: Session, tuning: Tuning, data: str) -> TunedScore:
         images = session.to_score(session.open(data, "test", model))
         output = top_classes(model, k=1)
         classes, labels = read(model, images, output, world=world, progress=f"{data}, tuned")
-        numbers = class_numbers(model, images.class_names)
+        numbers = class_numbers(model, images.class_names, stored=images.stored_classes)
         values.append(top_k(classes, numbers[labels], 1).value)
     session.note(images.note)
     return TunedScore(over_seeds(values, len(labels)), len(labels))
