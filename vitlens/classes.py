@@ -13,7 +13,7 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
-from vitlens import files
+from vitlens import files, texts
 from vitlens.models import class_count, label_names
 from vitlens.recorder import supported
 from vitlens.recorder.supported import unwrap
@@ -241,11 +241,11 @@ def _names_in_file(file: Path, total: int) -> list[str]:
         raise ValueError(
             f"classes must be one of {', '.join(ORDERS)} or a file of class names, got {str(file)!r}."
         )
-    text = files.read_text(file, encoding="utf-8-sig")
+    text = files.read_names(file)
     try:
         content = json.loads(text)
     except ValueError:
-        content = text.strip().splitlines()
+        content = texts.lines(text.strip())
     if isinstance(content, dict):
         content = [content[str(number)] for number in range(total) if str(number) in content]
     if not isinstance(content, list) or len(content) != total:

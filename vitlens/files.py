@@ -240,6 +240,16 @@ def read_text(
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def read_names(path: str | os.PathLike) -> str:
+    """Text of a file of names in UTF-8, also behind a byte order mark. Raises ValueError for other encodings."""
+    try:
+        return read_text(path, encoding="utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise ValueError(
+            f"{path} must be text in UTF-8 ({problem}). Save it in UTF-8."
+        ) from problem
+
+
 def read(path: str | os.PathLike, *, pipes: bool = True) -> bytes:
     """Content of a file, or all that another process writes into a pipe.
 

@@ -45,6 +45,15 @@ def visible(text: str) -> str:
     return "".join(c if c in "\n\t" else _readable(c) for c in text)
 
 
+def lines(text: str) -> list[str]:
+    """The lines of a text, without empty ones at its end. Only line breaks divide it, not other separators of Unicode.
+
+    >>> lines("a\\r\\nb\\n\\n")
+    ['a', 'b']
+    """
+    return text.replace("\r\n", "\n").rstrip("\n").split("\n")
+
+
 def encode(text: str) -> bytes:
     """Text in UTF-8. Bytes that are not UTF-8, as Python keeps them in paths, become escapes as in JSON.
 

@@ -286,7 +286,7 @@ def _keep_one_name(result: Walk, found: list[tuple]) -> None:
 
 
 def archives(folder: str | os.PathLike, suffix: str) -> tuple[list[Path], Walk]:
-    """Files in a folder, not below it, whose names end with a suffix, and what was left out."""
+    """Files in a folder, not below it, whose names end with a suffix in any case, and what was left out."""
     result = Walk()
     files: list[Path] = []
     try:
@@ -294,7 +294,7 @@ def archives(folder: str | os.PathLike, suffix: str) -> tuple[list[Path], Walk]:
     except OSError:
         return files, result
     for entry in inside:
-        if not entry.name.endswith(suffix):
+        if not entry.name.lower().endswith(suffix):
             continue
         if entry.reason:
             result.leave_out(entry.reason, entry.name)

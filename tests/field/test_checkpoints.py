@@ -825,6 +825,12 @@ def test_a_checkpoint_that_is_no_file_is_named(tmp_path):
     )
     for path, words in cases:
         refuses(words, load_model, NAME, checkpoint=path, **SMALL)
+    refuses("a pipe or a device", load_model, tmp_path / "pipe")
+
+
+def test_the_bundled_model_opens_without_notes(capsys):
+    load_model()
+    assert capsys.readouterr().err == ""
 
 
 def saved_vit(folder, edit=None, dtype=torch.float32, **config):

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from forms import cannot_occur, form
-from support import encoded, saved_model, vitlens, write
+from support import encoded, parquet, saved_model, vitlens, write
 
-from vitlens import files, plot, report
+from vitlens import files, plot, report, texts
 from vitlens.data import load
 from vitlens.models import load_model
 from vitlens.plot import glyphs
@@ -257,6 +257,25 @@ def test_titles_use_fonts_that_have_the_letters(no_warnings, monkeypatch):
     assert "STIXGeneral" in path and words == f"{rare}\\x1b"
     assert "DejaVuSans.ttf" in drawing._drawable("a − “b”")[0]
     plt.close("all")
+
+
+@form(
+    7,
+    door="Python: data.load, Parquet with classnames.txt",
+    case="Unicode's line separators, a byte order mark, \\r\\n, empty last lines, another encoding",
+    right="the three names, as written",
+)
+def test_class_names_are_divided_at_line_breaks_only(tmp_path):
+    names = ["a\u2028b", "c\x85d", "\x0be"]
+    parquet(tmp_path / "train-0.PARQUET", [encoded(k) for k in range(3)], [0, 1, 2])
+    file = tmp_path / "classnames.txt"
+    file.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*names, "", ""]).encode())
+    assert load(tmp_path, "train", size=8, workers=0).class_names == tuple(names)
+    file.write_bytes(b"caf\xe9\nb\nc")
+    with pytest.raises(ValueError, match="classnames.txt must be text in UTF-8"):
+        load(tmp_path, "train", size=8, workers=0)
+    file.write_text("\n".join(names), "utf-8")
+    assert texts.lines(files.read_names(file)) == names
 
 
 @form(

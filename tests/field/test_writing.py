@@ -667,6 +667,12 @@ def test_export_goes_on_after_a_kill(tmp_path):
     (tmp_path / "config.json").unlink()
     export(plan.build(), tmp_path, plan, "0123456789")
     assert names_in(tmp_path) == ["config.json", "model.safetensors"]
+    model = plan.build()
+    contents = set()
+    for _ in range(4):
+        export(model, tmp_path, plan, "0123456789")
+        contents.add((tmp_path / "model.safetensors").read_bytes())
+    assert len(contents) == 1, "the same weights are the same file"
 
 
 def explain_slowly(images: Path, out: Path, ready: Path) -> None:

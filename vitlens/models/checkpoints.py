@@ -537,7 +537,7 @@ def require_arrival(model: nn.Module, file: Path, kwargs: dict) -> None:
         folded.append(f"Left out of {file}: {grouped(others)}.")
     if requested:
         folded.append(f"{', '.join(requested)} is resampled for the image size that you gave.")
-    for sentence in [*folded, *_precision_notes(model, own)]:
+    for sentence in [*folded, *_precision_notes(model, own, names_half=False)]:
         print_note(sentence)
 
 
@@ -816,13 +816,18 @@ def _damage_notes(file: Path) -> list[str]:
     ]
 
 
-def _precision_notes(model: nn.Module, own: dict[str, Tensor]) -> list[str]:
-    """Notes about weights in another precision than the model's, and about those that are no numbers."""
+def _precision_notes(
+    model: nn.Module, own: dict[str, Tensor], *, names_half: bool = True
+) -> list[str]:
+    """Notes about weights in another precision than the model's, and about those that are no numbers.
+
+    names_half: also about half precision that the model computes with in float32, which changes no value.
+    """
     notes = []
     kept = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     kinds = {value.dtype for value in own.values() if value.is_floating_point()} - {kept}
     half = [str(kind).removeprefix("torch.") for kind in kinds if kind.itemsize < kept.itemsize]
-    if half:
+    if half and names_half:
         notes.append(
             f"Its weights are {', '.join(sorted(half))}. The model computes with them in "
             f"{str(kept).removeprefix('torch.')}."

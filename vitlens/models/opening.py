@@ -37,7 +37,7 @@ from vitlens.models.preprocessing import (
     data_config,
     measure_preprocessing,
 )
-from vitlens.models.weight_files import flat_tensors, read_weights
+from vitlens.models.weight_files import flat_tensors, read_weights, require_file
 from vitlens.names import require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
@@ -325,6 +325,8 @@ def _unknown_name(name: str) -> ValueError:
             f"{name} is a file, not a model. Weights need the name of their model, too: {_model_of(path)} with "
             f"checkpoint={name} (on the command line --checkpoint)."
         )
+    if not path.is_dir() and (path.exists() or path.is_symlink()):
+        require_file(path)
     owner, _, rest = name.removeprefix("hf-hub:").removeprefix("hf_hub:").partition("/")
     if name in list_models():
         hint = f" Did you mean torchvision:{name}?"

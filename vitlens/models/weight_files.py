@@ -66,7 +66,7 @@ def read_weights(file: Path) -> dict:
     """
     if file.is_dir():
         return read_weights(_weights_in(file))
-    _require_file(file)
+    require_file(file)
     if file.name.endswith(".index.json"):
         return _read_parts(file)
     with file.open("rb") as opened:
@@ -79,7 +79,7 @@ def read_weights(file: Path) -> dict:
     return _read_torch(file, start)
 
 
-def _require_file(file: Path) -> None:
+def require_file(file: Path) -> None:
     """Raise ValueError for a path that is not a file, with what it is."""
     if file.is_file():
         return

@@ -65,8 +65,6 @@ COMPARED = ("images", "labels", "pictures", "digests")
 """Facts about the training images, which `RunFolder.compare` compares first."""
 MACHINE = ("parts", "device", "threads", "torch", "pixel_reading")
 """Facts that may change on resume, at the cost of bit-exactness."""
-METADATA = {"format": "pt", "software": MARK}
-"""Metadata in the weights of an exported model, by which they are known without the config.json."""
 BUILT_BY = "its recipe"
 STATISTICS = ("running_mean", "running_var")
 """Name endings of batch normalization's running statistics."""
@@ -642,7 +640,7 @@ def export(
     state = convert_weights({**model.state_dict(), **(weights or {})}, dtype)
     prefixes = pretraining_prefixes(model, recipe)
     head = {name: state.pop(name) for name in list(state) if name.startswith(prefixes)}
-    content = safetensors.torch.save(state, metadata=METADATA)
+    content = _marked(safetensors.torch.save(state, metadata={"format": "pt"}))
     if digests is not None:
         content = digests.embed(content)
     config = json.dumps(hub_config(model, recipe, class_names), indent=2)
@@ -672,12 +670,25 @@ def _require_model_of_vitlens(folder: Path) -> None:
         require_ours({folder / "model.safetensors": is_exported} if not earlier else {}, "folder")
 
 
+def _marked(weights: bytes) -> bytes:
+    """A safetensors file with a mark in its metadata, by which it is known without the config.json.
+
+    Added here, because the library writes several metadata in random order.
+    """
+    length = int.from_bytes(weights[:8], "little")
+    header = json.loads(weights[8 : 8 + length])
+    header["__metadata__"]["software"] = MARK
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors are aligned
+    return len(text).to_bytes(8, "little") + text + weights[8 + length :]
+
+
 def is_exported(path: Path) -> bool:
     """True for the weights of a model of `export`."""
     if not path.is_file():
         return False
     with suppress(OSError, safetensors.SafetensorError), safetensors.safe_open(path, "pt") as file:
-        return (file.metadata() or {}).get("software") == METADATA["software"]
+        return (file.metadata() or {}).get("software") == MARK
     return False
 
 
