@@ -370,3 +370,12 @@ def test_weights_saved_again_without_a_record(trained, tmp_path):
     torch.save({name: value + 1 for name, value in weights.items()}, tmp_path / "w.pth")
     images, note = scored(model, data, checkpoint=tmp_path / "w.pth")
     assert images == 2 * COUNT and "No record" in note
+
+
+@form(1, door="protocols on features, train and test folders", case="copies", right="count by hand")
+def test_images_of_both_splits_are_noted(trained, tmp_path):
+    new = content(seed=5000)
+    for split, names in (("train", list(new)), ("test", [name for name in new if "0.png" in name])):
+        write(tmp_path / split, {f"{name[:3]}/{split}{name[4:]}": new[name] for name in names})
+    images, note = scored(trained[0], tmp_path, protocol="knn")
+    assert images == 12 and "12 of 12 test images are also among the training images" in note
