@@ -13,6 +13,7 @@ import pytest
 import torch
 from forms import cannot_occur, form
 from PIL import Image
+from safetensors.torch import load_file
 from support import encoded, parquet, refuses, tar, vitlens, write
 from timm.models import save_for_hf
 
@@ -356,3 +357,25 @@ def test_copies_with_loss_are_noted(trained, tmp_path):
         Image.open(io.BytesIO(data)).resize((16 - 4 * (i % 2),) * 2).save(path, quality=95)
     images, note = scored(trained[0], tmp_path)
     assert images == 2 * COUNT and "compressed with loss are not recognized" in note
+
+
+@form(1, door="model: checkpoint=, saved again", case=".pth beside, and elsewhere", right=HAND)
+def test_weights_saved_again_without_a_record(trained, tmp_path):
+    model, data = trained
+    weights = load_file(model / "model.safetensors")
+    copy = shutil.copytree(model, tmp_path / "copy")
+    for file in (tmp_path / "w.pth", copy / "w.pth"):
+        torch.save({"state_dict": weights}, file)
+        assert_held_out(model, data, checkpoint=file)
+    torch.save({name: value + 1 for name, value in weights.items()}, tmp_path / "w.pth")
+    images, note = scored(model, data, checkpoint=tmp_path / "w.pth")
+    assert images == 2 * COUNT and "No record" in note
+
+
+@form(1, door="protocols on features, train and test folders", case="copies", right="count by hand")
+def test_images_of_both_splits_are_noted(trained, tmp_path):
+    new = content(seed=5000)
+    for split, names in (("train", list(new)), ("test", [name for name in new if "0.png" in name])):
+        write(tmp_path / split, {f"{name[:3]}/{split}{name[4:]}": new[name] for name in names})
+    images, note = scored(trained[0], tmp_path, protocol="knn")
+    assert images == 12 and "12 of 12 test images are also among the training images" in note

@@ -83,7 +83,7 @@ def test_inspect_writes_sigmoids(weights):
 @form(8, door="Python: App", case="outputs=independent", right="the meaning of its model")
 def test_app_takes_the_meaning_of_outputs(weights, opened):
     folder, _ = weights
-    app = App("test_vit", None, folder / "labels.safetensors", "independent")
+    app = App("test_vit", None, folder / "labels.safetensors", outputs="independent")
     app.post = lambda function: None
     app._open_model(lambda: None)
     assert output_kind(opened[-1]) == "independent"

@@ -535,3 +535,17 @@ def test_capture_names_a_recorded_program(record):
         warnings.simplefilter("ignore", DeprecationWarning)
         program = record(model)
     assert "a program that torch.jit, torch.export or torch.fx recorded" in reason(program)
+
+
+@form(
+    8,
+    door="Python: ablation.effects, a name of an unsupported class",
+    case="a ConvNet of timm by its name",
+    right="refused before its weights are opened",
+)
+def test_ablation_refuses_a_class_before_its_weights(monkeypatch):
+    from vitlens_paper.evaluate import ablation
+
+    monkeypatch.setattr(ablation, "open_session", None)
+    with pytest.raises(UnsupportedModelError, match="not a Vision Transformer"):
+        ablation.effects("resnet18", "digits")

@@ -18,6 +18,7 @@ import torch
 from filelock import FileLock
 from forms import cannot_occur, form
 from PIL import Image
+from support import encoded, refuses, tar
 
 import vitlens
 from vitlens import cli as vitlens_cli
@@ -642,3 +643,15 @@ def test_download_without_a_network(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cannot be downloaded .*Network is unreachable"):
         named.torchvision_set("mnist", "train", tmp_path)
     assert not any(path.is_file() for path in Path(tmp_path).rglob("*"))
+
+
+@form(8, door="WebDataset, read-only shared memory", case="EROFS", right="/dev/shm, not the shard")
+def test_shards_without_shared_memory(tmp_path, monkeypatch):
+    import datasets
+
+    def fails(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    tar(tmp_path / "test-0.tar", {"a.png": encoded(0), "a.cls": b"0"})
+    monkeypatch.setattr(datasets, "load_dataset", fails)
+    refuses("shared memory.*data themselves are intact", data.load, tmp_path, "test")

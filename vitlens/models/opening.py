@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from vitlens import files, waiting
-from vitlens.digests import read_trained_on
+from vitlens.digests import TrainedOn, read_trained_on
 from vitlens.models.architecture_guess import fitting_architectures
 from vitlens.models.checkpoint_heads import is_pretraining_part
 from vitlens.models.checkpoint_settings import quickgelu_twin
@@ -121,7 +121,7 @@ def load_model(
         model,
         name=opened_as,
         outputs=kind,
-        trained_on=read_trained_on(source) if pretrained or checkpoint else None,
+        trained_on=_record_of(model, source, folder) if pretrained or checkpoint else None,
         published=pretrained and checkpoint is None and not Path(source).exists(),
     )
     return model.eval()
@@ -135,6 +135,28 @@ def _announced(name: str, may_download: bool) -> AbstractContextManager:
         f"the weights of {name}",
         "They are downloaded, or read from a cache. Ctrl-C ends it, and a folder needs no network.",
     )
+
+
+def _record_of(model: nn.Module, source: str | os.PathLike, folder: Path) -> TrainedOn | None:
+    """The record of the training images that comes with `source`.
+
+    A file of weights without one has that of its own folder, of the model there, or of `folder`, if the weights are
+    equal.
+    """
+    record = read_trained_on(source)
+    source = Path(source)
+    if record is not None or not source.is_file():
+        return record
+    for place in (folder, source.parent, source.parent / "model"):
+        if not (place / "config.json").is_file():
+            continue
+        record = read_trained_on(place)
+        if record is None:
+            continue
+        with suppress(ValueError):
+            if weights_digest(load_model(place)) == weights_digest(model):
+                return record
+    return None
 
 
 def load_vit(

@@ -130,7 +130,9 @@ def fewshot(
     every_support = [support for several in by_shots.values() for support in several]
     rows = torch.cat(every_support).unique()
     train = session.features(images.select_rows(rows), "train")
-    test = session.features(session.to_score(session.images("test")), "test")
+    test_images = session.to_score(session.images("test"))
+    session.note_shared(images.select_rows(rows), test_images)
+    test = session.features(test_images, "test")
     for number, several in by_shots.items():  # from rows of the images to rows of `train`
         by_shots[number] = [torch.searchsorted(rows, support) for support in several]
     note = ONE_SEED if seeds == 1 else ""
@@ -159,8 +161,10 @@ def probe(session: Session) -> Iterator[Record]:
 
 def _train_and_test(session: Session) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Features and labels of the training images and of the test images."""
-    train = session.features(session.images("train"), "train")
-    test = session.features(session.to_score(session.images("test")), "test")
+    train_images, test_images = session.images("train"), session.to_score(session.images("test"))
+    session.note_shared(train_images, test_images)
+    train = session.features(train_images, "train")
+    test = session.features(test_images, "test")
     return train, test
 
 
@@ -326,6 +330,7 @@ def fine_tune(session: Session, tuning: Tuning, data: str) -> TunedScore:
         remove_checkpoints(folder / "checkpoints")
         model = load_model(folder / "model").to(world.device)
         images = session.to_score(session.open(data, "test", model))
+        session.note_shared(session.open(data, "train", model), images)
         output = top_classes(model, k=1)
         classes, labels = read(model, images, output, world=world, progress=f"{data}, tuned")
         numbers = class_numbers(model, images.class_names, stored=images.stored_classes)

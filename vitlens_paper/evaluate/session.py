@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -102,6 +103,14 @@ class Session:
         self.opened[:] = [split for split in self.opened if split is not images]
         self.opened.append(kept)
         return kept
+
+    def note_shared(self, train: ImageStream, test: ImageStream) -> None:
+        """Note the number of test images that are also training images, by the digests of the stored images."""
+        shared = int(np.isin(test.digests.either, train.digests.either).sum())
+        if shared:
+            text = f"{shared:,} of {len(test):,} test images are also among the training images of the data."
+            self.note(text)
+            self.notes[text] = None
 
     def class_numbers(self, images: ImageSet | ImageStream, classes: str = "") -> Tensor:
         """The model's number for each class of the images, as in `vitlens.classes.class_numbers`."""
