@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitlens.texts import shown
+from vitlens.waiting import announced
 
 MAX_DEPTH = 100
 """Levels of folders that are read below a folder."""
@@ -196,9 +197,15 @@ def walk(
     """All files below a folder that are `wanted` (a function of the path), each real file once.
 
     Of several names of a file, the first one outside links is read, or the first one. Raises ValueError for a folder
-    that cannot be read, and after `most` files and folders without a wanted file, not counting hidden ones.
+    that cannot be read, and after `most` files and folders without a wanted file, not counting hidden ones. A list that
+    takes long is announced.
     """
-    folder = os.fspath(folder)
+    what = f"the list of files in {shown(folder)}"
+    with announced(what, "The disk may be slow, or the folder large. Ctrl-C ends it."):
+        return _walk(os.fspath(folder), wanted, most)
+
+
+def _walk(folder: str, wanted: Callable[[str], bool], most: float) -> Walk:
     root = _with_separator(folder)
     result = Walk(folders=surroundings(folder))
     found = []  # (is behind a link, folder, name, identity, number of names)

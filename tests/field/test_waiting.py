@@ -22,8 +22,9 @@ from support import encoded, refuses, tar
 
 import vitlens
 from vitlens import cli as vitlens_cli
-from vitlens import data, files, waiting
+from vitlens import data, files, waiting, walk
 from vitlens.data import imageset, named, tables
+from vitlens.images import image_files
 from vitlens.train import join, processes, read_recipe, run_folder
 from vitlens_paper.evaluate import read_results
 
@@ -655,3 +656,25 @@ def test_shards_without_shared_memory(tmp_path, monkeypatch):
     tar(tmp_path / "test-0.tar", {"a.png": encoded(0), "a.cls": b"0"})
     monkeypatch.setattr(datasets, "load_dataset", fails)
     refuses("shared memory.*data themselves are intact", data.load, tmp_path, "test")
+
+
+@form(
+    3,
+    door="folder: data.load, inspect, explain, page (walk)",
+    case="each file takes a fifth of a second, as on a network disk",
+    right="the wait is announced, and the list is complete",
+)
+def test_slow_folder_is_announced(tmp_path, monkeypatch, capsys):
+    for number in range(3):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+    monkeypatch.setattr(waiting, "ANNOUNCE_AFTER", 0.1)
+    listed = walk.entries
+
+    def slowly(folder):
+        for entry in listed(folder):
+            time.sleep(0.2)
+            yield entry
+
+    monkeypatch.setattr(walk, "entries", slowly)
+    assert len(image_files(tmp_path)) == 3
+    assert f"Waiting for the list of files in {tmp_path}" in capsys.readouterr().err
