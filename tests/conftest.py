@@ -20,9 +20,10 @@ sys.modules.setdefault(
 )  # jsonschema's check of addresses, which takes 3 s to import
 REAL_DATA = os.environ.get("VITLENS_REAL_DATA")
 
-# Shells start background jobs with Ctrl-C ignored, which child processes of tests would inherit.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Background jobs start with Ctrl-C ignored, and those of `nohup` with hang-ups, too. Tests send both.
+for number, usual in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    if hasattr(signal, number) and signal.getsignal(getattr(signal, number)) is signal.SIG_IGN:
+        signal.signal(getattr(signal, number), usual)
 
 
 def pytest_report_header(config):
