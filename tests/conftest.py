@@ -118,3 +118,11 @@ def explorer(vit):
     from vitlens.images import samples
 
     return vitlens_explorer.explore(vit(), samples()["chelsea"])
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    """Close the figures that a test has opened in pyplot, as others expect none."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")

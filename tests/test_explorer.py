@@ -659,7 +659,7 @@ def test_explorer_errors_keep_last_valid_page(explorer, monkeypatch):
     bad = {
         "notes.png": (b"not a picture at all", "in no format"),
         "cut.png": (saved(PICTURE)[:20000], "incomplete or damaged"),
-        "bomb.png": (png(30_000, 30_000), "exceeds"),
+        "bomb.png": (png(30_000, 30_000), "900000000 pixels"),
     }
     for name, (data, sentence) in bad.items():
         message = send(explorer, {"upload": name}, data)

@@ -6,6 +6,8 @@ import functools
 import io
 import os
 import re
+import struct
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -445,6 +447,7 @@ def rgb(
     and torchvision.
     """
     notes = [] if notes is None else notes
+    _require_checksums(image)
     was_deep = _has_deep_colors(image)
     level = _level_size(image)
     orientation = _orientation(image)
@@ -529,6 +532,29 @@ def _note_dark_colors(image: Image.Image, notes: list[Change]) -> None:
     if 0 < highest < 2**6:
         words = f"has levels up to {256 * highest + 255:,} of 65,535, so it may look dark"
         notes.append(Change("dark", words))
+
+
+def _require_checksums(image: Image.Image) -> None:
+    """Raise ImageError for an opened PNG file with changed pixels, whose checksums Pillow does not compare."""
+    file = getattr(image, "fp", None)
+    if image.format != "PNG" or file is None:
+        return
+    position = file.tell()
+    file.seek(8)
+    while len(header := file.read(8)) == 8:
+        length, kind = struct.unpack(">I4s", header)
+        content = file.read(length)
+        checksum = file.read(4)
+        is_whole = len(content) == length and len(checksum) == 4
+        if (
+            kind == b"IDAT"
+            and is_whole
+            and zlib.crc32(kind + content) != int.from_bytes(checksum, "big")
+        ):
+            raise ImageError("is damaged: the checksum of its pixels differs")
+        if kind == b"IEND":
+            break
+    file.seek(position)
 
 
 def _decode(image: Image.Image) -> None:

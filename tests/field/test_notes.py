@@ -368,3 +368,27 @@ cannot_occur(
     door="torch/NAME",
     reason="torchvision decodes these published files itself, and they have none of the changes",
 )
+
+
+@form(
+    6,
+    door="folder and Python: PNG of one bit",
+    case="one byte of the pixels is changed, which Pillow reads without an error",
+    right="zlib's checksum",
+)
+def test_changed_pixels_of_a_png_are_refused(tmp_path):
+    levels = np.random.default_rng(0).integers(0, 2, (9, 2)).astype(np.uint8) * 255
+    (tmp_path / "scan").mkdir()
+    path = tmp_path / "scan" / "a.png"
+    Image.fromarray(levels).convert("1").save(path)
+    whole = path.read_bytes()
+    start = whole.index(b"IDAT") + 4
+    stop = whole.index(b"IEND") - 8
+    for place in range(start, stop):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        with pytest.raises(ImageError, match="is damaged"):
+            load_image(path)
+    with pytest.raises(ValueError, match="scan/a.png"):
+        load(tmp_path, "whole", size=8)
+    path.write_bytes(whole)
+    np.testing.assert_array_equal(np.asarray(load_image(path))[..., 0], levels)
