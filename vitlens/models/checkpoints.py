@@ -514,9 +514,10 @@ def _convert_transformers(weights: dict[str, Tensor], model: nn.Module) -> dict[
 
 
 def require_arrival(model: nn.Module, file: Path, kwargs: dict) -> None:
-    """Raise ValueError if a library has changed weights of a file in a model, and print a note for what was requested.
+    """Raise ValueError if a library has changed weights of a file in a model, and print a note for what was left out.
 
-    kwargs: of the model's constructor, in which the caller may have asked for another image size or head.
+    kwargs: of the model's constructor, in which the caller may have asked for another image size or head. Positions are
+    resampled for such an image size, as `load_model` documents.
     """
     own = require_usable(file)
     state = model.state_dict()
@@ -535,8 +536,6 @@ def require_arrival(model: nn.Module, file: Path, kwargs: dict) -> None:
     others = [name for name in lost if name not in requested]
     if others:
         folded.append(f"Left out of {file}: {grouped(others)}.")
-    if requested:
-        folded.append(f"{', '.join(requested)} is resampled for the image size that you gave.")
     for sentence in [*folded, *_precision_notes(model, own, names_half=False)]:
         print_note(sentence)
 

@@ -73,7 +73,7 @@ def load_model(
     printed.
     head: name of the classifier in the checkpoint, if it has several, or "none" for the features.
     outputs: one of `OUTPUTS`, if the model does not state it. kwargs: arguments of the model's constructor
-    (`dynamic_img_size=True`, `img_size=…`).
+    (`dynamic_img_size=True`, or `img_size=…`, for which timm resamples learned positions).
 
     Raises ValueError for an unknown name, a folder that is not a model, or weights that do not fit, and ConnectionError
     if weights cannot be downloaded.
