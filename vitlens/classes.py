@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +13,11 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
+from vitlens import files, texts
 from vitlens.models import class_count, label_names
 from vitlens.recorder import supported
+from vitlens.recorder.supported import unwrap
+from vitlens.recorder.supported.card import card_of
 
 __all__ = ["ORDERS", "class_numbers", "describe_match", "imagenet_numbers"]
 __dir__ = __all__.copy
@@ -24,7 +28,9 @@ ADVICE = (
 )
 
 
-def class_numbers(model: nn.Module, names: tuple[str, ...], classes: str = "") -> Tensor:
+def class_numbers(
+    model: nn.Module, names: tuple[str, ...], classes: str = "", *, stored: bool = False
+) -> Tensor:
     """The model's number for each of the K classes of a data set, (K,) int64, in the order of `names`.
 
     Matches by name if both have names: the model's own, or WordNet ids (n01440764) and WordNet names (tench) for models
@@ -32,10 +38,11 @@ def class_numbers(model: nn.Module, names: tuple[str, ...], classes: str = "") -
     `describe_match` returns the kind of match. Accuracy is always over all of the model's classes.
 
     classes: for a model without class names, an order of `ORDERS` in which it numbers the classes of the data, or for
-    any model a file of its class names in order (one a line, or a JSON list).
+    any model a file of its class names in order (one a line, or a JSON list). stored: True if the data hold their class
+    numbers, as tables do, so that the order of `names` is not that of folders.
 
     Raises ValueError for a class without a match, for two classes with one match, for fewer classes called 0, 1, 2 …
-    than the model's named classes, and if usual orders of the names differ and none is chosen.
+    than the model's named classes, and if usual orders of class folders differ and none is chosen.
 
     >>> class_numbers(model, ("Egyptian cat", "Persian cat"))
     tensor([32, 31])
@@ -50,9 +57,10 @@ def class_numbers(model: nn.Module, names: tuple[str, ...], classes: str = "") -
     if classes in ORDERS:
         return _numbers_in_order(model, names, classes)
     if classes:
-        return _match(names, total, _names_in_file(Path(classes), total))
+        own = _names_in_file(Path(classes), total)
+        return _match(names, total, _with_synonyms(own), own)
     model_names = _names(model)
-    if not model_names and count == total:
+    if not model_names and count == total and not stored:
         _require_one_order(names)
     if by_number(model, names):
         numbers = [int(name) for name in names]
@@ -64,16 +72,35 @@ def class_numbers(model: nn.Module, names: tuple[str, ...], classes: str = "") -
                 f"number ({first_name} …). {ADVICE}"
             )
         return torch.tensor(numbers)
-    return _match(names, total, model_names)
+    return _match(names, total, model_names, label_names(model) or [])
 
 
-def _match(names: tuple[str, ...], total: int, model_names: list[list[str]]) -> Tensor:
-    """The model's number of each class by name, or by position if the model has no names."""
+def _match(
+    names: tuple[str, ...], total: int, model_names: list[list[str]], own: Sequence[str]
+) -> Tensor:
+    """The model's number of each class by name, or by position if the model has no names.
+
+    own: names as the model spells them, which tell apart the classes "A" and "a".
+    """
     count = len(names)
+    spelled = _numbers([[_composed(name)] for name in own])
+    exact = [spelled.get(_composed(name)) for name in names]
+    if None not in exact and len(set(exact)) == count == total:
+        return torch.tensor(exact)
     if count == total and _in_order(names, model_names):
         return torch.arange(total)  # also with two classes of one name, as ImageNet's crane
     by_name = _numbers(model_names)
-    matches = [_find(name, by_name) for name in names]
+    matches = []
+    for name, number in zip(names, exact, strict=True):
+        match = _find(name, by_name)
+        if match is None and number is not None:
+            plain = _plain(name)
+            sharing = [
+                text for text, all_names in zip(own, model_names, strict=True) if plain in all_names
+            ]
+            if all(_plain(text) == plain for text in sharing):
+                match = number
+        matches.append(match)
     reason = None
     if None in matches:
         missing = names[matches.index(None)]
@@ -137,15 +164,32 @@ def _key_of_explorer(name: str) -> list[tuple[bool, int | str]]:
     return _natural_key(name.casefold())
 
 
+def _locale_key(name: str) -> tuple[str, str]:
+    """Key that sorts É next to e, as `ls` does in most languages."""
+    apart = unicodedata.normalize("NFKD", name.casefold())
+    letters = "".join(sign for sign in apart if not unicodedata.combining(sign))
+    return letters, apart
+
+
+def _value_key(name: str) -> tuple[bool, float, str]:
+    """Key that sorts numbers such as -2 and 0.25 by value, and other names by code points after them."""
+    if re.fullmatch(r"[-+−]?(\d+([.,]\d*)?|[.,]\d+)", name):
+        return False, float(name.replace("−", "-").replace(",", ".")), name
+    return True, 0.0, name
+
+
 ORDERS = {
     "text": _text_key,
     "natural": _natural_key,
     "case-blind": _case_blind_key,
     "timm": _timm_key,
     "explorer": _key_of_explorer,
+    "locale": _locale_key,
+    "value": _value_key,
 }
-"""Keys of the usual orders of class folders: by code points as torchvision sorts them, with numbers by value, without
-the case of letters, and with both, as timm's reader and file managers sort them."""
+"""Keys of the usual orders of class folders: by code points as torchvision sorts them, with whole numbers by value,
+without the case of letters, with both, as timm's reader and file managers sort them, without accents, and by the value
+of names that are numbers."""
 
 
 def _sorted_by(names: Sequence[str], order: str) -> list[str]:
@@ -161,7 +205,7 @@ def _numbers_in_order(model: nn.Module, names: tuple[str, ...], order: str) -> T
             f"The order {order} numbers {len(names)} classes of the data, but the model has {total:,}. Give a file "
             "with the names of the model's classes."
         )
-    if _names(model):
+    if supported.label_names(model) is not None:
         raise ValueError(
             f"The model has class names, so its classes are matched by name, not in the order {order}. Leave it out."
         )
@@ -191,17 +235,17 @@ def _begin(names: Sequence[str], most: int = 12) -> str:
     return f"{listed}, …" if len(names) > most else listed
 
 
-def _names_in_file(file: Path, total: int) -> list[list[str]]:
-    """Names of each of the model's classes from a file: one a line, a JSON list, or a JSON object by number."""
+def _names_in_file(file: Path, total: int) -> list[str]:
+    """Names of the model's classes from a file: one a line, a JSON list, or a JSON object by number."""
     if not file.is_file():
         raise ValueError(
             f"classes must be one of {', '.join(ORDERS)} or a file of class names, got {str(file)!r}."
         )
-    text = file.read_text(encoding="utf-8-sig")
+    text = files.read_names(file)
     try:
         content = json.loads(text)
     except ValueError:
-        content = text.strip().splitlines()
+        content = texts.lines(text.strip())
     if isinstance(content, dict):
         content = [content[str(number)] for number in range(total) if str(number) in content]
     if not isinstance(content, list) or len(content) != total:
@@ -209,7 +253,7 @@ def _names_in_file(file: Path, total: int) -> list[list[str]]:
         raise ValueError(
             f"{file} must hold the names of the model's {total:,} classes, got {number:,}."
         )
-    return _with_synonyms([_plain(str(name)) for name in content])
+    return [str(name) for name in content]
 
 
 def describe_match(model: nn.Module, names: tuple[str, ...], classes: str = "") -> str:
@@ -224,18 +268,28 @@ def describe_match(model: nn.Module, names: tuple[str, ...], classes: str = "") 
         return f"The model's classes are named by {Path(classes).name}."
     if by_number(model, names):
         return "The data's classes have no names, so their numbers are taken as the model's class numbers."
-    if _names(model):
+    if supported.label_names(model) is not None:
         return ""
-    note = "The classes are matched by position, because the model has no class names."
+    if _names(model):
+        card = card_of(unwrap(model))
+        if card is None or card.published:
+            return ""
+        total = class_count(model)
+        return f"The model has no class names, so its {total:,} classes are taken as ImageNet's in their usual order."
     given = list(names)
     others = [order for order in ORDERS if _sorted_by(names, order) != given]
     if not others:
-        return note
+        return f"The classes {_begin(given)} are matched by position, because the model has no class names."
+    note = (
+        "The classes are matched by position, because the model has no class names. Their order is"
+    )
     other = _sorted_by(names, others[0])
     first = 0
     while given[first] == other[first]:
         first += 1
-    return f"{note} Their order is {_begin(given)}; in the order {others[0]}, number {first} would be {other[first]}."
+    return (
+        f"{note} {_begin(given)}; in the order {others[0]}, number {first} would be {other[first]}."
+    )
 
 
 def by_number(model: nn.Module, names: tuple[str, ...]) -> bool:
@@ -271,8 +325,13 @@ def imagenet_numbers(model: nn.Module) -> Tensor | None:
     return matches if in_order.equal(every) else None
 
 
+def _composed(name: str) -> str:
+    """A name in Unicode's NFC form, in which class folders are read."""
+    return unicodedata.normalize("NFC", name)
+
+
 def _plain(name: str) -> str:
-    words = name.replace("_", " ").lower().split()
+    words = _composed(name).replace("_", " ").lower().split()
     return " ".join(words)
 
 
@@ -285,7 +344,7 @@ def _names(model: nn.Module) -> list[list[str]]:
         subset = infer_imagenet_subset(model)
     if subset:
         return _imagenet(subset)
-    return _with_synonyms([_plain(name) for name in label_names(model) or []])
+    return _with_synonyms(label_names(model) or [])
 
 
 IN_PLACE = 0.7
@@ -293,11 +352,12 @@ IN_PLACE = 0.7
 torchvision has "crane bird" for one of two cranes, and a fifth of open_clip's names differ."""
 
 
-def _with_synonyms(names: list[str]) -> list[list[str]]:
-    """Names of each class, with WordNet's id and names if all of the classes are ImageNet's.
+def _with_synonyms(names: Sequence[str]) -> list[list[str]]:
+    """Plain names of each class, with WordNet's id and names if all of the classes are ImageNet's.
 
     So a model with human names matches data with WordNet ids, and the other way round.
     """
+    names = [_plain(name) for name in names]
     for subset in ("imagenet-1k", "imagenet-22k"):
         numbers = _numbers_in_imagenet(names, subset)
         if numbers:
@@ -311,15 +371,28 @@ def _with_synonyms(names: list[str]) -> list[list[str]]:
 def _numbers_in_imagenet(names: list[str], subset: str) -> list[int]:
     """The number in an ImageNet of each class, or [] if one is not among them, or two are the same."""
     classes = _imagenet(subset)
-    if len(names) == len(classes):
-        in_place = sum(name in own for name, own in zip(names, classes, strict=True))
-        if in_place > IN_PLACE * len(classes):
-            return list(range(len(names)))
     by_name = _numbers(classes)
     numbers = [by_name.get(name) for name in names]
+    if len(names) == len(classes):
+        places = [i if names[i] in classes[i] else None for i in range(len(names))]
+        if len(names) - places.count(None) > IN_PLACE * len(classes):
+            numbers = _with_other_words(places, numbers)
     if None in numbers or len(set(numbers)) < len(numbers):
         return []
     return numbers
+
+
+def _with_other_words(places: Sequence[int | None], numbers: Sequence[int | None]) -> list[int]:
+    """The number of each class: its place if its name is there, else the class of its name, else its place.
+
+    A name of another class whose own place is taken is another word, too.
+    """
+    taken = {place for place in places if place is not None}
+    result = []
+    for i, (place, number) in enumerate(zip(places, numbers, strict=True)):
+        moved = place is None and number is not None and number not in taken
+        result.append(number if moved else i)
+    return result
 
 
 @functools.cache

@@ -82,7 +82,7 @@ def run() -> None:
         path = error.ctx.command_path if error.ctx else "vitlens"
         code = _fail(f"{error.format_message().rstrip('.')}; see `{path} --help`.")
     except (ValueError, OSError, MemoryError, FloatingPointError, ModuleNotFoundError) as error:
-        code = _fail(" ".join(str(error).split()))
+        code = _fail(" ".join(_sentence(error).split()))
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except RuntimeError as error:
@@ -94,6 +94,21 @@ def run() -> None:
     if code == 130:
         _fail("stopped.")
     raise SystemExit(code)
+
+
+def _sentence(error: Exception) -> str:
+    """The message of an error, without the number of an error of the operating system."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    if error.filename is None:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return "The current folder has been removed. Change to another one, and repeat the command."
+        return f"The operating system reports: {error.strerror}."
+    from vitlens.files import shortened
+
+    return f"{shortened(error.filename)} cannot be used ({error.strerror}). Give another path."
 
 
 def _fail(message: str) -> int:
@@ -112,9 +127,9 @@ def names_in(text: str | tuple) -> tuple[str, ...]:
 def result_file(path: Path | None) -> Path | None:
     """The file of results, after its folder is made. Raises ValueError for a folder that cannot be written to."""
     if path is not None:
-        from vitlens.files import check_writable
+        from vitlens.files import check_file
 
-        check_writable(path.parent, "--out")
+        check_file(path, "--out")
         path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -336,9 +351,10 @@ def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
     """(name, image) of some validation images of the run of a model folder, or an empty list without them."""
     from vitlens.data import load
     from vitlens.data.imageset import decode
+    from vitlens.files import read_text
 
     try:
-        about = json.loads((model.parent / "data.json").read_text("utf-8"))
+        about = json.loads(read_text(model.parent / "data.json"))
         keys = {name: about.get(name, "") for name in ("image_key", "label_key")}
         options = {"size": 8, "stream": True, "workers": 0, "root": about["root"], **keys}
         split = load(about["data"], "valid", **options)
@@ -534,7 +550,7 @@ def explain(
         from tqdm import tqdm
 
         import vitlens.report as report
-        from vitlens import attribution
+        from vitlens import attribution, files
         from vitlens.files import check_writable
         from vitlens.images import Remarks
         from vitlens.models.opening import load_vit
@@ -567,7 +583,11 @@ def explain(
         bar.total = len(explained) * total
         bar.update(len(scored) * total + number - bar.n)
 
+    out.mkdir(parents=True, exist_ok=True)
+    writing = contextlib.ExitStack()
     try:
+        # until the end, because the table replaces that of an earlier run
+        writing.enter_context(files.lock(out / "scores.csv", "--out", waits=False))
         with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
             remarks = Remarks(lambda words: echo(f"Note: {words}", sys.stdout))
             made = report.explain(
@@ -599,6 +619,9 @@ def explain(
             results += " and the scores so far"
         echo(f"vitlens: stopped; {results} are in {out}.")
         raise SystemExit(130) from None
+    finally:
+        writing.close()
+        files.remove_folder(out)
     return int(bool(failures))
 
 

@@ -226,7 +226,7 @@ def _record_of_folder(folder: Path) -> TrainedOn | None:
 def _read_json(file: Path) -> dict:
     """The object in a JSON file, or {}."""
     with suppress(OSError, ValueError):
-        content = json.loads(file.read_text("utf-8"))
+        content = json.loads(files.read_text(file))
         if isinstance(content, dict):
             return content
     return {}

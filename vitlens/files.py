@@ -37,6 +37,10 @@ TEMPORARY = ".vitlens-{}.tmp"
 """Name of a file that is being written, in the folder of its target."""
 TRIES = 5
 """Number of times that a temporary file may vanish while it is written."""
+RENAMES = 100
+"""Number of attempts to replace a file on Windows that another program holds open, within two seconds."""
+NAME_LENGTH = 255
+"""Bytes of the longest name of a file, on all common file systems."""
 BUSY = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 """Errors of `flock` for a file that another process has locked."""
 MARK = "vitlens"
@@ -107,9 +111,10 @@ def _write(path: Path, data: bytes) -> None:
                 if before:
                     _copy_permissions(before, file.fileno())
                 os.fsync(file.fileno())
-                os.replace(
-                    temporary, path
-                )  # while it is locked, so that no one takes it for a leftover
+                if fcntl is not None:  # while it is locked, so that no one takes it for a leftover
+                    os.replace(temporary, path)
+            if fcntl is None:  # Windows renames closed files only
+                _replace_closed(temporary, path)
             break
         except FileNotFoundError:
             # On a file system whose locks do not reach other machines, one of them may have removed it.
@@ -118,6 +123,18 @@ def _write(path: Path, data: bytes) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def _replace_closed(temporary: Path, path: Path) -> None:
+    """Rename a file on Windows, where a program that reads the target, such as a virus scanner, delays it."""
+    for attempt in range(RENAMES):
+        try:
+            os.replace(temporary, path)
+            return
+        except PermissionError:
+            if attempt == RENAMES - 1:
+                raise
+            waiting.sleep(waiting.PAUSE)
 
 
 def _write_into(path: Path, data: bytes) -> None:
@@ -193,16 +210,44 @@ def _unwritten(path: Path, problem: OSError) -> OSError:
     """The error of a file that could not be written, with one sentence."""
     if problem.strerror is None:  # it has a sentence already
         return problem
-    kept = "Its earlier content is unchanged. " if path.exists() else ""
+    kept = "Its earlier content is unchanged. " if os.path.isfile(path) else ""
     remedy = "Give another place"
     if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         remedy = "Make space there, or give another place"
-    error = OSError(f"{path} cannot be written ({problem.strerror}). {kept}{remedy}.")
+    error = OSError(f"{shortened(path)} cannot be written ({problem.strerror}). {kept}{remedy}.")
     error.errno = problem.errno
     return error
 
 
+def shortened(path: str | os.PathLike) -> str:
+    """A path for a message. The middle of a long one is left out."""
+    text = os.fspath(path)
+    return text if len(text) <= 200 else f"{text[:100]} … {text[-60:]}"
+
+
 # Reading
+
+
+def read_text(
+    path: str | os.PathLike,
+    *,
+    encoding: str = "utf-8",
+    errors: str = "strict",
+    pipes: bool = False,
+) -> str:
+    """Text of a file, as `read`. Raises OSError for a pipe or a device unless `pipes`, and UnicodeDecodeError."""
+    text = read(path, pipes=pipes).decode(encoding, errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_names(path: str | os.PathLike) -> str:
+    """Text of a file of names in UTF-8, also behind a byte order mark. Raises ValueError for other encodings."""
+    try:
+        return read_text(path, encoding="utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise ValueError(
+            f"{path} must be text in UTF-8 ({problem}). Save it in UTF-8."
+        ) from problem
 
 
 def read(path: str | os.PathLike, *, pipes: bool = True) -> bytes:
@@ -351,11 +396,11 @@ def _acquire(file: Path, guarded: Path, option: str, waits: bool) -> int | None:
         return found[0]
 
     def movement() -> object:
-        """Owner of the lock, and what changes when the file is written."""
+        """Owner of the lock, and what changes while it works or when the file is written."""
         with suppress(OSError):
             state = guarded.stat()
-            return owner_of(file), state.st_mtime_ns, state.st_ino
-        return owner_of(file)
+            return owner_of(file), waiting.work_of_owner(file), state.st_mtime_ns, state.st_ino
+        return owner_of(file), waiting.work_of_owner(file)
 
     waiting.until(
         take,
@@ -518,30 +563,66 @@ def read_header(path: Path) -> list[str]:
     return []
 
 
-def is_figure(path: Path) -> bool:
-    """True for a PNG file with the mark of vitlens."""
+def is_figure(path: Path, software: str = MARK, dpi: int | None = None) -> bool:
+    """True for a PNG file with the mark of vitlens, or of another software, and with these dots per inch."""
     from PIL import Image
 
     if not path.is_file():
         return False
     try:
         with Image.open(path) as image:
-            return str(image.info.get("Software", "")).split(" ")[0] == MARK
+            same_dpi = dpi is None or round(image.info.get("dpi", (0,))[0]) == dpi
+            return same_dpi and str(image.info.get("Software", "")).split(" ")[0] == software
     except (OSError, ValueError, SyntaxError):
         return False
 
 
 def check_writable(folder: Path, option: str) -> None:
     """Raise ValueError that names the option if a folder cannot be created or written to."""
-    existing = folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
     try:
+        _check_name(folder)
+        if folder.is_symlink() and not folder.exists():
+            raise OSError(errno.ENOENT, f"it is a link to {os.readlink(folder)}, which is missing")
+        existing = _absolute(folder)
+        while not os.path.exists(existing):
+            existing = existing.parent
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as problem:
         raise ValueError(
-            f"{folder} cannot be written to ({problem.strerror}). Give another {option}."
+            f"{shortened(folder)} cannot be written to ({problem.strerror}). Give another {option}."
         ) from problem
+
+
+def check_file(path: Path, option: str) -> None:
+    """Raise ValueError that names the option if a file cannot be created or replaced, also behind a link."""
+    target = _target(path)
+    try:
+        _check_name(target)
+    except OSError as problem:
+        raise ValueError(
+            f"{shortened(path)} cannot be written ({problem.strerror}). Give another {option}."
+        ) from problem
+    if target != path and not target.parent.is_dir():
+        raise ValueError(
+            f"{shortened(path)} is a link to {shortened(target)}, whose folder is missing. Give another {option}."
+        )
+    if is_file_or_missing(target):  # a device needs no temporary file beside it
+        check_writable(target.parent, option)
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        return path.absolute()
+    except FileNotFoundError as problem:
+        raise OSError(errno.ENOENT, "the current folder has been removed") from problem
+
+
+def _check_name(path: Path) -> None:
+    """Raise OSError for a name that no file can have: one that is too long, or of a link that leads to itself."""
+    if any(len(os.fsencode(part)) > NAME_LENGTH for part in path.parts):
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.stat(path)
 
 
 def announce(action: str, folder: object) -> None:

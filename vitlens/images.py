@@ -28,6 +28,8 @@ MAX_PIXELS = 80_000_000
 MAX_ELONGATION = 100
 """Largest ratio of the sides of an image, because resizing the short side of a strip takes unbounded memory."""
 
+_GAMMA = 0.45455
+"""Gamma of PNG files that needs no correction: that of sRGB, approximately."""
 _ROUNDING = 1e-4  # floats may exceed [0, 1] by this, as after a bicubic resize
 _DRAWINGS = {"EPS", "WMF"}  # Pillow runs other programs to decode these
 _UNREADABLE = {"BUFR", "GRIB", "HDF5", "MPEG", "PDF"}  # Pillow opens but cannot decode these
@@ -70,6 +72,7 @@ _OF_SEVERAL = {
     "profile": "were converted from a color profile to sRGB",
     "bad profile": "have a color profile that is damaged or does not fit their pixels, which was ignored",
     "unused profile": "have a color profile other than sRGB, which data sets do not apply",
+    "gamma": "have a gamma other than that of sRGB, which was not applied",
     "crop": "are cropped: the model sees less than half of their area",
 }
 """The end of a sentence about several images, by the kind of their `Change`."""
@@ -225,8 +228,10 @@ def note_file(image: Image.Image, notes: list[Change]) -> None:
 def _ends_gray(image: Image.Image) -> bool:
     """True if the last block of 8 × 8 pixels has the level with which a decoder fills in missing blocks."""
     width, height = image.size
-    block = image.crop((max(0, width - 8), max(0, height - 8), width, height)).convert("RGB")
-    return block.getextrema() == ((128, 128),) * 3
+    block = image.crop((max(0, width - 8), max(0, height - 8), width, height))
+    if image.mode == "CMYK":  # stored inverted by Adobe's programs
+        return all(ends in ((127, 127), (128, 128)) for ends in block.getextrema())
+    return block.convert("RGB").getextrema() == ((128, 128),) * 3
 
 
 def named_sources(
@@ -337,6 +342,9 @@ def _reason(error: Exception) -> str:
     """The reason why an image cannot be read, as the end of a sentence."""
     if isinstance(error, ImageError):
         return str(error)
+    if isinstance(error, Image.DecompressionBombError):
+        size = " ".join(re.findall(r"\d+ pixels", str(error))[:1])
+        return f"has {size or 'too many pixels'} and is not decoded. Make it smaller"
     if isinstance(error, UnidentifiedImageError):
         return "is damaged or in no format that Pillow reads (HEIC needs pillow-heif); export it as JPEG or PNG"
     if isinstance(error, FileNotFoundError) and re.match(r"\w+://", str(error.filename)):
@@ -438,16 +446,25 @@ def rgb(
     """
     notes = [] if notes is None else notes
     was_deep = _has_deep_colors(image)
+    level = _level_size(image)
+    orientation = _orientation(image)
     _decode(image)
     if was_deep:
         _note_dark_colors(image, notes)
     colors = image
+    if level > 1 and "transparency" in image.info:
+        colors = image.copy()
+        colors.info["transparency"] *= level
     if image.info.get("icc_profile"):
         if profiles:
-            colors = _in_srgb(image, notes)
+            colors = _in_srgb(colors, notes)
         elif not _is_srgb(image.info["icc_profile"]):
             words = "has a color profile other than sRGB, which data sets do not apply"
             notes.append(Change("unused profile", words))
+    elif abs(image.info.get("gamma", _GAMMA) - _GAMMA) > 0.02 and "srgb" not in image.info:
+        notes.append(
+            Change("gamma", f"has a gamma of {image.info['gamma']:.3g}, which was not applied")
+        )
     if colors.mode.startswith(("I", "F")):
         plain = _from_deep_gray(colors, notes)
     elif colors.has_transparency_data:
@@ -460,22 +477,47 @@ def rgb(
     else:
         plain = colors.convert("RGB")
     plain.info.clear()
+    remaining = _orientation(image)  # Pillow turns TIFF files while it decodes them
+    if remaining:
+        plain.getexif()[ExifTags.Base.Orientation] = remaining
+        ImageOps.exif_transpose(plain, in_place=True)
+    if orientation:
+        notes.append(Change("turned", "was turned upright by its EXIF orientation"))
+    return plain
+
+
+def _orientation(image: Image.Image) -> int | None:
+    """EXIF orientation of an image that is not upright, or None."""
     with suppress(Exception):  # damaged metadata do not matter
         orientation = image.getexif().get(ExifTags.Base.Orientation)
         if orientation in range(2, 9):
-            plain.getexif()[ExifTags.Base.Orientation] = orientation
-            ImageOps.exif_transpose(plain, in_place=True)
-            notes.append(Change("turned", "was turned upright by its EXIF orientation"))
-    return plain
+            return orientation
+    return None
+
+
+def _raw_modes(image: Image.Image) -> list[str]:
+    """The kinds of pixels in an opened file, in Pillow's names, or [] after decoding."""
+    raw_modes = []
+    for tile in getattr(image, "tile", []):
+        arguments = tile[3]
+        raw_modes.append(str(arguments[0] if isinstance(arguments, tuple) else arguments))
+    return raw_modes
 
 
 def _has_deep_colors(image: Image.Image) -> bool:
     """True for an opened file with several channels of 16 bits, of which Pillow reads the upper 8 bits."""
-    raw_modes = []
-    for tile in getattr(image, "tile", []):
-        arguments = tile[3]
-        raw_modes.append(arguments[0] if isinstance(arguments, tuple) else arguments)
-    return any(re.match("(RGB|LA).*;16", str(raw_mode)) for raw_mode in raw_modes)
+    return any(re.match("(RGB|LA).*;16", raw_mode) for raw_mode in _raw_modes(image))
+
+
+def _level_size(image: Image.Image) -> int:
+    """Levels of 8 bits per level of an opened PNG file in gray of 2 or 4 bits, else 1.
+
+    Pillow scales the pixels of such a file to 8 bits, but not its transparent level.
+    """
+    if image.format != "PNG" or image.mode != "L":
+        return 1
+    sizes = {"L;2": 85, "L;4": 17}
+    return max([sizes.get(raw_mode, 1) for raw_mode in _raw_modes(image)], default=1)
 
 
 def _note_dark_colors(image: Image.Image, notes: list[Change]) -> None:

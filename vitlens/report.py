@@ -14,6 +14,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +80,10 @@ COLUMNS = {
     ],
 }
 """Columns of the tables, by which they are known as those of vitlens."""
+
+FIGURES = "inspection.png", "distance.png", "filters.png", "positions.png", "rollout.png"
+NUMBERS = {"beside.png": "beside.json", "heads.png": "heads.csv"}
+"""Files with the numbers of other figures."""
 
 Images = object
 """Argument of `vitlens.images.named_sources`: sources of `load_image` by name, (name, source) pairs, paths or a
@@ -385,9 +390,10 @@ def write_inspection(inspection: Inspection, out: str | os.PathLike) -> list[Pat
             grid=inspection.grid,
             captions=[picture.caption for picture in pictures],
         )
-    for name in {"filters.png", "positions.png", "rollout.png"} - contents.keys():
-        files.remove_ours(out / name, files.is_figure)
-    return _write(out, contents)
+    with _lock(out):
+        for name in {"filters.png", "positions.png", "rollout.png"} - contents.keys():
+            files.remove_ours(out / name, is_ours)
+        return _write(out, contents)
 
 
 def write_beside(inspections: Mapping[str, Inspection], out: str | os.PathLike) -> list[Path]:
@@ -408,13 +414,29 @@ def write_beside(inspections: Mapping[str, Inspection], out: str | os.PathLike) 
 def is_ours(path: Path) -> bool:
     """True for a file with the name of one of a report, and its mark, keys or columns."""
     if path.suffix == ".png":
-        return files.is_figure(path)
+        return files.is_figure(path) or _is_earlier_figure(path)
     if path.suffix == ".csv":
         return files.read_header(path) == COLUMNS[path.name]
     content = files.read_object(path)
     inspections = list(content.values()) if path.name == "beside.json" else [content]
     keys = [set(each) if isinstance(each, dict) else set() for each in inspections]
     return bool(keys) and all(each == INSPECTION_KEYS for each in keys)
+
+
+def _is_earlier_figure(path: Path) -> bool:
+    """True for a figure without a mark, as earlier versions wrote it, beside the numbers or the table of its report."""
+    numbers = "summary.json" if path.name in FIGURES else "scores.csv"
+    numbers = NUMBERS.get(path.name, numbers)
+    return files.is_figure(path, "Matplotlib", SHARP) and is_ours(path.with_name(numbers))
+
+
+@contextmanager
+def _lock(out: str | os.PathLike) -> Iterator[None]:
+    """Make the folder of a report, and let no other process write one into it in this block."""
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with files.lock(out / "report", "--out"):
+        yield
 
 
 def check_folder(out: str | os.PathLike, names: Iterable[str]) -> None:
@@ -435,18 +457,18 @@ def _write(out: str | os.PathLike, contents: Mapping[str, object]) -> list[Path]
 
     out = Path(out)
     check_folder(out, contents)
-    out.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        if name.endswith(".json"):
-            text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-            data = encode(text)
-        elif name.endswith(".csv"):
-            text = content.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-            data = encode(text)
-        else:
-            data = png(content, SHARP)
-            plt.close(content)
-        files.write(out / name, data)
+    with _lock(out):
+        for name, content in contents.items():
+            if name.endswith(".json"):
+                text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+                data = encode(text)
+            elif name.endswith(".csv"):
+                text = content.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+                data = encode(text)
+            else:
+                data = png(content, SHARP)
+                plt.close(content)
+            files.write(out / name, data)
     return [out / name for name in contents]
 
 

@@ -24,12 +24,18 @@ def shown(name: object) -> str:
     'a\\\\tb'
     """
     text = os.fsdecode(name) if isinstance(name, bytes | os.PathLike) else str(name)
-    if len(text) > LONGEST_SHOWN:
-        half = LONGEST_SHOWN // 2
-        text = f"{text[:half]}…{text[-half:]}"
+    text = shorten(text, LONGEST_SHOWN)
     if text.isascii() and text.isprintable():
         return text
     return "".join(map(_readable, text))
+
+
+def shorten(text: str, letters: int) -> str:
+    """A text of more than some letters without its middle."""
+    if len(text) <= letters:
+        return text
+    half = letters // 2
+    return f"{text[:half]}…{text[-half:]}"
 
 
 def visible(text: str) -> str:
@@ -37,6 +43,15 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c in "\n\t" else _readable(c) for c in text)
+
+
+def lines(text: str) -> list[str]:
+    """The lines of a text, without empty ones at its end. Only line breaks divide it, not other separators of Unicode.
+
+    >>> lines("a\\r\\nb\\n\\n")
+    ['a', 'b']
+    """
+    return text.replace("\r\n", "\n").rstrip("\n").split("\n")
 
 
 def encode(text: str) -> bytes:

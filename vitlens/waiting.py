@@ -228,15 +228,24 @@ def _owner_number(file: str | os.PathLike) -> int | None:
     return None
 
 
+def work_of_owner(file: Path) -> object:
+    """Time and bytes of the process on this machine that has locked a file, or None."""
+    process = _owner_number(file)
+    if process is None:
+        return None
+    with suppress(OSError):
+        times = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]
+        with suppress(OSError):  # of another user
+            return process, times, Path(f"/proc/{process}/io").read_text()
+        return process, times
+    return None
+
+
 def movement(file: Path) -> object:
     """What changes while the owner of a lock works: its time and bytes, or the files beside the lock."""
-    process = _owner_number(file)
-    if process is not None:
-        with suppress(OSError):
-            times = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]
-            with suppress(OSError):  # of another user
-                return process, times, Path(f"/proc/{process}/io").read_text()
-            return process, times
+    work = work_of_owner(file)
+    if work is not None:
+        return work
     states = []
     with suppress(OSError):
         for path in sorted(file.parent.iterdir()):

@@ -18,11 +18,22 @@ from typing import NamedTuple
 import numpy as np
 
 from vitlens.texts import shown
+from vitlens.waiting import announced
 
 MAX_DEPTH = 100
 """Levels of folders that are read below a folder."""
 MAX_FRUITLESS = 100_000
 """Files and folders after which a walk ends that has not found a wanted file."""
+
+SYSTEM_FOLDERS = {
+    "__MACOSX",  # in archives of macOS
+    "lost+found",  # on disks of Linux
+    "$RECYCLE.BIN",
+    "System Volume Information",  # on disks of Windows
+    "@eaDir",
+    "#recycle",  # of Synology, with thumbnails and deleted files
+}
+"""Folders that systems add to archives, disks and folders of images."""
 
 HIDDEN = "hidden"
 REPEATED = "repeated"
@@ -124,12 +135,12 @@ def list_names(names: list[str], more: str = " and {:,} more") -> str:
 
 
 def hidden(path: str | os.PathLike) -> bool:
-    """True for a relative path with a hidden file or folder, or the folder that macOS adds to archives."""
+    """True for a relative path with a hidden file or folder, or one of `SYSTEM_FOLDERS`."""
     return any(map(_hidden_name, Path(path).parts))
 
 
 def _hidden_name(name: str) -> bool:
-    return name.startswith(".") or name == "__MACOSX"
+    return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
 def identity(about: os.stat_result) -> Identity:
@@ -186,9 +197,15 @@ def walk(
     """All files below a folder that are `wanted` (a function of the path), each real file once.
 
     Of several names of a file, the first one outside links is read, or the first one. Raises ValueError for a folder
-    that cannot be read, and after `most` files and folders without a wanted file, not counting hidden ones.
+    that cannot be read, and after `most` files and folders without a wanted file, not counting hidden ones. A list that
+    takes long is announced.
     """
-    folder = os.fspath(folder)
+    what = f"the list of files in {shown(folder)}"
+    with announced(what, "The disk may be slow, or the folder large. Ctrl-C ends it."):
+        return _walk(os.fspath(folder), wanted, most)
+
+
+def _walk(folder: str, wanted: Callable[[str], bool], most: float) -> Walk:
     root = _with_separator(folder)
     result = Walk(folders=surroundings(folder))
     found = []  # (is behind a link, folder, name, identity, number of names)
@@ -276,7 +293,7 @@ def _keep_one_name(result: Walk, found: list[tuple]) -> None:
 
 
 def archives(folder: str | os.PathLike, suffix: str) -> tuple[list[Path], Walk]:
-    """Files in a folder, not below it, whose names end with a suffix, and what was left out."""
+    """Files in a folder, not below it, whose names end with a suffix in any case, and what was left out."""
     result = Walk()
     files: list[Path] = []
     try:
@@ -284,7 +301,7 @@ def archives(folder: str | os.PathLike, suffix: str) -> tuple[list[Path], Walk]:
     except OSError:
         return files, result
     for entry in inside:
-        if not entry.name.endswith(suffix):
+        if not entry.name.lower().endswith(suffix):
             continue
         if entry.reason:
             result.leave_out(entry.reason, entry.name)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from vitlens import texts
 from vitlens.cli import (
     FILE_OPTIONS,
     AnyModel,
@@ -145,7 +146,7 @@ def page(
     with tqdm(bar_format="{desc} [{elapsed}]", delay=1, disable=None) as bar:  # in a terminal
 
         def report(step: str) -> None:
-            bar.set_description_str(step)
+            bar.set_description_str(texts.shown(step))
 
         write(vit, shown, out, progress=report, **options)
     photos = photos_sentence([*shown]) if shown else "Its photos are samples."

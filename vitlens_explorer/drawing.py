@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import textwrap
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib import get_data_path, style
+from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 
 from vitlens.plot.alt_text import bundle
@@ -234,10 +236,28 @@ def _draw_page(size: tuple[int, int], images: list, texts: list[_Text]) -> Image
     drawing = ImageDraw.Draw(page)
     for text in texts:
         (letters,) = _sharp(text.size)
-        font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", letters)
+        path, words = _drawable(text.words)
+        font = ImageFont.truetype(path, letters)
         place = SHARP * text.left, SHARP * text.top
-        drawing.text(place, visible(text.words), "#262626", font, text.anchor, spacing=SHARP * 4)
+        drawing.text(place, words, "#262626", font, text.anchor, spacing=SHARP * 4)
     return page
+
+
+def _drawable(words: str) -> tuple[str, str]:
+    """Path of a font for words, and the words in letters that it has."""
+    path = f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf"
+    words = visible(words)
+    if _letters(path).issuperset(map(ord, words.replace("\n", ""))):
+        return path, words
+    from vitlens.plot.glyphs import font_file
+
+    return font_file(words)
+
+
+@functools.cache
+def _letters(path: str) -> frozenset[int]:
+    """The characters of a font."""
+    return frozenset(FT2Font(path).get_charmap())
 
 
 def _paint_marked(panel: dict, picture: Image.Image, size: tuple[int, int]) -> Image.Image:

@@ -12,7 +12,7 @@ from vitlens.recorder.intervention import head_places, mean_outputs
 from vitlens.recorder.supported import attention_modules
 from vitlens_explorer.controls import Control
 from vitlens_explorer.lanes import Check
-from vitlens_explorer.photographs import sample_photographs
+from vitlens_explorer.photographs import sample_photographs, shown_by_the_page
 from vitlens_explorer.words import say
 
 ZERO, AVERAGE = "zero", "mean"
@@ -63,7 +63,8 @@ def mean_head_outputs(model: nn.Module, batch: Tensor, check: Check) -> dict[Hea
     def batches() -> Iterator[Tensor]:
         for photograph in sample_photographs().values():
             check()
-            yield preprocess(model, photograph.image, size=size).to(batch)
+            inputs = preprocess(model, photograph.image, size=size, on_note=shown_by_the_page)
+            yield inputs.to(batch)
 
     means = mean_outputs(model, attention_modules(model), places.values(), batches())
     return {head: means[place].to(batch.dtype) for head, place in places.items()}

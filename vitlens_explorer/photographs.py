@@ -101,7 +101,7 @@ class Forward:
         self.key = key
         self.weights = key[:2]
         size = size or built_size(model)
-        batch = preprocess(model, image, size=size, whole=whole)
+        batch = preprocess(model, image, size=size, whole=whole, on_note=shown_by_the_page)
         self.cropped = "" if whole else crop_words(model, image, size)
         self.pixels = restore(model, batch)[0]
         self.batch = batch.to(next(model.parameters()))
@@ -175,6 +175,10 @@ class Forward:
         if names[0] in self.prefix:
             return " and ".join(names)
         return f"the {names[0]}"
+
+
+def shown_by_the_page(note: str) -> None:
+    """Ignore a note of `preprocess`, because the page shows it (`crop_words`), or has it from `load_image`."""
 
 
 def crop_words(model: nn.Module, image: Image.Image, size: tuple[int, int] | None) -> str:

@@ -28,7 +28,7 @@ from vitlens.recorder.supported import family
 from vitlens_explorer.controls import Control
 from vitlens_explorer.lanes import Check
 from vitlens_explorer.panels import Panel, Scale, scale_of
-from vitlens_explorer.photographs import READOUT, Forward
+from vitlens_explorer.photographs import READOUT, Forward, shown_by_the_page
 from vitlens_explorer.words import number, percent, say
 
 MEAN, MAX, SUM, EVERY = "mean", "max", "sum", "every"
@@ -63,7 +63,8 @@ class Likeness:
         """The target for `vitlens.attribution`."""
         if self.image is None:
             return attribution.text(self.name)
-        batch = preprocess(forward.model, self.image, size=tuple(forward.batch.shape[-2:]))
+        size = tuple(forward.batch.shape[-2:])
+        batch = preprocess(forward.model, self.image, size=size, on_note=shown_by_the_page)
         return attribution.like(batch.to(forward.batch), name=f"“{self.name}”")
 
 

@@ -33,7 +33,8 @@ Classes = Annotated[
     str,
     Option(
         help="Classes of a model without class names: a file of its class names in order, or the order of the data's "
-        "classes in its training: text, natural, case-blind, timm or explorer."
+        "classes in its training: text, natural, case-blind, timm, explorer, "
+        "locale or value."
     ),
 ]
 
@@ -144,7 +145,7 @@ def evaluate(
     from vitlens_paper.evaluate.session import command_of, open_session
 
     working_device(device)
-    if out is not None and out.exists():
+    if out is not None and out.is_file():
         read_results(out)  # refuse a file of another kind before the measurement
     options = {
         "shots": shots,

@@ -12,8 +12,15 @@ from typing import Any
 
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import EVERY_SPLIT, SPLITS, Columns, data_root, find_split
-from vitlens.data.tables import library, read_class_names, reason, with_class_names
-from vitlens.files import announce
+from vitlens.data.tables import (
+    UNWRITABLE,
+    library,
+    read_class_names,
+    reason,
+    require_cache,
+    with_class_names,
+)
+from vitlens.files import announce, read_text
 from vitlens.walk import archives, note_on_overlap, unique_files
 
 
@@ -119,10 +126,24 @@ def _examples(
         except _SeveralFieldsError as problem:
             raise ValueError(f"{file}: {problem}") from None
         except Exception as problem:
+            _require_shared_memory(problem)
+            require_cache(problem, None)
             raise ValueError(
                 f"{file} is not a complete WebDataset shard ({reason(problem)}). Download it again, or unpack it if it "
                 "holds class folders."
             ) from problem
+
+
+def _require_shared_memory(problem: BaseException) -> None:
+    """Raise the true error of a machine without shared memory, whose semaphores the package datasets needs."""
+    cause: BaseException | None = problem
+    while cause is not None:
+        if isinstance(cause, OSError) and not cause.filename and cause.errno in UNWRITABLE:
+            raise ValueError(
+                f"The package datasets needs shared memory, which this machine does not give ({cause.strerror}: "
+                "/dev/shm). Make /dev/shm writable. The data themselves are intact."
+            ) from problem
+        cause = cause.__cause__ or cause.__context__
 
 
 class _SeveralFieldsError(ValueError):
@@ -194,7 +215,7 @@ def _named_files(folder: Path, split: str) -> list[Path]:
         complete = True
         if number.is_file():
             distinct, _ = unique_files(inside)
-            complete = number.read_text().strip() == str(len(distinct))
+            complete = read_text(number).strip() == str(len(distinct))
         if inside and complete:
             by_split.setdefault(word, []).extend(inside)
     chosen = find_split(split, by_split)
@@ -203,7 +224,7 @@ def _named_files(folder: Path, split: str) -> list[Path]:
     listed: dict[str, Any] = {}
     for file in (folder / "info.json", folder / "_info.json"):
         if file.is_file():
-            listed = json.loads(file.read_text(encoding="utf-8")).get("splits", {})
+            listed = json.loads(read_text(file)).get("splits", {})
     listed_split = find_split(split, listed) or ""
     described = listed.get(listed_split, {})
     for name in described.get("filenames", ()):

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import timm
 import torch
+import torchvision
 from forms import cannot_occur, form
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support import encoded, refuses, vitlens
 from torch import nn
 from torch.nn.utils import prune
@@ -411,7 +412,7 @@ def test_precision_of_a_checkpoint_is_named(tmp_path, capsys):
     assert "float16" in capsys.readouterr().err
     double = {key: value.double() + 1e-12 for key, value in state.items()}
     load_model(NAME, checkpoint=saved(double, tmp_path / "w.pth"), **SMALL)
-    assert "rounded from float64" in capsys.readouterr().err
+    assert "rounded to float32" in capsys.readouterr().err
     whole = {key: (100 * value).to(torch.int8) for key, value in state.items()}
     file = saved(whole, tmp_path / "w.pth")
     refuses("int8.*quantized", load_model, NAME, checkpoint=file, **SMALL)
@@ -824,3 +825,170 @@ def test_a_checkpoint_that_is_no_file_is_named(tmp_path):
     )
     for path, words in cases:
         refuses(words, load_model, NAME, checkpoint=path, **SMALL)
+    refuses("a pipe or a device", load_model, tmp_path / "pipe")
+
+
+def test_the_bundled_model_opens_without_notes(capsys):
+    load_model()
+    assert capsys.readouterr().err == ""
+
+
+def saved_vit(folder, edit=None, dtype=torch.float32, **config):
+    """A small ViT of transformers in a folder, with edited weights and settings, and the model itself."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    settings = transformers.ViTConfig(image_size=32, patch_size=16, **sizes)
+    model = transformers.ViTForImageClassification(settings).to(dtype).eval()
+    model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    if edit:
+        state = edit(load_file(file))
+        save_file(state, file, {"format": "pt"})
+    if config:
+        stated = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(stated | config))
+    return model
+
+
+FOLDERS = (
+    ({"edit": lambda state: {k: v.to(torch.int8) for k, v in state.items()}}, "holds integers"),
+    ({"edit": lambda state: {k: v.to(torch.float8_e4m3fn) for k, v in state.items()}}, "quantized"),
+    ({"image_size": 48}, r"position_embeddings has the shape \(1, 5, 16\)"),
+    ({"id2label": {str(n): str(n) for n in range(7)}}, r"\(2,\), and the settings describe \(7,"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config in its config.json"),
+)
+
+
+@form(
+    6,
+    door="Python: load_model(FOLDER) of transformers",
+    case="integer and 8-bit floats, another image size, other classes, a quantization in config.json",
+    right="the tensors and settings of the folder",
+)
+@pytest.mark.parametrize("changes, words", FOLDERS)
+def test_folder_of_transformers_with_other_values_is_refused(tmp_path, changes, words):
+    saved_vit(tmp_path, **changes)
+    refuses(words, load_model, tmp_path)
+
+
+@form(
+    6,
+    door="Python: load_model(FOLDER) of transformers, precision",
+    case="float16 weights for a float32 model, a float16 model, NaN",
+    right="the dtypes and values in the file",
+)
+def test_folder_of_transformers_names_its_precision(tmp_path, capsys):
+    saved_vit(tmp_path / "file", lambda state: {k: v.half() for k, v in state.items()})
+    load_model(tmp_path / "file")
+    assert (
+        "weights are float16. The model computes with them in float32." in capsys.readouterr().err
+    )
+    saved_vit(tmp_path / "half", dtype=torch.float16)
+    load_model(tmp_path / "half")
+    assert "The model computes in float16." in capsys.readouterr().err
+    saved_vit(tmp_path / "nan", lambda state: {k: v * torch.nan for k, v in state.items()})
+    load_model(tmp_path / "nan")
+    assert "values that are not finite" in capsys.readouterr().err
+
+
+@form(
+    6,
+    door="Python: load_model(FOLDER), a library that changes values",
+    case="from_pretrained returns a weight of other values",
+    right="the tensors of the folder",
+)
+def test_values_that_transformers_changes_are_named(tmp_path, monkeypatch):
+    kind = type(saved_vit(tmp_path))
+    original = kind.from_pretrained
+
+    def changed(*args, **kwargs):
+        model, info = original(*args, **kwargs)
+        with torch.no_grad():
+            model.classifier.weight.mul_(1.01)
+        return model, info
+
+    monkeypatch.setattr(kind, "from_pretrained", changed)
+    refuses("1 weights of .* such as classifier.weight", load_model, tmp_path)
+
+
+@form(
+    8,
+    door="Python: load_model(FOLDER) of transformers, files without weights",
+    case="half a file, an LFS pointer, weights of another name, an adapter beside the model",
+    right="the files in the folder",
+)
+def test_folder_of_transformers_names_the_cause(tmp_path):
+    saved_vit(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    (tmp_path / "adapter_config.json").write_text("{}")
+    refuses("an adapter .* beside the model", load_model, tmp_path)
+    (tmp_path / "adapter_config.json").unlink()
+    file.write_bytes(whole[:4000])
+    refuses("ends after 4,000 bytes", load_model, tmp_path)
+    file.write_bytes(POINTER)
+    refuses("pointer of Git LFS", load_model, tmp_path)
+    file.rename(tmp_path / "pytorch_model.bin")
+    refuses("has no model.safetensors", load_model, tmp_path)
+
+
+@form(
+    6,
+    door="Python: load_model(FOLDER) of timm, values",
+    case="integers and NaN in model.safetensors",
+    right="the tensors of the folder",
+)
+def test_folder_of_timm_names_unusable_values(tmp_path, capsys):
+    state = made().state_dict()
+    config = {"architecture": NAME, "num_classes": 5, "pretrained_cfg": {}, "model_args": SMALL}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    file = tmp_path / "model.safetensors"
+    save_file({name: value * torch.nan for name, value in state.items()}, file)
+    load_model(tmp_path)
+    assert "values that are not finite" in capsys.readouterr().err
+    save_file({name: value.to(torch.int8) for name, value in state.items()}, file)
+    refuses("holds integers", load_model, tmp_path)
+
+
+@form(
+    8,
+    door="Python: load_model(torchvision:NAME, checkpoint=), another depth and width",
+    case="a smaller ViT of torchvision, an unknown architecture of open_clip, an empty path",
+    right="the model that was saved",
+)
+def test_a_checkpoint_of_torchvision_names_its_depth(tmp_path):
+    small = torchvision.models.VisionTransformer(32, 16, 2, 2, 16, 32, num_classes=3)
+    file = saved(small.state_dict(), tmp_path / "w.pth")
+    words = "heads. The file has 2 layers, and .*vit_b_16 has 12"
+    refuses(words, load_model, "torchvision:vit_b_16", checkpoint=file)
+    words = "open_clip has no architecture 'ViT-B-33'. Did you mean ViT-B-32"
+    refuses(words, load_model, "open_clip:ViT-B-33", checkpoint=file)
+    refuses("--checkpoint. is empty", load_model, NAME, checkpoint="")
+
+
+@form(
+    6,
+    door="Python: load_model(open_clip:local-dir:FOLDER)",
+    case="float16, NaN, integers, an LFS pointer, no weights",
+    right="the tensors in the folder",
+)
+def test_folder_of_open_clip_names_its_values(tmp_path, capsys, monkeypatch):
+    open_clip = pytest.importorskip("open_clip")
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "tiny-clip", CLIP)
+    state = open_clip.create_model("tiny-clip").state_dict()
+    config = {"model_cfg": CLIP, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    name = f"open_clip:local-dir:{tmp_path}"
+    file = tmp_path / "open_clip_model.safetensors"
+    refuses("no file of weights", load_model, name)
+    save_file({key: value.half() for key, value in state.items()}, file)
+    load_model(name)
+    assert "weights are float16" in capsys.readouterr().err
+    save_file({key: value * torch.nan for key, value in state.items()}, file)
+    load_model(name)
+    assert "values that are not finite" in capsys.readouterr().err
+    save_file({key: value.to(torch.int8) for key, value in state.items()}, file)
+    refuses("integers", load_model, name)
+    file.write_bytes(POINTER)
+    refuses("pointer of Git LFS", load_model, name)

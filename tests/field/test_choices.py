@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 from forms import cannot_occur, form
-from support import encoded, refuses, saved_model, tar, vitlens, write
+from support import encoded, parquet, refuses, saved_model, tar, vitlens, write
 from timm.data import ImageNetInfo
 from timm.data.readers.reader_image_folder import find_images_and_targets
 
@@ -278,3 +278,63 @@ def test_a_shard_of_two_splits(tmp_path):
 
 cannot_occur(5, door="metadata.csv or .jsonl of a folder", reason="they are not read as labels")
 cannot_occur(5, door="named data", reason="their readers have one image and one label")
+
+
+@form(5, door="models of ImageNet, own order", case="two classes swapped", right="the own names")
+def test_imagenet_classes_in_another_order():
+    info = ImageNetInfo()
+    ids = info.label_names()
+    for names in (list(ids), info.label_descriptions()):
+        names[5], names[900] = names[900], names[5]
+        model = timm.create_model("test_vit", num_classes=1000)
+        model.label_names = names
+        assert class_numbers(model, (ids[5], ids[900], ids[7])).tolist() == [900, 5, 7]
+        assert imagenet_numbers(model)[[5, 900]].tolist() == [900, 5]
+
+
+@form(5, door="names of classes, by spelling", case="a and A; É in NFD", right="the own names")
+def test_names_that_differ_in_case_only():
+    model = timm.create_model("test_vit", num_classes=3)
+    model.label_names = ["a", "A", "cafe\u0301"]
+    assert class_numbers(model, ("A", "a", "caf\xe9")).tolist() == [1, 0, 2]
+    assert class_numbers(model, ("A",)).tolist() == [1]
+
+
+@form(5, door="class folders, other orders", case="É, −2 and −1, I … IX", right="by hand")
+@pytest.mark.parametrize(
+    ("names", "order", "numbers"),
+    [
+        (("eclair", "zebra", "\xe9clair"), "locale", [0, 2, 1]),
+        (("-1", "-2", "0"), "value", [1, 0, 2]),
+        (("I", "IX", "V"), None, None),
+    ],
+)
+def test_orders_of_accents_and_values(names, order, numbers):
+    model = timm.create_model("test_vit", num_classes=3)
+    if order is None:
+        assert "I, IX, V are matched by position" in describe_match(model, names)
+        return
+    refuses(rf"\({order}\)", class_numbers, model, names)
+    assert class_numbers(model, names, order).tolist() == numbers
+
+
+@form(5, door="Parquet: ClassLabel, a model without names", case="x2 before x10", right="labels")
+def test_stored_class_numbers_are_not_an_order_of_folders(nameless, tmp_path):
+    names, labels = ["x1", "x2", "x10", "x3"], [0, 1, 2, 3, 2]
+    files = [encoded(i, size=(32, 32)) for i in range(5)]
+    parquet(tmp_path / "d" / "test.parquet", files, labels, sorted(names, key=len))
+    (record, *_) = evaluate(nameless, str(tmp_path / "d"), root=tmp_path / "c", say=str, **OPTIONS)
+    images = load(tmp_path / "d", "test", size=32, root=tmp_path / "c")
+    assert images.stored_classes and images.labels.tolist() == labels
+    from vitlens_paper.evaluate.reading import read, top_classes
+
+    network = load_model(nameless)
+    classes, _ = read(network, images, top_classes(network, k=1))
+    right = sum(int(c) == n for c, n in zip(classes, labels, strict=True))
+    assert record.value == pytest.approx(20 * right, abs=1e-3) and "x1, x2, x3, x10" in record.note
+
+
+@form(5, door="own model of 1,000 classes without names", case="note", right="the sentence")
+def test_assumed_imagenet_classes_are_noted(tmp_path):
+    model = load_model(saved_model(tmp_path, num_classes=1000))
+    assert "are taken as ImageNet's" in describe_match(model, ("tench",))

@@ -10,6 +10,7 @@ from forms import form
 from vitlens import load_image
 from vitlens.data import load
 from vitlens.images import ImageError
+from vitlens.models import preprocess
 
 COLOR_TYPES = {3: 2, 4: 6, 2: 4}
 """PNG's number for colors, colors with opacity, and gray with opacity, by the number of channels."""
@@ -73,3 +74,12 @@ def test_masked_arrays_are_refused():
 def test_addresses_are_named_as_such(address):
     with pytest.raises(ImageError, match="is an address. Download the image"):
         load_image(address)
+
+
+@form(6, door="Python: preprocess without on_note", case="five dark images", right="count by hand")
+def test_preprocess_warns_of_dark_images(vit):
+    dark = [png(levels(12, 3))] * 5
+    with pytest.warns(UserWarning, match="5 of 6 images have levels that use less than") as warned:
+        preprocess(vit(), [*dark, png(levels(16, 3))])
+    assert len(warned) == 1
+    assert str(warned[0].message).count("has levels up to 4,095") == 3

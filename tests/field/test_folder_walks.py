@@ -359,6 +359,24 @@ def test_bind_mounts_count_once(tmp_path):
 
 @form(
     4,
+    door="Python: data.load, root of a mounted disk",
+    case="lost+found, $RECYCLE.BIN, System Volume Information, thumbnails of a storage device",
+    right="the four images, counted by hand",
+)
+def test_folders_of_systems_are_no_classes(tmp_path):
+    images(tmp_path, "a/1.png a/2.png b/1.png b/2.png a/@eaDir/1.png $RECYCLE.BIN/3.png")
+    (tmp_path / "lost+found").mkdir()
+    images(tmp_path / "System Volume Information", "4.png")
+    found = load(tmp_path, "whole", size=8, stream=True, workers=0)
+    assert found.class_names == ("a", "b") and torch.bincount(found.labels).tolist() == [2, 2]
+    assert "3 files of" in found.note
+    notes = []
+    assert len(image_files(tmp_path, notes.append)) == 4
+    assert "3 files are hidden" in notes[0]
+
+
+@form(
+    4,
     door="Python: data.load, folder of usual files",
     case="names that differ in case, hidden and deep files, Thumbs.db, __MACOSX, a zip file",
     right="torchvision's ImageFolder without the hidden files",

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,15 @@ import pytest
 import torch
 from forms import cannot_occur, form
 from PIL import Image
+from safetensors.torch import load_file
 from support import encoded, parquet, refuses, tar, vitlens, write
 from timm.models import save_for_hf
 
 from vitlens import load_model
+from vitlens.data import load
 from vitlens.digests import TrainedOn, read_trained_on, stored_digest
 from vitlens.train import run
-from vitlens_paper.evaluate import evaluate
+from vitlens_paper.evaluate import ablation, evaluate
 
 CLASSES = ("cat", "dog")
 COUNT = 60
@@ -328,3 +331,51 @@ def test_records_of_some_images_are_incomplete():
 cannot_occur(
     1, door="page and app", reason="they show images that the user gives and score nothing"
 )
+
+
+@form(1, door="Python: ablation.effects, an ImageSet", case="images of load", right=HAND)
+def test_ablation_of_a_loaded_set(trained):
+    model, data = trained
+    printed = []
+    options = {"ways": "zero", "progress": False, "workers": 0, "device": "cpu"}
+    images = load(data, "whole", size=8)
+    table = ablation.effects(str(model), images, say=printed.append, **options)
+    assert table.images.unique().tolist() == [len(OUT)]
+    assert "are left out" in " ".join(printed)
+    bare = replace(images, digests=None)
+    table = ablation.effects(str(model), bare, say=printed.append, **options)
+    assert table.images.unique().tolist() == [2 * COUNT] and "cannot be compared" in " ".join(
+        printed
+    )
+
+
+@form(1, door="folder: copies with loss", case="JPEG quality 95, 12 of 16 pixels", right="the note")
+def test_copies_with_loss_are_noted(trained, tmp_path):
+    for i, (name, data) in enumerate(content().items()):
+        path = (tmp_path / name).with_suffix(".jpg")
+        path.parent.mkdir(exist_ok=True)
+        Image.open(io.BytesIO(data)).resize((16 - 4 * (i % 2),) * 2).save(path, quality=95)
+    images, note = scored(trained[0], tmp_path)
+    assert images == 2 * COUNT and "compressed with loss are not recognized" in note
+
+
+@form(1, door="model: checkpoint=, saved again", case=".pth beside, and elsewhere", right=HAND)
+def test_weights_saved_again_without_a_record(trained, tmp_path):
+    model, data = trained
+    weights = load_file(model / "model.safetensors")
+    copy = shutil.copytree(model, tmp_path / "copy")
+    for file in (tmp_path / "w.pth", copy / "w.pth"):
+        torch.save({"state_dict": weights}, file)
+        assert_held_out(model, data, checkpoint=file)
+    torch.save({name: value + 1 for name, value in weights.items()}, tmp_path / "w.pth")
+    images, note = scored(model, data, checkpoint=tmp_path / "w.pth")
+    assert images == 2 * COUNT and "No record" in note
+
+
+@form(1, door="protocols on features, train and test folders", case="copies", right="count by hand")
+def test_images_of_both_splits_are_noted(trained, tmp_path):
+    new = content(seed=5000)
+    for split, names in (("train", list(new)), ("test", [name for name in new if "0.png" in name])):
+        write(tmp_path / split, {f"{name[:3]}/{split}{name[4:]}": new[name] for name in names})
+    images, note = scored(trained[0], tmp_path, protocol="knn")
+    assert images == 12 and "12 of 12 test images are also among the training images" in note

@@ -9,17 +9,20 @@ import re
 import unicodedata
 import zipfile
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import pytest
 from forms import cannot_occur, form
-from support import encoded, saved_model, vitlens, write
+from support import encoded, parquet, saved_model, vitlens, write
 
-from vitlens import files, plot, report
+from vitlens import files, plot, report, texts
 from vitlens.data import load
 from vitlens.models import load_model
 from vitlens.plot import glyphs
+from vitlens.recorder.grid import TokenGrid
 from vitlens.texts import encode, file_name, shown, visible
-from vitlens_explorer import in_page
+from vitlens_explorer import drawing, in_page
 from vitlens_explorer.saving import file_stem
 from vitlens_paper.evaluate import Record, read_results
 from vitlens_paper.evaluate import write as write_records
@@ -192,6 +195,106 @@ def test_figures_draw_all_names_as_they_are(capsys, no_warnings, monkeypatch):
     assert ax.get_xlabel() == "caf\\xe9" and not any(t.get_parse_math() for t in ax.texts)
     if letters == "□":
         assert capsys.readouterr().err.count("installed fonts lack") == 1
+
+
+ODD = [os.fsdecode(b"caf\xe9"), "猫\x1b", "$x_1$ $\\bad{", "w" * 400]
+
+
+@form(
+    7,
+    door="Python: plot functions, labels of ticks",
+    case="bytes, CJK, dollars and 400 letters, also in axes of the caller",
+    right="the texts that Matplotlib draws",
+)
+@pytest.mark.filterwarnings("ignore:Glyph")
+@pytest.mark.parametrize("own", [True, False])
+def test_ticks_have_names_as_they_are(own):
+    ax = None if own else plt.figure().add_subplot()
+    numbers = dict.fromkeys(ODD, 0.1)
+    result = plot.intervals(numbers, numbers, points={name: [0.1] for name in ODD}, ax=ax)
+    figure = result if own else result.figure
+    plot.style.png(figure)
+    labels = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    long = f"{30 * 'w'}…{30 * 'w'}" if own else ODD[3]
+    letters = glyphs.drawable("猫") if own else "猫"
+    assert labels == ["caf\\xe9", f"{letters}\\x1b", ODD[2], long]
+    plt.close("all")
+
+
+@form(
+    7,
+    door="Python: plot functions, ax=",
+    case="formulas, bytes and control characters in a legend, at logarithmic axes",
+    right="the texts that Matplotlib draws, with the powers of its own formatter",
+)
+def test_axes_of_the_caller_get_names_as_they_are():
+    ax = plt.figure().add_subplot(yscale="log")
+    summaries = {name: np.ones((2, 3)) for name in ("$x_1$ $\\bad{", "a\x1b")}
+    plot.attention_distance(summaries, image_size=32, title="b\x07", ax=ax)
+    ax.figure.canvas.draw()
+    drawn = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert drawn[:2] == ["$x_1$ $\\bad{", "a\\x1b"]
+    assert "b\\x07" in [ax.get_title(loc) for loc in ("left", "center")]
+    assert all(tick.label1.get_parse_math() for tick in ax.yaxis.get_major_ticks())
+    plt.close("all")
+
+
+@form(
+    7,
+    door="Python: overlay, and still images of a notebook",
+    case="CJK in a title of the caller, and a letter of one fallback font",
+    right="Matplotlib's warnings of missing letters, and the letters of the font file",
+)
+def test_titles_use_fonts_that_have_the_letters(no_warnings, monkeypatch):
+    monkeypatch.setattr(glyphs, "installed_fallbacks", lambda: ("STIXGeneral",))
+    image = np.zeros((32, 32, 3), np.uint8)
+    rare = chr(min(glyphs.characters(("STIXGeneral",)) - glyphs.characters(("DejaVu Sans",))))
+    ax = plot.overlay(image, np.ones((4, 4)), grid=TokenGrid(4, 4, (8, 8)))
+    ax.set_title(f"{rare}\ue000猫")
+    plot.style.png(ax.figure)
+    assert ax.get_title() == f"{rare}\\ue000□"
+    path, words = drawing._drawable(f"{rare}\x1b")
+    assert "STIXGeneral" in path and words == f"{rare}\\x1b"
+    assert "DejaVuSans.ttf" in drawing._drawable("a − “b”")[0]
+    plt.close("all")
+
+
+@form(
+    7,
+    door="Python: data.load, Parquet with classnames.txt",
+    case="Unicode's line separators, a byte order mark, \\r\\n, empty last lines, another encoding",
+    right="the three names, as written",
+)
+def test_class_names_are_divided_at_line_breaks_only(tmp_path):
+    names = ["a\u2028b", "c\x85d", "\x0be"]
+    parquet(tmp_path / "train-0.PARQUET", [encoded(k) for k in range(3)], [0, 1, 2])
+    file = tmp_path / "classnames.txt"
+    file.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*names, "", ""]).encode())
+    assert load(tmp_path, "train", size=8, workers=0).class_names == tuple(names)
+    file.write_bytes(b"caf\xe9\nb\nc")
+    with pytest.raises(ValueError, match="classnames.txt must be text in UTF-8"):
+        load(tmp_path, "train", size=8, workers=0)
+    file.write_text("\n".join(names), "utf-8")
+    assert texts.lines(files.read_names(file)) == names
+
+
+@form(
+    7,
+    door="command: page, progress bar",
+    case="an escape sequence in the name of an image, 1,000 letters in that of a class",
+    right="the text that the bar gets",
+)
+def test_progress_has_no_control_characters(model_folder, folder, tmp_path, monkeypatch):
+    steps = []
+    monkeypatch.setattr("tqdm.tqdm.set_description_str", lambda _, step: steps.append(step))
+
+    def save_page(vit, shown, out, progress, **_):
+        progress("\x1b]0;a: " + 1000 * "b")
+        out.write_text("")
+
+    monkeypatch.setattr(in_page, "save_page", save_page)
+    vitlens("page", model_folder, folder / BYTES, "--out", tmp_path / "page.html")
+    assert steps[0].startswith("\\x1b]0;a: b") and len(steps[0]) < 250
 
 
 @form(

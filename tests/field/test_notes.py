@@ -1,6 +1,9 @@
 """Changes of pixels on the way to RGB, counted and reported at every door that reads images."""
 
+import io
 import json
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from support import encoded, parquet, profile, saved, saved_model, tar, vitlens,
 
 from vitlens import report
 from vitlens.data import Samples, load, sources
-from vitlens.images import Remark, load_image
+from vitlens.images import ImageError, Remark, load_image
 from vitlens.models import load_model
 from vitlens_explorer import app, in_page
 from vitlens_explorer.explorer import Explorer
@@ -282,6 +285,82 @@ def test_remarks_name_all_changes_of_an_image(model_folder, tmp_path):
     list(report.prepared(load_model(str(model_folder)), [("a", file)], on_note=notes.append))
     (note,) = (note for note in notes if isinstance(note, Remark))
     assert note.kinds == ("transparent", "frames") and "holds 3 images" in note
+
+
+def png_of_gray(depth, row, *chunks):
+    """A PNG file of 8 × 8 gray pixels of some bits, and further chunks, as (name, content)."""
+    size = struct.pack(">IIBBBBB", 8, 8, depth, 0, 0, 0, 0)
+    parts = [(b"IHDR", size), *chunks, (b"IDAT", zlib.compress(8 * (b"\0" + row))), (b"IEND", b"")]
+    data = b"\x89PNG\r\n\x1a\n"
+    for name, content in parts:
+        data += struct.pack(">I", len(content)) + name + content
+        data += struct.pack(">I", zlib.crc32(name + content))
+    return data
+
+
+@form(
+    6,
+    door="Python: load_image, TIFF and PNG",
+    case="TIFF turned by EXIF, which Pillow turns itself, and a PNG file of a gamma of 1",
+    right="the same pixels, transposed by Pillow, and the count of the notes",
+)
+def test_tiff_and_gamma_are_noted():
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 12, 3)).astype(np.uint8)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    notes = []
+    image = load_image(saved(pixels, "TIFF", exif=exif.tobytes()), on_note=notes.append)
+    assert np.array_equal(image, np.rot90(pixels, -1))
+    linear = png_of_gray(8, bytes(range(8)), (b"gAMA", struct.pack(">I", 100_000)))
+    load_image(linear, on_note=notes.append)
+    load_image(png_of_gray(8, bytes(8), (b"gAMA", struct.pack(">I", 45_455))), on_note=notes.append)
+    assert [note.kinds for note in notes] == [("turned",), ("gamma",)]
+
+
+@form(
+    6,
+    door="Python: load_image, bytes of a PNG file",
+    case="a transparent level in gray of 4, 2 and 1 bits",
+    right="the PNG specification by hand: the level is white, the others are scaled to 255",
+)
+@pytest.mark.parametrize("depth, row", [(4, b"\x01\x23\x45\x67"), (2, b"\x1b\x1b"), (1, b"\x55")])
+def test_transparent_levels_of_few_bits_become_white(depth, row):
+    bits = np.unpackbits(np.frombuffer(row, np.uint8)).reshape(8, depth)
+    levels = bits @ (1 << np.arange(depth)[::-1])
+    expected = levels * 255 // (2**depth - 1)
+    expected[levels == 1] = 255
+    notes = []
+    image = load_image(png_of_gray(depth, row, (b"tRNS", b"\0\1")), on_note=notes.append)
+    assert np.array_equal(np.asarray(image)[0, :, 0], expected)
+    assert notes[0].kinds == ("transparent",)
+
+
+@form(
+    6,
+    door="Python: load_image, bytes of a damaged file",
+    case="a CMYK JPEG that was cut and closed, and a header of 3.6 billion pixels",
+    right="the level with which libjpeg fills in, and the product of the sides",
+)
+def test_cut_cmyk_and_huge_header_are_reported():
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 200, 4)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels, "CMYK").save(file, "JPEG")
+    data = file.getvalue()
+    notes = []
+    load_image(data, on_note=notes.append)
+    load_image(data[: len(data) // 2] + b"\xff\xd9", on_note=notes.append)
+    assert [note.kinds for note in notes] == [("cut",)]
+    huge = png_of_gray(8, bytes(8)).replace(
+        b"IHDR" + struct.pack(">II", 8, 8), b"IHDR" + struct.pack(">II", 60_000, 60_000)
+    )
+    start = huge.index(b"IHDR")
+    huge = (
+        huge[: start + 17]
+        + struct.pack(">I", zlib.crc32(huge[start : start + 17]))
+        + huge[start + 21 :]
+    )
+    with pytest.raises(ImageError, match="has 3600000000 pixels and is not decoded"):
+        load_image(huge)
 
 
 cannot_occur(

@@ -2,10 +2,12 @@
 
 import contextlib
 import copy
+import random
 import threading
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -474,3 +476,76 @@ def test_load_model_names_the_argument_that_was_meant():
 def test_load_model_names_a_missing_file():
     with pytest.raises(ValueError, match=r"absent/model.safetensors does not exist"):
         vitlens.load_model("absent/model.safetensors")
+
+
+class Counting(nn.Module):
+    """A timm model with a hook that counts images in a buffer, updates statistics and draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = timm.create_model(
+            "vit_tiny_patch16_224", img_size=SIDE, embed_dim=24, depth=1, num_heads=3
+        )
+        self.norm = nn.BatchNorm2d(3)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_forward_pre_hook(self.count)
+
+    def count(self, module, args):
+        self.seen += len(args[0])
+        F.batch_norm(args[0], self.norm.running_mean, self.norm.running_var, training=True)
+        random.random()
+        np.random.rand()
+        torch.rand(1)
+
+    def forward(self, images):
+        return self.inner(images)
+
+
+@form(
+    6,
+    door="Python: preprocess, a module with hooks",
+    case="a pre-hook that counts in a buffer, updates batch statistics and draws random numbers, in training mode",
+    right="the state before",
+)
+def test_preprocess_leaves_the_state_of_a_module_with_hooks():
+    model = Counting().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    assert preprocess(model, Image.new("RGB", (40, 40)), size=(SIDE, SIDE)).shape[2:] == (
+        SIDE,
+        SIDE,
+    )
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    assert states == after
+    assert model.training and model.norm.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@form(
+    8,
+    door="Python: capture, a recorded program",
+    case="torch.jit.trace and torch.fx",
+    right="the class of the program",
+)
+@pytest.mark.parametrize("record", [torch.fx.symbolic_trace, torch.jit.script])
+def test_capture_names_a_recorded_program(record):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        program = record(model)
+    assert "a program that torch.jit, torch.export or torch.fx recorded" in reason(program)
+
+
+@form(
+    8,
+    door="Python: ablation.effects, a name of an unsupported class",
+    case="a ConvNet of timm by its name",
+    right="refused before its weights are opened",
+)
+def test_ablation_refuses_a_class_before_its_weights(monkeypatch):
+    from vitlens_paper.evaluate import ablation
+
+    monkeypatch.setattr(ablation, "open_session", None)
+    with pytest.raises(UnsupportedModelError, match="not a Vision Transformer"):
+        ablation.effects("resnet18", "digits")

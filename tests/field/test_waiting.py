@@ -18,11 +18,14 @@ import torch
 from filelock import FileLock
 from forms import cannot_occur, form
 from PIL import Image
+from support import encoded, refuses, tar
 
 import vitlens
-from vitlens import data, files, waiting
+from vitlens import cli as vitlens_cli
+from vitlens import data, files, waiting, walk
 from vitlens.data import imageset, named, tables
-from vitlens.train import join, processes
+from vitlens.images import image_files
+from vitlens.train import join, processes, read_recipe, run_folder
 from vitlens_paper.evaluate import read_results
 
 cannot_occur(3, door="a page in the browser", reason="it waits for nothing outside its own file")
@@ -156,6 +159,18 @@ def join_alone(port: int, limit: float, out: Path) -> None:
         result.write_text("interrupted")
 
 
+def test_joining_ends_if_nobody_comes(monkeypatch, hurried, capsys):
+    left_over(monkeypatch, WORLD_SIZE=2, RANK=0, TORCHELASTIC_RUN_ID=1, MASTER_PORT=1)
+    block = threading.Event().wait
+    monkeypatch.setattr("accelerate.PartialState", lambda **_: block(60))
+    with pytest.raises(TimeoutError, match=r"Waited 0.5 s for 1 of 2 processes \(WORLD_SIZE=2"):
+        join("cpu")
+    assert "Unset WORLD_SIZE to run alone." in capsys.readouterr().err
+    with interrupted_after(0.1), pytest.raises(KeyboardInterrupt):
+        join("cpu")
+
+
+@pytest.mark.slow
 @form(
     3,
     door="command: train, WORLD_SIZE=2 left over",
@@ -319,6 +334,18 @@ except ValueError as problem:
 """
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_of_a_script_without_a_guard_are_refused(monkeypatch, tmp_path, method):
+    script = tmp_path / "script.py"
+    script.write_text("train()")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda **_: method)
+    with pytest.raises(ValueError, match="Each worker process runs this script again"):
+        imageset.require_workers()
+
+
+@pytest.mark.slow
 @form(
     3,
     door="Python: a script under spawn and forkserver",
@@ -347,6 +374,8 @@ def test_guarded_scripts_are_not_refused(tmp_path, monkeypatch):
         "train()": True,
         'if __name__ == "__main__":\n    train()': False,
         "if multiprocessing.parent_process() is None: train()": False,
+        "logger = logging.getLogger(__name__)\ntrain()": True,
+        "# if __name__ == '__main__':\ntrain()": True,
     }.items():
         script.write_text(text)
         assert imageset._repeats_script() == repeats
@@ -484,6 +513,56 @@ def test_checkpoint_pipe_is_refused(tmp_path):
         vitlens.load_model("vit_tiny_patch16_224", checkpoint=pipe)
 
 
+@form(
+    3,
+    door="command: train, --recipe a pipe",
+    case="nobody writes into it",
+    right="announced, and a sentence after the limit",
+)
+def test_recipe_pipe_without_a_writer(tmp_path, hurried, capsys):
+    pipe = tmp_path / "recipe.json"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match=r"Waited 0.4 s for data from"):
+        read_recipe(pipe)
+    assert f"Waiting for data from {pipe}" in capsys.readouterr().err
+
+
+@form(
+    3,
+    door="plot.training, a pipe as log",
+    case="another process writes the log",
+    right="the number of its lines",
+)
+def test_log_from_a_pipe(tmp_path):
+    pipe = tmp_path / "log.jsonl"
+    os.mkfifo(pipe)
+    line = '{"step": 1, "steps": 2, "loss": 2.3, "rate": 1.0}\n'
+    writer = threading.Thread(target=pipe.write_text, args=[line])
+    writer.start()
+    figure = vitlens.plot.training(pipe)
+    writer.join()
+    assert figure.axes[0].lines[0].get_ydata().tolist() == [2.3]
+
+
+@form(
+    3,
+    door="files inside a run's and a model's folder",
+    case="training.json, config.json and the metadata of a checkpoint are pipes",
+    right="no wait: the files count as unreadable",
+)
+def test_pipes_inside_of_folders(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("training.json", "config.json", "data.json", "checkpoints/step-00000001.json"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert run_folder.seconds_of_training(tmp_path) == 0.0
+    with pytest.raises(ValueError, match="All checkpoints in"):
+        run_folder.load_checkpoint(tmp_path / "checkpoints")
+    with pytest.raises(ValueError, match="config.json"):
+        vitlens.load_model(tmp_path)
+    assert vitlens_cli.run_images(tmp_path / "model") == []
+
+
 # Caches and downloads
 
 
@@ -565,3 +644,37 @@ def test_download_without_a_network(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cannot be downloaded .*Network is unreachable"):
         named.torchvision_set("mnist", "train", tmp_path)
     assert not any(path.is_file() for path in Path(tmp_path).rglob("*"))
+
+
+@form(8, door="WebDataset, read-only shared memory", case="EROFS", right="/dev/shm, not the shard")
+def test_shards_without_shared_memory(tmp_path, monkeypatch):
+    import datasets
+
+    def fails(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    tar(tmp_path / "test-0.tar", {"a.png": encoded(0), "a.cls": b"0"})
+    monkeypatch.setattr(datasets, "load_dataset", fails)
+    refuses("shared memory.*data themselves are intact", data.load, tmp_path, "test")
+
+
+@form(
+    3,
+    door="folder: data.load, inspect, explain, page (walk)",
+    case="each file takes a fifth of a second, as on a network disk",
+    right="the wait is announced, and the list is complete",
+)
+def test_slow_folder_is_announced(tmp_path, monkeypatch, capsys):
+    for number in range(3):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+    monkeypatch.setattr(waiting, "ANNOUNCE_AFTER", 0.1)
+    listed = walk.entries
+
+    def slowly(folder):
+        for entry in listed(folder):
+            time.sleep(0.2)
+            yield entry
+
+    monkeypatch.setattr(walk, "entries", slowly)
+    assert len(image_files(tmp_path)) == 3
+    assert f"Waiting for the list of files in {tmp_path}" in capsys.readouterr().err

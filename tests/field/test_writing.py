@@ -20,7 +20,7 @@ from forms import cannot_occur, form
 from PIL import Image
 
 import vitlens_explorer.in_page
-from vitlens import files, report, waiting
+from vitlens import files, load_model, plot, report, waiting
 from vitlens.cli import run as command_line
 from vitlens.train import export, fit, recipe, runs, snapshots
 from vitlens_paper.evaluate import Record, ablation, read_results, write
@@ -630,3 +630,163 @@ def test_commands_are_killed_with_nothing_lost(tmp_path):
     files._searched.clear()
     files.write(out, "newer")
     assert names_in(tmp_path) == ["table.csv"]
+
+
+# Other doors
+
+
+def export_again_and_again(folder: Path) -> None:
+    plan = recipe("digits").tiny()
+    model = plan.build()
+    for _ in range(5):
+        export(model, folder, plan, "0123456789")
+
+
+@form(
+    2,
+    door="Python: export, four processes at once",
+    case="a new folder, which one process sees with weights and without config.json",
+    right="no process fails, and the model opens",
+)
+def test_processes_export_into_one_folder(tmp_path):
+    folder = tmp_path / "model"
+    assert exit_codes([fork(export_again_and_again, folder) for _ in range(4)]) == [0, 0, 0, 0]
+    assert names_in(folder) == ["config.json", "model.safetensors"]
+    assert load_model(folder).num_classes == 10
+
+
+@form(
+    2,
+    door="command: train, killed while it exports",
+    case="weights without config.json, with the mark or with the digests of an earlier version",
+    right="the next export goes on",
+)
+def test_export_goes_on_after_a_kill(tmp_path):
+    plan = recipe("digits").tiny()
+    export(plan.build(), tmp_path, plan, "0123456789")
+    (tmp_path / "config.json").unlink()
+    export(plan.build(), tmp_path, plan, "0123456789")
+    assert names_in(tmp_path) == ["config.json", "model.safetensors"]
+    model = plan.build()
+    contents = set()
+    for _ in range(4):
+        export(model, tmp_path, plan, "0123456789")
+        contents.add((tmp_path / "model.safetensors").read_bytes())
+    assert len(contents) == 1, "the same weights are the same file"
+
+
+def explain_slowly(images: Path, out: Path, ready: Path) -> None:
+    """Hold the folder as the command explain does."""
+    with files.lock(out / "scores.csv", "--out", waits=False):
+        ready.touch()
+        time.sleep(60)
+
+
+@form(
+    2,
+    door="command: explain twice at once into one folder",
+    case="the first one has written its scores",
+    right="a sentence with the first one's number, and its scores byte for byte",
+)
+def test_second_explain_is_refused(images, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    header = ",".join(report.COLUMNS["scores.csv"])
+    (out / "scores.csv").write_text(f"{header}\n")
+    first = fork(explain_slowly, images, out, tmp_path / "ready")
+    waiting.until((tmp_path / "ready").exists, "the first process", "", limit=30)
+    code, words = vitlens(monkeypatch, capsys, "explain", images, "--out", out)
+    first.kill()
+    first.join()
+    assert code == 2 and f"Another process is writing to {out / 'scores.csv'}" in words
+    assert f"process {first.pid}" in words
+    assert (out / "scores.csv").read_text() == f"{header}\n"
+
+
+@form(
+    2,
+    door="command: page, evaluate and inspect, an --out that no file can have",
+    case="a removed working folder, a name of 300 letters, links to nothing and in a circle",
+    right="a sentence before the computing, without a number of the system",
+)
+def test_impossible_outputs_are_refused_first(images, tmp_path, monkeypatch, capsys):
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing" / "file")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    reasons = {
+        tmp_path / "nowhere": "is missing",
+        tmp_path / "circle": "Too many levels of symbolic links",
+        tmp_path / ("a" * 300): "File name too long",
+        Path("relative"): "the current folder has been removed",
+    }
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(report, "inspect", lambda *_, **__: pytest.fail("computed first"))
+    for out, reason in reasons.items():
+        for command in (["inspect", images], ["page", images / "cat.png"]):
+            code, words = vitlens(monkeypatch, capsys, *command, "--out", out)
+            assert code == 2 and reason in words and "Errno" not in words, words
+
+
+@form(
+    2,
+    door="Windows: write",
+    case="a virus scanner holds the target, which refuses to be replaced twice",
+    right="the new content, and the temporary file was closed before the rename",
+)
+def test_windows_renames_closed_files(tmp_path, monkeypatch):
+    target = tmp_path / "page.html"
+    target.write_text("older")
+    refused = []
+    replace = os.replace
+
+    def rename(source: Path, path: Path) -> None:
+        descriptors = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+        assert os.path.realpath(source) not in descriptors, "Windows refuses to rename open files"
+        if len(refused) < 2:
+            refused.append(path)
+            raise PermissionError(errno.EACCES, "Access is denied")
+        replace(source, path)
+
+    monkeypatch.setattr(files, "fcntl", None)
+    monkeypatch.setattr(os, "replace", rename)
+    files.write(target, "newer")
+    assert target.read_text() == "newer" and names_in(tmp_path) == ["page.html"]
+
+
+@form(
+    2,
+    door="figures of an earlier version, without a mark",
+    case="beside the numbers of their report, and alone",
+    right="replaced beside them, else kept",
+)
+def test_figures_of_earlier_versions_are_replaced(inspection, tmp_path):
+    numbers = tmp_path / "summary.json"
+    numbers.write_text(json.dumps(inspection.to_dict()))
+    axes = plot.attention_distance(inspection.mean_distance)
+    axes.figure.savefig(tmp_path / "distance.png", dpi=report.SHARP)
+    assert not files.is_figure(tmp_path / "distance.png")
+    report.check_folder(tmp_path, ["distance.png"])
+    numbers.unlink()
+    with pytest.raises(ValueError, match=r"distance.png is not known as a file of vitlens"):
+        report.check_folder(tmp_path, ["distance.png"])
+
+
+@form(
+    2,
+    door="command: train, whose terminal closes",
+    case="SIGHUP, and SIGHUP under nohup",
+    right="the run ends with a checkpoint, and goes on under nohup",
+)
+def test_closed_terminal_ends_a_run_with_a_checkpoint():
+    with runs.Stop() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal == signal.SIGHUP
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with runs.Stop() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signal == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)

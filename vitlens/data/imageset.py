@@ -8,6 +8,7 @@ Shapes: N images, b of them in a batch, H × W pixels, S pixels a side of a squa
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import multiprocessing
@@ -74,6 +75,8 @@ class Samples:
     root: Path | None = None
     files: Sequence[Path] | None = None
     """Files of the images, if `contents` holds decoded ones."""
+    stored_classes: bool = True
+    """True if the data hold class numbers. False if names of folders are sorted for them."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -192,7 +195,9 @@ def samples_of_files(
     The names are bytes in one array, because the reference counts of a million strings would be copied to each worker.
     """
     packed = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
-    return Samples(packed, labels, tuple(class_names), packed, note, root=root)
+    return Samples(
+        packed, labels, tuple(class_names), packed, note, root=root, stored_classes=False
+    )
 
 
 def decode(samples: Samples, i: int, changes: list[Change] | None = None) -> Image.Image | str:
@@ -309,6 +314,7 @@ class ImageSet(_Split):
 
     images: uint8 (N, 3, H, W). labels: int64 (N,). class_names: one name per label, in label order. note: sentences for
     the user about the split. fingerprint: `Samples.fingerprint` of the whole split. digests: those of the images.
+    stored_classes: as in `Samples`.
 
     >>> digits = vitlens.data.load("digits")
     >>> digits.images.shape, digits.class_names[-1]
@@ -321,6 +327,7 @@ class ImageSet(_Split):
     note: str = ""
     fingerprint: str = ""
     digests: Digests | None = None
+    stored_classes: bool = True
 
     def __post_init__(self):
         kind = self.images.dtype
@@ -405,7 +412,15 @@ def decode_all(
     samples = samples.add_note(count_changes(counts, n))
     digests = replace(samples.digests, pixels=pixels)
     fingerprint = samples.fingerprint()
-    return ImageSet(images, labels, samples.class_names, samples.note, fingerprint, digests)
+    return ImageSet(
+        images,
+        labels,
+        samples.class_names,
+        samples.note,
+        fingerprint,
+        digests,
+        samples.stored_classes,
+    )
 
 
 # Streams
@@ -454,9 +469,22 @@ def _repeats_script() -> bool:
     if not file or name.endswith("__main__") or not file.endswith(".py"):
         return False
     with suppress(OSError):
-        text = Path(file).read_text(encoding="utf-8", errors="replace")
-        return not any(word in text for word in ("__name__", "parent_process", "current_process"))
+        text = files.read_text(file, errors="replace")
+        return not _is_guarded(text)
     return False
+
+
+def _is_guarded(script: str) -> bool:
+    """True if a script compares its `__name__`, or looks for its parent process, outside of comments and texts."""
+    try:
+        nodes = list(ast.walk(ast.parse(script)))
+    except (SyntaxError, ValueError):
+        return True  # not this check's matter
+    compared = [node for node in nodes if isinstance(node, ast.Compare)]
+    names = {part.id for node in compared for part in ast.walk(node) if isinstance(part, ast.Name)}
+    called = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    called |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    return "__name__" in names or bool(called & {"parent_process", "current_process"})
 
 
 def lost_workers(problem: BaseException) -> bool:
@@ -589,6 +617,11 @@ class ImageStream(_Split):
     def digests(self) -> Digests:
         """Digests of the stored images."""
         return self.samples.digests
+
+    @property
+    def stored_classes(self) -> bool:
+        """`Samples.stored_classes` of the split."""
+        return self.samples.stored_classes
 
     def digests_of_pixels(self) -> Digests:
         """Digests with those of the pixels, for which at most `DECODED` images are decoded."""

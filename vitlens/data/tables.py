@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitlens import waiting
+from vitlens import texts, waiting
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import Columns, find_split
+from vitlens.files import read_names
 from vitlens.walk import archives, note_on_overlap, unique_files
 
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -272,17 +273,18 @@ def read_class_names(folder: Path) -> tuple[str, ...] | None:
 
     `classes.json` holds a list, or a dict with `names`: a list, or a dict by the WordNet ids in `wnids`.
     """
-    lines = folder / "classnames.txt"
+    listed = folder / "classnames.txt"
     file = folder / "classes.json"
     if file.is_file():
+        text = read_names(file)
         try:
-            return _names_in_json(file.read_text(encoding="utf-8"))
+            return _names_in_json(text)
         except (LookupError, TypeError, ValueError) as problem:
             raise ValueError(
                 f"{file} must hold a list of class names ({problem}). Repair or remove it."
             ) from problem
-    if lines.is_file():
-        return tuple(lines.read_text(encoding="utf-8").splitlines())
+    if listed.is_file():
+        return tuple(texts.lines(read_names(listed)))
     return None
 
 
@@ -295,4 +297,7 @@ def _names_in_json(text: str) -> tuple[str, ...]:
             names = [names[wnid] for wnid in wnids or names]
     if not isinstance(names, list):
         raise TypeError(f"got {names!r:.60}")
+    others = [name for name in names if not isinstance(name, str)]
+    if others:
+        raise TypeError(f"got {others[0]!r:.60}, which is no text")
     return tuple(map(str.strip, names))

@@ -8,8 +8,10 @@ Shapes: B batch, C channels, H height and W width in pixels.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -179,7 +181,7 @@ def _pass(outer: nn.Module, inner: nn.Module, images: Tensor) -> tuple[Tensor | 
     errors = []
     with (
         torch.no_grad(),
-        torch.random.fork_rng(devices=[]),
+        _restored_state(outer),
         eval_mode(outer),
         eager_mode(),
         thread_hooks([(register, stop)]),
@@ -195,6 +197,28 @@ def _pass(outer: nn.Module, inner: nn.Module, images: Tensor) -> tuple[Tensor | 
     if arrived:
         return arrived[0].detach().cpu().double(), ""
     return None, errors[0] if errors else ""
+
+
+@contextlib.contextmanager
+def _restored_state(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a model and all random states after this block, because hooks may change them."""
+    buffers = [
+        (buffer, buffer.detach().clone()) for buffer in model.buffers() if not buffer.is_meta
+    ]
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+    try:
+        with torch.random.fork_rng(devices=sorted(device.index for device in devices)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                if not torch.equal(
+                    buffer, before
+                ):  # an equal copy would end a backward that reads it
+                    buffer.copy_(before)
 
 
 def _reference(inner: nn.Module, images: Tensor, arrived: Tensor | None) -> Tensor | None:

@@ -130,12 +130,7 @@ def fill(
     mismatch = _Mismatch(model, file, content)
     if not tensors:
         raise mismatch.error(_without_tensors(content))
-    for name, value in tensors.items():
-        if value.is_meta:
-            raise ValueError(
-                f"{file}: {name} is on the meta device, so the file holds shapes without values. Save the model after "
-                "its weights are loaded."
-            )
+    _require_present(tensors, file)
     chosen = _choose(model, tensors, file)
     if chosen is None:
         raise mismatch.error(foreign_parts(tensors))
@@ -175,7 +170,8 @@ def fill(
     parts = split_heads(model, weights, chosen.path, _beyond_copies(chosen))
     wrong = _wrong_names(model, parts.backbone, parts.unplaced)
     count_in_file = next((unit.classes for unit in parts.heads if unit.problem is None), 0)
-    mismatch.classes = count_in_file
+    if count_in_file or not parts.heads:
+        mismatch.classes = count_in_file
     if wrong:
         reason = chosen_reason(model, chosen.own)
         raise mismatch.error(f"{reason}{_misfits(wrong)}", chosen.own)
@@ -415,6 +411,16 @@ def _branch(path: str, other: str) -> str:
     return other
 
 
+def _require_present(tensors: dict[str, Tensor], file: Path) -> None:
+    """Raise ValueError for tensors without values."""
+    for name, value in tensors.items():
+        if value.is_meta:
+            raise ValueError(
+                f"{file}: {name} is on the meta device, so the file holds shapes without values. Save the model after "
+                "its weights are loaded."
+            )
+
+
 def _require_values(own: dict[str, Tensor], file: Path) -> None:
     """Raise ValueError for quantized and parametrized weights, and LoRA matrices."""
     for name, value in own.items():
@@ -512,7 +518,7 @@ def require_arrival(model: nn.Module, file: Path, kwargs: dict) -> None:
 
     kwargs: of the model's constructor, in which the caller may have asked for another image size or head.
     """
-    own = dict(flat_tensors(read_weights(file)))
+    own = require_usable(file)
     state = model.state_dict()
     before, folded = _folded(own, state)
     arrival = compare(before, state)
@@ -531,7 +537,38 @@ def require_arrival(model: nn.Module, file: Path, kwargs: dict) -> None:
         folded.append(f"Left out of {file}: {grouped(others)}.")
     if requested:
         folded.append(f"{', '.join(requested)} is resampled for the image size that you gave.")
-    for sentence in folded:
+    for sentence in [*folded, *_precision_notes(model, own, names_half=False)]:
+        print_note(sentence)
+
+
+def require_usable(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file or folder of weights. Raises ValueError for unreadable, quantized and valueless ones."""
+    own = dict(flat_tensors(read_weights(file)))
+    _require_present(own, file)
+    _require_values(own, file)
+    return own
+
+
+def require_same_values(model: nn.Module, own: dict[str, Tensor], name: str) -> None:
+    """Raise ValueError if a library has put other values into a model than its weights hold. Print notes on precision.
+
+    own: the weights. name: of the model. Values that are rounded to the model's precision are a note.
+    """
+    if not own:
+        return
+    state = model.state_dict()
+    kept = next((value.dtype for value in state.values() if value.is_floating_point()), None)
+    rounded = {
+        name: value.to(kept) if value.is_floating_point() else value for name, value in own.items()
+    }
+    changed = compare(rounded, state).changed
+    changed = [name for name in changed if torch.isfinite(state[name]).all()]
+    if changed:
+        raise ValueError(
+            f"{name}: {len(changed)} weights of {model_name(model)} have other values than its file, such as "
+            f"{changed[0]}. The library has changed them."
+        )
+    for sentence in _precision_notes(model, own):
         print_note(sentence)
 
 
@@ -629,6 +666,8 @@ def chosen_reason(model: nn.Module, own: dict[str, Tensor]) -> str:
     """The likely cause of weights that do not fit, as a sentence with a space at its end, or ""."""
     names = model.state_dict().keys()
     called = short_name(model)
+    if library_of(model) != "transformers" and any("patch_embeddings." in name for name in own):
+        return "Its names are those of transformers. Open its folder, or hf:OWNER/NAME. "
     if "dist_token" in own and "dist_token" not in names:
         return (
             "The file is of a distilled model, and this one is plain. Use an architecture with `distilled` in its "
@@ -652,12 +691,15 @@ def chosen_reason(model: nn.Module, own: dict[str, Tensor]) -> str:
             return f"The file has {words}, which {called} lacks. "
         if built and not found:
             return f"{called} has {words}, which the file lacks. "
-    layers = {name.split(".")[1] for name in own if re.match(r"blocks\.\d+\.", name)}
-    own_layers = {name.split(".")[1] for name in names if re.match(r"blocks\.\d+\.", name)}
+    layers = set(re.findall(_LAYER, " ".join(own)))
+    own_layers = set(re.findall(_LAYER, " ".join(names)))
     if layers and own_layers and len(layers) != len(own_layers):
         return f"The file has {len(layers)} layers, and {called} has {len(own_layers)}. "
     return ""
 
+
+_LAYER = r"(?:blocks|layers?|encoder_layer)[._](\d+)\."
+"""The number of a layer in the name of a weight, as a regular expression."""
 
 _PARTS = {
     r"(ls\d\.gamma|\bgamma_\d)$": "layer scale (init_values)",
@@ -774,17 +816,24 @@ def _damage_notes(file: Path) -> list[str]:
     ]
 
 
-def _precision_notes(model: nn.Module, own: dict[str, Tensor]) -> list[str]:
-    """Notes about weights in another precision than the model's, and about those that are no numbers."""
+def _precision_notes(
+    model: nn.Module, own: dict[str, Tensor], *, names_half: bool = True
+) -> list[str]:
+    """Notes about weights in another precision than the model's, and about those that are no numbers.
+
+    names_half: also about half precision that the model computes with in float32, which changes no value.
+    """
     notes = []
     kept = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     kinds = {value.dtype for value in own.values() if value.is_floating_point()} - {kept}
     half = [str(kind).removeprefix("torch.") for kind in kinds if kind.itemsize < kept.itemsize]
-    if half:
+    if half and names_half:
         notes.append(
             f"Its weights are {', '.join(sorted(half))}. The model computes with them in "
             f"{str(kept).removeprefix('torch.')}."
         )
+    elif kept.itemsize < 4:
+        notes.append(f"The model computes in {str(kept).removeprefix('torch.')}.")
     rounded = [
         name
         for name, value in own.items()
@@ -794,7 +843,7 @@ def _precision_notes(model: nn.Module, own: dict[str, Tensor]) -> list[str]:
     ]
     if rounded:
         notes.append(
-            f"{len(rounded)} tensors are rounded from float64 to {str(kept).removeprefix('torch.')}, such as "
+            f"{len(rounded)} tensors are rounded to {str(kept).removeprefix('torch.')}, such as "
             f"{rounded[0]}."
         )
     broken = [

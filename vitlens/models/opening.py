@@ -16,8 +16,8 @@ import timm
 import torch
 from torch import nn
 
-from vitlens import waiting
-from vitlens.digests import read_trained_on
+from vitlens import files, waiting
+from vitlens.digests import TrainedOn, read_trained_on
 from vitlens.models.architecture_guess import fitting_architectures
 from vitlens.models.checkpoint_heads import is_pretraining_part
 from vitlens.models.checkpoint_settings import quickgelu_twin
@@ -26,6 +26,8 @@ from vitlens.models.checkpoints import (
     grouped,
     print_note,
     require_arrival,
+    require_same_values,
+    require_usable,
     weights_digest,
 )
 from vitlens.models.classes import OUTPUTS
@@ -35,7 +37,7 @@ from vitlens.models.preprocessing import (
     data_config,
     measure_preprocessing,
 )
-from vitlens.models.weight_files import flat_tensors, read_weights
+from vitlens.models.weight_files import flat_tensors, read_weights, require_file
 from vitlens.names import require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
@@ -94,6 +96,8 @@ def load_model(
             raise ValueError(
                 "head= (--head) names a classifier in a checkpoint. Give checkpoint=, too."
             )
+        if checkpoint is not None and not str(checkpoint):
+            raise ValueError("checkpoint= (--checkpoint) is empty. Give a file, or leave it out.")
         with _announced(name, may_download=pretrained and checkpoint is None):
             model = _open(name, folder, pretrained, checkpoint, head, kwargs)
     except (ValueError, ModuleNotFoundError):
@@ -117,7 +121,7 @@ def load_model(
         model,
         name=opened_as,
         outputs=kind,
-        trained_on=read_trained_on(source) if pretrained or checkpoint else None,
+        trained_on=_record_of(model, source, folder) if pretrained or checkpoint else None,
         published=pretrained and checkpoint is None and not Path(source).exists(),
     )
     return model.eval()
@@ -133,6 +137,28 @@ def _announced(name: str, may_download: bool) -> AbstractContextManager:
     )
 
 
+def _record_of(model: nn.Module, source: str | os.PathLike, folder: Path) -> TrainedOn | None:
+    """The record of the training images that comes with `source`.
+
+    A file of weights without one has that of its own folder, of the model there, or of `folder`, if the weights are
+    equal.
+    """
+    record = read_trained_on(source)
+    source = Path(source)
+    if record is not None or not source.is_file():
+        return record
+    for place in (folder, source.parent, source.parent / "model"):
+        if not (place / "config.json").is_file():
+            continue
+        record = read_trained_on(place)
+        if record is None:
+            continue
+        with suppress(ValueError):
+            if weights_digest(load_model(place)) == weights_digest(model):
+                return record
+    return None
+
+
 def load_vit(
     name: str | os.PathLike | None = None,
     *,
@@ -144,13 +170,19 @@ def load_vit(
 
     Raises UnsupportedModelError for such a class, and the errors of `load_model`.
     """
-    if name is not None and not Path(name).exists() and not str(name).startswith("hf:"):
-        skeleton = None
-        with suppress(Exception), torch.device("meta"):  # `load_model` reports errors
-            skeleton = load_model(str(name), pretrained=False)
-        if skeleton is not None:
-            attention_modules(skeleton)
+    require_attention(name)
     return load_model(name, checkpoint=checkpoint, head=head, outputs=outputs)
+
+
+def require_attention(name: str | os.PathLike | None) -> None:
+    """Raise UnsupportedModelError for the name of a class without attention, before its weights are downloaded."""
+    if name is None or Path(name).exists() or str(name).startswith("hf:"):
+        return
+    skeleton = None
+    with suppress(Exception), torch.device("meta"):  # `load_model` reports errors
+        skeleton = load_model(str(name), pretrained=False)
+    if skeleton is not None:
+        attention_modules(skeleton)
 
 
 _ARGUMENTS = {"size": "img_size", "image_size": "img_size", "input_size": "img_size"}
@@ -293,6 +325,8 @@ def _unknown_name(name: str) -> ValueError:
             f"{name} is a file, not a model. Weights need the name of their model, too: {_model_of(path)} with "
             f"checkpoint={name} (on the command line --checkpoint)."
         )
+    if not path.is_dir() and (path.exists() or path.is_symlink()):
+        require_file(path)
     owner, _, rest = name.removeprefix("hf-hub:").removeprefix("hf_hub:").partition("/")
     if name in list_models():
         hint = f" Did you mean torchvision:{name}?"
@@ -328,10 +362,10 @@ def _from_folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
     weights_file = folder / "model.safetensors"
     _require_model_folder(folder, config_file, weights_file)
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
+        config = json.loads(files.read_text(config_file))
         settings = config.get("pretrained_cfg") or config
         architecture = str(config["architecture"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{config_file} is not a model's configuration ({type(error).__name__}: {error})."
         ) from error
@@ -389,7 +423,8 @@ def _require_model_folder(folder: Path, config_file: Path, weights_file: Path) -
     """Raise ValueError for a folder without a model in timm's layout: an adapter, a run, or one with missing files."""
     adapter = folder / "adapter_config.json"
     if adapter.is_file() and not config_file.is_file():
-        base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = json.loads(files.read_text(adapter)).get("base_model_name_or_path")
+        base = base or "the model that it was trained on"
         raise ValueError(
             f"{folder} holds a LoRA adapter of {base}, not a model. Open {base} with its library and "
             "peft, call merge_and_unload(), and save the result."
@@ -433,7 +468,7 @@ def _listed_names(names):
 
 def _is_transformers(folder: Path) -> bool:
     with suppress(OSError, ValueError, TypeError):
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(files.read_text(folder / "config.json"))
         return "model_type" in config and "architecture" not in config
     return False
 
@@ -486,11 +521,29 @@ def _build_transformers(kind: type, name: str, config, pretrained: bool) -> nn.M
     """A model of a class of transformers, with random weights or with those of its name, which must be complete."""
     if not pretrained:
         return kind._from_config(config, attn_implementation="sdpa")
+    quantization = getattr(config, "quantization_config", None)
+    if quantization:
+        raise ValueError(
+            f"The weights of {name} are quantized (quantization_config in its config.json). Open the model before "
+            "quantization."
+        )
+    folder = Path(name)
+    if folder.is_dir() and not any((folder / file).is_file() for file in _FILES[1:]):
+        raise ValueError(
+            f"{name} has no model.safetensors. Weights in another file go to checkpoint= (--checkpoint)."
+        )
+    if folder.is_dir() and (folder / "adapter_config.json").is_file():
+        raise ValueError(
+            f"{name} holds an adapter (adapter_config.json) beside the model, which transformers would add to it. Call "
+            "merge_and_unload() of peft and save the result, or move the adapter elsewhere."
+        )
+    weights = require_usable(folder) if folder.is_dir() else None
     options = {
         "config": config,
         "attn_implementation": "sdpa",
         "use_safetensors": True,
         "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # refused below, with the names
     }
     model, info = _here_first(kind.from_pretrained, name, **options)
     missing = info["missing_keys"]
@@ -508,13 +561,31 @@ def _build_transformers(kind: type, name: str, config, pretrained: bool) -> nn.M
     unused = [key for key in unexpected if key not in beyond]
     if unused:
         print_note(f"{kind.__name__} of {name} leaves out: {grouped(unused)}.")
+    for key, in_file, in_model in sorted(info["mismatched_keys"]):
+        raise ValueError(
+            f"The weights of {name} do not fit its settings: {key} has the shape {tuple(in_file)}, and the settings "
+            f"describe {tuple(in_model)}."
+        )
     wrong = sorted(info["missing_keys"]) + beyond
     if wrong:
         raise ValueError(
             f"The weights of {name} do not fit its config.json: {len(wrong)} are missing or have no "
             f"place, such as {wrong[0]}."
         )
+    if weights is None:
+        weights = _downloaded_weights(name)
+    require_same_values(model, weights, name)
     return model
+
+
+def _downloaded_weights(name: str) -> dict:
+    """The tensors in the downloaded file of a model of transformers, or none if it has another name or parts."""
+    from transformers.utils import cached_file
+
+    file = None
+    with suppress(Exception):
+        file = cached_file(name, "model.safetensors", local_files_only=True)
+    return require_usable(Path(file)) if file else {}
 
 
 def _here_first(from_pretrained: Callable, name: str, **options):
@@ -538,6 +609,7 @@ def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
     import open_clip
 
     in_folder = name.startswith("local-dir:")
+    weights = {}
     tag = ""
     if in_folder:
         folder = Path(name.removeprefix("local-dir:"))
@@ -545,8 +617,14 @@ def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
             raise ValueError(
                 f"{folder} has no open_clip_config.json, which open_clip's folders have."
             )
+        if pretrained:
+            file = folder / "open_clip_model.safetensors"
+            weights = require_usable(file if file.is_file() else folder)
     else:
         name, _, tag = name.partition("/")
+    if not in_folder and name not in open_clip.list_models():
+        hint = suggestion(name, open_clip.list_models())
+        raise ValueError(f"open_clip has no architecture {name!r}.{hint}")
     if pretrained and not in_folder:
         tags = [f"{name}/{known}" for known in open_clip.list_pretrained_tags_by_model(name)]
         if f"{name}/{tag}" not in tags:
@@ -559,6 +637,7 @@ def _from_open_clip(name: str, pretrained: bool, **kwargs) -> nn.Module:
     } | kwargs
     if pretrained:
         model, transform = open_clip.create_model_from_pretrained(name, tag or None, **options)
+        require_same_values(model, weights, name)
     else:
         logging.disable(logging.WARNING)  # about random weights
         try:

@@ -22,6 +22,7 @@ from vitlens.images import (
     ImageError,
     ModelInput,
     Remark,
+    Remarks,
     load_image,
     named_sources,
 )
@@ -456,16 +457,18 @@ def preprocess(
 
     A module without a `pretrained_cfg` gets the images with which its only Vision Transformer receives its own
     preprocessing: of the same normalization, or in 0 … 1, 0 … 255 or −1 … 1 if the module normalizes them itself. Test
-    images show which one.
+    images show which one. Hooks of the module see these three images, too, in eval mode. The buffers of the module and
+    the random states are restored afterwards.
 
     images: a source of `load_image`, a folder, a dictionary by name, or an iterable in order, such as a list, a
     generator or a pandas Series. size: (H, W) in pixels, in place of the configured size. After
     `timm.create_model(…, img_size=…)`, pass `built_size(model)`. whole: resize the whole image without a crop. on_note:
     called with a sentence for each image that `load_image` changed or that is cropped to less than half of its area, if
-    the preprocessing is a guess (by default a warning), and if a module changes images before its Vision Transformer.
+    the preprocessing is a guess, and if a module changes images before its Vision Transformer. By default one warning
+    has the first three of each kind, and the number of the others.
 
     Raises ImageError for sources that `load_image` refuses, images with an aspect ratio over 100, and models of neither
-    one nor three channels. Such images of a folder are left out, with a note, or with a warning without `on_note`.
+    one nor three channels. Such images of a folder are left out, with a note.
     Raises ValueError for a module that declares no input, and for one that changes images in another way than by such a
     normalization.
 
@@ -476,7 +479,10 @@ def preprocess(
     transform = _make_transform(plan, whole)
     config = plan.config
     mode = _image_mode(config["input_size"][0])
-    sources = [source for _, source in named_sources(images, on_note)]
+    sentences: list[str] = []
+    remarks = Remarks(sentences.append)
+    say = on_note or remarks
+    sources = [source for _, source in named_sources(images, say)]
     if not sources:
         raise ImageError("Expected an image or several, got none.")
     is_folder = isinstance(images, str | os.PathLike) and os.path.isdir(images)
@@ -485,7 +491,7 @@ def preprocess(
     left_out = []
     for source in sources:
         try:
-            image = load_image(source, on_note=on_note)
+            image = load_image(source, on_note=say)
             _require_compact(*image.size)
         except ImageError as error:
             if not is_folder:
@@ -493,17 +499,18 @@ def preprocess(
             left_out.append(error)
             continue
         loaded.append(image)
-        if crops and on_note is not None:
-            _note_crop(source, image, config, on_note)
+        if crops:
+            _note_crop(source, image, config, say)
     if left_out:
-        _report_left_out(left_out, len(sources), on_note)
-    if on_note is not None:
-        for note in plan.notes:
-            on_note(note)
+        _report_left_out(left_out, len(sources), say)
+    for note in plan.notes:
+        say(note)
     guess = preprocessing_warning(model)
     if guess:
-        say = on_note or warnings.warn
         say(guess)
+    remarks.total(len(loaded))
+    if sentences:
+        warnings.warn(" ".join(sentences), stacklevel=2)
     inputs = [transform(image.convert(mode)) for image in loaded]
     shapes = {tuple(values.shape[1:]) for values in inputs}
     if len(shapes) > 1:
@@ -517,19 +524,14 @@ def _dtype(model: nn.Module) -> torch.dtype:
     return cast(inner, torch.empty(0)).dtype
 
 
-def _report_left_out(
-    errors: list[ImageError], number: int, on_note: Callable[[str], None] | None
-) -> None:
-    """Pass a sentence about the images of a folder that cannot be read to `on_note`, or warn. Raise if none is left."""
+def _report_left_out(errors: list[ImageError], number: int, on_note: Callable[[str], None]) -> None:
+    """Pass a sentence about the images of a folder that cannot be read to `on_note`. Raises if none is left."""
     if len(errors) == number:
         raise errors[0]
     left_out = (
         f"{len(errors):,} of {number:,} images of the folder are left out. The first: {errors[0]}"
     )
-    if on_note is None:
-        warnings.warn(left_out, stacklevel=3)
-    else:
-        on_note(left_out)
+    on_note(left_out)
 
 
 def _image_mode(channels: int) -> str:

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlens.files import read_text
+
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """Names of the files that list the parts of weights in several files."""
 
@@ -64,7 +66,7 @@ def read_weights(file: Path) -> dict:
     """
     if file.is_dir():
         return read_weights(_weights_in(file))
-    _require_file(file)
+    require_file(file)
     if file.name.endswith(".index.json"):
         return _read_parts(file)
     with file.open("rb") as opened:
@@ -77,7 +79,7 @@ def read_weights(file: Path) -> dict:
     return _read_torch(file, start)
 
 
-def _require_file(file: Path) -> None:
+def require_file(file: Path) -> None:
     """Raise ValueError for a path that is not a file, with what it is."""
     if file.is_file():
         return
@@ -134,8 +136,8 @@ def _weights_in(folder: Path) -> Path:
 def _read_parts(index: Path) -> dict:
     """The weights in several files, which an index lists."""
     try:
-        files = json.loads(index.read_text("utf-8"))["weight_map"]
-        names = sorted(set(files.values()))
+        parts = json.loads(read_text(index))["weight_map"]
+        names = sorted(set(parts.values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableWeightsError(
             index, "it is not an index of weights (no weight_map)"
@@ -146,7 +148,7 @@ def _read_parts(index: Path) -> dict:
         if not part.is_file():
             raise UnreadableWeightsError(index, f"its part {name} is missing from {index.parent}")
         content |= read_weights(part)
-    lacking = sorted(set(files) - set(content))
+    lacking = sorted(set(parts) - set(content))
     if lacking:
         raise UnreadableWeightsError(
             index, f"its parts lack {len(lacking)} tensors, such as {lacking[0]}"

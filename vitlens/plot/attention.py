@@ -26,6 +26,7 @@ from vitlens.plot.style import (
     canvas,
     charts,
     color_bar,
+    new_axes,
     rule,
     series_name,
     use_style,
@@ -293,7 +294,7 @@ def attention_distance(
         unit = f"pixels of {height} × {width}"
     with use_style(ax):
         if ax is None:
-            ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
+            ax = new_axes(6.4, 4.2)
         for k, (name, distances) in enumerate(several.items()):
             draw_distances(ax, distances, 6, SERIES[k], (k, len(several)), name)
         layers = max(len(distances) for distances in several.values())

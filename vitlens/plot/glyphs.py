@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import sys
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from matplotlib import rcParams
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, fontManager
@@ -14,9 +16,11 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
 
-from vitlens.texts import visible
+from vitlens.texts import shorten, visible
 
 BOX = "□"
+LONGEST_TICK = 60
+"""Letters of the label of a tick. The middle of longer ones is left out."""
 FALLBACKS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -51,23 +55,71 @@ class Page(Figure):
 
     def draw(self, renderer) -> None:
         """Draw, as in Matplotlib."""
-        for axis in _axes_of(self):
-            formatter = axis.get_major_formatter()
-            if isinstance(formatter, LogFormatter):
-                for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-                    tick.label1.set_parse_math(True)
+        _clean_ticks(self.axes, _tick_label)
+        panels = _panels_of_titles(self.axes)
         for text in self.findobj(Text):
             words = text.get_text()
+            letters = int(self.get_figwidth() * 72 / (0.5 * text.get_fontsize()))
+            letters = max(LONGEST_TICK * 2 // 3, letters // panels.get(text, 1))
+            if len(words) > letters:
+                words = "\n".join(shorten(line, letters) for line in words.split("\n"))
+                text.set_text(words)
             if words.isascii() and visible(words) == words:
                 continue
-            new = drawable(words, tuple(text.get_fontproperties().get_family()))
+            families = with_fallbacks(text.get_fontproperties().get_family())
+            new = drawable(words, families)
             if new != words:
                 text.set_text(new)
+            if not characters(families[:1]).issuperset(map(ord, new)):
+                text.set_fontfamily(families)
         super().draw(renderer)
 
 
-def _axes_of(figure: Figure) -> Iterator[Axis]:
-    for ax in figure.axes:
+def _panels_of_titles(axes: Sequence[Axes]) -> dict[Text, int]:
+    """Number of panels beside each other, by the titles of axes."""
+    panels = {}
+    for ax in axes:
+        place = ax.get_subplotspec()
+        number = place.get_gridspec().ncols if place else 1
+        for title in (ax.title, ax._left_title, ax._right_title):
+            panels[title] = number
+    return panels
+
+
+def _tick_label(text: str) -> str:
+    return drawable(shorten(text, LONGEST_TICK))
+
+
+def escape_texts(ax: Axes) -> None:
+    """Put escapes in place of invisible characters in the texts of a figure of the caller, of which `ax` is a part."""
+    figure = ax.figure
+    _clean_ticks(figure.axes, visible)
+    for text in figure.findobj(Text):
+        words = text.get_text()
+        if visible(words) != words:
+            text.set_text(visible(words))
+
+
+def _clean_ticks(axes: Sequence[Axes], clean: Callable[[str], str]) -> None:
+    """Apply a function to the labels of all ticks, which Matplotlib writes anew in each drawing."""
+    for axis in _axes_of(axes):
+        for formatter in (axis.get_major_formatter(), axis.get_minor_formatter()):
+            if vars(formatter).get("vitlens_clean") is not clean:
+                formatter.format_ticks = functools.partial(_cleaned, clean, formatter.format_ticks)
+                formatter.vitlens_clean = clean
+        if isinstance(axis.get_major_formatter(), LogFormatter):
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+                tick.label1.set_parse_math(True)
+
+
+def _cleaned(
+    clean: Callable[[str], str], labels_of: Callable[[object], list[str]], locations
+) -> list[str]:
+    return [clean(str(label)) for label in labels_of(locations)]
+
+
+def _axes_of(axes: Sequence[Axes]) -> Iterator[Axis]:
+    for ax in axes:
         yield ax.xaxis
         yield ax.yaxis
 
@@ -75,8 +127,35 @@ def _axes_of(figure: Figure) -> Iterator[Axis]:
 @functools.cache
 def installed_fallbacks() -> tuple[str, ...]:
     """The fallback fonts that are installed."""
-    installed = {font.name for font in fontManager.ttflist}
-    return tuple(name for name in FALLBACKS if name in installed)
+    return tuple(name for name in FALLBACKS if name in _installed())
+
+
+@functools.cache
+def _installed() -> frozenset[str]:
+    return frozenset(font.name for font in fontManager.ttflist)
+
+
+def with_fallbacks(families: Sequence[str]) -> tuple[str, ...]:
+    """Names of fonts, in place of those such as "sans-serif" the fonts of Matplotlib's settings, and the fallbacks."""
+    names: list[str] = []
+    for family in families:
+        names += rcParams.get(f"font.{family}", [family])
+    installed = _installed()
+    known = [name for name in names if name in installed] or ["DejaVu Sans"]
+    return tuple(dict.fromkeys([*known, *installed_fallbacks()]))
+
+
+def font_file(text: str) -> tuple[str, str]:
+    """Path of an installed font with the letters of a text, and the text, for programs that draw with one font."""
+    families = ("DejaVu Sans", *installed_fallbacks())
+    wanted = set(map(ord, visible(text))) - {ord("\n"), ord("\t")}
+    best = min(families, key=functools.partial(_number_missing, wanted))
+    path = findfont(FontProperties(family=[best]))
+    return path, drawable(text, (best,))
+
+
+def _number_missing(wanted: set[int], family: str) -> int:
+    return len(wanted - characters((family,)))
 
 
 @functools.cache
@@ -92,8 +171,14 @@ def characters(families: Sequence[str]) -> frozenset[int]:
     return frozenset(covered)
 
 
-def drawable(text: str, families: Sequence[str] = ("DejaVu Sans",)) -> str:
-    """Text in letters that fonts have. Invisible characters become escapes, missing ones a box, said once on stderr."""
+def drawable(text: str, families: Sequence[str] = ()) -> str:
+    """Text in letters that fonts have, by default those of this package's figures.
+
+    Invisible characters become escapes, missing ones a box, said once on stderr.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    families = tuple(families) or ("DejaVu Sans", *installed_fallbacks())
     text = unicodedata.normalize("NFC", visible(text))
     covered = characters(families)
     missing = {c for c in text if ord(c) not in covered and c not in "\n\t"}

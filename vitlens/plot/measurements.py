@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
 from vitlens.plot import style
+from vitlens.plot.glyphs import escape_texts
 from vitlens.plot.style import REFERENCE, SERIES, canvas, rule, series_name
 
 LABEL = 13
@@ -82,6 +83,7 @@ def lines(
 
 def _name_curves(ax: plt.Axes) -> None:
     """Write the label of each curve to the right of the axes, at the height of its last point, in its color."""
+    escape_texts(ax)
     ax.figure.draw_without_rendering()  # sets the limits and the size of the axes
     to_axes = ax.transData + ax.transAxes.inverted()
     ends = {}
@@ -136,14 +138,15 @@ def intervals(
     names = list(values.keys())
     with canvas(ax, 800, 90 + 26 * len(names)) as (ax, result):
         single = [
-            (value, name)
-            for name in names
+            (value, str(place))  # names may hold bytes that pandas refuses
+            for place, name in enumerate(names)
             for value in ({} if points is None else points).get(name, ())
         ]
         if single:
             x, y = zip(*single, strict=True)
+            order = [str(place) for place in range(len(names))]
             sns.stripplot(
-                x=x, y=y, order=names, orient="h", color="0.7", jitter=False, size=4, ax=ax
+                x=x, y=y, order=order, orient="h", color="0.7", jitter=False, size=4, ax=ax
             )
         sides = np.transpose([errors[name] for name in names])
         centers = [values[name] for name in names]

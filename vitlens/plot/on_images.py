@@ -32,6 +32,7 @@ from vitlens.plot.style import (
     bare,
     canvas,
     color_bar,
+    new_axes,
     use_style,
     write_below,
 )
@@ -153,7 +154,7 @@ def _new_axes(picture: Image.Image, bar: float) -> plt.Axes:
     """Axes for an image in a figure of pyplot. bar: width with a color bar, in widths without one."""
     aspect = picture.height / picture.width
     width = HEIGHT * min(WIDEST, 1 / aspect)
-    return plt.subplots(figsize=(width * bar, width * aspect), layout="constrained")[1]
+    return new_axes(width * bar, width * aspect)
 
 
 def _draw_masked(ax: plt.Axes, picture: Image.Image, light: np.ndarray, crop) -> None:

@@ -63,13 +63,25 @@ STYLE = {
 
 
 def use_style(ax: plt.Axes | None = None):
-    """Context that draws in `STYLE` on Matplotlib's defaults. It has no effect with an `ax`, which keeps its style."""
+    """Context that draws in `STYLE` on Matplotlib's defaults. An `ax` keeps its style, and gets names as they are."""
     if ax is not None:
-        return contextlib.nullcontext()
+        return _literal_names(ax)
     import matplotlib.pyplot as plt  # slow, and not needed for the colors of a widget
 
     plt.draw_if_interactive()  # loads a notebook's backend, whose settings the end of the context would undo
     return plt.style.context(["default", STYLE | _fonts()])
+
+
+@contextlib.contextmanager
+def _literal_names(ax: plt.Axes) -> Iterator[None]:
+    """Context in which new texts of an `ax` are no formulas. At its end, invisible characters become escapes."""
+    import matplotlib.pyplot as plt
+
+    from vitlens.plot.glyphs import escape_texts
+
+    with plt.rc_context({"text.parse_math": False}):
+        yield
+    escape_texts(ax)
 
 
 @functools.cache
@@ -94,6 +106,15 @@ def page(
     plt.close(figure)
     figure.get_layout_engine().set(w_pad=margin, h_pad=margin)
     return figure
+
+
+def new_axes(width: float, height: float) -> plt.Axes:
+    """Axes in a figure of pyplot of `width` × `height` inches, which pyplot keeps."""
+    import matplotlib.pyplot as plt
+
+    from vitlens.plot.glyphs import Page
+
+    return plt.figure(figsize=(width, height), layout="constrained", FigureClass=Page).subplots()
 
 
 def png(figure: plt.Figure, dpi: float = DPI) -> bytes:

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 import numpy as np
 
+from vitlens.files import read_text
 from vitlens.plot.attention import draw_distances, number_layers
 from vitlens.plot.inspection import about_gray, shown_positions
 from vitlens.plot.mosaic import map_colors, mosaic
@@ -66,11 +67,11 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
 
     if isinstance(records, str | Path):
         path = Path(records) / "log.jsonl" if Path(records).is_dir() else Path(records)
-        if not path.is_file():
+        if not path.exists():
             raise ValueError(
                 f"Found no log at {path}. Give the directory of a run, or its log.jsonl."
             )
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        records = [json.loads(line) for line in read_text(path, pipes=True).splitlines()]
     table = pd.json_normalize(
         [record if isinstance(record, Mapping) else vars(record) for record in records]
     )

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from vitlens import positions
+from vitlens.files import read_text
 from vitlens.models import load_model
 from vitlens.recorder.supported import input_channels
 
@@ -154,7 +155,7 @@ def _arguments_of(source: str | Path) -> dict:
         folder = folder.parent
     if not folder.is_dir():
         return {}
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = json.loads(read_text(folder / "config.json"))
     arguments = {}
     for name, value in (config.get("model_args") or {}).items():
         if value is not None and not name.endswith(SET_BY_RECIPES):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitlens.data.augment import Augment
+from vitlens.files import read_text
 from vitlens.names import require_known
 from vitlens.plugins import load_plugins
 from vitlens.train.model import settings_of
@@ -168,7 +169,7 @@ def read_recipe(name: str | Path) -> Recipe:
     if path.suffix != ".json":
         return recipe(str(name))
     try:
-        return Recipe.from_json(path.read_text(encoding="utf-8"))
+        return Recipe.from_json(read_text(path, pipes=True))
     except (ValueError, TypeError, AttributeError, OSError) as problem:
         raise ValueError(f"{path} cannot be read as a recipe ({problem}).") from problem
 

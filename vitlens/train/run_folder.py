@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import safetensors
 import safetensors.torch
 import timm
 import torch
@@ -37,7 +38,18 @@ from tqdm.auto import tqdm
 from vitlens.data import ImageSet, ImageStream
 from vitlens.data.imageset import PIXEL_READING, lost_workers, same_images
 from vitlens.digests import FILE, RUN_FILE, Digests, read_trained_on
-from vitlens.files import append, lock, read_object, remove_folder, remove_ours, require_ours, write
+from vitlens.files import (
+    MARK,
+    append,
+    lock,
+    read,
+    read_object,
+    read_text,
+    remove_folder,
+    remove_ours,
+    require_ours,
+    write,
+)
 from vitlens.texts import encode
 from vitlens.train import snapshots
 from vitlens.train.criteria import metric_name, validate
@@ -106,8 +118,8 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict]:
     """
     for marker in newest_first(folder):
         try:
-            content = json.loads(marker.read_bytes())
-            payload = marker.with_suffix(".safetensors").read_bytes()
+            content = json.loads(read_text(marker))
+            payload = read(marker.with_suffix(".safetensors"), pipes=False)
             if hashlib.sha256(payload).hexdigest() != content["sha256"]:
                 raise ValueError("its tensors differ from what was written")
             return safetensors.torch.load(payload), content
@@ -433,7 +445,7 @@ def log_lines(log: Path, last_step: int) -> list[str]:
     """Complete lines of a log up to a step. Later ones will be written again."""
     if not log.exists():
         return []
-    lines = log.read_text(errors="replace").splitlines(keepends=True)
+    lines = read_text(log, errors="replace").splitlines(keepends=True)
     return [line for line in lines if _step_of_line(line) <= last_step]
 
 
@@ -570,7 +582,7 @@ def read_finished_run(
         "built_by": built_by,
     }
     try:
-        account = json.loads((out / "training.json").read_text())
+        account = json.loads(read_text(out / "training.json"))
         recipe = Recipe.from_dict(account["recipe"])
         same_facts = all(account[name] == value for name, value in expected.items())
         same_facts = same_facts and same_images(account["pictures"], train.fingerprint)
@@ -586,7 +598,7 @@ def seconds_of_training(out: Path) -> float:
     seconds = [0.0]
     for path in (out / "training.json", *newest_first(out / "checkpoints")):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            seconds.append(float(json.loads(path.read_text())["seconds"]))
+            seconds.append(float(json.loads(read_text(path))["seconds"]))
     return max(seconds)
 
 
@@ -625,29 +637,59 @@ def export(
             f"Expected {recipe.num_classes} class names, one for each class, got {len(class_names)}."
         )
     folder = Path(folder)
-    config_file = folder / "config.json"
-    require_ours({config_file: is_config}, "folder")
-    if not config_file.exists():
-        require_ours({folder / "model.safetensors": lambda path: False}, "folder")
-    folder.mkdir(parents=True, exist_ok=True)
     state = convert_weights({**model.state_dict(), **(weights or {})}, dtype)
     prefixes = pretraining_prefixes(model, recipe)
     head = {name: state.pop(name) for name in list(state) if name.startswith(prefixes)}
-    if head:
-        # Apart, because timm up to 1.0.28 rejects directories with two files of weights.
-        head_folder = folder / "pretraining_head"
-        head_folder.mkdir(exist_ok=True)
-        write(head_folder / "head.safetensors", safetensors.torch.save(head))
-    content = safetensors.torch.save(state, metadata={"format": "pt"})
+    content = _marked(safetensors.torch.save(state, metadata={"format": "pt"}))
     if digests is not None:
         content = digests.embed(content)
-        write(folder / FILE, digests.to_bytes())
-    write(folder / "model.safetensors", content)
-    config = hub_config(model, recipe, class_names)
-    write(folder / "config.json", json.dumps(config, indent=2).encode())
-    if training is not None:
-        write(folder / "training.json", json.dumps(training, indent=2, ensure_ascii=False))
+    config = json.dumps(hub_config(model, recipe, class_names), indent=2)
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder / "config.json", "folder"):
+        _require_model_of_vitlens(folder)
+        if head:
+            # Apart, because timm up to 1.0.28 rejects directories with two files of weights.
+            head_folder = folder / "pretraining_head"
+            head_folder.mkdir(exist_ok=True)
+            write(head_folder / "head.safetensors", safetensors.torch.save(head))
+        if digests is not None:
+            write(folder / FILE, digests.to_bytes())
+        write(folder / "model.safetensors", content)
+        write(folder / "config.json", config.encode())
+        if training is not None:
+            write(folder / "training.json", json.dumps(training, indent=2, ensure_ascii=False))
     return folder
+
+
+def _require_model_of_vitlens(folder: Path) -> None:
+    """Raise ValueError for a folder with the model of another program."""
+    config_file = folder / "config.json"
+    require_ours({config_file: is_config}, "folder")
+    if not config_file.exists():  # an export may have been killed before it wrote this file
+        earlier = is_digests(folder / FILE)  # earlier versions had no mark
+        require_ours({folder / "model.safetensors": is_exported} if not earlier else {}, "folder")
+
+
+def _marked(weights: bytes) -> bytes:
+    """A safetensors file with a mark in its metadata, by which it is known without the config.json.
+
+    Added here, because the library writes several metadata in random order.
+    """
+    length = int.from_bytes(weights[:8], "little")
+    header = json.loads(weights[8 : 8 + length])
+    header["__metadata__"]["software"] = MARK
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors are aligned
+    return len(text).to_bytes(8, "little") + text + weights[8 + length :]
+
+
+def is_exported(path: Path) -> bool:
+    """True for the weights of a model of `export`."""
+    if not path.is_file():
+        return False
+    with suppress(OSError, safetensors.SafetensorError), safetensors.safe_open(path, "pt") as file:
+        return (file.metadata() or {}).get("software") == MARK
+    return False
 
 
 def pretraining_prefixes(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:

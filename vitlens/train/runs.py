@@ -21,7 +21,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from vitlens.data import SOURCES, ImageSet, ImageStream, load
-from vitlens.files import check_writable, lock_folder, write
+from vitlens.files import check_writable, lock_folder, read_text, write
 from vitlens.train import snapshots
 from vitlens.train.criteria import build_criterion, choose_precision
 from vitlens.train.loop import FIRST, Step, fit
@@ -327,7 +327,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
 def read_data_file(out: Path) -> dict:
     """The content of a run's `data.json`, or {}."""
     path = out / "data.json"
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return json.loads(read_text(path)) if path.exists() else {}
 
 
 def write_data_file(
@@ -460,8 +460,14 @@ def progress(bar: tqdm, step: Step) -> dict[str, str]:
     return values
 
 
+STOPPING = [signal.SIGINT, signal.SIGTERM]
+"""Signals that end a run with a checkpoint. SIGHUP comes when a terminal or a connection closes. Windows has none."""
+if hasattr(signal, "SIGHUP"):
+    STOPPING.append(signal.SIGHUP)
+
+
 class Stop:
-    """Handler that stores Ctrl-C and SIGTERM, so that the run ends after the current step.
+    """Handler that stores the signals `STOPPING`, so that the run ends after the current step.
 
     A second Ctrl-C ends it immediately. Only active in the main thread, which alone receives signals.
     """
@@ -472,8 +478,9 @@ class Stop:
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.signal(number, self._store)
+            for number in STOPPING:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets for SIGHUP
+                    self.handlers[number] = signal.signal(number, self._store)
         return self
 
     def __exit__(self, *_) -> None:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from vitlens import files
-from vitlens.classes import class_numbers, describe_match
+from vitlens.classes import describe_match
 from vitlens.data import ImageSet, ImageStream
+from vitlens.models.opening import require_attention
 from vitlens.names import require_known
 from vitlens.recorder import intervention
 from vitlens.recorder.forward import eval_mode, require_finite, run
@@ -93,16 +94,17 @@ def effects(
         checkpoint=checkpoint,
         head=head,
     )
+    if isinstance(model, str | Path):
+        require_attention(model)
     session = open_session(evaluation, **settings)
     network = session.network
     heads = head_places(network, attention_modules(network))
     require_capturable(network)
     if named:
         data = session.images("whole")
-        class_numbers(network, data.class_names, str(classes))  # raises before images are compared
-        data = session.to_score(data)
+    numbers = session.class_numbers(data, str(classes))  # raises before images are compared
+    data = session.to_score(data)
     data = data.to(session.world.device)
-    numbers = class_numbers(network, data.class_names, str(classes))
     session.note(describe_match(network, data.class_names, str(classes)))
     rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:images]
     batches = rows.tensor_split(max(1, len(rows) // batch))

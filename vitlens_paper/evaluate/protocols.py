@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitlens import files
 from vitlens.classes import class_numbers, describe_match, imagenet_numbers
 from vitlens.models import class_count, load_model
 from vitlens.models.opening import short
@@ -102,7 +103,7 @@ def top1(session: Session, *, classes: str | Path = "") -> Iterator[Record]:
     """
     network = session.network
     images = session.images("whole")
-    numbers = class_numbers(network, images.class_names, str(classes))
+    numbers = session.class_numbers(images, str(classes))
     match = describe_match(network, images.class_names, str(classes))
     session.note(match)
     images = session.to_score(images)
@@ -129,7 +130,9 @@ def fewshot(
     every_support = [support for several in by_shots.values() for support in several]
     rows = torch.cat(every_support).unique()
     train = session.features(images.select_rows(rows), "train")
-    test = session.features(session.to_score(session.images("test")), "test")
+    test_images = session.to_score(session.images("test"))
+    session.note_shared(images.select_rows(rows), test_images)
+    test = session.features(test_images, "test")
     for number, several in by_shots.items():  # from rows of the images to rows of `train`
         by_shots[number] = [torch.searchsorted(rows, support) for support in several]
     note = ONE_SEED if seeds == 1 else ""
@@ -158,8 +161,10 @@ def probe(session: Session) -> Iterator[Record]:
 
 def _train_and_test(session: Session) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Features and labels of the training images and of the test images."""
-    train = session.features(session.images("train"), "train")
-    test = session.features(session.to_score(session.images("test")), "test")
+    train_images, test_images = session.images("train"), session.to_score(session.images("test"))
+    session.note_shared(train_images, test_images)
+    train = session.features(train_images, "train")
+    test = session.features(test_images, "test")
     return train, test
 
 
@@ -183,7 +188,7 @@ class Tuning:
         if self.recipe:
             name = short(self.recipe)
             if Path(self.recipe).is_file():
-                name += f" ({short_digest(Path(self.recipe).read_bytes())})"
+                name += f" ({short_digest(files.read(self.recipe, pipes=False))})"
             parts = [name, *parts]
         return ", ".join(parts) or None
 
@@ -325,9 +330,10 @@ def fine_tune(session: Session, tuning: Tuning, data: str) -> TunedScore:
         remove_checkpoints(folder / "checkpoints")
         model = load_model(folder / "model").to(world.device)
         images = session.to_score(session.open(data, "test", model))
+        session.note_shared(session.open(data, "train", model), images)
         output = top_classes(model, k=1)
         classes, labels = read(model, images, output, world=world, progress=f"{data}, tuned")
-        numbers = class_numbers(model, images.class_names)
+        numbers = class_numbers(model, images.class_names, stored=images.stored_classes)
         values.append(top_k(classes, numbers[labels], 1).value)
     session.note(images.note)
     return TunedScore(over_seeds(values, len(labels)), len(labels))

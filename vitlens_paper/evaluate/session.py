@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens.data import ImageStream
+from vitlens.classes import class_numbers
+from vitlens.data import ImageSet, ImageStream
 from vitlens.models import load_model, weights_digest
 from vitlens.models.opening import short
 from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
@@ -93,7 +95,7 @@ class Session:
             label_key=self.label_key,
         )
 
-    def to_score(self, images: ImageStream) -> ImageStream:
+    def to_score(self, images: ImageSet | ImageStream) -> ImageSet | ImageStream:
         """The images without those that the model was trained on. Notes how many, and what could not be decided."""
         kept, note = unseen(self.network, images)
         self.note(note)
@@ -101,6 +103,19 @@ class Session:
         self.opened[:] = [split for split in self.opened if split is not images]
         self.opened.append(kept)
         return kept
+
+    def note_shared(self, train: ImageStream, test: ImageStream) -> None:
+        """Note the number of test images that are also training images, by the digests of the stored images."""
+        shared = int(np.isin(test.digests.either, train.digests.either).sum())
+        if shared:
+            text = f"{shared:,} of {len(test):,} test images are also among the training images of the data."
+            self.note(text)
+            self.notes[text] = None
+
+    def class_numbers(self, images: ImageSet | ImageStream, classes: str = "") -> Tensor:
+        """The model's number for each class of the images, as in `vitlens.classes.class_numbers`."""
+        names = images.class_names
+        return class_numbers(self.network, names, classes, stored=images.stored_classes)
 
     def features(self, images: ImageStream, progress: str) -> tuple[Tensor, Tensor]:
         """Inputs (N, D) of the head for images, and their labels (N,)."""

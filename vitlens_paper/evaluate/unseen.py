@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitlens.data import ImageStream
+from vitlens.data import ImageSet, ImageStream
 from vitlens.data.imageset import same_images
 from vitlens.data.sources import open_samples
 from vitlens.digests import DECODED, TrainedOn
@@ -24,13 +24,18 @@ UNKNOWN = (
     "No record of the images that this model was trained on was found, so any of them that are among the scored images "
     "count."
 )
+LOSSY = "Copies of training images that were resized or compressed with loss are not recognized."
+WITHOUT_DIGESTS = (
+    "Images that are passed as an ImageSet without digests cannot be compared with the training images, so any of "
+    "these count. vitlens.data.load returns digests."
+)
 EARLIER = (
     "The record of this model's training is of an earlier version, which cannot tell whether training images are among "
     "the scored images."
 )
 
 
-def unseen(model: nn.Module, images: ImageStream) -> tuple[ImageStream, str]:
+def unseen(model: nn.Module, images: ImageSet | ImageStream) -> tuple[ImageSet | ImageStream, str]:
     """The images that a model was not trained on, and a note on those left out and on what could not be decided.
 
     Images are compared by the digests of their stored bytes. If the record has digests of pixels, at most `DECODED`
@@ -45,12 +50,13 @@ def unseen(model: nn.Module, images: ImageStream) -> tuple[ImageStream, str]:
     if record is None:
         published = card is not None and card.published
         return images, "" if published else UNKNOWN
+    if images.digests is None:
+        return images, WITHOUT_DIGESTS
     if record.digests is None:
         return _unseen_of_earlier(record, images)
-    samples = images.samples
-    stored, pixels = samples.digests.stored, samples.digests.pixels
+    stored, pixels = images.digests.stored, images.digests.pixels
     seen = record.contains(stored, pixels)
-    notes = []
+    notes = [LOSSY]
     rest = np.flatnonzero(~seen & (pixels == 0))
     if len(rest) and not record.digests.pixels.any():
         notes.append("Copies of training images that were saved again are not recognized.")
@@ -60,8 +66,9 @@ def unseen(model: nn.Module, images: ImageStream) -> tuple[ImageStream, str]:
             "recognized."
         )
     elif len(rest):
-        pixels = pixels.copy()
-        pixels[rest] = samples.pixel_digests(rest.tolist())
+        if isinstance(images, ImageStream):  # an `ImageSet` holds resized images
+            pixels = pixels.copy()
+            pixels[rest] = images.samples.pixel_digests(rest.tolist())
         seen = record.contains(stored, pixels)
     if not record.complete:
         notes.append(
@@ -71,13 +78,15 @@ def unseen(model: nn.Module, images: ImageStream) -> tuple[ImageStream, str]:
     return _keep(images, ~seen, notes)
 
 
-def _keep(images: ImageStream, kept: np.ndarray, notes: list[str]) -> tuple[ImageStream, str]:
+def _keep(
+    images: ImageSet | ImageStream, kept: np.ndarray, notes: list[str]
+) -> tuple[ImageSet | ImageStream, str]:
     count = len(kept)
     left_out = count - int(kept.sum())
     if left_out == count:
         raise ValueError(
-            f"The model was trained on all {count:,} images of {images.source}, so none is left to score. Give images "
-            "that it was not trained on."
+            f"The model was trained on all {count:,} images of {_source(images)}, so none is left to score. Give "
+            "images that it was not trained on."
         )
     if not left_out:
         return images, " ".join(notes)
@@ -86,10 +95,16 @@ def _keep(images: ImageStream, kept: np.ndarray, notes: list[str]) -> tuple[Imag
     return images.select_rows(rows), " ".join([left, *notes])
 
 
-def _unseen_of_earlier(record: TrainedOn, images: ImageStream) -> tuple[ImageStream, str]:
+def _source(images: ImageSet | ImageStream) -> str:
+    return images.source if isinstance(images, ImageStream) else "the set"
+
+
+def _unseen_of_earlier(
+    record: TrainedOn, images: ImageSet | ImageStream
+) -> tuple[ImageSet | ImageStream, str]:
     """The images that the run of an earlier version held out, if its checksums are those of an undivided folder."""
-    source = images.source
-    if not Path(source).is_dir() or images.whole.root is None:
+    source = images.source if isinstance(images, ImageStream) else ""
+    if not source or not Path(source).is_dir() or images.whole.root is None:
         return images, EARLIER
     try:
         train = open_samples(source, "train")

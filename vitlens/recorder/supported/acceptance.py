@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from vitlens.recorder.supported.lookup import (
@@ -74,6 +75,11 @@ def _why_not(model: nn.Module) -> str:
     name = type(model).__name__
     if name in timm.REASONS:
         return timm.REASONS[name]
+    if isinstance(model, torch.jit.ScriptModule | torch.fx.GraphModule):
+        return (
+            "it is a program that torch.jit, torch.export or torch.fx recorded, without the modules of the model; pass "
+            "the model itself"
+        )
     library = type(model).__module__.split(".")[0]
     if library in ("transformers", "torchvision") and not list(transformers_in(model)):
         return library_file(library).why_not(name)
