@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +19,10 @@ sys.modules.setdefault(
     "rfc3987_syntax", None
 )  # jsonschema's check of addresses, which takes 3 s to import
 REAL_DATA = os.environ.get("VITLENS_REAL_DATA")
+
+# Shells start background jobs with Ctrl-C ignored, which child processes of tests would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config):

@@ -29,6 +29,7 @@ from vitlens import load_image, load_model
 from vitlens.data import load
 from vitlens.data.sources import EVERY_SPLIT
 from vitlens.images import ImageError
+from vitlens.walk import SYSTEM_FOLDERS
 
 LIMIT = 20
 """Seconds that a case may take."""
@@ -91,7 +92,7 @@ class Folders:
 
 
 def is_class_name(name: str) -> bool:
-    ordinary = name.strip() == name and not name.startswith(".") and name != "__MACOSX"
+    ordinary = name.strip() == name and not name.startswith(".") and name not in SYSTEM_FOLDERS
     return ordinary and name.lower() not in EVERY_SPLIT and len(os.fsencode(name)) < 200
 
 

@@ -246,7 +246,9 @@ def save(model, path: Path) -> Path:
 @form(1, door="model: no record", case="weights saved by hand", right="the note in record, screen")
 def test_unknown_training_images_are_noted(trained, tmp_path):
     model, data = trained
-    file = save(load_model(model), tmp_path / "w.pth")
+    changed = load_model(model)
+    changed.head.bias.data += 1
+    file = save(changed, tmp_path / "w.pth")
     opened = load_model(model, checkpoint=file)
     images, note = scored(opened, data)
     assert images == 2 * COUNT and "No record of the images" in note

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from forms import cannot_occur, form
+from PIL import Image
 from support import encoded, parquet, saved_model, vitlens, write
 
 from vitlens import files, plot, report, texts
@@ -376,3 +377,17 @@ cannot_occur(7, door="app: uploads", reason="browsers give names as valid Unicod
 cannot_occur(
     7, door="checkpoint folders of a run", reason="their files are named by numbers of steps"
 )
+
+
+@form(
+    7, door="Python: data.load, a damaged file", case="a class with a line break", right="one line"
+)
+def test_messages_about_files_are_one_line(tmp_path):
+    folder = tmp_path / "a\nb"
+    folder.mkdir()
+    for number in range(3):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+    (folder / "2.png").write_bytes(b"")
+    with pytest.raises(ValueError) as refused:
+        load(tmp_path, "whole", size=8)
+    assert "a\\nb/2.png" in str(refused.value) and "\n" not in str(refused.value)

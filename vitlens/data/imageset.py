@@ -37,6 +37,7 @@ from vitlens.data.sources import SPLITS, Columns, open_samples, process_count
 from vitlens.digests import DECODED, Digests, pixel_digest, stored_digest
 from vitlens.images import MAX_ELONGATION, Change, count_changes, note_file, rgb
 from vitlens.names import require_known
+from vitlens.texts import shown
 
 CHUNK = 32  # images that a worker reads at a time, to keep shared memory small
 TRIED = 16  # images of a stream that are read for its note before others are
@@ -217,12 +218,12 @@ def decode(samples: Samples, i: int, changes: list[Change] | None = None) -> Ima
         else:
             image = rgb(content, changes)
     except UnidentifiedImageError:
-        return f"{samples.name(i)} (no image of a known format)"
+        return f"{shown(samples.name(i))} (no image of a known format)"
     except Exception as problem:  # decoders raise many types on damaged files
-        return f"{samples.name(i)} ({type(problem).__name__}: {problem})"
+        return f"{shown(samples.name(i))} ({type(problem).__name__}: {shown(problem)})"
     w, h = image.size
     if max(h, w) > MAX_ELONGATION * min(h, w):
-        return f"{samples.name(i)} (a strip of {w} × {h} pixels)"
+        return f"{shown(samples.name(i))} (a strip of {w} × {h} pixels)"
     return image
 
 
@@ -795,7 +796,7 @@ def load(
         fit = uint8_tensor if size is None else Fitting(size, squash)
     if stream:
         return ImageStream(samples, size, fit, workers, device, source=source)
-    images = decode_all(samples, f"the {split} split of {source}", fit, size, workers)
+    images = decode_all(samples, f"the {split} split of {shown(source)}", fit, size, workers)
     return images.to(device)
 
 
@@ -813,7 +814,7 @@ def open_labeled(
         note = f"The test images of {source} have no labels, so its validation images are used."
         samples = replace(validation, note=f"{note} {validation.note}".strip())
     if not _has_labels(samples):
-        raise ValueError(f"The {split} split of {source} holds no image with a label.")
+        raise ValueError(f"The {split} split of {shown(source)} holds no image with a label.")
     return samples
 
 

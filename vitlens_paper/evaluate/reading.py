@@ -17,6 +17,7 @@ from vitlens.data.augment import normalize
 from vitlens.models import data_config, pixels
 from vitlens.recorder.forward import cast, eval_mode, pooled_features, run
 from vitlens.recorder.supported import model_name
+from vitlens.texts import shown
 from vitlens.train import World
 
 
@@ -170,7 +171,9 @@ def read(
     wrong = (~valid.flatten(1).all(1)).nonzero()
     if len(wrong):
         first = int(wrong[0])
-        name = data.samples.name(first) if isinstance(data, ImageStream) else f"number {first}"
+        name = f"number {first}"
+        if isinstance(data, ImageStream):
+            name = shown(data.samples.name(first))
         raise ValueError(
             f"The model's outputs for {len(wrong)} of {len(data)} images are not finite, the first being {name}. "
             "Check its weights and its precision."
