@@ -36,7 +36,7 @@ LIMIT = 20
 
 
 def sentence(error: Exception) -> str:
-    """The message of an error for a person. Fails for other errors and for messages that are no sentence."""
+    """The message of an error for a person. Fails for other types of errors, and for messages without a sentence."""
     text = str(error)
     assert isinstance(error, ValueError), repr(error)
     assert len(text.split()) >= 4 and text.rstrip().endswith((".", ")", "…")), repr(text)

@@ -186,9 +186,10 @@ def crop_words(model: nn.Module, image: Image.Image, size: tuple[int, int] | Non
     config = data_config(model, size)
     if config["crop_mode"] != "center":
         return ""
-    _, *sides = config["input_size"]
-    scale = min(image.height / sides[0], image.width / sides[1])
-    rows, cols = (round(scale * side**2 / int(side / config["crop_pct"])) for side in sides)
+    _, height, width = config["input_size"]
+    scale = min(image.height / height, image.width / width)
+    rows = round(scale * height**2 / int(height / config["crop_pct"]))
+    cols = round(scale * width**2 / int(width / config["crop_pct"]))
     if rows >= image.height and cols >= image.width:
         return ""
     numbers = {"rows": rows, "cols": cols, "width": image.width, "height": image.height}

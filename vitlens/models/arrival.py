@@ -165,7 +165,7 @@ def _normalize(images: Tensor, mean: tuple, std: tuple) -> Tensor:
 
 
 def _pass(outer: nn.Module, inner: nn.Module, images: Tensor) -> tuple[Tensor | None, str]:
-    """What arrives at the embedding of the inner model, as a float64 tensor, and the error of the forward or ""."""
+    """Input of the inner model's embedding, as a float64 tensor or None, and the error of the forward or ""."""
     embedding = family(inner).embedding
     arrived = []
 
@@ -215,14 +215,13 @@ def _restored_state(model: nn.Module) -> Iterator[None]:
         np.random.set_state(numpy)
         with torch.no_grad():
             for buffer, before in buffers:
-                if not torch.equal(
-                    buffer, before
-                ):  # an equal copy would end a backward that reads it
+                # An equal copy would end a backward that reads the buffer.
+                if not torch.equal(buffer, before):
                     buffer.copy_(before)
 
 
 def _reference(inner: nn.Module, images: Tensor, arrived: Tensor | None) -> Tensor | None:
-    """What the inner model passes to its embedding for these images: the images, or their patches."""
+    """Input of the inner model's embedding for these images: the images, or their patches."""
     if arrived is None or arrived.dim() == images.dim():
         return images.double()
     patches, _ = _pass(inner, inner, images)

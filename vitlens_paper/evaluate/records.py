@@ -122,7 +122,10 @@ def table(records: Sequence[Record]) -> str:
     """
     from pandas import DataFrame
 
-    rows = [(valid(r.data), r.manner, r.metric, r.cell, f"{r.images:,}") for r in records]
+    rows = []
+    for record in records:
+        images = f"{record.images:,}"
+        rows.append((valid(record.data), record.manner, record.metric, record.cell, images))
     frame = DataFrame(rows, columns=["data", "protocol", "metric", "value [95 %]", "images"])
     notes = dict.fromkeys(r.note for r in records if r.note)
     return "\n".join([frame.to_string(index=False), *notes])
