@@ -140,17 +140,6 @@ def _text_key(name: str) -> str:
     return name
 
 
-def _natural_key(name: str) -> list[tuple[bool, int | str]]:
-    """Key that sorts names by the numbers in them."""
-    parts: list[tuple[bool, int | str]] = []
-    for part in re.findall(r"\d+|\D+", name):
-        if part.isdecimal():
-            parts.append((False, int(part)))
-        else:
-            parts.append((True, part))
-    return parts
-
-
 def _case_blind_key(name: str) -> str:
     return name.casefold()
 
@@ -161,7 +150,7 @@ def _timm_key(name: str) -> list[int | str]:
 
 
 def _key_of_explorer(name: str) -> list[tuple[bool, int | str]]:
-    return _natural_key(name.casefold())
+    return texts.natural_key(name.casefold())
 
 
 def _locale_key(name: str) -> tuple[str, str]:
@@ -180,7 +169,7 @@ def _value_key(name: str) -> tuple[bool, float, str]:
 
 ORDERS = {
     "text": _text_key,
-    "natural": _natural_key,
+    "natural": texts.natural_key,
     "case-blind": _case_blind_key,
     "timm": _timm_key,
     "explorer": _key_of_explorer,

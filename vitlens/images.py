@@ -18,7 +18,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from vitlens import files
-from vitlens.texts import shown
+from vitlens.texts import natural_key, shown
 from vitlens.walk import list_names, walk
 
 __all__ = ["ImageError", "image_files", "is_image", "load_image", "rgb", "samples"]
@@ -411,12 +411,8 @@ def image_files(
 
 
 def _natural_order(name: str) -> tuple[list[tuple[bool, int | str]], str]:
-    """Key that sorts numbers in names by their value, and before letters. Equal numbers are sorted by code points."""
-    key = []
-    for part in re.split(r"(\d+)", name):
-        is_number = part.isdecimal()
-        key.append((not is_number, int(part) if is_number else part))
-    return key, name
+    """Key of the natural order, in which names of equal numbers are sorted by code points."""
+    return natural_key(name), name
 
 
 def samples() -> dict[str, Image.Image]:

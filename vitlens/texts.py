@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import unicodedata
 
 LONGEST_SHOWN = 200
@@ -95,3 +96,18 @@ def file_name(name: object, *, before: str = "", suffix: str = "") -> str:
         kept = plain.encode()[: LONGEST_FILE_NAME - 13].decode(errors="ignore")
         plain = f"{kept}-{digest}"
     return f"{before}{plain}{suffix}"
+
+
+def natural_key(name: str) -> list[tuple[bool, int | str]]:
+    """Key that sorts numbers in names by their value, and before letters.
+
+    >>> sorted(["b", "a10", "a9"], key=natural_key)
+    ['a9', 'a10', 'b']
+    """
+    parts: list[tuple[bool, int | str]] = []
+    for part in re.findall(r"\d+|\D+", name):
+        if part.isdecimal():
+            parts.append((False, int(part)))
+        else:
+            parts.append((True, part))
+    return parts

@@ -436,21 +436,26 @@ def _require_values(own: dict[str, Tensor], file: Path) -> None:
             )
         if value.is_complex():
             raise ValueError(
-                f"{file}: {name} holds complex numbers ({str(value.dtype).removeprefix('torch.')}), and models take "
+                f"{file}: {name} holds complex numbers ({_type_name(value.dtype)}), and models take "
                 "real ones."
             )
         few_bits = value.is_floating_point() and value.element_size() == 1
         if value.is_quantized or few_bits:
             raise ValueError(
-                f"{file}: {name} is {str(value.dtype).removeprefix('torch.')}, so the weights are quantized. Use those "
+                f"{file}: {name} is {_type_name(value.dtype)}, so the weights are quantized. Use those "
                 "before quantization."
             )
         integers = not value.is_floating_point() and value.ndim >= 2
         if integers and name.endswith((".weight", "_embed", "_token")):
             raise ValueError(
-                f"{file}: {name} holds integers ({str(value.dtype).removeprefix('torch.')}), so the weights are "
+                f"{file}: {name} holds integers ({_type_name(value.dtype)}), so the weights are "
                 "quantized. Use those before quantization."
             )
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    """Name of a type of numbers, such as float16."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _convert(model: nn.Module, own: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -825,14 +830,14 @@ def _precision_notes(
     notes = []
     kept = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     kinds = {value.dtype for value in own.values() if value.is_floating_point()} - {kept}
-    half = [str(kind).removeprefix("torch.") for kind in kinds if kind.itemsize < kept.itemsize]
+    half = [_type_name(kind) for kind in kinds if kind.itemsize < kept.itemsize]
     if half and names_half:
         notes.append(
             f"Its weights are {', '.join(sorted(half))}. The model computes with them in "
-            f"{str(kept).removeprefix('torch.')}."
+            f"{_type_name(kept)}."
         )
     elif kept.itemsize < 4:
-        notes.append(f"The model computes in {str(kept).removeprefix('torch.')}.")
+        notes.append(f"The model computes in {_type_name(kept)}.")
     rounded = [
         name
         for name, value in own.items()
@@ -842,8 +847,7 @@ def _precision_notes(
     ]
     if rounded:
         notes.append(
-            f"{len(rounded)} tensors are rounded to {str(kept).removeprefix('torch.')}, such as "
-            f"{rounded[0]}."
+            f"{len(rounded)} tensors are rounded to {_type_name(kept)}, such as {rounded[0]}."
         )
     broken = [
         name

@@ -334,14 +334,6 @@ def _require_declared(source: nn.Module, transform: Callable | None) -> None:
     )
 
 
-def library_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
-    """Preprocessing by the library of a model, from an RGB image to (C, H, W). None for timm models.
-
-    A module that normalizes images itself gets them in the levels that it takes.
-    """
-    return _plan(model).transform
-
-
 def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
     """Preprocessing of the Vision Transformer itself by its library, or None for timm models."""
     model = module_with_facts(model, "pretrained_cfg")
