@@ -80,6 +80,51 @@ def test_explain_uses_class_names_of_the_current_head(classes):
     refuses("its output is features", explained, model)
 
 
+@pytest.mark.parametrize(
+    "outputs, bias, target, sentence",
+    [
+        ("classes", [3, 0, 0, 0, 0], 1, "Why “1” (4.2%)? The model predicts “0” (83.4%)."),
+        ("classes", [3, 0, 0, 0, 0], 0, "Why “0” (83.4%)?"),
+        ("classes", [3, 0, 0, 0, 0], None, "Why “0” (83.4%)?"),
+        (
+            "independent",
+            [3, 1, -1, -1, -1],
+            4,
+            "Why “4” (26.9%)? The model predicts “0” (95.3%), “1” (73.1%).",
+        ),
+        (
+            "independent",
+            [3, 1, -1, -1, -1],
+            "1",
+            "Why “1” (73.1%)? The model also predicts “0” (95.3%).",
+        ),
+        (
+            "independent",
+            [4, 3, 2, 1, 5],
+            1,
+            "Why “1” (95.3%)? The model also predicts “4” (99.3%), “0” (98.2%), “2” (88.1%) and 1 more.",
+        ),
+        (
+            "independent",
+            [-1, -2, -2, -2, -2],
+            1,
+            "Why “1” (11.9%)? No label is above 50%. The highest is “0” (26.9%).",
+        ),
+        ("independent", [-1, -2, -2, -2, -2], 0, "Why “0” (26.9%)? No label is above 50%."),
+        ("value", [3, 1, 0, 0, 0], 1, "Why “1” (1)?"),
+        ("value", [3], 0, "Why 3?"),
+    ],
+)
+def test_explain_states_the_prediction_beside_the_target(outputs, bias, target, sentence, tmp_path):
+    model = small(img_size=32, num_classes=len(bias))
+    model.outputs = outputs
+    model.head.weight.data *= 1e-6  # with zeros no gradient would reach the attention
+    model.head.bias.data = torch.tensor(bias, dtype=torch.float)
+    made = list(report.explain(model, BOTH, target, names=["legrad"]))
+    assert [explanation.sentence for explanation in made] == [sentence] * 2
+    assert all(each.title.startswith(f"{sentence} ") for each in made)
+
+
 def test_write_explanations_names_the_measured_quantity(model, tmp_path, monkeypatch):
     draw, figures = plot.attributions, []
     monkeypatch.setattr(
@@ -103,8 +148,9 @@ def test_write_explanations_names_the_measured_quantity(model, tmp_path, monkeyp
         assert any("rank 1" in text and "σ from random" in text for text in texts)
         columns = list(pd.read_csv(tmp_path / "scores.csv"))
         assert (
-            columns[:5] == ["image", "target", "against", "method", "deletion"]
-            and len(columns) == 19
+            columns[:3] == ["image", "target", "target_score"]
+            and columns[3:7] == ["predicted", "predicted_score", "against", "method"]
+            and len(columns) == 22
         )
         x, question = preprocess(model, CUP), dict(target=3, against=against)
         curves = faithfulness.curves(

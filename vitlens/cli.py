@@ -572,10 +572,12 @@ def explain(
     vit = load_vit(model, checkpoint=checkpoint, head=head, outputs=outputs and outputs.value)
     vit = vit.to(torch_device)
     explained, scored = [], []
+    current = []  # the explanation that is written
 
     def collecting(explanations: Iterator, done: list) -> Iterator:
         """The explanations. Each is added to `done` after it is written, when the next one is requested."""
         for explanation in explanations:
+            current[:] = [explanation]
             yield explanation
             done.append(explanation)
 
@@ -602,6 +604,7 @@ def explain(
             )
             for path in report.write_explanations(collecting(made, explained), out):
                 echo(str(path), sys.stdout)
+                echo(f"  {current[-1].sentence}", sys.stdout)
             remarks.total(len(explained))
         if had_scores and not scores and not (out / "scores.csv").exists():
             note(f"removed scores.csv, which an earlier run left in {out}.")

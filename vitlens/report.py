@@ -27,6 +27,7 @@ from vitlens import attention, files, filters, models, positions
 from vitlens.formatting import number, with_minus
 from vitlens.images import ImageError, Remarks, named_sources
 from vitlens.models import restore, run, top_classes
+from vitlens.models.classes import predicted_classes, prediction_beside
 from vitlens.recorder import supported
 from vitlens.recorder.forward import require_finite
 from vitlens.recorder.grid import TokenGrid
@@ -70,16 +71,21 @@ INSPECTION_KEYS = {
     *("uniform_distance", "explained_variance", *MEASURES, "nearest_head_at", "images", "notes"),
 }
 """Keys of `Inspection.to_dict`, by which a summary.json is known as one of vitlens."""
+PREDICTION_COLUMNS = "target_score", "predicted", "predicted_score"
 COLUMNS = {
     "heads.csv": ["image", "class", "logit", "part", "added"],
     "scores.csv": [
-        *("image", "target", "against", "method", "deletion", "insertion", "difference", "rank"),
+        *("image", "target", *PREDICTION_COLUMNS, "against", "method"),
+        *("deletion", "insertion", "difference", "rank"),
         *("random_orders", "random_deletion_mean", "random_deletion_std"),
         *("random_insertion_mean", "random_insertion_std", "random_difference_mean"),
         *("random_difference_std", "difference_z_score", "steps", "quantity", "baseline"),
     ],
 }
 """Columns of the tables, by which they are known as those of vitlens."""
+
+EARLIER_SCORES = [name for name in COLUMNS["scores.csv"] if name not in PREDICTION_COLUMNS]
+"""Columns of a scores.csv that an earlier version wrote."""
 
 FIGURES = "inspection.png", "distance.png", "filters.png", "positions.png", "rollout.png"
 NUMBERS = {"beside.png": "beside.json", "heads.png": "heads.csv"}
@@ -416,7 +422,10 @@ def is_ours(path: Path) -> bool:
     if path.suffix == ".png":
         return files.is_figure(path) or _is_earlier_figure(path)
     if path.suffix == ".csv":
-        return files.read_header(path) == COLUMNS[path.name]
+        header = files.read_header(path)
+        return header == COLUMNS[path.name] or (
+            path.name == "scores.csv" and header == EARLIER_SCORES
+        )
     content = files.read_object(path)
     inspections = list(content.values()) if path.name == "beside.json" else [content]
     keys = [set(each) if isinstance(each, dict) else set() for each in inspections]
@@ -561,7 +570,9 @@ class Explanation:
     pixels: (H, W, 3) uint8 and input: (1, C, H, W), the model's input. question: the target of the maps. target, value:
     the class and its score (`models.scores`), or a score of the features by name and value. maps: (rows, cols) by
     method. title: the question in words. against: the contrasted class, or "". scores: a row for each map, as from
-    `score`, or None.
+    `score`, or None. sentence: the question, and the model's prediction unless it is the target alone. predicted:
+    (class, score) of the predicted classes, the highest first. Independent labels are predicted above 0.5. Empty for
+    values and for scores of the features.
     """
 
     name: str
@@ -575,6 +586,8 @@ class Explanation:
     title: str
     against: str = ""
     scores: DataFrame | None = None
+    sentence: str = ""
+    predicted: tuple[tuple[str, float], ...] = ()
 
 
 def explain(
@@ -730,35 +743,63 @@ def score(
 
 
 def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
-    """target, against, value and title of an `Explanation`."""
-    about = models.title(model)
-    if target.numbers is None:
-        name, value = target.label(0), target.score(output)[0].item()
-        title = f"Why is {name} {number(value)}? {about}"
-        than = getattr(target.function, "than", "")
-        if than:
-            more = "more" if value > 0 else "less"
-            difference = number(abs(value))
-            title = f"Why is this image {more} similar to {target.function.to} than to {than}? "
-            title += f"The cosines differ by {difference}. {about}"
-        return {"target": name, "value": value, "title": title}
-    output_count = output.shape[-1]
-    names = models.label_names(model, output_count) or [str(k) for k in range(output_count)]
+    """The fields of an `Explanation` about its target and the prediction."""
+    scores = None
+    if not target.of_features:
+        scores = models.scores(model, output)[0].cpu()
+    about = _target_in_words(model, target, output, scores)
+    predicted = []
+    if scores is not None:
+        kind = models.output_kind(model)
+        names = _output_names(model, len(scores))
+        numbers = predicted_classes(kind, scores)
+        predicted = [(names[k], scores[k].item()) for k in numbers]
+        number = None if target.numbers is None else target.numbers.item()
+
+        def words(k: int) -> str:
+            return f"“{shown(names[k])}” ({scores[k]:.1%})"
+
+        about["sentence"] += " " + prediction_beside(kind, scores, number, words)
+    sentence = about.pop("sentence").strip()
+    title = f"{sentence} {models.title(model)}"
+    return {**about, "sentence": sentence, "title": title, "predicted": tuple(predicted)}
+
+
+def _output_names(model: nn.Module, count: int) -> list[str]:
+    """Names of the outputs of a model, or their numbers."""
+    return models.label_names(model, count) or [str(k) for k in range(count)]
+
+
+def _target_in_words(
+    model: nn.Module, target: Target, output: Tensor, scores: Tensor | None
+) -> dict:
+    """target, against, value and sentence of an `Explanation`."""
+    if target.numbers is not None:
+        return _class_in_words(model, target, scores)
+    name, value = target.label(0), target.score(output)[0].item()
+    sentence = f"Why is {name} {number(value)}?"
+    than = getattr(target.function, "than", "")
+    if than:
+        more = "more" if value > 0 else "less"
+        difference = number(abs(value))
+        sentence = f"Why is this image {more} similar to {target.function.to} than to {than}? "
+        sentence += f"The cosines differ by {difference}."
+    return {"target": name, "value": value, "sentence": sentence}
+
+
+def _class_in_words(model: nn.Module, target: Target, scores: Tensor) -> dict:
+    """target, against, value and sentence of an `Explanation` of a class."""
+    names = _output_names(model, len(scores))
     k = target.numbers.item()
     name = names[k]
     other = "" if target.against is None else names[target.against.item()]
-    value = models.scores(model, output)[0, k].item()
+    value = scores[k].item()
     is_value = models.output_kind(model) == "value"
     words = number(value) if is_value else f"{value:.1%}"
-    if not is_value or output_count > 1:
+    if not is_value or len(scores) > 1:
         words = f"“{shown(name)}” ({words})"
     rather = f" rather than “{shown(other)}”" if other else ""
-    return {
-        "target": name,
-        "against": other,
-        "value": value,
-        "title": f"Why {words}{rather}? {about}",
-    }
+    return {"target": name, "against": other, "value": value, "sentence": f"Why {words}{rather}?"}
 
 
 def write_explanations(
@@ -788,6 +829,9 @@ def write_explanations(
             about = {
                 "image": valid(explanation.name),
                 "target": valid(explanation.target),
+                "target_score": explanation.value,
+                "predicted": valid("; ".join(name for name, _ in explanation.predicted)),
+                "predicted_score": _highest(explanation.predicted),
                 "against": valid(explanation.against),
             }
             tables.append(DataFrame(about, scores.index).join(scores))
@@ -809,6 +853,11 @@ def write_explanations(
         yield _write(out, {figure_name: figure, **contents})[0]
     if tables:
         yield out / "scores.csv"
+
+
+def _highest(predicted: Sequence[tuple[str, float]]) -> float:
+    """The score of the first predicted class, or NaN."""
+    return predicted[0][1] if predicted else math.nan
 
 
 def _scores_in_words(scores: DataFrame) -> tuple[dict[str, str], str]:
