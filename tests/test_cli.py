@@ -198,7 +198,7 @@ def test_inspect_calls_models_of_one_architecture_by_their_folders(
     headings, again = [], saved_model(tmp_path / "again", num_classes=11)
     monkeypatch.setattr(report, "write_inspection", lambda *_: [])
     monkeypatch.setattr(
-        report, "write_beside", lambda inspections, _: headings.extend(inspections) or []
+        report, "write_beside", lambda inspections, *_: headings.extend(inspections) or []
     )
     vitlens(
         "inspect",

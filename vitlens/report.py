@@ -28,6 +28,7 @@ from vitlens.formatting import number, with_minus
 from vitlens.images import ImageError, Remarks, named_sources
 from vitlens.models import restore, run, top_classes
 from vitlens.models.classes import predicted_classes, prediction_beside
+from vitlens.names import require_known
 from vitlens.recorder import supported
 from vitlens.recorder.forward import require_finite
 from vitlens.recorder.grid import TokenGrid
@@ -317,7 +318,7 @@ def inspect(
     remarks.total(count)
     rollout_count = sum(picture.rollout is not None for picture in pictures)
     if rollout_count > SHOWN:
-        notes.append(f"rollout.png shows the first {SHOWN} images.")
+        notes.append(f"The rollout figure shows the first {SHOWN} images.")
     if models.class_count(model) == 0:
         notes.append("The model has no classifier, so there are no class names.")
     elif logits.dim() != 2:
@@ -361,11 +362,14 @@ def _pictures(
         yield Picture(names[k], pixels, top5, rollout, kind)
 
 
-def write_inspection(inspection: Inspection, out: str | os.PathLike) -> list[Path]:
+def write_inspection(
+    inspection: Inspection, out: str | os.PathLike, format: str = "png"
+) -> list[Path]:
     """Write summary.json, inspection.png (all figures on one page) and single figures. Returns the paths.
 
     The single figures are distance.png, filters.png, positions.png and rollout.png. Those of an earlier inspection that
-    the model lacks are removed. Raises ValueError if a file of one of these names was not written by vitlens.
+    the model lacks, or in another format, are removed. format: one of `vitlens.files.FORMATS`. Raises ValueError if a
+    file of one of these names was not written by vitlens.
 
     >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
     >>> [path.name for path in vitlens.report.write_inspection(inspection, Path("figures"))][:2]
@@ -380,32 +384,34 @@ def write_inspection(inspection: Inspection, out: str | os.PathLike) -> list[Pat
     )
     contents = {
         "summary.json": inspection.to_dict(),
-        "inspection.png": plot.inspected({inspection.model: inspection}),
-        "distance.png": distance.figure,
+        "inspection": plot.inspected({inspection.model: inspection}),
+        "distance": distance.figure,
     }
     if inspection.filters is not None:
-        contents["filters.png"] = plot.filters(inspection.filters, inspection.explained_variance)
+        contents["filters"] = plot.filters(inspection.filters, inspection.explained_variance)
     if inspection.similarity is not None:
-        contents["positions.png"] = plot.position_similarity(inspection.similarity)
+        contents["positions"] = plot.position_similarity(inspection.similarity)
     pictures = [picture for picture in inspection.pictures if picture.rollout is not None]
     pictures = pictures[:SHOWN]
     if pictures:
-        contents["rollout.png"] = plot.rollouts(
+        contents["rollout"] = plot.rollouts(
             [picture.pixels for picture in pictures],
             [picture.rollout for picture in pictures],
             grid=inspection.grid,
             captions=[picture.caption for picture in pictures],
         )
     with _lock(out):
-        for name in {"filters.png", "positions.png", "rollout.png"} - contents.keys():
-            files.remove_ours(out / name, is_ours)
-        return _write(out, contents)
+        for name in {"filters", "positions", "rollout"} - contents.keys():
+            _remove_figures(out, name, files.FORMATS)
+        return _write(out, contents, format)
 
 
-def write_beside(inspections: Mapping[str, Inspection], out: str | os.PathLike) -> list[Path]:
+def write_beside(
+    inspections: Mapping[str, Inspection], out: str | os.PathLike, format: str = "png"
+) -> list[Path]:
     """Write beside.json, the numbers of both inspections, and beside.png, their figures in two columns.
 
-    inspections: by the heading of each column. Returns the paths.
+    inspections: by the heading of each column. format: as in `write_inspection`. Returns the paths.
 
     >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
     >>> [path.name for path in vitlens.report.write_beside({"a": inspection, "b": inspection}, Path("figures"))]
@@ -414,12 +420,12 @@ def write_beside(inspections: Mapping[str, Inspection], out: str | os.PathLike) 
     from vitlens import plot
 
     numbers = {heading: inspection.to_dict() for heading, inspection in inspections.items()}
-    return _write(out, {"beside.json": numbers, "beside.png": plot.inspected(inspections)})
+    return _write(out, {"beside.json": numbers, "beside": plot.inspected(inspections)}, format)
 
 
 def is_ours(path: Path) -> bool:
     """True for a file with the name of one of a report, and its mark, keys or columns."""
-    if path.suffix == ".png":
+    if path.suffix.removeprefix(".") in files.FORMATS:
         return files.is_figure(path) or _is_earlier_figure(path)
     if path.suffix == ".csv":
         header = files.read_header(path)
@@ -434,6 +440,8 @@ def is_ours(path: Path) -> bool:
 
 def _is_earlier_figure(path: Path) -> bool:
     """True for a figure without a mark, as earlier versions wrote it, beside the numbers or the table of its report."""
+    if path.suffix != ".png":
+        return False
     numbers = "summary.json" if path.name in FIGURES else "scores.csv"
     numbers = NUMBERS.get(path.name, numbers)
     return files.is_figure(path, "Matplotlib", SHARP) and is_ours(path.with_name(numbers))
@@ -458,27 +466,44 @@ def check_folder(out: str | os.PathLike, names: Iterable[str]) -> None:
     files.require_ours({Path(out) / name: is_ours for name in names})
 
 
-def _write(out: str | os.PathLike, contents: Mapping[str, object]) -> list[Path]:
-    """Write numbers (.json), tables (.csv) and figures (.png) by their file names, and return the paths."""
+def _remove_figures(out: Path, name: str, formats: Iterable[str]) -> None:
+    """Remove the figures of a name, without suffix, that vitlens wrote in these formats."""
+    for format in formats:
+        files.remove_ours(out / f"{name}.{format}", is_ours)
+
+
+def _write(out: str | os.PathLike, contents: Mapping[str, object], format: str) -> list[Path]:
+    """Write numbers (.json), tables (.csv) and figures by their names, and return the paths.
+
+    Names of figures are without the suffix. Those of an earlier run in another format are removed.
+    """
     import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
-    from vitlens.plot.style import png
+    from vitlens.plot.style import figure_file
 
+    require_known(format, files.FORMATS, "format")
     out = Path(out)
-    check_folder(out, contents)
+    others = set(files.FORMATS) - {format}
+    names = {}  # of files
+    for name, content in contents.items():
+        names[name] = f"{name}.{format}" if isinstance(content, Figure) else name
+    check_folder(out, names.values())
     with _lock(out):
         for name, content in contents.items():
-            if name.endswith(".json"):
+            if isinstance(content, dict):
                 text = json.dumps(content, indent=1, allow_nan=False) + "\n"
                 data = encode(text)
-            elif name.endswith(".csv"):
+            elif not isinstance(content, Figure):
                 text = content.to_csv(index=False, float_format="%.6g", lineterminator="\n")
                 data = encode(text)
             else:
-                data = png(content, SHARP)
+                data = figure_file(content, format, SHARP)
                 plt.close(content)
-            files.write(out / name, data)
-    return [out / name for name in contents]
+            files.write(out / names[name], data)
+            if isinstance(content, Figure):
+                _remove_figures(out, name, others)
+    return [out / name for name in names.values()]
 
 
 def heads(
@@ -515,8 +540,12 @@ def _new_name(name: str, taken: Mapping[str, object]) -> str:
     return f"{name} ({number})"
 
 
-def write_heads(added: dict[str, tuple[str, Contributions]], out: str | os.PathLike) -> list[Path]:
+def write_heads(
+    added: dict[str, tuple[str, Contributions]], out: str | os.PathLike, format: str = "png"
+) -> list[Path]:
     """Write heads.csv, a row for each image and part, and heads.png, the first images. Returns the paths.
+
+    format: as in `write_inspection`.
 
     >>> added = vitlens.report.heads(model, [("cat", cat)])
     >>> [path.name for path in vitlens.report.write_heads(added, Path("figures"))]
@@ -543,7 +572,7 @@ def write_heads(added: dict[str, tuple[str, Contributions]], out: str | os.PathL
         by_head = contributions.heads[0]
         by_mlp = contributions.mlps[0, :, None]
         maps[f"{title}\n{_sums_in_words(contributions)}"] = torch.cat([by_head, by_mlp], 1)
-    return _write(out, {"heads.csv": table, "heads.png": plot.contributions(maps)})
+    return _write(out, {"heads.csv": table, "heads": plot.contributions(maps)}, format)
 
 
 def _sums_in_words(added: Contributions) -> str:
@@ -757,12 +786,17 @@ def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
         number = None if target.numbers is None else target.numbers.item()
 
         def words(k: int) -> str:
-            return f"“{shown(names[k])}” ({scores[k]:.1%})"
+            return f"“{shown(names[k])}” ({_percent(scores[k].item())})"
 
         about["sentence"] += " " + prediction_beside(kind, scores, number, words)
     sentence = about.pop("sentence").strip()
     title = f"{sentence} {models.title(model)}"
     return {**about, "sentence": sentence, "title": title, "predicted": tuple(predicted)}
+
+
+def _percent(share: float) -> str:
+    """A share in percent, such as "12.3%", or "< 0.1%" for smaller ones."""
+    return "< 0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
 
 
 def _output_names(model: nn.Module, count: int) -> list[str]:
@@ -795,7 +829,7 @@ def _class_in_words(model: nn.Module, target: Target, scores: Tensor) -> dict:
     other = "" if target.against is None else names[target.against.item()]
     value = scores[k].item()
     is_value = models.output_kind(model) == "value"
-    words = number(value) if is_value else f"{value:.1%}"
+    words = number(value) if is_value else _percent(value)
     if not is_value or len(scores) > 1:
         words = f"“{shown(name)}” ({words})"
     rather = f" rather than “{shown(other)}”" if other else ""
@@ -803,12 +837,13 @@ def _class_in_words(model: nn.Module, target: Target, scores: Tensor) -> dict:
 
 
 def write_explanations(
-    explanations: Iterable[Explanation], out: str | os.PathLike
+    explanations: Iterable[Explanation], out: str | os.PathLike, format: str = "png"
 ) -> Iterator[Path]:
     """Write a figure for each image, and all scores to scores.csv, after each explanation. Yields the paths.
 
     The path of a figure follows when the figure and its scores are on the disk, and that of scores.csv comes last.
-    Without scores, a scores.csv of an earlier run is removed. Raises ValueError as `write_inspection` does.
+    Without scores, a scores.csv of an earlier run is removed, and so are figures of the same names in another format.
+    format: as in `write_inspection`. Raises ValueError as `write_inspection` does.
 
     >>> explanations = vitlens.report.explain(model, [("cat", cat)], names=["legrad"])
     >>> [path.name for path in vitlens.report.write_explanations(explanations, Path("out"))]
@@ -840,7 +875,8 @@ def write_explanations(
         elif not tables:
             files.remove_ours(out / "scores.csv", is_ours)
         path = Path(explanation.name)
-        figure_name = file_name(path.stem, before=f"{k:02d}-", suffix=".png")
+        figure_name = file_name(path.stem, before=f"{k:02d}-", suffix=f".{format}")
+        figure_name = figure_name.removesuffix(f".{format}")
         figure = plot.attributions(
             explanation.pixels,
             explanation.maps,
@@ -850,7 +886,7 @@ def write_explanations(
             captions=captions,
             compared=getattr(explanation.question.function, "images", ()),
         )
-        yield _write(out, {figure_name: figure, **contents})[0]
+        yield _write(out, {figure_name: figure, **contents}, format)[0]
     if tables:
         yield out / "scores.csv"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -60,6 +61,12 @@ STYLE = {
     "ytick.major.size": 3,
     "text.parse_math": False,  # names with dollar signs are not formulas
 }
+
+
+TRUE_TYPE = {"pdf.fonttype": 42, "ps.fonttype": 42}
+"""Settings that embed TrueType fonts, because publishers refuse Matplotlib's Type 3 fonts."""
+VECTOR_FILES = TRUE_TYPE | {"svg.fonttype": "none", "svg.hashsalt": files.MARK}
+"""Settings of PDF and SVG files. The salt makes names in SVG files repeatable."""
 
 
 def use_style(ax: plt.Axes | None = None):
@@ -118,14 +125,73 @@ def new_axes(width: float, height: float) -> plt.Axes:
 
 
 def png(figure: plt.Figure, dpi: float = DPI) -> bytes:
-    """PNG file of a figure, whatever format, margins and colors Matplotlib's settings choose for files.
+    """PNG file of a figure, as `figure_file`."""
+    return figure_file(figure, "png", dpi)
 
-    The file has the mark by which `vitlens.files.is_figure` knows it.
+
+def figure_file(figure: plt.Figure, format: str, dpi: float = DPI) -> bytes:
+    """File of a figure in one of `vitlens.files.FORMATS`, whatever Matplotlib's settings choose for files.
+
+    Equal figures give equal files, without a date, with the mark by which `vitlens.files.is_figure` knows them. PDF
+    files embed TrueType fonts. SVG files hold text as text, in DejaVu Sans. dpi: resolution of PNG files, and largest
+    resolution of the images in the others. Images of fewer pixels keep their pixels.
     """
+    import matplotlib.pyplot as plt
+
     file = io.BytesIO()
     with use_style():
-        figure.savefig(file, format="png", dpi=dpi, metadata={"Software": files.MARK})
-    return file.getvalue()
+        if format == "png":
+            figure.savefig(file, format="png", dpi=dpi, metadata={"Software": files.MARK})
+            return file.getvalue()
+        date = "CreationDate" if format == "pdf" else "Date"
+        metadata = {"Creator": files.UNSEALED, date: None}
+        with plt.rc_context(VECTOR_FILES), _own_pixels(figure, dpi):
+            figure.savefig(file, format=format, dpi=dpi, metadata=metadata)
+    data = file.getvalue()
+    return files.seal(_repeatable(data) if format == "svg" else data)
+
+
+def _repeatable(svg: bytes) -> bytes:
+    """An SVG file without the rounding errors that layouts leave in coordinates, and that change from run to run.
+
+    Matplotlib's ids are hashes of such coordinates. Here they are numbers in their order.
+    """
+    ids = re.findall(rb' id="([a-z]+[0-9a-f]{10})"', svg)
+    new = {b"#" + name: b"#id%d" % number for number, name in enumerate(dict.fromkeys(ids))}
+    new |= {b'"' + name[1:]: b'"' + number[1:] for name, number in new.items()}
+
+    def new_id(found: re.Match) -> bytes:
+        return new.get(found[0], found[0])
+
+    def rounded(found: re.Match) -> bytes:
+        return b"%.4f" % float(found[0])
+
+    def rounded_numbers(found: re.Match) -> bytes:
+        return re.sub(rb"-?\d+\.\d{5,}", rounded, found[0])
+
+    svg = re.sub(rb'[#"][a-z]+[0-9a-f]{10}\b', new_id, svg)
+    return re.sub(rb' (?:d|x|y|width|height|transform)="[^"]*"', rounded_numbers, svg)
+
+
+@contextlib.contextmanager
+def _own_pixels(figure: plt.Figure, dpi: float) -> Iterator[None]:
+    """Context in which a file holds the pixels of images, unless they are more than are drawn at this resolution."""
+    from matplotlib.image import AxesImage
+
+    figure.draw_without_rendering()  # sets the sizes of the axes
+    before = {}
+    for image in figure.findobj(AxesImage):
+        height, width = image.get_array().shape[:2]
+        box = image.get_window_extent()
+        scale = dpi / figure.dpi
+        if width <= scale * box.width and height <= scale * box.height:
+            before[image] = image.get_interpolation()
+            image.set_interpolation("none")
+    try:
+        yield
+    finally:
+        for image, interpolation in before.items():
+            image.set_interpolation(interpolation)
 
 
 @contextlib.contextmanager
