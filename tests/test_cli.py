@@ -417,6 +417,18 @@ def test_explain_writes_figures_and_a_table(model_folder, photographs, tmp_path)
     assert (out / "00-chelsea.png").read_bytes() != scored
 
 
+def test_commands_write_figures_in_another_format(model_folder, photographs, tmp_path):
+    image, out = photographs / "coffee.png", tmp_path / "out"
+    options = "--format", "svg", "--methods", "rollout", "--out", out
+    done = vitlens("explain", model_folder, image, *options)
+    assert done.stdout.splitlines()[0] == str(out / "00-coffee.svg")
+    done = vitlens("inspect", model_folder, image, "--heads", "--format", "pdf", "--out", out)
+    paths = [Path(line) for line in done.stdout.splitlines() if line.startswith(str(out))]
+    figures = [path for path in paths if path.suffix not in (".json", ".csv")]
+    assert len(figures) == 6 and {path.suffix for path in figures} == {".pdf"}
+    assert not list(out.glob("*.png"))
+
+
 def test_explain_keeps_finished_maps_when_interrupted(
     model_folder, photographs, tmp_path, monkeypatch
 ):

@@ -1,17 +1,24 @@
 """Reports in Python: inspections and explanations of images by models of every kind."""
 
+import base64
+import io
 import math
+import re
+import zlib
 from unittest import mock
+from xml.etree import ElementTree
 
+import numpy as np
 import pandas as pd
 import pytest
 import timm
 import torch
 from matplotlib.text import Text
+from PIL import Image
 from support import assert_tidy, refuses, saved_model
 
 import vitlens_explorer as widgets
-from vitlens import faithfulness, load_model, plot, report
+from vitlens import faithfulness, files, load_model, plot, report
 from vitlens.attribution import methods, relevance
 from vitlens.images import samples
 from vitlens.models import preprocess
@@ -343,3 +350,126 @@ def test_explain_runs_a_registered_method(vit):
         assert explanation.maps["mine"].shape == explanation.maps["occlusion"].shape == (2, 2)
     finally:
         METHODS.pop("mine", None)
+
+
+HOSTILE = "<b>&\"'$x^$ 漢\u202e\x1b]]>.png"
+
+
+@pytest.fixture(scope="module")
+def inspected():
+    model = small(img_size=32, patch_size=8, num_classes=3)
+    return model, report.inspect(model, [(HOSTILE, CAT)])
+
+
+@pytest.fixture(scope="module", params=["pdf", "svg"])
+def figures(request, inspected, tmp_path_factory):
+    """Paths of the figures of an image with a hostile name."""
+    model, inspection = inspected
+    out, form = tmp_path_factory.mktemp(request.param), request.param
+    paths = report.write_inspection(inspection, out, form)
+    paths += report.write_beside({"before": inspection, HOSTILE: inspection}, out, form)
+    paths += report.write_heads(report.heads(model, [(HOSTILE, CAT)]), out, form)
+    explanations = report.explain(model, [(HOSTILE, CAT)], 1, names=["legrad"])
+    paths += report.write_explanations(explanations, out, form)
+    assert all(report.is_ours(path) for path in paths)
+    drawn = [path for path in paths if path.suffix == f".{form}"]
+    assert len(drawn) == 8
+    return drawn
+
+
+@pytest.mark.parametrize("form", files.FORMATS)
+def test_files_of_equal_figures_are_equal(inspected, form):
+    _, inspection = inspected
+    first, second = (plot.style.figure_file(plot.inspected(inspection), form) for _ in range(2))
+    assert first == second
+
+
+def check_pdf(paths):
+    """TrueType fonts, and images that are not blurred."""
+    for path in paths:
+        data = path.read_bytes()
+        streams = [
+            zlib.decompressobj().decompress(each)
+            for each in re.findall(rb"FlateDecode.*?stream\r?\n(.*?)endstream", data, re.DOTALL)
+        ]
+        text = b"\n".join([data, *streams])
+        assert b"/Type3" not in text and b"/FontFile2" in text
+        assert b"/Interpolate" not in text and b"/CreationDate" not in text
+        assert len(data) < 400_000
+
+
+def check_svg(paths):
+    """Names as text, and the pixels of the model's input."""
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        assert len(text) < 400_000 and "<dc:date>" not in text
+        root = ElementTree.fromstring(text)
+        words = " ".join("".join(node.itertext()) for node in root.iter() if "text" in node.tag)
+        if path.stem.startswith(("00", "beside")):
+            assert "<b>&\"'$x^$" in words and "]]>" in words
+            assert "\u202e" not in text and "\x1b" not in text
+        sizes = set()
+        for node in root.iter("{http://www.w3.org/2000/svg}image"):
+            if not node.get("transform").startswith("matrix"):
+                continue  # a color bar
+            assert "image-rendering:pixelated" in node.get("style")
+            source = node.get("{http://www.w3.org/1999/xlink}href").partition(",")[2]
+            sizes.add(Image.open(io.BytesIO(base64.b64decode(source))).size)
+        if path.stem == "rollout":
+            assert sizes == {(32, 32)}
+
+
+def test_vector_figures_hold_fonts_names_and_pixels(figures):
+    check = check_pdf if figures[0].suffix == ".pdf" else check_svg
+    check(figures)
+
+
+def test_vector_files_reduce_images_of_more_pixels_than_are_drawn():
+    ax = plot.overlay(
+        Image.fromarray(np.zeros((2000, 2000, 3), np.uint8)), np.eye(4), crop=(0, 0, 2000, 2000)
+    )
+    interpolations = [image.get_interpolation() for image in ax.images]
+    svg = plot.style.figure_file(ax.figure, "svg", 100).decode()
+    assert max(map(int, re.findall(r'<image [^>]*width="(\d+)', svg))) < 600
+    assert [image.get_interpolation() for image in ax.images] == interpolations
+
+
+def test_another_format_replaces_only_figures_of_vitlens(tmp_path):
+    model = small(img_size=32, patch_size=8, num_classes=3)
+    inspection = report.inspect(model, BOTH)
+    first = {path.name for path in report.write_inspection(inspection, tmp_path, "pdf")}
+    edited = tmp_path / "filters.pdf"
+    edited.write_bytes(edited.read_bytes() + b"% edited")
+    (tmp_path / "rollout.svg").write_text("<svg>mine</svg>")
+    second = {path.name for path in report.write_inspection(inspection, tmp_path, "png")}
+    assert "distance.pdf" in first and "distance.png" in second
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == second | {"filters.pdf", "rollout.svg"}
+    refuses(
+        "is not known as a file of vitlens", report.write_inspection, inspection, tmp_path, "pdf"
+    )
+    refuses(
+        "must be one of png, pdf, svg, got 'eps'",
+        report.write_inspection,
+        inspection,
+        tmp_path,
+        "eps",
+    )
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def test_explanations_in_another_format_replace_those_before(tmp_path):
+    model = small(img_size=32, patch_size=8, num_classes=3)
+    images = [("a.csv.png", CAT), ("b.json", CUP)]  # names that end as those of tables
+    for form in files.FORMATS:
+        explanations = report.explain(model, images, names=["legrad"])
+        paths = list(report.write_explanations(explanations, tmp_path, form))
+        assert paths == [tmp_path / f"00-a-csv.{form}", tmp_path / f"01-b.{form}"]
+        assert sorted(tmp_path.iterdir()) == paths
+
+
+def test_figures_save_truetype_fonts_from_python(tmp_path):
+    figure = plot.lines(pd.DataFrame({"accuracy": [50.0, 80.0]}, index=[1, 2]), xlabel="Epoch")
+    figure.savefig(tmp_path / "lines.pdf")
+    data = (tmp_path / "lines.pdf").read_bytes()
+    assert b"/FontFile2" in data and b"/Type3" not in data

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -63,10 +62,8 @@ STYLE = {
 }
 
 
-TRUE_TYPE = {"pdf.fonttype": 42, "ps.fonttype": 42}
-"""Settings that embed TrueType fonts, because publishers refuse Matplotlib's Type 3 fonts."""
-VECTOR_FILES = TRUE_TYPE | {"svg.fonttype": "none", "svg.hashsalt": files.MARK}
-"""Settings of PDF and SVG files. The salt makes names in SVG files repeatable."""
+SVG = {"svg.fonttype": "none", "svg.hashsalt": files.MARK}
+"""Settings of SVG files: text as text, which programs can edit, and repeatable ids."""
 
 
 def use_style(ax: plt.Axes | None = None):
@@ -134,7 +131,8 @@ def figure_file(figure: plt.Figure, format: str, dpi: float = DPI) -> bytes:
 
     Equal figures give equal files, without a date, with the mark by which `vitlens.files.is_figure` knows them. PDF
     files embed TrueType fonts. SVG files hold text as text, in DejaVu Sans. dpi: resolution of PNG files, and largest
-    resolution of the images in the others. Images of fewer pixels keep their pixels.
+    resolution of the images in the others. Images of fewer pixels keep their pixels. The layout of the figure is fixed
+    by a PDF or SVG file.
     """
     import matplotlib.pyplot as plt
 
@@ -145,32 +143,27 @@ def figure_file(figure: plt.Figure, format: str, dpi: float = DPI) -> bytes:
             return file.getvalue()
         date = "CreationDate" if format == "pdf" else "Date"
         metadata = {"Creator": files.UNSEALED, date: None}
-        with plt.rc_context(VECTOR_FILES), _own_pixels(figure, dpi):
+        _fix_layout(figure)
+        with plt.rc_context(SVG), _own_pixels(figure, dpi):
             figure.savefig(file, format=format, dpi=dpi, metadata=metadata)
-    data = file.getvalue()
-    return files.seal(_repeatable(data) if format == "svg" else data)
+    return files.seal(file.getvalue())
 
 
-def _repeatable(svg: bytes) -> bytes:
-    """An SVG file without the rounding errors that layouts leave in coordinates, and that change from run to run.
+def _fix_layout(figure: plt.Figure) -> None:
+    """Lay a figure out for good, without the rounding errors of layouts, which change from run to run."""
+    from matplotlib.figure import FigureBase
 
-    Matplotlib's ids are hashes of such coordinates. Here they are numbers in their order.
-    """
-    ids = re.findall(rb' id="([a-z]+[0-9a-f]{10})"', svg)
-    new = {b"#" + name: b"#id%d" % number for number, name in enumerate(dict.fromkeys(ids))}
-    new |= {b'"' + name[1:]: b'"' + number[1:] for name, number in new.items()}
-
-    def new_id(found: re.Match) -> bytes:
-        return new.get(found[0], found[0])
-
-    def rounded(found: re.Match) -> bytes:
-        return b"%.4f" % float(found[0])
-
-    def rounded_numbers(found: re.Match) -> bytes:
-        return re.sub(rb"-?\d+\.\d{5,}", rounded, found[0])
-
-    svg = re.sub(rb'[#"][a-z]+[0-9a-f]{10}\b', new_id, svg)
-    return re.sub(rb' (?:d|x|y|width|height|transform)="[^"]*"', rounded_numbers, svg)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for part in figure.findobj(FigureBase):
+        for text in part.texts:
+            text.set_position(np.round(text.get_position(), 6))
+        if part is not figure:
+            part.bbox_relative.set_points(part.bbox_relative.get_points().round(6))
+    for ax in figure.axes:
+        place = ax.get_position(original=True)
+        place.set_points(place.get_points().round(6))
+        ax.set_position(place)
 
 
 @contextlib.contextmanager
@@ -178,7 +171,6 @@ def _own_pixels(figure: plt.Figure, dpi: float) -> Iterator[None]:
     """Context in which a file holds the pixels of images, unless they are more than are drawn at this resolution."""
     from matplotlib.image import AxesImage
 
-    figure.draw_without_rendering()  # sets the sizes of the axes
     before = {}
     for image in figure.findobj(AxesImage):
         height, width = image.get_array().shape[:2]
@@ -231,7 +223,7 @@ def frames(lines: int, cols: int, width: float, height: float) -> tuple[plt.Figu
 def wrap(text: str, width: float, letter: float = 7.5) -> str:
     """Text in lines of at most `width` pixels, with `letter` pixels per letter on average. Its line breaks stay."""
     letters = int(width / letter)
-    lines = [textwrap.fill(line, letters) for line in text.splitlines()]
+    lines = [textwrap.fill(line, letters, break_on_hyphens=False) for line in text.splitlines()]
     return "\n".join(lines)
 
 
