@@ -1,7 +1,7 @@
 # Everything runs in .venv, which is made when it is missing or pyproject.toml has changed.
 PYTHON ?= python3
 BIN := .venv/bin
-MODEL ?= data/checkpoints/vit_tiny_patch16_224
+MODEL ?= bundled
 READY := .venv/.ready
 COLAB := .venv/colab
 # What Colab's runtime has: the widgets must work with it too.
@@ -11,7 +11,7 @@ RECIPES := .venv/recipes
 RECIPE_PACKAGES := pydicom==3.0.2 vit-pytorch==1.26.11 monai==1.6.1 tensorboard==2.21.0 wandb==0.31.0 lightning==2.6.6 overcomplete==0.3.0 quantus==0.6.0 fiftyone==1.22.1
 SITE := import site; print(site.getsitepackages()[0])
 
-.PHONY: figures app live lab notebooks browser test test-colab test-recipes test-slow test-all lint size english claims site links
+.PHONY: figures app live lab notebooks browser test test-colab test-recipes test-slow test-all dist lint size english claims site links
 
 figures: $(READY)  ## the inspection figures of MODEL (IMAGES="a.jpg b.png" for your own photographs)
 	$(BIN)/vitlens inspect $(MODEL) $(IMAGES) --out figures
@@ -52,6 +52,9 @@ test-recipes: $(RECIPES)/.ready  ## docs/recipes.md with the packages of others 
 	VITLENS_RECIPES=1 $(RECIPES)/bin/python -m pytest -q tests/test_recipes_page.py
 
 test-all: test test-slow test-colab
+
+dist: $(READY)  ## wheel and source distribution in dist/, checked
+	$(BIN)/python tests/dist.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
