@@ -49,7 +49,8 @@ test-colab: $(COLAB)/.ready  ## the widgets and the opening of models with the v
 	    tests/test_lanes.py
 
 test-recipes: $(RECIPES)/.ready  ## docs/recipes.md with the packages of others that it names (about 1 GB)
-	VITLENS_RECIPES=1 $(RECIPES)/bin/python -m pytest -q tests/test_recipes_page.py
+	VITLENS_RECIPES=1 FIFTYONE_DO_NOT_TRACK=true WANDB_ERROR_REPORTING=false \
+	    $(RECIPES)/bin/python -m pytest -q tests/test_recipes_page.py
 
 test-all: test test-slow test-colab
 
