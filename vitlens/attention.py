@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -127,7 +127,7 @@ class Summary:
             table[name] = mean.flatten().numpy()
         return table
 
-    def __getattr__(self, name: str) -> Tensor | None:
+    def __getattr__(self, name: str) -> Tensor | Any:  # Any stands for None
         values = self.__dict__.get("values", {})
         if name not in values:
             raise AttributeError(
