@@ -28,7 +28,7 @@ from vitlens.formatting import number, with_minus
 from vitlens.images import ImageError, Remarks, named_sources
 from vitlens.models import restore, run, top_classes
 from vitlens.models.classes import predicted_classes, prediction_beside
-from vitlens.names import require_known
+from vitlens.names import require_known, unknown_name
 from vitlens.recorder import supported
 from vitlens.recorder.forward import require_finite
 from vitlens.recorder.grid import TokenGrid
@@ -52,6 +52,7 @@ __all__ = [
     "write_inspection",
 ]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
