@@ -3,8 +3,8 @@
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.layer import Layer
-from vitlens.recorder.record import capture
+from vitlens.recorder.record import Attention, capture
 from vitlens.recorder.supported import UnsupportedModelError
 
-__all__ = ["Layer", "TokenGrid", "UnsupportedModelError", "capture", "intervene"]
+__all__ = ["Attention", "Layer", "TokenGrid", "UnsupportedModelError", "capture", "intervene"]
 __dir__ = __all__.copy
