@@ -36,10 +36,10 @@ browser: $(READY)  ## a browser for the tests, where there is none yet
 	$(BIN)/python tests/browser/install.py
 
 test: browser  ## the tests of every day (NO_BROWSER=1 leaves the browser out)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m tests everyday
 
 test-slow: browser  ## the tests that take minutes: all of timm, all notebooks, other front ends
-	$(BIN)/python -m pytest -n auto -m slow
+	$(BIN)/python -m tests slow
 
 test-colab: $(COLAB)/.ready  ## the widgets and the opening of models with the versions of Colab
 	$(COLAB)/bin/python -m pytest -q -n auto tests/test_bundled.py tests/test_models.py tests/test_explorer.py tests/test_explorer_saved.py tests/test_widgets.py \
@@ -50,9 +50,9 @@ test-all: test test-slow test-colab
 dist: $(READY)  ## wheel and source distribution in dist/, checked
 	$(BIN)/python tests/dist.py
 
-lint: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+lint: $(READY)  ## style, format, and the types that users see
+	$(BIN)/python -m tests lint
+	$(BIN)/python -m tests types
 
 size: $(READY)  ## lines, files, raise statements and tests
 	$(BIN)/python tests/size.py
