@@ -26,6 +26,7 @@ DOCS = [
     "intervening",
     "explorer",
     "models",
+    "recipes",
     "training",
     "evaluation",
     "paper",

@@ -167,7 +167,13 @@ def test_only_commands_import_the_command_line():
     assert above == {"vitlens.__main__", "vitlens_explorer.cli", "vitlens_paper.cli"}
 
 
-@pytest.mark.parametrize("first", ["recipes", "plugin", "tasks", "variants", "masked"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        *("recipes", "plugin"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("tasks", "variants", "masked")),
+    ],
+)
 def test_plugins_register_whatever_is_imported_first(first):
     code = (
         f"import vitlens_paper.{first}, vitlens.train, vitlens.data\n"

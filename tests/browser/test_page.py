@@ -136,7 +136,14 @@ def settings(frame, chance):
     return chosen
 
 
-@pytest.mark.parametrize("kind", MODELS)
+EVERY_DAY = ("class token", "RoPE")
+"""The other models are compared in the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in EVERY_DAY else pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS],
+)
 def test_saved_page_equals_explorer(vit, browser, tmp_path, kind):
     """Frames, character by character, from the same rounded numbers, and maps against those of the model itself."""
     model, image = vit(num_classes=5, **MODELS[kind]), samples()[NAME]
