@@ -60,6 +60,7 @@ STYLE = {
     "ytick.major.size": 3,
     "text.parse_math": False,  # names with dollar signs are not formulas
 }
+"""Settings of Matplotlib for all figures, as `plt.style.context` takes them."""
 
 
 SVG = {"svg.fonttype": "none", "svg.hashsalt": files.MARK}
