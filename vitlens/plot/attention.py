@@ -64,8 +64,10 @@ def heads(
     weights: (H, rows, cols). image: the model's input, as for `overlay`, drawn in color at the left. query: (row,
     column) of a patch from 0, drawn with a white frame, or None for a class token. names: titles of the maps, by
     default the numbers of the heads. shared: True for one color scale from 0 to the largest weight of all heads, False
-    for a scale per head, with its largest weight below. A map that departs from uniform by no more than those of small
-    models with random weights (`vitlens.plot.scales.ATTENTION`) is drawn as uniform.
+    for a scale per head, with its largest weight below.
+
+    A map that departs from uniform by no more than those of small models with random weights
+    (`vitlens.plot.scales.ATTENTION`) is drawn as uniform.
 
     >>> weights = attn.grid.image_map(attn[5].weights(query=(3, 4))[0])
     >>> figure = vitlens.plot.heads(weights, query=(3, 4), shared=False)
@@ -274,8 +276,9 @@ def attention_distance(
     mean over B is drawn, or several of these by the name of their model, each in a color. uniform: the distance of
     uniform attention (`TokenGrid.uniform_distance`, renormalized if the dots are), a dashed line. Heads below a third
     of it are local, by convention, and their range is gray. control: the distances of a model with random weights, gray
-    crosses. image_size: (height, width) of the input, or one number for both, for the label of the axis. Layers and
-    heads count from 0.
+    crosses. image_size: (height, width) of the input, or one number for both, for the label of the axis.
+
+    Layers and heads count from 0.
 
     >>> distance = vitlens.attention.mean_distance(attn)
     >>> ax = vitlens.plot.attention_distance(distance, uniform=attn.grid.uniform_distance())

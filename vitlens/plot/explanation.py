@@ -63,7 +63,9 @@ def tiles(
     maps: (rows, cols) by name, at most six, of any shapes. Colors reach from 0 to the largest value, or from −max to
     max if a map has negative values. Uniform maps are drawn as in `overlay`. signed: True for ±max in all maps. labels:
     names of the rows and columns of small square matrices, whose values are then written into the cells, in place of
-    the bars. NaN is gray.
+    the bars.
+
+    NaN is gray.
 
     >>> figure = vitlens.plot.tiles({"rollout": vitlens.attention.rollout(attn)[0]})
     """
@@ -415,7 +417,9 @@ def randomized(results: Mapping[str, Sequence], *, titles: Sequence[str] = ()) -
 
     results: `vitlens.faithfulness.Randomization`s of the same parts by the name of their method, one for each draw of
     the weights. A dot is the mean over images of |rank correlation| of one draw, a bar the mean over the draws. titles:
-    of the panels, by default the names of the parts. The dashed line is the threshold.
+    of the panels, by default the names of the parts.
+
+    The dashed line is the threshold.
 
     >>> rho = torch.tensor([[0.9], [0.4]])
     >>> result = vitlens.faithfulness.Randomization(("head", "norm"), rho, ssim=rho, threshold=0.5)
