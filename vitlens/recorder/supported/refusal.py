@@ -6,6 +6,9 @@ from torch import nn
 
 from vitlens.recorder.supported.names import model_name
 
+WINDOWS = "its attention stays inside windows of the image in some or all layers, which have no map of the whole image"
+"""Reason for refusing Swin and similar models of all libraries."""
+
 
 class UnsupportedModelError(ValueError):
     """Error for a model or a forward whose attention cannot be shown exactly. The message gives the reason.
