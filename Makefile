@@ -1,14 +1,14 @@
 # Everything runs in .venv, which is made when it is missing or pyproject.toml has changed.
 PYTHON ?= python3
 BIN := .venv/bin
-MODEL ?= data/checkpoints/vit_tiny_patch16_224
+MODEL ?= bundled
 READY := .venv/.ready
 COLAB := .venv/colab
 # What Colab's runtime has: the widgets must work with it too.
 COLABS := timm==1.0.28 ipywidgets==7.7.1 traitlets==5.7.1 anywidget==0.9.21 ipython==7.34.0
 SITE := import site; print(site.getsitepackages()[0])
 
-.PHONY: figures app live lab notebooks browser test test-colab test-slow test-all lint size english claims site links
+.PHONY: figures app live lab notebooks browser test test-colab test-slow test-all dist lint size english claims site links
 
 figures: $(READY)  ## the inspection figures of MODEL (IMAGES="a.jpg b.png" for your own photographs)
 	$(BIN)/vitlens inspect $(MODEL) $(IMAGES) --out figures
@@ -46,6 +46,9 @@ test-colab: $(COLAB)/.ready  ## the widgets and the opening of models with the v
 	    tests/test_lanes.py
 
 test-all: test test-slow test-colab
+
+dist: $(READY)  ## wheel and source distribution in dist/, checked
+	$(BIN)/python tests/dist.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -394,9 +394,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("command", choices=["build", "links"])
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the site")
-    parser.add_argument(
-        "--model", default="data/checkpoints/vit_tiny_patch16_224", help="model of the live page"
-    )
+    parser.add_argument("--model", default="bundled", help="model of the live page")
     options = parser.parse_args(arguments)
     if options.command == "links":
         lines = [f"{path.relative_to(ROOT)}: written" for path in write_links()]

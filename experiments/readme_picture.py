@@ -97,7 +97,7 @@ def recorded(page: Page) -> Iterator[Image.Image]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default="data/checkpoints/vit_tiny_patch16_224")
+    parser.add_argument("--model", default="bundled")
     parser.add_argument("--out", type=Path, default=Path("data/results"))
     options = parser.parse_args(arguments)
     for draw, name in ((inspection, "inspection.jpg"), (explorer, "explorer.webp")):

@@ -18,7 +18,7 @@ from vitlens.classes import class_numbers
 from vitlens.train.runs import hardware, versions
 from vitlens_paper.evaluate.reading import normalize_for, open_images
 
-SPECIMEN = "data/checkpoints/vit_tiny_patch16_224"
+SPECIMEN = "data/checkpoints/specimen"
 MODELS = SPECIMEN, "data/checkpoints/vit_tiny_patch8_64"
 
 

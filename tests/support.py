@@ -58,6 +58,9 @@ class Headed(torch.nn.Module):
         )
 
 
+CHECKPOINTS = Path(__file__).parent.parent / "data" / "checkpoints"
+SPECIMEN = CHECKPOINTS / "specimen"
+"""Folder of the model of the book."""
 CHUNKS = 16
 """Number of tests that share a sweep over all models, for parallel processes."""
 

@@ -1,4 +1,4 @@
-"""The bundled models are small, have the recorded accuracy, and have structure that random weights lack."""
+"""The stored models are small, have the recorded accuracy, and have structure that random weights lack."""
 
 import json
 
@@ -6,13 +6,15 @@ import pytest
 import timm
 import torch
 from book import spectral_centroid
+from safetensors.torch import load_file
+from support import CHECKPOINTS, SPECIMEN
 
 from vitlens import attention, capture, filters, load_model, positions
 from vitlens.images import samples
-from vitlens.models import label_names, preprocess, weights_digest
-from vitlens.models.opening import SPECIMEN
+from vitlens.models import label_names, preprocess, title, top_classes, weights_digest
 
-SCRATCH = SPECIMEN.parent / "vit_tiny_patch8_64"
+SCRATCH = CHECKPOINTS / "vit_tiny_patch8_64"
+BUNDLED = CHECKPOINTS / "deit_tiny"
 
 
 @pytest.fixture(scope="module", params=(SPECIMEN, SCRATCH), ids=("specimen", "scratch"))
@@ -82,13 +84,65 @@ def test_bundled_models_have_structure_that_random_weights_lack(model, control):
 def test_specimen_has_the_structure_of_the_paper():
     """The paper's Fig. 7: 28 filters hold 47 % of the variance, position similarity falls with distance, and early
     layers have local and global heads."""
-    model = load_model()
+    model = load_model(SPECIMEN)
     assert positions.rank_correlation(positions.similarity(model)) <= -0.55
     assert 0.45 < filters.principal(model, 28)[1].sum() < 0.5
     with torch.no_grad(), capture(model) as attn:
         model(preprocess(model, list(samples().values())))
     share = attention.mean_distance(attn).mean(0) / attn.grid.uniform_distance()
     assert share[:3].min() < 0.35 and share[:3].max() > 0.7 and share[-1].min() > 0.8
+
+
+def test_bundled_model_opens_by_its_name_with_its_title_and_classes():
+    model = load_model("bundled")
+    assert title(model) == "DeiT-Tiny, ImageNet-1k"
+    assert (
+        title(load_model("bundled", pretrained=False)) == "DeiT-Tiny, ImageNet-1k, random weights"
+    )
+    theirs = timm.create_model(f"local-dir:{BUNDLED}", pretrained=True).eval()
+    photos = preprocess(model, list(samples().values()))
+    with torch.no_grad():
+        logits = model(photos)
+        assert torch.equal(logits, theirs(photos))
+    best = [classes[0][0] for classes in top_classes(model, logits)]
+    assert best[1:3] == ["Egyptian cat", "espresso"]
+    names = timm.data.ImageNetInfo().label_descriptions()
+    assert label_names(model) == names and len(names) == 1000
+
+
+def test_title_of_the_bundled_model_is_not_that_of_other_weights(tmp_path):
+    other = BUNDLED / "model.safetensors"
+    model = load_model("bundled", checkpoint=other)
+    assert title(model) == "bundled, model.safetensors"
+
+
+def test_files_named_as_the_bundled_model_are_noted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bundled").mkdir()
+    assert title(load_model("bundled")) == "DeiT-Tiny, ImageNet-1k"
+    assert "is ./bundled" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_bundled_model_has_the_published_weights_and_accuracy(real_data):
+    from vitlens.data import load
+
+    published = load_file(real_data / "deit-tiny" / "deit_tiny_patch16_224.safetensors")
+    stored = load_file(BUNDLED / "model.safetensors")
+    assert stored.keys() == published.keys()
+    assert all(torch.equal(stored[name], published[name].half()) for name in stored)
+    model = load_model()
+    labeled = load(real_data / "imagenet-samples", "valid", size=224, stream=True, workers=0)
+    photos, labels = zip(*labeled.batches(torch.arange(len(labeled)).split(50)), strict=True)
+    mean, std = (
+        torch.tensor(model.pretrained_cfg[key]).view(1, 3, 1, 1) for key in ("mean", "std")
+    )
+    with torch.inference_mode():
+        right = [
+            model((images.float() / 255 - mean) / std).argmax(-1) == numbers
+            for images, numbers in zip(photos, labels, strict=True)
+        ]
+    assert torch.cat(right).float().mean() > 0.7
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from scipy.stats import spearmanr, ttest_1samp
 from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.model_selection import StratifiedKFold
+from support import SPECIMEN
 
 from experiments.registers import register_neurons, with_register
 from vitlens import attribution, capture, intervene, load_model, preprocess, samples, stream, tokens
@@ -38,7 +39,7 @@ def told(chapter: str) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def specimen():
-    return load_model()
+    return load_model(SPECIMEN)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ def test_chapter_02_nearest_neighbor_equals_the_recipe():
 
 def test_chapters_03_and_04_local_heads_and_equal_rows(photos):
     """From the softmax of timm itself, with fused attention off."""
-    model, maps = load_model(), {}
+    model, maps = load_model(SPECIMEN), {}
     for k, block in enumerate(model.blocks):
         block.attn.fused_attn = False
         block.attn.attn_drop.register_forward_hook(lambda _, __, out, k=k: maps.update({k: out}))
@@ -172,7 +173,7 @@ def attention_of(model: torch.nn.Module, images: torch.Tensor) -> np.ndarray:
 
 def bundled(**options) -> tuple[torch.nn.Module, torch.Tensor]:
     torch.manual_seed(0)
-    model = load_model(DATA / "checkpoints" / "vit_tiny_patch16_224", **options)
+    model = load_model(SPECIMEN, **options)
     return model, preprocess(model, list(samples().values()))
 
 
@@ -421,7 +422,7 @@ def test_chapter_08_gap_between_the_lenses():
         .set_index(["model", "reader", "lens", "layer"])
         .sort_index()
     )
-    own = table.loc["vit_tiny_patch16_224", "class token"]
+    own = table.loc["specimen", "class token"]
     assert (own.loc["tuned", "low"][1:9] > own.loc["plain", "high"][1:9]).all(), (
         "a gap after layers 1 to 8"
     )
@@ -430,11 +431,11 @@ def test_chapter_08_gap_between_the_lenses():
         f"{own.loc[('tuned', 5), 'accuracy']:.1f} % (95-percent interval: {low:.1f} to {high:.1f})"
         in prose
     )
-    chance = table.loc["vit_tiny_patch16_224", "wrong label"]["accuracy"]
+    chance = table.loc["specimen", "wrong label"]["accuracy"]
     assert (
         max(
             chance.max(),
-            table.loc["vit_tiny_patch16_224, untrained", "class token"]["accuracy"].max(),
+            table.loc["specimen, untrained", "class token"]["accuracy"].max(),
         )
         < 0.85
     )
@@ -511,7 +512,7 @@ def test_chapter_09_head_that_writes_most_is_not_missed(specimen, photos):
 def test_chapter_10_sinks_name_the_class():
     prose, _ = told("10")
     table = pd.read_csv(DATA / "results" / "sinks-lens.csv").set_index(["model", "class", "layer"])
-    own, other = (table.loc["vit_tiny_patch16_224", name] for name in ("answer", "other"))
+    own, other = (table.loc["specimen", name] for name in ("answer", "other"))
     for layer, words in (
         (10, "{:.2f} times after layer 10 [{:.2f}, {:.2f}], in {:.1f} % of {:,} images"),
         (11, "{:.2f} times after layer 11 [{:.2f}, {:.2f}], in {:.1f} %"),
@@ -520,9 +521,7 @@ def test_chapter_10_sinks_name_the_class():
         assert words.format(*row[["ratio", "ratio_low", "ratio_high", "above", "images"]]) in prose
         assert row["ratio_low"] > 1.9
     assert own["ratio_high"][[8, 9]].max() < 1
-    controls = pd.concat(
-        [other["ratio"], table.loc["vit_tiny_patch16_224, untrained", "answer"]["ratio"]]
-    )
+    controls = pd.concat([other["ratio"], table.loc["specimen, untrained", "answer"]["ratio"]])
     assert controls.between(0.85, 1.1).all(), "near 1"
 
 
@@ -540,7 +539,7 @@ def test_chapter_10_patch_on_the_bridge_of_the_nose_is_a_sink(specimen, photos, 
 
 
 def test_chapter_10_sinks_keep_most_of_their_attention(photos):
-    model = load_model()
+    model = load_model(SPECIMEN)
     other = with_register(model, register_neurons(model, photos, 5, times=2.0))
     before, after = (attention_of(each, photos)[-1].mean((1, 2)) for each in (model, other))
     six = [100 * np.sort(each)[:, -6:].sum(1).mean() for each in (after[:, 2:], before[:, 1:])]

@@ -99,7 +99,7 @@ def test_gelu_equals_torch_with_its_slope():
 
 
 def test_page_command_writes_a_live_page(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", saved_model(tmp_path / "model"))
+    monkeypatch.setattr("vitlens.models.opening.BUNDLED_FOLDERS", [saved_model(tmp_path / "model")])
     out = vitlens("page", "--live", "--out", tmp_path / "page.html").stdout
     assert re.fullmatch(r".*page\.html: \d\.\d MB\. Its photos are samples\.\n", out)
     assert "'wasm-unsafe-eval'" in (tmp_path / "page.html").read_text()

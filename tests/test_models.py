@@ -344,10 +344,10 @@ def test_preprocess_refuses_images(call, words):
 
 
 def test_load_model_opens_the_bundled_model_by_default(folder, monkeypatch):
-    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", folder)
+    monkeypatch.setattr("vitlens.models.opening.BUNDLED_FOLDERS", [folder / "none", folder])
     assert label_names(load_model()) == ["cat", "dog", "owl"]
-    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", folder / "none")
-    refuses("data folder of a clone", load_model)
+    monkeypatch.setattr("vitlens.models.opening.BUNDLED_FOLDERS", [folder / "none"])
+    refuses("Install vitlens again, or name a model", load_model)
 
 
 def test_load_model_reads_the_named_weights_only(folder):

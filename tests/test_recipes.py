@@ -186,7 +186,7 @@ def test_from_dict_keeps_keywords_of_a_model_to_start_from():
     assert r.model_kwargs == keywords and r.arguments() == keywords | {"num_classes": 10}
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_tiny_patch8_64"])
+@pytest.mark.parametrize("name", ["specimen", "vit_tiny_patch8_64"])
 def test_from_dict_reads_bundled_training(name):
     account = json.loads((ROOT / "data" / "checkpoints" / name / "training.json").read_text())
     r, written = Recipe.from_dict(account["recipe"]), account["recipe"]

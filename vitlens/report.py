@@ -130,7 +130,7 @@ class Picture:
     single output, or the image's name without classes.
 
     >>> vitlens.report.inspect(model, [("chelsea", cat)]).pictures[0].caption
-    'Egyptian cat 56%'
+    'Egyptian cat 44%'
     """
 
     name: str
@@ -685,7 +685,7 @@ def score(
     >>> explanations = vitlens.report.explain(model, [("cat", cat)], names=["legrad", "rollout"])
     >>> (explanation,) = vitlens.report.score(model, explanations, orders=0, steps=4)
     >>> explanation.scores["rank"].tolist()
-    [1, 2]
+    [2, 1]
     """
     from vitlens import faithfulness
 

@@ -279,7 +279,7 @@ def lens(model: nn.Module, images: Tensor, layer: int = -1) -> tuple[Tensor, Ten
 
     >>> whole, by_token = vitlens.stream.lens(model, images, layer=9)
     >>> whole.shape, by_token.shape
-    (torch.Size([2, 200]), torch.Size([2, 197, 200]))
+    (torch.Size([2, 1000]), torch.Size([2, 197, 1000]))
 
     The tokens after the layer pass the model's final norm, pooling and head. The first result is the (B, classes)
     logits, after the last layer those of the model, bit for bit. The second is the (B, T, classes) logits of every
@@ -310,7 +310,7 @@ def read_each(model: nn.Module, tokens: Tensor) -> Tensor:
     """(B, T, classes) logits of tokens (B, T, D) after a layer, each alone at all positions of a one-patch sequence.
 
     >>> vitlens.stream.read_each(model, torch.zeros(2, 197, 192)).shape
-    torch.Size([2, 197, 200])
+    torch.Size([2, 197, 1000])
     """
     about = family(model)
     length = len(about.prefix) + 1

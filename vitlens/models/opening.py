@@ -45,8 +45,14 @@ from vitlens.recorder.supported import attention_modules, family, input_channels
 from vitlens.recorder.supported import title as title
 from vitlens.recorder.supported.card import card_of, write_card
 
-SPECIMEN = Path(__file__).parent.parent.parent / "data" / "checkpoints" / "vit_tiny_patch16_224"
-"""Folder of the bundled model, in a clone of the project."""
+BUNDLED = "bundled"
+"""Name of the bundled model: DeiT-Tiny, trained on ImageNet-1k."""
+_PACKAGE = Path(__file__).parent.parent
+BUNDLED_FOLDERS = (
+    _PACKAGE / "bundled",
+    _PACKAGE.parent / "data" / "checkpoints" / "deit_tiny",
+)
+"""Folders that the bundled model may be in: of an installed package, or of a clone."""
 
 _FILES = ("config.json", "model.safetensors", "model.safetensors.index.json")
 """Names of files that stand for the model in their folder."""
@@ -63,11 +69,12 @@ def load_model(
     outputs: str | None = None,
     **kwargs,
 ) -> nn.Module:
-    """A model in eval mode, by default the bundled one.
+    """A model in eval mode, by default the bundled one, DeiT-Tiny trained on ImageNet-1k.
 
-    name_or_path: a timm name such as "vit_tiny_patch16_224" (weights come from timm's hub, unless `pretrained=False`),
-    a folder with `config.json` and `model.safetensors` in timm's or transformers' layout, or a name in another library:
-    "hf:facebook/dinov2-small", "open_clip:ViT-B-32/openai" (architecture/weights), "torchvision:vit_b_16".
+    name_or_path: "bundled", a timm name such as "vit_tiny_patch16_224" (weights come from timm's hub, unless
+    `pretrained=False`), a folder with `config.json` and `model.safetensors` in timm's or transformers' layout, or a
+    name in another library: "hf:facebook/dinov2-small", "open_clip:ViT-B-32/openai" (architecture/weights),
+    "torchvision:vit_b_16".
     checkpoint: a file with the weights of the model, as training programs and authors publish them (.pth, .safetensors,
     Google's .npz), or a folder with it. Averaged (EMA) weights are preferred. The choice, and all that is left out, is
     printed.
@@ -81,12 +88,10 @@ def load_model(
     >>> vitlens.load_model("vit_small_patch16_224", pretrained=False, img_size=64)(torch.zeros(1, 3, 64, 64)).shape
     torch.Size([1, 1000])
     """
-    if name_or_path is None and not SPECIMEN.is_dir():
-        raise ValueError(
-            "The bundled model is in the data folder of a clone, which this installation lacks. Name a "
-            "model, such as vit_tiny_patch16_224."
-        )
-    name = str(SPECIMEN if name_or_path is None else name_or_path).removeprefix("local-dir:")
+    name = str(BUNDLED if name_or_path is None else name_or_path).removeprefix("local-dir:")
+    is_bundled = name == BUNDLED
+    if is_bundled:
+        name = str(bundled_folder())
     names_file = Path(name).name in _FILES
     folder = Path(name).parent if names_file else Path(name)
     if names_file and not Path(name).exists() and not (folder / _FILES[0]).exists():
@@ -113,18 +118,39 @@ def load_model(
     kind = outputs or (card.outputs if card else None)
     if kind is not None:
         require_known(kind, OUTPUTS, f"outputs of {name}")
-    opened_as = short(str(folder) if folder.is_dir() else name)
+    opened_as = BUNDLED if is_bundled else short(str(folder) if folder.is_dir() else name)
     if checkpoint is not None:
         opened_as += f", {Path(checkpoint).name}"
     source = checkpoint or (folder if folder.is_dir() else _folder_in_name(name))
     write_card(
         model,
         name=opened_as,
+        title=_title_of(model, pretrained, checkpoint),
         outputs=kind,
         trained_on=_record_of(model, source, folder) if pretrained or checkpoint else None,
         published=pretrained and checkpoint is None and not Path(source).exists(),
     )
     return model.eval()
+
+
+def bundled_folder() -> Path:
+    """The folder of the bundled model. Raises ValueError if this installation lacks it.
+
+    >>> sorted(path.name for path in vitlens.models.opening.bundled_folder().iterdir())
+    ['LICENSE', 'config.json', 'model.safetensors']
+    """
+    for folder in BUNDLED_FOLDERS:
+        if (folder / "model.safetensors").is_file():
+            if Path(BUNDLED).exists():
+                print_note(
+                    f"{BUNDLED} is the bundled model. The file or folder here is ./{BUNDLED}."
+                )
+            return folder
+    places = " and ".join(map(str, BUNDLED_FOLDERS))
+    raise ValueError(
+        f"The bundled model is missing from this installation: {places} lack its model.safetensors. Install vitlens "
+        "again, or name a model, such as vit_tiny_patch16_224."
+    )
 
 
 def _announced(name: str, may_download: bool) -> AbstractContextManager:
@@ -135,6 +161,16 @@ def _announced(name: str, may_download: bool) -> AbstractContextManager:
         f"the weights of {name}",
         "They are downloaded, or read from a cache. Ctrl-C ends it, and a folder needs no network.",
     )
+
+
+def _title_of(model: nn.Module, pretrained: bool, checkpoint: str | os.PathLike | None) -> str:
+    """The title in the configuration of the model's folder, if the weights are that folder's, else ""."""
+    card = card_of(model)
+    if card is None or checkpoint is not None:
+        return ""
+    if card.title and not pretrained:
+        return f"{card.title}, random weights"
+    return card.title
 
 
 def _record_of(model: nn.Module, source: str | os.PathLike, folder: Path) -> TrainedOn | None:
@@ -176,7 +212,7 @@ def load_vit(
 
 def require_attention(name: str | os.PathLike | None) -> None:
     """Raise UnsupportedModelError for the name of a class without attention, before its weights are downloaded."""
-    if name is None or Path(name).exists() or str(name).startswith("hf:"):
+    if name in (None, BUNDLED) or Path(name).exists() or str(name).startswith("hf:"):
         return
     skeleton = None
     with suppress(Exception), torch.device("meta"):  # `load_model` reports errors
@@ -415,7 +451,7 @@ def _from_folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
                 f"label_names in {config_file} must be a list of {model.num_classes} names."
             )
         write_card(model, label_names=[str(name) for name in names])
-    write_card(model, outputs=config.get("outputs"))
+    write_card(model, outputs=config.get("outputs"), title=str(config.get("title") or ""))
     return model
 
 

@@ -417,7 +417,7 @@ def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     channels and as many means and deviations.
 
     >>> vitlens.models.data_config(model)["interpolation"]
-    'bilinear'
+    'bicubic'
     """
     return _plan(model, size).config
 
@@ -555,7 +555,7 @@ def crop_box(
     ImageError as `preprocess` does, and for an image that fills too few rows or columns of the input.
 
     >>> [round(edge) for edge in vitlens.models.crop_box(model, cat)]
-    [75, 0, 376, 300]
+    [90, 15, 361, 285]
     """
     plan = _plan(model, size)
     mode = _image_mode(plan.config["input_size"][0])

@@ -54,7 +54,7 @@ def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """(B, classes) logits, or (B, D) features of a model without classes, from the output of a model of any library.
 
     >>> vitlens.models.run(model, images).shape
-    torch.Size([2, 200])
+    torch.Size([2, 1000])
     """
     if is_known(model):
         return family(model).run(images)

@@ -183,7 +183,7 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
     Raises ValueError for models without a classifier head, for transformer settings of other models and for keywords of
     another architecture, and the errors of `load_model`.
 
-    >>> vitlens.train.starting_from(vitlens.train.recipe("finetune-small"), vitlens.models.opening.SPECIMEN).width
+    >>> vitlens.train.starting_from(vitlens.train.recipe("finetune-small"), "bundled").width
     192
     """
     if recipe.model_kwargs and not recipe.init:

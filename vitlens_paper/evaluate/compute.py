@@ -36,7 +36,7 @@ def parameters(model: nn.Module) -> int:
     """Number of learned parameters with the head. Shared parameters count once.
 
     >>> vitlens_paper.evaluate.compute.parameters(model)
-    5563016
+    5717416
     """
     return sum(p.numel() for p in model.parameters())
 
@@ -52,7 +52,7 @@ def flops(
     or a `patch_drop` that the model does not support.
 
     >>> vitlens_paper.evaluate.compute.flops(model)
-    2507059200
+    2507366400
     """
     model = unwrap(model)
     config = getattr(model, "pretrained_cfg", None) or {}

@@ -196,7 +196,7 @@ def open_session(
 
     >>> evaluation = vitlens_paper.evaluate.Evaluation(model=model, data="digits", protocol="knn")
     >>> open_session(evaluation).name
-    'vit_tiny_patch16_224'
+    'bundled'
     """
     model = evaluation.model
     named = isinstance(model, str | Path)

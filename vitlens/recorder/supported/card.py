@@ -16,13 +16,14 @@ class ModelCard:
     """Facts about a model from the place that it was opened from. An attribute of the model keeps it, so that copies
     and saved models have it, too.
 
-    name: by which `load_model` opened the model. architecture: its name in another library than timm. label_names:
-    names of the classes. outputs: one of `vitlens.models.OUTPUTS`. transform: preprocessing by its library, from
-    an RGB image to (C, H, W). guess: a sentence, if the preprocessing is a guess. trained_on: record of the training
-    images. published: True for weights that a library provides by their name.
+    name: by which `load_model` opened the model. title: name for figures, in the place of `name`. architecture: its
+    name in another library than timm. label_names: names of the classes. outputs: one of `vitlens.models.OUTPUTS`.
+    transform: preprocessing by its library, from an RGB image to (C, H, W). guess: a sentence, if preprocessing is a
+    guess. trained_on: record of the training images. published: True for weights that a library provides by their name.
     """
 
     name: str = ""
+    title: str = ""
     architecture: str = ""
     label_names: list[str] | None = None
     outputs: str | None = None

@@ -14,13 +14,16 @@ from vitlens.recorder.supported.names import short_name
 
 
 def title(model: nn.Module) -> str:
-    """Name of a model for figures: `short_name`, with the sizes that differ from those in it, as in
-    "vit_tiny_patch16_224, patch 8".
+    """Name of a model for figures: the title in its folder's config.json, or `short_name`, with the sizes that differ
+    from those in it, as in "vit_tiny_patch16_224, patch 8".
 
     >>> vitlens.models.title(model)
-    'vit_tiny_patch16_224'
+    'DeiT-Tiny, ImageNet-1k'
     """
     model = family(model).model
+    card = card_of(model)
+    if card is not None and card.title:
+        return card.title
     name = short_name(model)
     embed = getattr(model, "patch_embed", None)
     patch = _other_size(name, r"patch(\d+)", getattr(embed, "patch_size", None))
