@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MATHJAX = "mathjax@3.2.2"
 CHAPTERS, APPENDICES = "[0-9][0-9]_*.ipynb", "[A-Z]_*.ipynb"
 DOCS = [
+    "questions",
     "explaining",
     "intervening",
     "explorer",
@@ -30,6 +31,8 @@ DOCS = [
     "evaluation",
     "paper",
     "costs",
+    "limits",
+    "migration",
     "front-end",
 ]
 PROJECT = ["CONTRIBUTING.md", "CHANGELOG.md", "data/README.md"]

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported.adapter import Family, Pool
 from vitlens.recorder.supported.names import qualified_name
-from vitlens.recorder.supported.refusal import WINDOWS, refuse, require_size
+from vitlens.recorder.supported.refusal import (
+    CONVOLUTIONS,
+    MASK_UNITS,
+    POOLED,
+    SHRINKS,
+    WINDOWS,
+    refuse,
+    require_size,
+)
 
 MODELS = {
     "timm.models.vision_transformer.VisionTransformer",
@@ -37,7 +45,7 @@ ATTENTION = {
 }
 
 _REFUSED = {
-    "it is not a Vision Transformer: its features come from convolutions, without attention between patches": (
+    CONVOLUTIONS: (
         "ConvMixer ConvNeXt CspNet CspNext DLA DPN DenseNet EfficientNet FasterNet GhostNet HighPerfGpuNet "
         "HighResolutionNet InceptionResnetV2 InceptionV3 InceptionV4 LCNetV2 MambaOut MetaNeXt NASNetALarge "
         "NormFreeNet PNASNet5Large RDNet RegNet RepGhostNet RepVit ResNet ResNetV2 RexNet SENet SelecSls StarNet "
@@ -55,11 +63,9 @@ _REFUSED = {
         "DaVit EfficientVitMsra GlobalContextVit HieraDet Nest SwinTransformer SwinTransformerV2 SwinTransformerV2Cr "
         "TinyVit VisionTransformerSAM"
     ),
-    "its attention shrinks the grid between stages": "Levit LevitDistilled PoolingVisionTransformer",
-    "its attention reads pooled or strided tokens, so the keys are not the patches of the image": (
-        "MultiScaleVit PyramidVisionTransformerV2 Twins"
-    ),
-    "its attention runs inside mask units and pools the queries, so no map covers the whole image": "Hiera",
+    SHRINKS: "Levit LevitDistilled PoolingVisionTransformer",
+    POOLED: "MultiScaleVit PyramidVisionTransformerV2 Twins",
+    MASK_UNITS: "Hiera",
     "its attention is a softmax over channels, not over patches": "EdgeNeXt Xcit",
     "its attention is linear: it sums keys and values before the queries come, so there is no weight of one patch for "
     "another": "CoaT EfficientVit EfficientVitLarge",

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported.adapter import PlainPatches, Pool, pair
 from vitlens.recorder.supported.names import model_name, qualified_name
-from vitlens.recorder.supported.refusal import WINDOWS, refuse, require_size
+from vitlens.recorder.supported.refusal import (
+    CONVOLUTIONS,
+    MASK_UNITS,
+    POOLED,
+    SHRINKS,
+    WINDOWS,
+    refuse,
+    require_size,
+)
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -144,25 +152,23 @@ KNOWN = ", ".join(sorted(name.rsplit(".", 1)[-1] for name in MODELS))
 """Names of the supported classes."""
 
 _VIDEO = "its tokens are parts of a video, not patches of an image"
-_POOLED = "its attention reads pooled tokens, so the keys are not the patches of the image"
 _DETECTS = (
     "its output is read from object queries, and its attention sees the features of another network, not patches of "
     "the image"
 )
 _PACKED = "its image tower takes the patches of all images as one sequence, not a batch of images"
-_CONVOLUTIONS = "it is not a Vision Transformer: its features come from convolutions"
 _REASONS = {
     "Swin": WINDOWS,
     "Donut": WINDOWS,
     "Sam": WINDOWS,
-    "Hiera": "its attention runs inside mask units and pools the queries",
+    "Hiera": MASK_UNITS,
     "VideoMAE": _VIDEO,
     "VJEPA": _VIDEO,
     "Vivit": _VIDEO,
     "Timesformer": _VIDEO,
-    "Pvt": _POOLED,
-    "Segformer": _POOLED,
-    "Levit": "its attention shrinks the grid between stages",
+    "Pvt": POOLED,
+    "Segformer": POOLED,
+    "Levit": SHRINKS,
     "Detr": _DETECTS,
     "ConditionalDetr": _DETECTS,
     "DabDetr": _DETECTS,
@@ -174,8 +180,8 @@ _REASONS = {
     "Qwen2VisionTransformer": _PACKED,
     "Qwen2_5_V": _PACKED,
     "Qwen3VL": _PACKED,
-    "ResNet": _CONVOLUTIONS,
-    "ConvNext": _CONVOLUTIONS,
+    "ResNet": CONVOLUTIONS,
+    "ConvNext": CONVOLUTIONS,
 }
 """Reason for refusing a class, by the beginning of its name."""
 
