@@ -146,13 +146,15 @@ def test_docs_commands_have_valid_options(tmp_path, monkeypatch):
 
 
 def test_docs_python_runs(tmp_path, monkeypatch):
-    """The docs continue with the README's names; docs/models.md needs a checkpoint and a model of the reader's own."""
+    """The docs continue with the README's names. docs/models.md needs a checkpoint, and a model of the reader's own.
+    tests/test_docs.py runs the pages of questions and migration."""
     import matplotlib.pyplot as plt
 
     samples()["chelsea"].save(tmp_path / "cat.jpg")
     monkeypatch.chdir(tmp_path)
     space = {}
-    for text in ("README.md", *(text for text in DOCS if text != "docs/models.md")):
+    elsewhere = {"docs/models.md", "docs/questions.md", "docs/migration.md"}
+    for text in ("README.md", *(text for text in DOCS if text not in elsewhere)):
         code = "".join(re.findall(r"```python\n(.*?)```", (ROOT / text).read_text(), re.S))
         exec(compile(code, text, "exec"), space)
     assert space["summary"].mean_distance.shape == (1, 12, 3) and space["logits"].shape == (1, 1000)
