@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
+import torch
 
 import vitlens
 import vitlens_explorer
@@ -165,7 +167,13 @@ def test_only_commands_import_the_command_line():
     assert above == {"vitlens.__main__", "vitlens_explorer.cli", "vitlens_paper.cli"}
 
 
-@pytest.mark.parametrize("first", ["recipes", "plugin", "tasks", "variants", "masked"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        *("recipes", "plugin"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("tasks", "variants", "masked")),
+    ],
+)
 def test_plugins_register_whatever_is_imported_first(first):
     code = (
         f"import vitlens_paper.{first}, vitlens.train, vitlens.data\n"
@@ -251,6 +259,7 @@ WRITTEN_ELSEWHERE = {
     ("vitlens_explorer/drawing.py", "image.save"): "into a buffer",
     ("vitlens_explorer/drawing.py", "page.save"): "into a buffer",
     ("vitlens_explorer/explorer.py", "tempfile.TemporaryDirectory"): "read into a download",
+    ("vitlens/plot/glyphs.py", "super().savefig"): "the savefig that a person calls",
     ("vitlens_explorer/live/__init__.py", "image.save"): "into a buffer",
     ("vitlens_explorer/saving.py", "np.savetxt"): "into a buffer",
     ("vitlens_explorer/training_slider.py", "first.save"): "into a buffer",
@@ -359,3 +368,24 @@ def test_lines_of_scripts_and_styles_fit():
         if len(line) > 120
     ]
     assert len(files) > 20 and wide == []
+
+
+def test_dir_of_objects_shows_public_fields_alone():
+    """A completion by tab offers what a person uses, not what the classes below have."""
+    model = timm.create_model("test_vit")
+    images = torch.zeros(1, 3, 160, 160)
+    with torch.no_grad(), vitlens.capture(model) as attn:
+        model(images)
+    explorer = vitlens_explorer.explore(model.eval())
+    summary = vitlens.attention.summary(attn, "entropy")
+    split = vitlens.data.load("digits")
+    expected = [
+        (attn, "differentiate gated grid model_name pool"),
+        (explorer, "close layout save_page set wait"),
+        (summary, "by_head entropy images to_pandas values"),
+        (split, "batches class_names images labels note remaining select_rows size subset to"),
+    ]
+    for thing, names in expected:
+        assert " ".join(name for name in dir(thing) if not name.startswith("_")) == names
+        for name in names.split():
+            getattr(thing, name)

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from vitlens.names import require_known
+from vitlens.names import listed_names, require_known, unknown_name
 from vitlens.recorder.forward import eval_mode, require_images, run
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.precision import full_precision, to_float64
@@ -40,6 +40,7 @@ __all__ = [
     "summary",
 ]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26}
@@ -127,7 +128,10 @@ class Summary:
             table[name] = mean.flatten().numpy()
         return table
 
-    def __getattr__(self, name: str) -> Tensor | None:
+    def __dir__(self) -> list[str]:
+        return listed_names(self, ("by_head", "images", "to_pandas", "values", *self.values))
+
+    def __getattr__(self, name: str) -> Tensor | Any:  # Any stands for None
         values = self.__dict__.get("values", {})
         if name not in values:
             raise AttributeError(
@@ -463,3 +467,4 @@ STATISTICS: dict[str, Statistic] = {
     "received": _Received(),
     "rollout": _Rollout(),
 }
+"""The statistics of a `summary` by name."""

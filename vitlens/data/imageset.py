@@ -36,7 +36,7 @@ from vitlens.data.augment import Augment, seed_of
 from vitlens.data.sources import SPLITS, Columns, open_samples, process_count
 from vitlens.digests import DECODED, Digests, pixel_digest, stored_digest
 from vitlens.images import MAX_ELONGATION, Change, count_changes, note_file, rgb
-from vitlens.names import require_known
+from vitlens.names import listed_names, require_known
 from vitlens.texts import shown
 
 CHUNK = 32  # images that a worker reads at a time, to keep shared memory small
@@ -99,7 +99,7 @@ class Samples:
             content = content[0]
         if self.root is not None:
             content = self.root / os.fsdecode(content)
-        return Path(content) if isinstance(content, str | Path) else content
+        return Path(content) if isinstance(content, str | os.PathLike) else content
 
     def select_rows(self, rows: Tensor) -> Samples:
         """The samples at the positions `rows`, int64 (n,)."""
@@ -293,6 +293,11 @@ class _Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __dir__(self) -> list[str]:
+        methods = ("batches", "class_names", "labels", "note", "remaining", "select_rows", "size")
+        own = ("images",) if hasattr(self, "images") else ()
+        return listed_names(self, (*methods, *own, "subset", "to"))
 
     def subset(self, n: int, seed: int = 0):
         """`n` of the images, drawn without replacement as a function of `seed`."""
@@ -777,7 +782,7 @@ def load(
     if size is None and (squash or stream):
         raise ValueError("squash and stream need a common size of the images. Pass size=….")
     device = torch.device(device or "cpu")
-    source = str(source)
+    source = os.fspath(source)
     columns = Columns(image_key or "", label_key or "")
     samples = open_labeled(source, split, root, fold, columns)
     note = missing_classes(samples, f"{source} has no {split} image of")
