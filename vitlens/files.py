@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import select
 import socket
 import stat
@@ -51,7 +52,11 @@ LONGEST_PATH = 259
 BUSY = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 """Errors of `flock` for a file that another process has locked."""
 MARK = "vitlens"
-"""First word of a lock file's text, and "Software" of a figure's PNG file."""
+"""First word of a lock file's text, of the creator of a PDF or SVG figure, and "Software" of a PNG figure."""
+FORMATS = ("png", "pdf", "svg")
+"""Formats of figures. Each is the suffix of its files, too."""
+UNSEALED = f"{MARK} {'0' * 16}"
+"""Creator of a PDF or SVG figure before `seal` replaces the zeros by the digest of the file."""
 
 
 # Writing
@@ -575,12 +580,36 @@ def read_header(path: Path) -> list[str]:
     return []
 
 
+def seal(figure: bytes) -> bytes:
+    """A PDF or SVG file with its digest in the mark of vitlens, which a file lacks after it is edited."""
+    return figure.replace(UNSEALED.encode(), _sealed_mark(figure), 1)
+
+
+def _sealed_mark(unsealed: bytes) -> bytes:
+    digest = hashlib.sha256(unsealed).hexdigest()
+    return f"{MARK} {digest[:16]}".encode()
+
+
+def _is_sealed(path: Path) -> bool:
+    """True for a PDF or SVG file that vitlens wrote and nobody has edited since."""
+    with suppress(OSError):
+        data = path.read_bytes()
+        mark = re.search(rb"\b%s [0-9a-f]{16}\b" % MARK.encode(), data)
+        if mark is None:
+            return False
+        unsealed = data.replace(mark[0], UNSEALED.encode(), 1)
+        return mark[0] == _sealed_mark(unsealed)
+    return False
+
+
 def is_figure(path: Path, software: str = MARK, dpi: int | None = None) -> bool:
-    """True for a PNG file with the mark of vitlens, or of another software, and with these dots per inch."""
+    """True for a figure of vitlens, or for a PNG file of another software with these dots per inch."""
     from PIL import Image
 
     if not path.is_file():
         return False
+    if path.suffix in (".pdf", ".svg"):
+        return software == MARK and _is_sealed(path)
     try:
         with Image.open(path) as image:
             same_dpi = dpi is None or round(image.info.get("dpi", (0,))[0]) == dpi

@@ -99,7 +99,7 @@ class Samples:
             content = content[0]
         if self.root is not None:
             content = self.root / os.fsdecode(content)
-        return Path(content) if isinstance(content, str | Path) else content
+        return Path(content) if isinstance(content, str | os.PathLike) else content
 
     def select_rows(self, rows: Tensor) -> Samples:
         """The samples at the positions `rows`, int64 (n,)."""
@@ -782,7 +782,7 @@ def load(
     if size is None and (squash or stream):
         raise ValueError("squash and stream need a common size of the images. Pass size=….")
     device = torch.device(device or "cpu")
-    source = str(source)
+    source = os.fspath(source)
     columns = Columns(image_key or "", label_key or "")
     samples = open_labeled(source, split, root, fold, columns)
     note = missing_classes(samples, f"{source} has no {split} image of")

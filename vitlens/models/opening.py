@@ -88,7 +88,7 @@ def load_model(
     >>> vitlens.load_model("vit_small_patch16_224", pretrained=False, img_size=64)(torch.zeros(1, 3, 64, 64)).shape
     torch.Size([1, 1000])
     """
-    name = str(BUNDLED if name_or_path is None else name_or_path).removeprefix("local-dir:")
+    name = os.fspath(BUNDLED if name_or_path is None else name_or_path).removeprefix("local-dir:")
     is_bundled = name == BUNDLED
     if is_bundled:
         name = str(bundled_folder())
@@ -212,11 +212,11 @@ def load_vit(
 
 def require_attention(name: str | os.PathLike | None) -> None:
     """Raise UnsupportedModelError for the name of a class without attention, before its weights are downloaded."""
-    if name in (None, BUNDLED) or Path(name).exists() or str(name).startswith("hf:"):
+    if name in (None, BUNDLED) or Path(name).exists() or os.fspath(name).startswith("hf:"):
         return
     skeleton = None
     with suppress(Exception), torch.device("meta"):  # `load_model` reports errors
-        skeleton = load_model(str(name), pretrained=False)
+        skeleton = load_model(name, pretrained=False)
     if skeleton is not None:
         attention_modules(skeleton)
 
