@@ -259,6 +259,7 @@ WRITTEN_ELSEWHERE = {
     ("vitlens_explorer/drawing.py", "image.save"): "into a buffer",
     ("vitlens_explorer/drawing.py", "page.save"): "into a buffer",
     ("vitlens_explorer/explorer.py", "tempfile.TemporaryDirectory"): "read into a download",
+    ("vitlens/plot/glyphs.py", "super().savefig"): "the savefig that a person calls",
     ("vitlens_explorer/live/__init__.py", "image.save"): "into a buffer",
     ("vitlens_explorer/saving.py", "np.savetxt"): "into a buffer",
     ("vitlens_explorer/training_slider.py", "first.save"): "into a buffer",

@@ -467,3 +467,4 @@ STATISTICS: dict[str, Statistic] = {
     "received": _Received(),
     "rollout": _Rollout(),
 }
+"""The statistics of a `summary` by name."""

@@ -41,11 +41,14 @@ from vitlens.recorder.supported import (
 
 
 class Attention(Sequence[Layer]):
-    """The layers of one forward, first to last, the `grid` of its tokens, and the `pool` if it pools by attention.
+    """A capture: the layers of one forward, first to last, each a `Layer`, by their numbers. `capture` makes it.
 
-    gated: attention outputs pass a learned gate afterwards, which the maps leave out. cuts: modules and layers that cut
-    autograd's graph, so that `differentiate` raises. _calls: per layer its attention calls, several in a parallel
-    block, None before they ran. _replaced: layers in which an intervention replaced the output of a head.
+    >>> len(attn), attn[5].q.shape, attn.grid.patches
+    (12, torch.Size([2, 3, 197, 64]), 196)
+
+    model_name: the model's architecture and class. grid: the `TokenGrid` of the forward. pool: the `Layer` of an
+    attention pool, or None. gated: True if attention outputs pass a learned gate afterwards, which the maps leave out.
+    cuts: modules and layers that cut autograd's graph, so that `differentiate` raises.
     """
 
     def __init__(self, model: nn.Module, modules: list[list[tuple[str, nn.Module]]]):
@@ -53,8 +56,10 @@ class Attention(Sequence[Layer]):
         self.gated = has_gate(modules)
         self.grid: TokenGrid | Any = None  # Any stands for None, before the forward
         self.pool: Layer | None = None
+        # by layer, its attention calls, several in a parallel block, None before they ran
         self._calls: list[list[Layer | None]] = [[None] * len(layer) for layer in modules]
         self.cuts: list[str] = []
+        # layers in which an intervention replaced the output of a head
         self._replaced: set[int] = set()
 
     @property
