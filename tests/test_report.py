@@ -8,6 +8,7 @@ import zlib
 from unittest import mock
 from xml.etree import ElementTree
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,12 +17,15 @@ import torch
 from matplotlib.text import Text
 from PIL import Image
 from support import assert_tidy, refuses, saved_model
+from timm.models import save_for_hf
 
+import vitlens
 import vitlens_explorer as widgets
 from vitlens import faithfulness, files, load_model, plot, report
 from vitlens.attribution import methods, relevance
-from vitlens.images import samples
+from vitlens.images import ImageError, samples
 from vitlens.models import preprocess
+from vitlens_explorer.live import save_live_page
 
 CAT, CUP = samples()["chelsea"], samples()["coffee"]
 BOTH = [("chelsea", CAT), ("coffee", CUP)]
@@ -350,6 +354,76 @@ def test_explain_runs_a_registered_method(vit):
         assert explanation.maps["mine"].shape == explanation.maps["occlusion"].shape == (2, 2)
     finally:
         METHODS.pop("mine", None)
+
+
+class _PathLike:
+    """A path of another class, as libraries of file systems have it."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __fspath__(self):
+        return self.path
+
+
+@pytest.mark.parametrize("kind", [str, _PathLike])
+def test_functions_take_paths_of_any_kind(tmp_path, kind):
+    model = timm.create_model("test_vit").eval()
+    save_for_hf(model, tmp_path / "model", safe_serialization=True)
+    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / "black.png")
+    model = vitlens.load_model(kind(tmp_path / "model"))
+    inspection = report.inspect(model, kind(tmp_path / "black.png"))
+    report.write_inspection(inspection, kind(tmp_path / "out"))
+    report.write_beside({"a": inspection, "b": inspection}, kind(tmp_path / "out"))
+    assert (tmp_path / "out" / "beside.png").is_file()
+    assert [name for name, _ in vitlens.images.image_files(kind(tmp_path))][0] == "black.png"
+    arrays = vitlens.train.snapshots.record(model, torch.zeros(1, 3, 160, 160))
+    vitlens.train.snapshots.save(kind(tmp_path / "snapshots.npz"), 1, arrays)
+    assert vitlens.train.snapshots.load(kind(tmp_path / "snapshots.npz"))["steps"].tolist() == [1]
+    with pytest.raises(TypeError, match="snapshots.load"):
+        vitlens.plot.film_strip(kind(tmp_path / "snapshots.npz"))
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "steps": 2, "loss": 2.3, "rate": 1.0}\n')
+    vitlens.plot.training(kind(tmp_path / "log.jsonl"))
+    recipe = vitlens.train.recipe("finetune-small")
+    assert vitlens.train.starting_from(recipe, kind(tmp_path / "model")).init
+    plt.close("all")
+
+
+FORMS = {
+    "preprocess": lambda model, images, out: len(vitlens.preprocess(model, images)),
+    "inspect": lambda model, images, out: report.inspect(model, images).images,
+    "explain": lambda model, images, out: len([*report.explain(model, images, names=["legrad"])]),
+    "heads": lambda model, images, out: len(report.heads(model, images)),
+    "save_page": lambda model, images, out: _photos(widgets.save_page, model, images, out),
+    "save_live_page": lambda model, images, out: _photos(save_live_page, model, images, out),
+    "like": lambda model, images, out: vitlens.attribution.like(images).bind(model) and 2,
+}
+"""Number of the images that each function reads, by its name."""
+
+
+def _photos(save, model, images, out):
+    save(model, images, out / "page.html")
+    return 2
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.filterwarnings("error")
+def test_functions_of_images_leave_out_bad_files_of_a_folder(tmp_path, name):
+    """Also of a folder in a list. A bad file that is named is an error, and so is an empty list."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for level, file in ((0, "a.png"), (200, "c.png")):
+        Image.fromarray(np.full((160, 160, 3), level, np.uint8)).save(folder / file)
+    (folder / "b.jpg").write_bytes(b"\xff\xd8\xff damaged")
+    model = timm.create_model("test_vit", num_classes=9).eval()
+    for images in (str(folder), [folder]):
+        with pytest.warns(UserWarning, match="1 of 3 images of the folder are left out.*b.jpg"):
+            assert FORMS[name](model, images, tmp_path) == 2
+    with pytest.raises(ImageError, match="b.jpg"):
+        FORMS[name](model, [folder / "a.png", folder / "b.jpg"], tmp_path)
+    if name != "heads":
+        with pytest.raises(ImageError, match="image"):
+            FORMS[name](model, [], tmp_path)
 
 
 HOSTILE = "<b>&\"'$x^$ 漢\u202e\x1b]]>.png"

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vitlens import attention, files, filters, models, positions
 from vitlens.formatting import number, with_minus
-from vitlens.images import ImageError, Remarks, named_sources
+from vitlens.images import ImageError, Readable, Remarks, named_sources
 from vitlens.models import restore, run, top_classes
 from vitlens.models.classes import predicted_classes, prediction_beside
 from vitlens.names import require_known, unknown_name
@@ -104,7 +104,8 @@ def prepared(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, (1, C, H, W)) of each image, on the model's device and in its dtype.
 
-    on_error: called with a message for an unusable image, which is skipped. By default its ImageError is raised.
+    on_error: called with a message for an unusable image, which is skipped. By default its ImageError is raised, except
+    for images of a folder, which are left out and counted in a warning.
     on_note: as in `models.preprocess`.
 
     >>> [(name, x.shape) for name, x in vitlens.report.prepared(model, [("chelsea", cat)])]
@@ -117,16 +118,20 @@ def prepared(
             "Expected images by their names, such as {'cat': 'cat.jpg'} or [('cat', 'cat.jpg')], or their paths, got "
             f"a batch of shape {tuple(images.shape)}."
         )
+    readable = Readable(on_error)
+    count = 0
     for name, source in named_sources(images, on_note):
         try:
             image = models.preprocess(model, source, size=size, on_note=on_note)
         except ImageError as error:
             message = str(error) if name in str(error) else f"{name}: {error}"
-            if on_error is None:
-                raise ImageError(message) from error
-            on_error(message)
+            unusable = ImageError(message)
+            unusable.__cause__ = error
+            readable.leave_out(source, unusable)
         else:
+            count += 1
             yield name, image.to(like)
+    readable.total(count)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ scaled tile by tile, as in `filters`.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,13 +24,13 @@ from vitlens.plot.inspection import about_gray, shown_positions
 from vitlens.plot.mosaic import map_colors, mosaic
 from vitlens.plot.scales import as_drawn, colors
 from vitlens.plot.style import (
-    REFERENCE,
     SERIES,
     WIDTH,
     array,
     beside,
     charts,
     page,
+    reference,
     scale_bar,
     use_style,
 )
@@ -65,7 +66,7 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
     """
     import pandas as pd
 
-    if isinstance(records, str | Path):
+    if isinstance(records, str | os.PathLike):
         path = Path(records) / "log.jsonl" if Path(records).is_dir() else Path(records)
         if not path.exists():
             raise ValueError(
@@ -98,7 +99,7 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
             if line is not None:
                 line.set_label(f"{name}: {unit.format(line.get_ydata()[-1])}")
         for name, step in (marks or {}).items():
-            loss.axvline(step, **REFERENCE)
+            loss.axvline(step, **reference(loss))
             loss.annotate(
                 f"{name} ",
                 (step, 0.04),
@@ -203,6 +204,11 @@ def film_strip(
 
 def _read_snapshots(snapshots: Mapping) -> SimpleNamespace:
     """The arrays of a run, its steps, and the distance of uniform attention."""
+    if isinstance(snapshots, str | os.PathLike):
+        raise TypeError(
+            f"Expected the arrays of snapshots, got the path {snapshots}. Pass "
+            "vitlens.train.snapshots.load(path)."
+        )
     run = SimpleNamespace(steps=np.asarray(snapshots["steps"]))
     for name, axes in AXES.items():
         values = array(snapshots[name], axes, f"An array {name} of {axes} axes")
@@ -238,7 +244,7 @@ def _draw(
 
     draw_distances(distances_ax, run.distances[index], size)
     number_layers(distances_ax, run.distances.shape[1])
-    distances_ax.axhline(run.uniform, **REFERENCE)
+    distances_ax.axhline(run.uniform, **reference(distances_ax))
     low = 0.95 * min(run.distances.min(), 0.8 * run.uniform)
     high = 1.05 * max(run.distances.max(), run.uniform)
     distances_ax.set_ylim(low, high)
