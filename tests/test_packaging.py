@@ -41,8 +41,12 @@ def test_environment_lists_python_pip_and_project():
     assert conda == ["python" + PROJECT["requires-python"], "pip"]
     (install,) = pip["pip"]
     extras = re.fullmatch(r"-e \.\[(.+)\]", install).group(1).split(",")
-    assert set(extras) == set(PROJECT["optional-dependencies"])
-    assert f'--editable ".[{",".join(extras)}]"' in (ROOT / "Makefile").read_text()
+    # The environment is a reader's. The Makefile's has the extras of the developers, too.
+    developers = ["site", "dev"]
+    assert {*extras, *developers} == set(PROJECT["optional-dependencies"])
+    assert not {*extras} & {*developers}
+    every = ",".join([*extras, *developers])
+    assert f'--editable ".[{every}]"' in (ROOT / "Makefile").read_text()
 
 
 def test_requirements_are_lower_bounds():
@@ -239,56 +243,100 @@ def fresh_environment(folder: Path) -> tuple[Path, Path]:
     return folder / "bin" / "python", site
 
 
+def readme_commands(program: str) -> list[list[str]]:
+    """Command lines of the README that begin with a program, as lists of words without it, in their order."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = "\n".join(re.findall(r"```sh\n(.*?)```", readme, re.S)).splitlines()
+    commands = [shlex.split(line, comments=True) for line in lines]
+    return [words[1:] for words in commands if words[:1] == [program]]
+
+
+def class_folders(folder: Path) -> None:
+    """Photographs of two classes, a folder each, in train/ and valid/."""
+    names = list(samples())
+    for split in ("train", "valid"):
+        for label, photos in {"people": names[:3], "things": names[3:]}.items():
+            (folder / split / label).mkdir(parents=True)
+            for name in photos:
+                samples()[name].save(folder / split / label / f"{name}.png")
+
+
 @pytest.mark.slow
-def test_wheel_works_in_an_empty_folder_without_a_network(tmp_path):
+def test_readme_runs_from_the_wheel_in_an_empty_folder_without_a_network(tmp_path):
     wheel, _ = dist.build(tmp_path / "dist")
     python, site = fresh_environment(tmp_path / "environment")
     empty = tmp_path / "empty"
-    empty.mkdir()
+    (empty / "photos").mkdir(parents=True)
     offline = {"PIP_NO_INDEX": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "MPLBACKEND": "agg"}
+    environ = os.environ | offline
 
     def run(*arguments) -> str:
         command = [str(argument) for argument in (python, *arguments)]
-        done = subprocess.run(
-            command, cwd=empty, env=os.environ | offline, capture_output=True, text=True
-        )
+        done = subprocess.run(command, cwd=empty, env=environ, capture_output=True, text=True)
         assert done.returncode == 0, f"{arguments}: {done.stderr[-3000:]}"
         return done.stdout
 
     run("-m", "pip", "install", "--quiet", "--no-deps", wheel)
     assert run("-c", IN_WHEEL).startswith(str(site)), "not the wheel"
     samples()["chelsea"].save(empty / "cat.jpg")
-    run("-m", "vitlens", "inspect", "cat.jpg", "--out", "figures")
-    run("-m", "vitlens", "explain", "cat.jpg", "--target", "tabby", "--out", "maps")
-    run("-m", "vitlens", "page", "cat.jpg", "--out", "cat.html")
-    run("-m", "vitlens", "page", "--live", "--out", "live.html")
-    run("-m", "vitlens", "paper", "table", "5")
-    recipe = [
-        "--recipe",
-        "finetune-small",
-        "--model",
-        "bundled",
-        "--data",
-        "digits",
-        "--tiny",
-        "--out",
-        "run",
-    ]
-    run("-m", "vitlens", "train", *recipe)
-    assert {path.name for path in empty.iterdir()} == {
-        *("cat.jpg", "figures", "maps", "cat.html", "live.html", "run"),
+    samples()["coffee"].save(empty / "photos" / "coffee.jpg")
+    class_folders(empty / "FOLDER")
+    commands = readme_commands("vitlens")
+    assert {words[0] for words in commands} == {
+        *("app", "inspect", "explain", "page", "train", "evaluate"),
     }
-    app = subprocess.Popen(
-        [python, "-u", "-m", "vitlens", "app", "cat.jpg", "--no-browser"],
-        cwd=empty, env=os.environ | offline, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    for words in commands:
+        if words[0] == "app":
+            check_app([python, "-u", "-m", "vitlens", *words, "--no-browser"], empty, environ)
+            continue
+        shorter = ["--tiny"] if words[0] == "train" else []
+        run("-m", "vitlens", *words, *shorter)
+        assert (empty / words[words.index("--out") + 1]).exists(), words
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.S)
+    run("-c", code)
+
+
+def check_app(command: list, folder: Path, environ: dict[str, str]) -> None:
+    """Start an app, load its page, and end it."""
+    app = subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True)
     try:
         line = next(line for line in app.stdout if "http://" in line)
         address = re.search(r"http://\S+", line)[0]
-        assert "<html" in urlopen(address).read().decode()
+        with urlopen(address) as page:
+            assert "<html" in page.read().decode()
     finally:
         app.terminate()
         app.wait()
+
+
+@pytest.mark.slow
+def test_make_figures_of_the_readme_runs_in_a_copy_of_the_clone(tmp_path):
+    """With the environment of these tests. `make test` of the README is what runs this test."""
+    copy = tmp_path / "copy"
+    copy_of_the_clone(copy)
+    environment = copy / ".venv" / "bin"
+    environment.mkdir(parents=True)
+    (environment / "vitlens").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vitlens "$@"\n')
+    (environment / "vitlens").chmod(0o755)
+    (copy / ".venv" / ".ready").touch()
+    environ = os.environ | {"PYTHONPATH": str(copy), "HF_HUB_OFFLINE": "1"}
+    commands = readme_commands("make")
+    assert commands == [["figures"], ["test"]]
+    subprocess.run(["make", "figures"], cwd=copy, env=environ, check=True)
+    assert (copy / "figures" / "inspection.png").is_file()
+    assert "DeiT-Tiny, ImageNet-1k" in (copy / "figures" / "summary.json").read_text()
+
+
+def copy_of_the_clone(folder: Path) -> None:
+    """Copy the tracked files of this repository."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for name in filter(None, tracked.split("\0")):
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
 
 
 RUN = """
@@ -306,13 +354,7 @@ print(book.cells[-1].outputs[0].text)
 def test_notebooks_run_in_fresh_environment(tmp_path):
     """The first chapter clones and installs a copy of this repository; libraries are those of this environment."""
     copy = tmp_path / "copy"
-    tracked = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    for name in filter(None, tracked.split("\0")):
-        if (ROOT / name).exists():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, copy / name)
+    copy_of_the_clone(copy)
     identity = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
     for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "copy"]):
         subprocess.run(["git", *command], cwd=copy, check=True)

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
+import torch
 
 import vitlens
 import vitlens_explorer
@@ -359,3 +361,24 @@ def test_lines_of_scripts_and_styles_fit():
         if len(line) > 120
     ]
     assert len(files) > 20 and wide == []
+
+
+def test_dir_of_objects_shows_public_fields_alone():
+    """A completion by tab offers what a person uses, not what the classes below have."""
+    model = timm.create_model("test_vit")
+    images = torch.zeros(1, 3, 160, 160)
+    with torch.no_grad(), vitlens.capture(model) as attn:
+        model(images)
+    explorer = vitlens_explorer.explore(model.eval())
+    summary = vitlens.attention.summary(attn, "entropy")
+    split = vitlens.data.load("digits")
+    expected = [
+        (attn, "differentiate gated grid model_name pool"),
+        (explorer, "close layout save_page set wait"),
+        (summary, "by_head entropy images to_pandas values"),
+        (split, "batches class_names images labels note remaining select_rows size subset to"),
+    ]
+    for thing, names in expected:
+        assert " ".join(name for name in dir(thing) if not name.startswith("_")) == names
+        for name in names.split():
+            getattr(thing, name)

@@ -437,6 +437,35 @@ def test_normalizations_equal_those_of_timm():
     assert expected == [IMAGENET, HALF, OPENAI]
 
 
+@pytest.mark.parametrize(
+    "name", ["ViTForImageClassification", "ViTModel", "torchvision", "open_clip"]
+)
+def test_run_returns_one_tensor_for_every_library(name):
+    """Also of a module around the model, under autocast, and with gradients."""
+    model = small(name)
+    images = torch.randn(2, 3, 32, 32, requires_grad=True)
+    outputs = vitlens.run(model, images)
+    own = model.encode_image(images) if name == "open_clip" else model(images)
+    expected = getattr(own, "logits", getattr(own, "pooler_output", own))
+    assert outputs.equal(expected) and outputs.requires_grad
+    if name in CLASSIFIERS:
+        assert vitlens.run(torch.nn.DataParallel(model), images).equal(outputs)
+        assert vitlens.run(_Answer(model), images).equal(outputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert vitlens.run(model, images).dtype == torch.bfloat16
+
+
+class _Answer(torch.nn.Module):
+    """Returns a dictionary with the logits of a model, as modules for training do."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images):
+        return {"loss": None, "logits": vitlens.run(self.model, images)}
+
+
 def test_pooled_is_the_input_of_the_classifier():
     for name in ("Dinov2ForImageClassification", "Siglip2ForImageClassification", "torchvision"):
         model = small(name)

@@ -9,12 +9,12 @@ Names are imported when they are first used: PyTorch and timm take seconds, whic
 import sys
 
 from vitlens.moved import MOVED, MovedFinder, new_place
-from vitlens.names import attach_lazily
+from vitlens.names import PlaceFinder, attach_lazily
 
 __version__ = "0.1.0"
 
 _find, __dir__, __all__ = attach_lazily(__name__, __file__)
-sys.meta_path.append(MovedFinder)
+sys.meta_path += [MovedFinder, PlaceFinder(__name__)]
 
 
 def __getattr__(name: str) -> object:

@@ -18,7 +18,7 @@ from . import (
     train,
 )
 from .images import ImageError, load_image, samples
-from .models import load_model, preprocess, restore, top_classes
+from .models import load_model, preprocess, restore, run, top_classes
 from .plot import overlay
 from .recorder.grid import TokenGrid
 from .recorder.intervention import intervene
@@ -52,6 +52,7 @@ __all__ = [
     "register_model",
     "report",
     "restore",
+    "run",
     "samples",
     "scores",
     "stream",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitlens.names import require_known
+from vitlens.names import listed_names, require_known, unknown_name
 from vitlens.recorder.forward import eval_mode, require_images, run
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.precision import full_precision, to_float64
@@ -40,6 +40,7 @@ __all__ = [
     "summary",
 ]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26}
@@ -126,6 +127,9 @@ class Summary:
         for name, mean in means.items():
             table[name] = mean.flatten().numpy()
         return table
+
+    def __dir__(self) -> list[str]:
+        return listed_names(self, ("by_head", "images", "to_pandas", "values", *self.values))
 
     def __getattr__(self, name: str) -> Tensor | None:
         values = self.__dict__.get("values", {})

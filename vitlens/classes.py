@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from vitlens import files, texts
 from vitlens.models import class_count, label_names
+from vitlens.names import unknown_name
 from vitlens.recorder import supported
 from vitlens.recorder.supported import unwrap
 from vitlens.recorder.supported.card import card_of
 
 __all__ = ["ORDERS", "class_numbers", "describe_match", "imagenet_numbers"]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 ADVICE = (
     "Name the classes as the model does (by WordNet ids for ImageNet), give a file with the names of the model's "

@@ -139,11 +139,12 @@ Baseline = Enum("Baseline", {name: name for name in ("mean", "blur", "zero")})
 Meaning = Enum("Meaning", {name: name for name in ("classes", "independent", "value")})
 
 _MODEL = (
-    "Name of a timm model, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, or a folder."
+    "Name of a timm model, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, a folder, or "
+    "bundled, the model that comes with vitlens."
 )
 Model = Annotated[str, Argument(help=_MODEL)]
 AnyModel = Annotated[
-    str | None, Argument(help=f"{_MODEL} It may be left out: the bundled model is the default.")
+    str | None, Argument(help=f"{_MODEL} It may be left out: bundled is the default.")
 ]
 Images = Annotated[
     list[Path] | None,
@@ -288,9 +289,11 @@ def model_and_images(model: str | None, images: list[Path] | None) -> tuple[str 
     if model:
         import timm
 
-        if timm.is_model(model.partition(".")[0]):
+        from vitlens.models.opening import BUNDLED
+
+        if model == BUNDLED or timm.is_model(model.partition(".")[0]):
             raise typer.BadParameter(
-                f"{model} is a model of timm and a folder of images. Write ./{model} for images."
+                f"{model} is the name of a model and a folder of images. Write ./{model} for images."
             )
         images = [Path(model), *images]
     note("No model is named, so the bundled one is used.")

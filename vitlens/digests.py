@@ -22,9 +22,11 @@ import numpy as np
 from PIL import Image
 
 from vitlens import files
+from vitlens.names import unknown_name
 
 __all__ = ["Digests", "TrainedOn", "pixel_digest", "read_trained_on", "stored_digest"]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 FILE = "trained_on.npy"
 """File in a model folder with the digests of the training images."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from vitlens.attribution.maps import outputs_of
 from vitlens.attribution.target import Target, bind_target, of_features, resolve_target
-from vitlens.names import require_known
+from vitlens.names import require_known, unknown_name
 from vitlens.recorder.forward import eval_mode, pooled_features, require_images, run
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, is_known, model_name, token_grid, unwrap
@@ -41,6 +41,7 @@ __all__ = [
     "table",
 ]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 if TYPE_CHECKING:
     from pandas import DataFrame

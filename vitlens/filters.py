@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vitlens.names import unknown_name
 from vitlens.recorder.precision import to_float64
 from vitlens.recorder.supported import family, inner_transformer
 
 __all__ = ["kernels", "principal"]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 
 def kernels(model: nn.Module) -> Tensor:

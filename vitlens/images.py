@@ -18,11 +18,13 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from vitlens import files
+from vitlens.names import unknown_name
 from vitlens.texts import natural_key, shown
 from vitlens.walk import list_names, walk
 
 __all__ = ["ImageError", "image_files", "is_image", "load_image", "rgb", "samples"]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 MAX_PIXELS = 80_000_000
 """Default limit of the pixels of an image, above a 50-megapixel phone photograph."""

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.names import require_known
+from vitlens.names import require_known, unknown_name
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.precision import to_float64
 from vitlens.recorder.supported import Registered, family, inner_transformer
 
 __all__ = ["rank_correlation", "resize", "similarity", "table"]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 
 def table(model: nn.Module) -> Tensor:

@@ -27,6 +27,7 @@ from vitlens import attention, files, filters, models, positions
 from vitlens.formatting import number, with_minus
 from vitlens.images import ImageError, Remarks, named_sources
 from vitlens.models import restore, run, top_classes
+from vitlens.names import unknown_name
 from vitlens.recorder import supported
 from vitlens.recorder.forward import require_finite
 from vitlens.recorder.grid import TokenGrid
@@ -50,6 +51,7 @@ __all__ = [
     "write_inspection",
 ]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlens.names import unknown_name
+
 __all__ = [
     "Score",
     "mean_of",
@@ -23,6 +25,7 @@ __all__ = [
     "validation_numbers",
 ]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 LEVEL = 0.95
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")

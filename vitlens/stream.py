@@ -42,6 +42,7 @@ from vitlens.attribution.maps import (
     run_with_capture,
 )
 from vitlens.attribution.target import Target, of_features, resolve_target
+from vitlens.names import unknown_name
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import Attention
 from vitlens.recorder.shapes import repr_with_shapes
@@ -66,6 +67,7 @@ __all__ = [
     "read_out",
 ]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlens.names import unknown_name
 from vitlens.recorder.forward import cast, eval_mode, require_images, run
 from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.precision import to_float64
@@ -34,6 +35,7 @@ __all__ = [
     "similarity",
 ]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 GRAY = 0.7
 """Red, green and blue of patches that `colored` leaves out."""

@@ -15,6 +15,7 @@ import anywidget
 import traitlets
 from torch import nn
 
+from vitlens.names import listed_names
 from vitlens_explorer import front
 from vitlens_explorer.comparison import Comparison
 from vitlens_explorer.drawing import still
@@ -78,6 +79,9 @@ class Widget(anywidget.AnyWidget):
             else:
                 time.sleep(0.01)
         return True
+
+    def __dir__(self) -> list[str]:
+        return listed_names(self, ("close", "layout", "save_page", "set", "wait"))
 
     def _ipython_display_(self, **_) -> None:
         """Display the widget, and a still image of its current frame for readers without a kernel."""

@@ -36,7 +36,7 @@ from vitlens.data.augment import Augment, seed_of
 from vitlens.data.sources import SPLITS, Columns, open_samples, process_count
 from vitlens.digests import DECODED, Digests, pixel_digest, stored_digest
 from vitlens.images import MAX_ELONGATION, Change, count_changes, note_file, rgb
-from vitlens.names import require_known
+from vitlens.names import listed_names, require_known
 from vitlens.texts import shown
 
 CHUNK = 32  # images that a worker reads at a time, to keep shared memory small
@@ -293,6 +293,11 @@ class _Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __dir__(self) -> list[str]:
+        methods = ("batches", "class_names", "labels", "note", "remaining", "select_rows", "size")
+        own = ("images",) if hasattr(self, "images") else ()
+        return listed_names(self, (*methods, *own, "subset", "to"))
 
     def subset(self, n: int, seed: int = 0):
         """`n` of the images, drawn without replacement as a function of `seed`."""

@@ -1,5 +1,6 @@
 """Record a model's attention, its layers and its grid of patches, or intervene."""
 
+from vitlens.names import unknown_name
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.layer import Layer
@@ -8,3 +9,4 @@ from vitlens.recorder.supported import UnsupportedModelError
 
 __all__ = ["Layer", "TokenGrid", "UnsupportedModelError", "capture", "intervene"]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,14 +51,25 @@ def cast(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 
 def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """(B, classes) logits, or (B, D) features of a model without classes, from the output of a model of any library.
+    """(B, classes) logits of a model of any library, or (B, D) features of a model without classes.
 
-    >>> vitlens.models.run(model, images).shape
-    torch.Size([2, 1000])
+    `model(images)` returns a tensor in timm and torchvision, an object with `.logits` in transformers, and image and
+    text features in open_clip. The features of a CLIP are those of its image tower.
+
+    >>> vitlens.run(model, images).equal(model(images))
+    True
+
+    model: a supported model, or a module around one (`DataParallel`, `torch.compile`, your own), whose own output is
+    returned if it has no logits. images: (B, C, H, W), as from `preprocess`. Gradients flow and autocast applies, as in
+    a call of the model. Raises ValueError for images that are not a tensor.
     """
+    if not isinstance(images, torch.Tensor):
+        raise _images_error(type(images).__name__)
     if is_known(model):
         return family(model).run(images)
     output = model(images)
+    if isinstance(output, Mapping) and "logits" in output:
+        return output["logits"]
     return getattr(output, "logits", output)
 
 

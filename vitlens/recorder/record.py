@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlens.names import listed_names
 from vitlens.recorder.forward import eager_mode
 from vitlens.recorder.graph import cut_graph, no_gradient, report_cuts
 from vitlens.recorder.grid import TokenGrid
@@ -134,6 +135,9 @@ class Attention(Sequence):
         other = copy.copy(self)
         other._calls = [list(calls) for calls in self._calls]
         return other
+
+    def __dir__(self) -> list[str]:
+        return listed_names(self, ("differentiate", "gated", "grid", "model_name", "pool"))
 
     def __repr__(self) -> str:
         state = self.grid if self.complete else "no forward yet"

@@ -1,5 +1,6 @@
 """Training: recipes, one loop with its optimizers, checkpoints that survive being killed, and timm's hub layout."""
 
+from vitlens.names import unknown_name
 from vitlens.train import snapshots
 from vitlens.train.criteria import accuracy, build_criterion
 from vitlens.train.loop import Step, fit
@@ -28,3 +29,4 @@ __all__ = [
     "versions",
 ]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)

@@ -104,7 +104,7 @@ SMALL = (
         epochs=20, batch_size=256, log_every=50,  # 234 steps an epoch
         average=0.998, evaluate_every=2, precision="auto",  # an average over some 2 epochs
     ),
-    # The bundled model, on two cores of a CPU in about three hours: half the layers, an 8×8 grid.
+    # The model of chapter 11, on two cores of a CPU in about three hours: half the layers, an 8×8 grid.
     replace(
         TINY_IMAGENET, name="tiny-imagenet-cpu",
         patch_size=8,  # 65 tokens: about 310 images/s with half of the patches, 170 with all
@@ -117,7 +117,7 @@ SMALL = (
         average=0.998, evaluate_every=3, save_every=120,  # an average over about one epoch
     ),
     FINETUNE_SMALL,
-    # The bundled specimen, DeiT-Tiny carried over to Tiny-ImageNet with two cores.
+    # The specimen of the book, DeiT-Tiny carried over to Tiny-ImageNet with two cores.
     replace(
         FINETUNE_SMALL, name="tiny-imagenet-transfer",
         epochs=2, batch_size=128,  # 1,562 steps; the paper takes 500 to 20,000 of 512 images

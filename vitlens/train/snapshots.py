@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalize
 from vitlens.files import remove_ours, update
+from vitlens.names import unknown_name
 from vitlens.recorder.forward import eval_mode
 from vitlens.train.settings import Recipe
 
 __all__ = ["load", "probe", "record", "save", "schedule"]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 ROLLOUTS = 8  # probe images with a stored rollout, as in a film strip
 PICTURES = 4  # probe images with predicted patches

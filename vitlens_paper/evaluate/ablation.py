@@ -20,7 +20,7 @@ from vitlens import files
 from vitlens.classes import describe_match
 from vitlens.data import ImageSet, ImageStream
 from vitlens.models.opening import require_attention
-from vitlens.names import require_known
+from vitlens.names import require_known, unknown_name
 from vitlens.recorder import intervention
 from vitlens.recorder.forward import eval_mode, require_finite, run
 from vitlens.recorder.interception import POOL
@@ -34,6 +34,7 @@ from vitlens_paper.evaluate.session import open_session
 
 __all__ = ["divergence", "effects", "mean_outputs"]
 __dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
 
 if TYPE_CHECKING:
     from pandas import DataFrame

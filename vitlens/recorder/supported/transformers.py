@@ -218,7 +218,7 @@ class Transformers(PlainPatches):
                     self.model,
                     "it shuffles the patches at random; pass increasing noise, as in "
                     "model(images, noise=torch.arange(patches).expand(len(images), -1)), or call "
-                    "vitlens.models.run(model, images), which does so",
+                    "vitlens.run(model, images), which does so",
                 )
 
         return [self.tower.embeddings.register_forward_hook(require_order)]
