@@ -22,21 +22,27 @@ ROOT = Path(__file__).resolve().parent.parent
 MATHJAX = "mathjax@3.2.2"
 CHAPTERS, APPENDICES = "[0-9][0-9]_*.ipynb", "[A-Z]_*.ipynb"
 DOCS = [
+    "questions",
     "explaining",
     "intervening",
     "explorer",
     "models",
+    "recipes",
     "training",
     "evaluation",
     "paper",
     "costs",
+    "limits",
+    "migration",
     "front-end",
+    "reference",
 ]
 PROJECT = ["CONTRIBUTING.md", "CHANGELOG.md", "data/README.md"]
 LINK = re.compile(r"(\]\(|(?:src|href)=\\?\")([^()\s:\"\\#]+)(?=[)#\"\\\\])")
 HOSTS = {
     "arxiv.org",
     "colab.research.google.com",
+    "docs.python.org",
     "github.com",
     "kellerjordan.github.io",
     "transformer-circuits.pub",
@@ -199,6 +205,8 @@ def front_page(folder: Path) -> str:
 
 def stage(folder: Path) -> None:
     """Copy pages, and the files that they link to, into an empty folder with the layout of the repository."""
+    import reference  # needs Sphinx and PyTorch, which links do not need
+
     shutil.copytree(ROOT / "docs/_static", folder / "_static")
     (folder / "_extra").mkdir()
     texts = {path.relative_to(ROOT): notebook(path) for path in chapters()}
@@ -206,11 +214,13 @@ def stage(folder: Path) -> None:
     texts |= {Path(name): (ROOT / name).read_text(encoding="utf-8") for name in names}
     pages = texts.keys() | {Path("README.md")}
     texts[Path("index.md")] = front_page(folder)
+    texts[Path("docs/reference.md")] += "\n" + reference.contents()
     for name, text in texts.items():
         here = (ROOT / name).parent
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         with_links = LINK.sub(lambda link, here=here: staged_link(link, here, pages, folder), text)
         (folder / name).write_text(with_links, encoding="utf-8")
+    reference.write(folder / "reference")
 
 
 def staged_link(link: re.Match, here: Path, pages: set[Path], folder: Path) -> str:

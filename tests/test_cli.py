@@ -198,7 +198,7 @@ def test_inspect_calls_models_of_one_architecture_by_their_folders(
     headings, again = [], saved_model(tmp_path / "again", num_classes=11)
     monkeypatch.setattr(report, "write_inspection", lambda *_: [])
     monkeypatch.setattr(
-        report, "write_beside", lambda inspections, _: headings.extend(inspections) or []
+        report, "write_beside", lambda inspections, *_: headings.extend(inspections) or []
     )
     vitlens(
         "inspect",
@@ -388,11 +388,17 @@ def test_explain_writes_figures_and_a_table(model_folder, photographs, tmp_path)
     scoring = "--scores", "--orders", 2, "--baseline", "zero"
     done = vitlens("explain", model_folder, *files, *options, *scoring, "--out", out, expect=1)
     assert "broken.png" in done.stderr and "forward" in done.stderr
-    assert done.stdout.split() == [
+    lines = done.stdout.splitlines()
+    assert lines[::2] == [
         str(out / name) for name in ("00-chelsea.png", "01-coffee.png", "scores.csv")
     ]
     assert Image.open(out / "00-chelsea.png").width > 900
     rows = pd.read_csv(out / "scores.csv")
+    for line, (_, row) in zip(lines[1::2], rows[::2].iterrows(), strict=True):
+        share, other = f"{row.target_score:.1%}", f"{row.predicted_score:.1%}"
+        beside = f" The model predicts “{row.predicted}” ({other})."
+        beside = "" if row.predicted == row.target else beside
+        assert line == f"  Why “3” ({share}) rather than “1”?{beside}"
     assert rows["method"].tolist() == 2 * ["relevance", "rollout"]
     assert rows["image"].unique().tolist() == ["chelsea.png", "coffee.png"]
     about = rows[["target", "against", "baseline", "steps"]].drop_duplicates()
@@ -404,9 +410,23 @@ def test_explain_writes_figures_and_a_table(model_folder, photographs, tmp_path)
     assert rows["deletion"][0] == pytest.approx(curves.deletion_area.item(), rel=1e-4)
     scored = (out / "00-chelsea.png").read_bytes()
     done = vitlens("explain", model_folder, *files[::2], *options, "--out", out)
-    assert done.stdout.split() == [str(out / name) for name in ("00-chelsea.png", "01-coffee.png")]
+    assert done.stdout.splitlines()[::2] == [
+        str(out / name) for name in ("00-chelsea.png", "01-coffee.png")
+    ]
     assert "removed scores.csv" in done.stderr and not (out / "scores.csv").exists()
     assert (out / "00-chelsea.png").read_bytes() != scored
+
+
+def test_commands_write_figures_in_another_format(model_folder, photographs, tmp_path):
+    image, out = photographs / "coffee.png", tmp_path / "out"
+    options = "--format", "svg", "--methods", "rollout", "--out", out
+    done = vitlens("explain", model_folder, image, *options)
+    assert done.stdout.splitlines()[0] == str(out / "00-coffee.svg")
+    done = vitlens("inspect", model_folder, image, "--heads", "--format", "pdf", "--out", out)
+    names = [line for line in done.stdout.splitlines() if line.startswith(str(out))]
+    figures = [name for name in names if not name.endswith((".json", ".csv"))]
+    assert len(figures) == 6 and all(name.endswith(".pdf") for name in figures)
+    assert not list(out.glob("*.png"))
 
 
 def test_explain_keeps_finished_maps_when_interrupted(
@@ -444,7 +464,9 @@ def test_explain_keeps_finished_maps_when_interrupted(
                 out,
                 expect=130,
             )
-        assert done.stdout.split() == [str(out / name) for name in names if name.endswith("png")]
+        lines = done.stdout.splitlines()
+        assert lines[::2] == [str(out / name) for name in names if name.endswith("png")]
+        assert all(line.startswith("  Why “") for line in lines[1::2])
         assert "vitlens: stopped; the maps of" in done.stderr and str(out) in done.stderr
         assert sorted(path.name for path in out.iterdir()) == names
         if options:

@@ -4,13 +4,13 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
+from pathlib import Path
 
 import architecture
 import book
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
-import torch
 
 import vitlens
 import vitlens_explorer
@@ -29,21 +29,11 @@ LINES = 4
 
 @pytest.fixture(scope="module")
 def names() -> dict:
-    """Names for the examples, as made by the first lines of Python in the README."""
-    model = vitlens.load_model()
-    cat = vitlens.samples()["chelsea"]
-    images = vitlens.preprocess(model, [cat, vitlens.samples()["rocket"]])
-    with torch.no_grad(), vitlens.capture(model) as attn:
-        logits = model(images)
-    modules = {module.__name__: module for module in (*PACKAGES, architecture, book, torch)}
-    return modules | {
-        "np": np,
-        "model": model,
-        "cat": cat,
-        "images": images,
-        "attn": attn,
-        "logits": logits,
-    }
+    """Names for the examples, as made by the lines in docs/reference.md."""
+    page = (Path(__file__).parent.parent / "docs/reference.md").read_text(encoding="utf-8")
+    names = {"architecture": architecture, "book": book}
+    exec(re.search(r"```python\n(.+?)```", page, re.S)[1], names)
+    return names
 
 
 @pytest.mark.parametrize("name", MODULES)

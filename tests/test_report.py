@@ -1,20 +1,31 @@
 """Reports in Python: inspections and explanations of images by models of every kind."""
 
+import base64
+import io
 import math
+import re
+import zlib
 from unittest import mock
+from xml.etree import ElementTree
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import pytest
 import timm
 import torch
 from matplotlib.text import Text
+from PIL import Image
 from support import assert_tidy, refuses, saved_model
+from timm.models import save_for_hf
 
+import vitlens
 import vitlens_explorer as widgets
-from vitlens import faithfulness, load_model, plot, report
+from vitlens import faithfulness, files, load_model, plot, report
 from vitlens.attribution import methods, relevance
-from vitlens.images import samples
+from vitlens.images import ImageError, samples
 from vitlens.models import preprocess
+from vitlens_explorer.live import save_live_page
 
 CAT, CUP = samples()["chelsea"], samples()["coffee"]
 BOTH = [("chelsea", CAT), ("coffee", CUP)]
@@ -80,6 +91,51 @@ def test_explain_uses_class_names_of_the_current_head(classes):
     refuses("its output is features", explained, model)
 
 
+@pytest.mark.parametrize(
+    "outputs, bias, target, sentence",
+    [
+        ("classes", [3, 0, 0, 0, 0], 1, "Why “1” (4.2%)? The model predicts “0” (83.4%)."),
+        ("classes", [3, 0, 0, 0, 0], 0, "Why “0” (83.4%)?"),
+        ("classes", [3, 0, 0, 0, 0], None, "Why “0” (83.4%)?"),
+        (
+            "independent",
+            [3, 1, -1, -1, -1],
+            4,
+            "Why “4” (26.9%)? The model predicts “0” (95.3%), “1” (73.1%).",
+        ),
+        (
+            "independent",
+            [3, 1, -1, -1, -1],
+            "1",
+            "Why “1” (73.1%)? The model also predicts “0” (95.3%).",
+        ),
+        (
+            "independent",
+            [4, 3, 2, 1, 5],
+            1,
+            "Why “1” (95.3%)? The model also predicts “4” (99.3%), “0” (98.2%), “2” (88.1%) and 1 more.",
+        ),
+        (
+            "independent",
+            [-1, -2, -2, -2, -2],
+            1,
+            "Why “1” (11.9%)? No label is above 50%. The highest is “0” (26.9%).",
+        ),
+        ("independent", [-1, -2, -2, -2, -2], 0, "Why “0” (26.9%)? No label is above 50%."),
+        ("value", [3, 1, 0, 0, 0], 1, "Why “1” (1)?"),
+        ("value", [3], 0, "Why 3?"),
+    ],
+)
+def test_explain_states_the_prediction_beside_the_target(outputs, bias, target, sentence, tmp_path):
+    model = small(img_size=32, num_classes=len(bias))
+    model.outputs = outputs
+    model.head.weight.data *= 1e-6  # with zeros no gradient would reach the attention
+    model.head.bias.data = torch.tensor(bias, dtype=torch.float)
+    made = list(report.explain(model, BOTH, target, names=["legrad"]))
+    assert [explanation.sentence for explanation in made] == [sentence] * 2
+    assert all(each.title.startswith(f"{sentence} ") for each in made)
+
+
 def test_write_explanations_names_the_measured_quantity(model, tmp_path, monkeypatch):
     draw, figures = plot.attributions, []
     monkeypatch.setattr(
@@ -103,8 +159,9 @@ def test_write_explanations_names_the_measured_quantity(model, tmp_path, monkeyp
         assert any("rank 1" in text and "σ from random" in text for text in texts)
         columns = list(pd.read_csv(tmp_path / "scores.csv"))
         assert (
-            columns[:5] == ["image", "target", "against", "method", "deletion"]
-            and len(columns) == 19
+            columns[:3] == ["image", "target", "target_score"]
+            and columns[3:7] == ["predicted", "predicted_score", "against", "method"]
+            and len(columns) == 22
         )
         x, question = preprocess(model, CUP), dict(target=3, against=against)
         curves = faithfulness.curves(
@@ -297,3 +354,196 @@ def test_explain_runs_a_registered_method(vit):
         assert explanation.maps["mine"].shape == explanation.maps["occlusion"].shape == (2, 2)
     finally:
         METHODS.pop("mine", None)
+
+
+class _PathLike:
+    """A path of another class, as libraries of file systems have it."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __fspath__(self):
+        return self.path
+
+
+@pytest.mark.parametrize("kind", [str, _PathLike])
+def test_functions_take_paths_of_any_kind(tmp_path, kind):
+    model = timm.create_model("test_vit").eval()
+    save_for_hf(model, tmp_path / "model", safe_serialization=True)
+    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / "black.png")
+    model = vitlens.load_model(kind(tmp_path / "model"))
+    inspection = report.inspect(model, kind(tmp_path / "black.png"))
+    report.write_inspection(inspection, kind(tmp_path / "out"))
+    report.write_beside({"a": inspection, "b": inspection}, kind(tmp_path / "out"))
+    assert (tmp_path / "out" / "beside.png").is_file()
+    assert [name for name, _ in vitlens.images.image_files(kind(tmp_path))][0] == "black.png"
+    arrays = vitlens.train.snapshots.record(model, torch.zeros(1, 3, 160, 160))
+    vitlens.train.snapshots.save(kind(tmp_path / "snapshots.npz"), 1, arrays)
+    assert vitlens.train.snapshots.load(kind(tmp_path / "snapshots.npz"))["steps"].tolist() == [1]
+    with pytest.raises(TypeError, match="snapshots.load"):
+        vitlens.plot.film_strip(kind(tmp_path / "snapshots.npz"))
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "steps": 2, "loss": 2.3, "rate": 1.0}\n')
+    vitlens.plot.training(kind(tmp_path / "log.jsonl"))
+    recipe = vitlens.train.recipe("finetune-small")
+    assert vitlens.train.starting_from(recipe, kind(tmp_path / "model")).init
+    plt.close("all")
+
+
+FORMS = {
+    "preprocess": lambda model, images, out: len(vitlens.preprocess(model, images)),
+    "inspect": lambda model, images, out: report.inspect(model, images).images,
+    "explain": lambda model, images, out: len([*report.explain(model, images, names=["legrad"])]),
+    "heads": lambda model, images, out: len(report.heads(model, images)),
+    "save_page": lambda model, images, out: _photos(widgets.save_page, model, images, out),
+    "save_live_page": lambda model, images, out: _photos(save_live_page, model, images, out),
+    "like": lambda model, images, out: vitlens.attribution.like(images).bind(model) and 2,
+}
+"""Number of the images that each function reads, by its name."""
+
+
+def _photos(save, model, images, out):
+    save(model, images, out / "page.html")
+    return 2
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.filterwarnings("error")
+def test_functions_of_images_leave_out_bad_files_of_a_folder(tmp_path, name):
+    """Also of a folder in a list. A bad file that is named is an error, and so is an empty list."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for level, file in ((0, "a.png"), (200, "c.png")):
+        Image.fromarray(np.full((160, 160, 3), level, np.uint8)).save(folder / file)
+    (folder / "b.jpg").write_bytes(b"\xff\xd8\xff damaged")
+    model = timm.create_model("test_vit", num_classes=9).eval()
+    for images in (str(folder), [folder]):
+        with pytest.warns(UserWarning, match="1 of 3 images of the folder are left out.*b.jpg"):
+            assert FORMS[name](model, images, tmp_path) == 2
+    with pytest.raises(ImageError, match="b.jpg"):
+        FORMS[name](model, [folder / "a.png", folder / "b.jpg"], tmp_path)
+    if name != "heads":
+        with pytest.raises(ImageError, match="image"):
+            FORMS[name](model, [], tmp_path)
+
+
+HOSTILE = "<b>&\"'$x^$ 漢\u202e\x1b]]>.png"
+
+
+@pytest.fixture(scope="module")
+def inspected():
+    model = small(img_size=32, patch_size=8, num_classes=3)
+    return model, report.inspect(model, [(HOSTILE, CAT)])
+
+
+@pytest.fixture(scope="module", params=["pdf", "svg"])
+def figures(request, inspected, tmp_path_factory):
+    """Paths of the figures of an image with a hostile name."""
+    model, inspection = inspected
+    out, form = tmp_path_factory.mktemp(request.param), request.param
+    paths = report.write_inspection(inspection, out, form)
+    paths += report.write_beside({"before": inspection, HOSTILE: inspection}, out, form)
+    paths += report.write_heads(report.heads(model, [(HOSTILE, CAT)]), out, form)
+    explanations = report.explain(model, [(HOSTILE, CAT)], 1, names=["legrad"])
+    paths += report.write_explanations(explanations, out, form)
+    assert all(report.is_ours(path) for path in paths)
+    drawn = [path for path in paths if path.suffix == f".{form}"]
+    assert len(drawn) == 8
+    return drawn
+
+
+@pytest.mark.parametrize("form", files.FORMATS)
+def test_files_of_equal_figures_are_equal(inspected, form):
+    _, inspection = inspected
+    first, second = (plot.style.figure_file(plot.inspected(inspection), form) for _ in range(2))
+    assert first == second
+
+
+def check_pdf(paths):
+    """TrueType fonts, and images that are not blurred."""
+    for path in paths:
+        data = path.read_bytes()
+        streams = [
+            zlib.decompressobj().decompress(each)
+            for each in re.findall(rb"FlateDecode.*?stream\r?\n(.*?)endstream", data, re.DOTALL)
+        ]
+        text = b"\n".join([data, *streams])
+        assert b"/Type3" not in text and b"/FontFile2" in text
+        assert b"/Interpolate" not in text and b"/CreationDate" not in text
+        assert len(data) < 400_000
+
+
+def check_svg(paths):
+    """Names as text, and the pixels of the model's input."""
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        assert len(text) < 400_000 and "<dc:date>" not in text
+        root = ElementTree.fromstring(text)
+        words = " ".join("".join(node.itertext()) for node in root.iter() if "text" in node.tag)
+        if path.stem.startswith(("00", "beside")):
+            assert "<b>&\"'$x^$" in words and "]]>" in words
+            assert "\u202e" not in text and "\x1b" not in text
+        sizes = set()
+        for node in root.iter("{http://www.w3.org/2000/svg}image"):
+            if not node.get("transform").startswith("matrix"):
+                continue  # a color bar
+            assert "image-rendering:pixelated" in node.get("style")
+            source = node.get("{http://www.w3.org/1999/xlink}href").partition(",")[2]
+            sizes.add(Image.open(io.BytesIO(base64.b64decode(source))).size)
+        if path.stem == "rollout":
+            assert sizes == {(32, 32)}
+
+
+def test_vector_figures_hold_fonts_names_and_pixels(figures):
+    check = check_pdf if figures[0].suffix == ".pdf" else check_svg
+    check(figures)
+
+
+def test_vector_files_reduce_images_of_more_pixels_than_are_drawn():
+    ax = plot.overlay(
+        Image.fromarray(np.zeros((2000, 2000, 3), np.uint8)), np.eye(4), crop=(0, 0, 2000, 2000)
+    )
+    interpolations = [image.get_interpolation() for image in ax.images]
+    svg = plot.style.figure_file(ax.figure, "svg", 100).decode()
+    assert max(map(int, re.findall(r'<image [^>]*width="(\d+)', svg))) < 600
+    assert [image.get_interpolation() for image in ax.images] == interpolations
+
+
+def test_another_format_replaces_only_figures_of_vitlens(tmp_path):
+    model = small(img_size=32, patch_size=8, num_classes=3)
+    inspection = report.inspect(model, BOTH)
+    first = {path.name for path in report.write_inspection(inspection, tmp_path, "pdf")}
+    edited = tmp_path / "filters.pdf"
+    edited.write_bytes(edited.read_bytes() + b"% edited")
+    (tmp_path / "rollout.svg").write_text("<svg>mine</svg>")
+    second = {path.name for path in report.write_inspection(inspection, tmp_path, "png")}
+    assert "distance.pdf" in first and "distance.png" in second
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == second | {"filters.pdf", "rollout.svg"}
+    refuses(
+        "is not known as a file of vitlens", report.write_inspection, inspection, tmp_path, "pdf"
+    )
+    refuses(
+        "must be one of png, pdf, svg, got 'eps'",
+        report.write_inspection,
+        inspection,
+        tmp_path,
+        "eps",
+    )
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def test_explanations_in_another_format_replace_those_before(tmp_path):
+    model = small(img_size=32, patch_size=8, num_classes=3)
+    images = [("a.csv.png", CAT), ("b.json", CUP)]  # names that end as those of tables
+    for form in files.FORMATS:
+        explanations = report.explain(model, images, names=["legrad"])
+        paths = list(report.write_explanations(explanations, tmp_path, form))
+        assert paths == [tmp_path / f"00-a-csv.{form}", tmp_path / f"01-b.{form}"]
+        assert sorted(tmp_path.iterdir()) == paths
+
+
+def test_figures_save_truetype_fonts_from_python(tmp_path):
+    figure = plot.lines(pd.DataFrame({"accuracy": [50.0, 80.0]}, index=[1, 2]), xlabel="Epoch")
+    figure.savefig(tmp_path / "lines.pdf")
+    data = (tmp_path / "lines.pdf").read_bytes()
+    assert b"/FontFile2" in data and b"/Type3" not in data

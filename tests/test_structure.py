@@ -167,7 +167,13 @@ def test_only_commands_import_the_command_line():
     assert above == {"vitlens.__main__", "vitlens_explorer.cli", "vitlens_paper.cli"}
 
 
-@pytest.mark.parametrize("first", ["recipes", "plugin", "tasks", "variants", "masked"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        *("recipes", "plugin"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("tasks", "variants", "masked")),
+    ],
+)
 def test_plugins_register_whatever_is_imported_first(first):
     code = (
         f"import vitlens_paper.{first}, vitlens.train, vitlens.data\n"
@@ -253,6 +259,7 @@ WRITTEN_ELSEWHERE = {
     ("vitlens_explorer/drawing.py", "image.save"): "into a buffer",
     ("vitlens_explorer/drawing.py", "page.save"): "into a buffer",
     ("vitlens_explorer/explorer.py", "tempfile.TemporaryDirectory"): "read into a download",
+    ("vitlens/plot/glyphs.py", "super().savefig"): "the savefig that a person calls",
     ("vitlens_explorer/live/__init__.py", "image.save"): "into a buffer",
     ("vitlens_explorer/saving.py", "np.savetxt"): "into a buffer",
     ("vitlens_explorer/training_slider.py", "first.save"): "into a buffer",

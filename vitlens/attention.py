@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -131,7 +131,7 @@ class Summary:
     def __dir__(self) -> list[str]:
         return listed_names(self, ("by_head", "images", "to_pandas", "values", *self.values))
 
-    def __getattr__(self, name: str) -> Tensor | None:
+    def __getattr__(self, name: str) -> Tensor | Any:  # Any stands for None
         values = self.__dict__.get("values", {})
         if name not in values:
             raise AttributeError(
@@ -467,3 +467,4 @@ STATISTICS: dict[str, Statistic] = {
     "received": _Received(),
     "rollout": _Rollout(),
 }
+"""The statistics of a `summary` by name."""

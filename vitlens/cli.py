@@ -136,6 +136,7 @@ def result_file(path: Path | None) -> Path | None:
 
 FILE_OPTIONS = {"dir_okay": False, "writable": True, "callback": result_file}
 Baseline = Enum("Baseline", {name: name for name in ("mean", "blur", "zero")})
+Format = Enum("Format", {name: name for name in ("png", "pdf", "svg")})
 Meaning = Enum("Meaning", {name: name for name in ("classes", "independent", "value")})
 
 _MODEL = (
@@ -177,6 +178,13 @@ Outputs = Annotated[
 ]
 LABELED = "Labeled images: a folder with a subfolder for each class, or {sources}."
 Data = Annotated[str, Option(help=LABELED)]
+FigureFormat = Annotated[
+    Format,
+    Option(
+        "--format",
+        help="Format of the figures. PDF files embed TrueType fonts. SVG files hold text as text.",
+    ),
+]
 Folder = Annotated[Path, Option(file_okay=False, help="Folder for the results.")]
 Device = Annotated[str, Option(help="Device to compute on: cpu, cuda, cuda:1 or mps.")]
 AnyDevice = Annotated[
@@ -426,10 +434,11 @@ def inspect(
     beside: Annotated[
         str,
         Option(
-            help="Second model, drawn next to the first in beside.png. A file is a checkpoint of the first."
+            help="Second model, drawn next to the first in the figure beside. A file is a checkpoint of the first."
         ),
     ] = "",
     outputs: Outputs = None,
+    figure_format: FigureFormat = Format.png,
     heads: Annotated[
         bool, Option("--heads", help="Write the contribution of each head to the logit, too.")
     ] = False,
@@ -469,15 +478,16 @@ def inspect(
     for vit in vits:
         bar = tqdm(more, unit="image", disable=len(more) < 12)
         inspections.append(report.inspect(vit, shown, bar, on_error=on_error))
-    paths = report.write_inspection(inspections[0], out)
+    paths = report.write_inspection(inspections[0], out, figure_format.value)
     names = [inspection.model for inspection in inspections]
     if beside and names[0] == names[1]:
         names = [str(checkpoint or model or "bundled model"), beside]
     headings = dict(zip(names, inspections, strict=True))
     if beside:
-        paths += report.write_beside(headings, out)
+        paths += report.write_beside(headings, out, figure_format.value)
     if heads:
-        paths += report.write_heads(report.heads(vits[0], shown, on_error=on_error), out)
+        added = report.heads(vits[0], shown, on_error=on_error)
+        paths += report.write_heads(added, out, figure_format.value)
     print(*paths, sep="\n")
     for heading, inspection in headings.items():
         print(f"\n{heading}")
@@ -546,6 +556,7 @@ def explain(
     checkpoint: Checkpoint = None,
     head: Head = None,
     outputs: Outputs = None,
+    figure_format: FigureFormat = Format.png,
     device: Device = "cpu",
 ) -> int:
     """Explain a class, or the similarity to an image or a text: a map by each method, and its scores with --scores."""
@@ -575,10 +586,12 @@ def explain(
     vit = load_vit(model, checkpoint=checkpoint, head=head, outputs=outputs and outputs.value)
     vit = vit.to(torch_device)
     explained, scored = [], []
+    current = []  # the explanation that is written
 
     def collecting(explanations: Iterator, done: list) -> Iterator:
         """The explanations. Each is added to `done` after it is written, when the next one is requested."""
         for explanation in explanations:
+            current[:] = [explanation]
             yield explanation
             done.append(explanation)
 
@@ -603,15 +616,20 @@ def explain(
                 on_part=lambda _: bar.update(),
                 on_note=remarks,
             )
-            for path in report.write_explanations(collecting(made, explained), out):
+            for path in report.write_explanations(
+                collecting(made, explained), out, figure_format.value
+            ):
                 echo(str(path), sys.stdout)
+                echo(f"  {current[-1].sentence}", sys.stdout)
             remarks.total(len(explained))
         if had_scores and not scores and not (out / "scores.csv").exists():
             note(f"removed scores.csv, which an earlier run left in {out}.")
         if scores:
             with tqdm(unit="forward", delay=1) as bar:
                 made = report.score(vit, explained, on_forwards=on_forwards, **options)
-                for path in report.write_explanations(collecting(made, scored), out):
+                for path in report.write_explanations(
+                    collecting(made, scored), out, figure_format.value
+                ):
                     if path.suffix == ".csv":  # the paths of the figures are printed above
                         echo(str(path), sys.stdout)
     except KeyboardInterrupt:

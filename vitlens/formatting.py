@@ -1,4 +1,13 @@
-"""Numbers in sentences and labels."""
+"""Numbers in sentences and labels, and sentences of both figures and pages."""
+
+PREDICTION = {
+    "predicts": "The model predicts {classes}.",
+    "also predicts": "The model also predicts {classes}.",
+    "no label": "No label is above 50%.",
+    "highest label": "No label is above 50%. The highest is {classes}.",
+    "more classes": "{classes} and {count} more",
+}
+"""Sentences about the prediction beside a target. The explorer's pages fill in the same ones."""
 
 
 def number(value: float) -> str:

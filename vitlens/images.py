@@ -7,6 +7,7 @@ import io
 import os
 import re
 import struct
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -238,6 +239,49 @@ def _ends_gray(image: Image.Image) -> bool:
     return block.convert("RGB").getextrema() == ((128, 128),) * 3
 
 
+class InFolder(str):
+    """Path of a file in a folder that was given. Such a file is left out if it cannot be read (`Readable`)."""
+
+
+class Readable:
+    """The images among sources: those of folders that cannot be read are left out and counted, others are errors.
+
+    >>> readable = vitlens.images.Readable(print)
+    >>> readable.leave_out("cat.jpg", ValueError("cat.jpg is damaged."))
+    cat.jpg is damaged.
+
+    on_error: function for the message of any image that cannot be read, which is then left out.
+    """
+
+    def __init__(self, on_error: Callable[[str], None] | None = None):
+        self.on_error = on_error
+        self.errors: list[Exception] = []
+
+    def leave_out(self, source: object, error: Exception) -> None:
+        """Leave a source out, or raise its error unless it is a file of a folder or there is `on_error`."""
+        if self.on_error is not None:
+            self.on_error(str(error))
+        elif not isinstance(source, InFolder):
+            raise error
+        self.errors.append(error)
+
+    def total(self, readable: int, on_note: Callable[[str], None] | None = None) -> None:
+        """Pass a sentence about the images left out to `on_note`, by default as a warning. Raises if none is left."""
+        if self.on_error is not None or not self.errors:
+            return
+        if not readable:
+            raise self.errors[0]
+        number = len(self.errors)
+        words = (
+            f"{number:,} of {readable + number:,} images of the folder are left out. The first: "
+            f"{self.errors[0]}"
+        )
+        if on_note is None:
+            warnings.warn(words, stacklevel=3)
+        else:
+            on_note(words)
+
+
 def named_sources(
     images: object, on_note: Callable[[str], None] | None = None
 ) -> Iterator[tuple[str, object]]:
@@ -247,9 +291,9 @@ def named_sources(
     ['cat.png', 'b/cat.png', 'dog.png']
 
     images: one source, a folder, a mapping by name, or an iterable of sources or of (name, source) pairs, such as a
-    list, a generator, a NumPy array of paths or a pandas Series. Without a given name, an image has that of its file,
-    and its path if several files have that name. on_note: as for `image_files`. Raises ImageError for a set, which has
-    no order, and for a table of several columns.
+    list, a generator, a NumPy array of paths or a pandas Series. A folder among them stands for its images. Without a
+    given name, an image has that of its file, and its path if several files have that name. on_note: as for
+    `image_files`. Raises ImageError for a set, which has no order, and for a table of several columns.
     """
     if isinstance(images, (set, frozenset)):
         raise ImageError("A set of images has no order. Pass a list, such as sorted(images).")
@@ -258,10 +302,12 @@ def named_sources(
     if isinstance(images, Mapping):
         yield from images.items()
         return
-    if isinstance(images, str | os.PathLike) and os.path.isdir(images):
-        yield from image_files(Path(images), on_note)
+    if _is_folder(images):
+        for name, path in image_files(images, on_note):
+            yield name, InFolder(path)
         return
     items = [images] if _is_single(images) else _items(images)
+    items = _with_files_of_folders(items, on_note)
     names: set[str] = set()
     for number, item in enumerate(items):
         if _is_pair(item):
@@ -290,6 +336,22 @@ def _is_single(source: object) -> bool:
 def _items(images: Iterable) -> Iterable:
     """The items of an iterable. An array of strings has one dimension then."""
     return images.ravel().tolist() if isinstance(images, np.ndarray) else images
+
+
+def _is_folder(source: object) -> bool:
+    return isinstance(source, str | os.PathLike) and os.path.isdir(source)
+
+
+def _with_files_of_folders(
+    items: Iterable, on_note: Callable[[str], None] | None
+) -> Iterator[object]:
+    """The items, with the images of a folder in its place."""
+    for item in items:
+        if _is_folder(item):
+            for _, path in image_files(item, on_note):
+                yield InFolder(path)
+        else:
+            yield item
 
 
 def _is_pair(item: object) -> bool:
@@ -382,16 +444,17 @@ def is_image(path: str | os.PathLike) -> bool:
 
 
 def image_files(
-    folder: Path, on_note: Callable[[str], None] | None = None
+    folder: str | os.PathLike, on_note: Callable[[str], None] | None = None
 ) -> list[tuple[str, Path]]:
     """(name, path) of all image files in a folder and below it, in natural order: 2.png before 10.png.
 
-    >>> cat.save("cat.png"), vitlens.images.image_files(Path("."))
+    >>> cat.save("cat.png"), vitlens.images.image_files(".")
     (None, [('cat.png', PosixPath('cat.png'))])
 
     Each real file is read once, under one of its names, also in linked folders. on_note: called with sentences that
     count and name what is left out. Raises ValueError without image files.
     """
+    folder = Path(folder)
     walked = walk(folder, is_image)
     left_out = walked.sentences()
     others = walked.others

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from vitlens import attention, files, filters, models, positions
 from vitlens.formatting import number, with_minus
-from vitlens.images import ImageError, Remarks, named_sources
+from vitlens.images import ImageError, Readable, Remarks, named_sources
 from vitlens.models import restore, run, top_classes
-from vitlens.names import unknown_name
+from vitlens.models.classes import predicted_classes, prediction_beside
+from vitlens.names import require_known, unknown_name
 from vitlens.recorder import supported
 from vitlens.recorder.forward import require_finite
 from vitlens.recorder.grid import TokenGrid
@@ -72,16 +73,21 @@ INSPECTION_KEYS = {
     *("uniform_distance", "explained_variance", *MEASURES, "nearest_head_at", "images", "notes"),
 }
 """Keys of `Inspection.to_dict`, by which a summary.json is known as one of vitlens."""
+PREDICTION_COLUMNS = "target_score", "predicted", "predicted_score"
 COLUMNS = {
     "heads.csv": ["image", "class", "logit", "part", "added"],
     "scores.csv": [
-        *("image", "target", "against", "method", "deletion", "insertion", "difference", "rank"),
+        *("image", "target", *PREDICTION_COLUMNS, "against", "method"),
+        *("deletion", "insertion", "difference", "rank"),
         *("random_orders", "random_deletion_mean", "random_deletion_std"),
         *("random_insertion_mean", "random_insertion_std", "random_difference_mean"),
         *("random_difference_std", "difference_z_score", "steps", "quantity", "baseline"),
     ],
 }
 """Columns of the tables, by which they are known as those of vitlens."""
+
+EARLIER_SCORES = [name for name in COLUMNS["scores.csv"] if name not in PREDICTION_COLUMNS]
+"""Columns of a scores.csv that an earlier version wrote."""
 
 FIGURES = "inspection.png", "distance.png", "filters.png", "positions.png", "rollout.png"
 NUMBERS = {"beside.png": "beside.json", "heads.png": "heads.csv"}
@@ -98,7 +104,8 @@ def prepared(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, (1, C, H, W)) of each image, on the model's device and in its dtype.
 
-    on_error: called with a message for an unusable image, which is skipped. By default its ImageError is raised.
+    on_error: called with a message for an unusable image, which is skipped. By default its ImageError is raised, except
+    for images of a folder, which are left out and counted in a warning.
     on_note: as in `models.preprocess`.
 
     >>> [(name, x.shape) for name, x in vitlens.report.prepared(model, [("chelsea", cat)])]
@@ -111,16 +118,20 @@ def prepared(
             "Expected images by their names, such as {'cat': 'cat.jpg'} or [('cat', 'cat.jpg')], or their paths, got "
             f"a batch of shape {tuple(images.shape)}."
         )
+    readable = Readable(on_error)
+    count = 0
     for name, source in named_sources(images, on_note):
         try:
             image = models.preprocess(model, source, size=size, on_note=on_note)
         except ImageError as error:
             message = str(error) if name in str(error) else f"{name}: {error}"
-            if on_error is None:
-                raise ImageError(message) from error
-            on_error(message)
+            unusable = ImageError(message)
+            unusable.__cause__ = error
+            readable.leave_out(source, unusable)
         else:
+            count += 1
             yield name, image.to(like)
+    readable.total(count)
 
 
 @dataclass(frozen=True)
@@ -313,7 +324,7 @@ def inspect(
     remarks.total(count)
     rollout_count = sum(picture.rollout is not None for picture in pictures)
     if rollout_count > SHOWN:
-        notes.append(f"rollout.png shows the first {SHOWN} images.")
+        notes.append(f"The rollout figure shows the first {SHOWN} images.")
     if models.class_count(model) == 0:
         notes.append("The model has no classifier, so there are no class names.")
     elif logits.dim() != 2:
@@ -357,11 +368,14 @@ def _pictures(
         yield Picture(names[k], pixels, top5, rollout, kind)
 
 
-def write_inspection(inspection: Inspection, out: str | os.PathLike) -> list[Path]:
+def write_inspection(
+    inspection: Inspection, out: str | os.PathLike, format: str = "png"
+) -> list[Path]:
     """Write summary.json, inspection.png (all figures on one page) and single figures. Returns the paths.
 
     The single figures are distance.png, filters.png, positions.png and rollout.png. Those of an earlier inspection that
-    the model lacks are removed. Raises ValueError if a file of one of these names was not written by vitlens.
+    the model lacks, or in another format, are removed. format: one of `vitlens.files.FORMATS`. Raises ValueError if a
+    file of one of these names was not written by vitlens.
 
     >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
     >>> [path.name for path in vitlens.report.write_inspection(inspection, Path("figures"))][:2]
@@ -376,32 +390,34 @@ def write_inspection(inspection: Inspection, out: str | os.PathLike) -> list[Pat
     )
     contents = {
         "summary.json": inspection.to_dict(),
-        "inspection.png": plot.inspected({inspection.model: inspection}),
-        "distance.png": distance.figure,
+        "inspection": plot.inspected({inspection.model: inspection}),
+        "distance": distance.figure,
     }
     if inspection.filters is not None:
-        contents["filters.png"] = plot.filters(inspection.filters, inspection.explained_variance)
+        contents["filters"] = plot.filters(inspection.filters, inspection.explained_variance)
     if inspection.similarity is not None:
-        contents["positions.png"] = plot.position_similarity(inspection.similarity)
+        contents["positions"] = plot.position_similarity(inspection.similarity)
     pictures = [picture for picture in inspection.pictures if picture.rollout is not None]
     pictures = pictures[:SHOWN]
     if pictures:
-        contents["rollout.png"] = plot.rollouts(
+        contents["rollout"] = plot.rollouts(
             [picture.pixels for picture in pictures],
             [picture.rollout for picture in pictures],
             grid=inspection.grid,
             captions=[picture.caption for picture in pictures],
         )
     with _lock(out):
-        for name in {"filters.png", "positions.png", "rollout.png"} - contents.keys():
-            files.remove_ours(out / name, is_ours)
-        return _write(out, contents)
+        for name in {"filters", "positions", "rollout"} - contents.keys():
+            _remove_figures(out, name, files.FORMATS)
+        return _write(out, contents, format)
 
 
-def write_beside(inspections: Mapping[str, Inspection], out: str | os.PathLike) -> list[Path]:
+def write_beside(
+    inspections: Mapping[str, Inspection], out: str | os.PathLike, format: str = "png"
+) -> list[Path]:
     """Write beside.json, the numbers of both inspections, and beside.png, their figures in two columns.
 
-    inspections: by the heading of each column. Returns the paths.
+    inspections: by the heading of each column. format: as in `write_inspection`. Returns the paths.
 
     >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
     >>> [path.name for path in vitlens.report.write_beside({"a": inspection, "b": inspection}, Path("figures"))]
@@ -410,15 +426,18 @@ def write_beside(inspections: Mapping[str, Inspection], out: str | os.PathLike) 
     from vitlens import plot
 
     numbers = {heading: inspection.to_dict() for heading, inspection in inspections.items()}
-    return _write(out, {"beside.json": numbers, "beside.png": plot.inspected(inspections)})
+    return _write(out, {"beside.json": numbers, "beside": plot.inspected(inspections)}, format)
 
 
 def is_ours(path: Path) -> bool:
     """True for a file with the name of one of a report, and its mark, keys or columns."""
-    if path.suffix == ".png":
+    if path.suffix.removeprefix(".") in files.FORMATS:
         return files.is_figure(path) or _is_earlier_figure(path)
     if path.suffix == ".csv":
-        return files.read_header(path) == COLUMNS[path.name]
+        header = files.read_header(path)
+        return header == COLUMNS[path.name] or (
+            path.name == "scores.csv" and header == EARLIER_SCORES
+        )
     content = files.read_object(path)
     inspections = list(content.values()) if path.name == "beside.json" else [content]
     keys = [set(each) if isinstance(each, dict) else set() for each in inspections]
@@ -427,6 +446,8 @@ def is_ours(path: Path) -> bool:
 
 def _is_earlier_figure(path: Path) -> bool:
     """True for a figure without a mark, as earlier versions wrote it, beside the numbers or the table of its report."""
+    if path.suffix != ".png":
+        return False
     numbers = "summary.json" if path.name in FIGURES else "scores.csv"
     numbers = NUMBERS.get(path.name, numbers)
     return files.is_figure(path, "Matplotlib", SHARP) and is_ours(path.with_name(numbers))
@@ -451,27 +472,44 @@ def check_folder(out: str | os.PathLike, names: Iterable[str]) -> None:
     files.require_ours({Path(out) / name: is_ours for name in names})
 
 
-def _write(out: str | os.PathLike, contents: Mapping[str, object]) -> list[Path]:
-    """Write numbers (.json), tables (.csv) and figures (.png) by their file names, and return the paths."""
+def _remove_figures(out: Path, name: str, formats: Iterable[str]) -> None:
+    """Remove the figures of a name, without suffix, that vitlens wrote in these formats."""
+    for format in formats:
+        files.remove_ours(out / f"{name}.{format}", is_ours)
+
+
+def _write(out: str | os.PathLike, contents: Mapping[str, object], format: str) -> list[Path]:
+    """Write numbers (.json), tables (.csv) and figures by their names, and return the paths.
+
+    Names of figures are without the suffix. Those of an earlier run in another format are removed.
+    """
     import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
-    from vitlens.plot.style import png
+    from vitlens.plot.style import figure_file
 
+    require_known(format, files.FORMATS, "format")
     out = Path(out)
-    check_folder(out, contents)
+    others = set(files.FORMATS) - {format}
+    names = {}  # of files
+    for name, content in contents.items():
+        names[name] = f"{name}.{format}" if isinstance(content, Figure) else name
+    check_folder(out, names.values())
     with _lock(out):
         for name, content in contents.items():
-            if name.endswith(".json"):
+            if isinstance(content, dict):
                 text = json.dumps(content, indent=1, allow_nan=False) + "\n"
                 data = encode(text)
-            elif name.endswith(".csv"):
+            elif not isinstance(content, Figure):
                 text = content.to_csv(index=False, float_format="%.6g", lineterminator="\n")
                 data = encode(text)
             else:
-                data = png(content, SHARP)
+                data = figure_file(content, format, SHARP)
                 plt.close(content)
-            files.write(out / name, data)
-    return [out / name for name in contents]
+            files.write(out / names[name], data)
+            if isinstance(content, Figure):
+                _remove_figures(out, name, others)
+    return [out / name for name in names.values()]
 
 
 def heads(
@@ -508,8 +546,12 @@ def _new_name(name: str, taken: Mapping[str, object]) -> str:
     return f"{name} ({number})"
 
 
-def write_heads(added: dict[str, tuple[str, Contributions]], out: str | os.PathLike) -> list[Path]:
+def write_heads(
+    added: dict[str, tuple[str, Contributions]], out: str | os.PathLike, format: str = "png"
+) -> list[Path]:
     """Write heads.csv, a row for each image and part, and heads.png, the first images. Returns the paths.
+
+    format: as in `write_inspection`.
 
     >>> added = vitlens.report.heads(model, [("cat", cat)])
     >>> [path.name for path in vitlens.report.write_heads(added, Path("figures"))]
@@ -536,7 +578,7 @@ def write_heads(added: dict[str, tuple[str, Contributions]], out: str | os.PathL
         by_head = contributions.heads[0]
         by_mlp = contributions.mlps[0, :, None]
         maps[f"{title}\n{_sums_in_words(contributions)}"] = torch.cat([by_head, by_mlp], 1)
-    return _write(out, {"heads.csv": table, "heads.png": plot.contributions(maps)})
+    return _write(out, {"heads.csv": table, "heads": plot.contributions(maps)}, format)
 
 
 def _sums_in_words(added: Contributions) -> str:
@@ -563,7 +605,9 @@ class Explanation:
     pixels: (H, W, 3) uint8 and input: (1, C, H, W), the model's input. question: the target of the maps. target, value:
     the class and its score (`models.scores`), or a score of the features by name and value. maps: (rows, cols) by
     method. title: the question in words. against: the contrasted class, or "". scores: a row for each map, as from
-    `score`, or None.
+    `score`, or None. sentence: the question, and the model's prediction unless it is the target alone. predicted:
+    (class, score) of the predicted classes, the highest first. Independent labels are predicted above 0.5. Empty for
+    values and for scores of the features.
     """
 
     name: str
@@ -577,6 +621,8 @@ class Explanation:
     title: str
     against: str = ""
     scores: DataFrame | None = None
+    sentence: str = ""
+    predicted: tuple[tuple[str, float], ...] = ()
 
 
 def explain(
@@ -732,44 +778,78 @@ def score(
 
 
 def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
-    """target, against, value and title of an `Explanation`."""
-    about = models.title(model)
-    if target.numbers is None:
-        name, value = target.label(0), target.score(output)[0].item()
-        title = f"Why is {name} {number(value)}? {about}"
-        than = getattr(target.function, "than", "")
-        if than:
-            more = "more" if value > 0 else "less"
-            difference = number(abs(value))
-            title = f"Why is this image {more} similar to {target.function.to} than to {than}? "
-            title += f"The cosines differ by {difference}. {about}"
-        return {"target": name, "value": value, "title": title}
-    output_count = output.shape[-1]
-    names = models.label_names(model, output_count) or [str(k) for k in range(output_count)]
+    """The fields of an `Explanation` about its target and the prediction."""
+    scores = None
+    if not target.of_features:
+        scores = models.scores(model, output)[0].cpu()
+    about = _target_in_words(model, target, output, scores)
+    predicted = []
+    if scores is not None:
+        kind = models.output_kind(model)
+        names = _output_names(model, len(scores))
+        numbers = predicted_classes(kind, scores)
+        predicted = [(names[k], scores[k].item()) for k in numbers]
+        number = None if target.numbers is None else target.numbers.item()
+
+        def words(k: int) -> str:
+            return f"“{shown(names[k])}” ({_percent(scores[k].item())})"
+
+        about["sentence"] += " " + prediction_beside(kind, scores, number, words)
+    sentence = about.pop("sentence").strip()
+    title = f"{sentence} {models.title(model)}"
+    return {**about, "sentence": sentence, "title": title, "predicted": tuple(predicted)}
+
+
+def _percent(share: float) -> str:
+    """A share in percent, such as "12.3%", or "< 0.1%" for smaller ones."""
+    return "< 0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
+
+
+def _output_names(model: nn.Module, count: int) -> list[str]:
+    """Names of the outputs of a model, or their numbers."""
+    return models.label_names(model, count) or [str(k) for k in range(count)]
+
+
+def _target_in_words(
+    model: nn.Module, target: Target, output: Tensor, scores: Tensor | None
+) -> dict:
+    """target, against, value and sentence of an `Explanation`."""
+    if target.numbers is not None:
+        return _class_in_words(model, target, scores)
+    name, value = target.label(0), target.score(output)[0].item()
+    sentence = f"Why is {name} {number(value)}?"
+    than = getattr(target.function, "than", "")
+    if than:
+        more = "more" if value > 0 else "less"
+        difference = number(abs(value))
+        sentence = f"Why is this image {more} similar to {target.function.to} than to {than}? "
+        sentence += f"The cosines differ by {difference}."
+    return {"target": name, "value": value, "sentence": sentence}
+
+
+def _class_in_words(model: nn.Module, target: Target, scores: Tensor) -> dict:
+    """target, against, value and sentence of an `Explanation` of a class."""
+    names = _output_names(model, len(scores))
     k = target.numbers.item()
     name = names[k]
     other = "" if target.against is None else names[target.against.item()]
-    value = models.scores(model, output)[0, k].item()
+    value = scores[k].item()
     is_value = models.output_kind(model) == "value"
-    words = number(value) if is_value else f"{value:.1%}"
-    if not is_value or output_count > 1:
+    words = number(value) if is_value else _percent(value)
+    if not is_value or len(scores) > 1:
         words = f"“{shown(name)}” ({words})"
     rather = f" rather than “{shown(other)}”" if other else ""
-    return {
-        "target": name,
-        "against": other,
-        "value": value,
-        "title": f"Why {words}{rather}? {about}",
-    }
+    return {"target": name, "against": other, "value": value, "sentence": f"Why {words}{rather}?"}
 
 
 def write_explanations(
-    explanations: Iterable[Explanation], out: str | os.PathLike
+    explanations: Iterable[Explanation], out: str | os.PathLike, format: str = "png"
 ) -> Iterator[Path]:
     """Write a figure for each image, and all scores to scores.csv, after each explanation. Yields the paths.
 
     The path of a figure follows when the figure and its scores are on the disk, and that of scores.csv comes last.
-    Without scores, a scores.csv of an earlier run is removed. Raises ValueError as `write_inspection` does.
+    Without scores, a scores.csv of an earlier run is removed, and so are figures of the same names in another format.
+    format: as in `write_inspection`. Raises ValueError as `write_inspection` does.
 
     >>> explanations = vitlens.report.explain(model, [("cat", cat)], names=["legrad"])
     >>> [path.name for path in vitlens.report.write_explanations(explanations, Path("out"))]
@@ -790,6 +870,9 @@ def write_explanations(
             about = {
                 "image": valid(explanation.name),
                 "target": valid(explanation.target),
+                "target_score": explanation.value,
+                "predicted": valid("; ".join(name for name, _ in explanation.predicted)),
+                "predicted_score": _highest(explanation.predicted),
                 "against": valid(explanation.against),
             }
             tables.append(DataFrame(about, scores.index).join(scores))
@@ -798,7 +881,8 @@ def write_explanations(
         elif not tables:
             files.remove_ours(out / "scores.csv", is_ours)
         path = Path(explanation.name)
-        figure_name = file_name(path.stem, before=f"{k:02d}-", suffix=".png")
+        figure_name = file_name(path.stem, before=f"{k:02d}-", suffix=f".{format}")
+        figure_name = figure_name.removesuffix(f".{format}")
         figure = plot.attributions(
             explanation.pixels,
             explanation.maps,
@@ -808,9 +892,14 @@ def write_explanations(
             captions=captions,
             compared=getattr(explanation.question.function, "images", ()),
         )
-        yield _write(out, {figure_name: figure, **contents})[0]
+        yield _write(out, {figure_name: figure, **contents}, format)[0]
     if tables:
         yield out / "scores.csv"
+
+
+def _highest(predicted: Sequence[tuple[str, float]]) -> float:
+    """The score of the first predicted class, or NaN."""
+    return predicted[0][1] if predicted else math.nan
 
 
 def _scores_in_words(scores: DataFrame) -> tuple[dict[str, str], str]:

@@ -30,6 +30,7 @@ from vitlens.models import (
     scores,
     title,
 )
+from vitlens.models.classes import prediction_beside
 from vitlens.recorder.forward import eval_mode, require_finite
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
@@ -148,6 +149,14 @@ class Forward:
     def score_words(self, score: float) -> str:
         """A probability in percent, such as "12%" or "< 0.5%", or a value with three significant digits."""
         return number(score) if self.outputs == "value" else percent(score)
+
+    def class_words(self, number: int) -> str:
+        """Short name of a class and its score, for captions."""
+        return say("class", name=self.label(number), score=self.score_words(self.share(number)))
+
+    def prediction_beside(self, target: int) -> str:
+        """A sentence with the prediction, or "" if it is the target alone."""
+        return prediction_beside(self.outputs, self._shares, target, self.class_words)
 
     @property
     def bytes(self) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import ipywidgets
 from PIL import Image
@@ -16,7 +16,7 @@ from vitlens.plot.style import WIDTH, png
 from vitlens_explorer.outputs import display_widget
 
 
-def training(snapshots: Mapping | Path | str) -> Slider:
+def training(snapshots: Mapping | str | os.PathLike) -> Slider:
     """Slider over the snapshots of a run, with its four inspection figures and a button to play them.
 
     snapshots: directory of a run, its `snapshots.npz`, or the result of `train.snapshots.load`. All figures are drawn

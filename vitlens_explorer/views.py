@@ -486,9 +486,7 @@ def _target_words(forward: Forward, target: int | Likeness) -> str:
     """Name of a target for captions, a class with its probability."""
     if isinstance(target, Likeness):
         return say("likeness", name=target.name)
-    return say(
-        "class", name=forward.label(target), score=forward.score_words(forward.share(target))
-    )
+    return forward.class_words(target)
 
 
 @functools.cache
@@ -671,6 +669,9 @@ def map_panel(
         words += say("range", low=number(values.min()), high=number(values.max()))
         words += scale_words(values, scale, shown.bound)
         marked = tuple(shown.sinks)
+    if view.explains and isinstance(choice.target, int):
+        beside = forward.prediction_beside(choice.target)
+        words += f" {beside}" if beside else ""
     words += say("input", height=grid.image[0], width=grid.image[1])
     for cut, padded, side in zip(grid.cut, grid.padded, ("bottom", "right"), strict=True):
         if cut:

@@ -5,9 +5,12 @@ A sentence has named fields: `say("head", head=3)`. `number` and `percent` also 
 
 from __future__ import annotations
 
+from vitlens.formatting import PREDICTION
 from vitlens.formatting import number as number
 
 WORDS = {
+    # the prediction, beside an explained class
+    **PREDICTION,
     # parts of captions
     "mean": "mean over heads",
     "max": "max over heads",

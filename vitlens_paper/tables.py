@@ -159,13 +159,21 @@ def _results(table: str) -> tuple[Published, ...]:
 
 
 TABLE_1: tuple[Variant, ...] = _rows(Variant, "table_1")
+"""Sizes of the models (Table 1)."""
 TABLE_3: tuple[Pretraining, ...] = _rows(Pretraining, "table_3")
+"""Settings of pre-training (Table 3)."""
 TABLE_4: tuple[FineTuning, ...] = _rows(FineTuning, "table_4")
+"""Settings of fine-tuning (Table 4)."""
 TABLE_2 = _results("table_2")
+"""Accuracy of the largest models against BiT-L and Noisy Student (Table 2)."""
 TABLE_5 = _results("table_5")
+"""Accuracy of each model by its data of pre-training (Table 5, the values of Fig. 3)."""
 TABLE_6 = _results("table_6")
+"""Accuracy and cost of models pre-trained on JFT-300M (Table 6, the values of Fig. 5)."""
 TABLE_7 = _results("table_7")
+"""Accuracy of ResNets pre-trained with Adam and with SGD (Table 7)."""
 TABLE_9 = _results("table_9")
+"""Accuracy of each task of VTAB-1k (Table 9)."""
 
 TABLE_8: dict[str, dict[str, float]] = {}
 """5-shot accuracy in percent, by the recipe's `positions` and `positions_at`."""

@@ -352,8 +352,13 @@ def test_app_follows_color_preferences(browser, served):
             assert (corner < 60) == ("color_scheme" in options)
 
 
+DARK = {"color_scheme": "dark"}
+PHONE = {"viewport": {"width": 390, "height": 800}}
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 800}}]
+    "options",
+    [{}, *(pytest.param(each, marks=pytest.mark.slow) for each in (DARK, PHONE))],
 )
 def test_app_has_no_accessibility_fault(browser, served, options):
     with Tab(browser, served, **options) as tab:

@@ -170,7 +170,13 @@ def rows(record: dict, layer: int, heads: int) -> torch.Tensor:
     return (q @ k.mT).softmax(-1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("ti", "s-mean") else name
+        for name in MODELS
+    ],
+)
 def test_forward_and_backward_equal_torch(page, name):
     model, heads = model_of(name), 3 if name[0] != "s" else 6
     page.open(model)

@@ -19,7 +19,8 @@ from browser.fronts import MARKS, assert_covered
 from vitlens import UnsupportedModelError
 from vitlens.attribution import grad_cam
 from vitlens.images import samples
-from vitlens.models import built_size, preprocess
+from vitlens.models import OUTPUTS, built_size, preprocess
+from vitlens.models.classes import prediction_beside
 from vitlens_explorer import in_page, save_page
 from vitlens_explorer.explorer import Explorer
 from vitlens_explorer.photographs import Photograph
@@ -136,7 +137,14 @@ def settings(frame, chance):
     return chosen
 
 
-@pytest.mark.parametrize("kind", MODELS)
+EVERY_DAY = ("class token", "RoPE")
+"""The other models are compared in the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in EVERY_DAY else pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS],
+)
 def test_saved_page_equals_explorer(vit, browser, tmp_path, kind):
     """Frames, character by character, from the same rounded numbers, and maps against those of the model itself."""
     model, image = vit(num_classes=5, **MODELS[kind]), samples()[NAME]
@@ -323,6 +331,27 @@ def test_saved_page_formats_numbers_as_python(hostile):
     ]
     found = page.evaluate(NUMBERS, [values, shares])
     assert found == [[*map(number, values)], [*map(percent, shares)]]
+
+
+BESIDE = """([record, targets]) => {
+    const { predictionBeside } = document.querySelector("#page").source.constructor.formats;
+    return targets.map((target) => predictionBeside({ ...record, label: String }, target));
+}"""
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_saved_page_states_the_prediction_as_python(hostile, kind):
+    chance, targets = random.Random(0), range(6)
+    for scale in (0.4, 0.6, 1.0):
+        shares = [scale * chance.random() for _ in targets]
+        score = number if kind == "value" else percent
+        words = [f"“{k}” ({score(share)})" for k, share in enumerate(shares)]
+        expected = [
+            prediction_beside(kind, torch.tensor(shares), k, words.__getitem__) for k in targets
+        ]
+        record = {"outputs": kind, "shares": shares}
+        assert hostile[0].evaluate(BESIDE, [record, [*targets]]) == expected
+        assert any(expected) == (kind != "value")
 
 
 def test_saved_page_names_versions_hash_and_photo(hostile):

@@ -11,6 +11,7 @@ Shapes: B batch, D width of the features.
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.images import named_sources
+from vitlens.images import ImageError, Readable, named_sources
 from vitlens.models import built_size, label_names, output_kind, preprocess, scores
 from vitlens.models.classes import require_classes
 from vitlens.names import suggestion
@@ -180,27 +181,40 @@ def like(images: object, *, name: str = "") -> Similarity:
     default that of the file. A method raises ImageError for a file that is not an image.
     """
     sources = [source for _, source in named_sources(images)]
+    if not sources:
+        raise ImageError("Expected an image to compare with, or several, got none.")
     name = name or _name_of_images(sources)
 
     def embed(model: nn.Module) -> Tensor:
         size = built_size(model)
         parameter = next(model.parameters())
         units = []
+        readable = Readable()
         for source in sources:
-            batch = source if isinstance(source, Tensor) else preprocess(model, source, size=size)
+            try:
+                batch = source if _is_batch(source) else preprocess(model, source, size=size)
+            except ImageError as error:
+                readable.leave_out(source, error)
+                continue
             units.append(_unit(pooled_features(model, batch.detach().to(parameter))))
+        readable.total(len(units))
         return _unit(torch.cat(units).mean(0))
 
     shown = []
     for source in sources:
-        if not isinstance(source, Tensor):
+        if not _is_batch(source):
             shown.append((_file_name(source) or name, source))
     return Similarity(name, embed, images=tuple(shown))
 
 
+def _is_batch(source: object) -> bool:
+    """True for a prepared batch, (N, C, H, W)."""
+    return isinstance(source, Tensor) and source.ndim == 4
+
+
 def _name_of_images(sources: Sequence[object]) -> str:
     """The name of a file, or words for an image without a file or for several images."""
-    count = sum(len(source) if isinstance(source, Tensor) else 1 for source in sources)
+    count = sum(len(source) if _is_batch(source) else 1 for source in sources)
     if count > 1:
         return f"the mean of {count} images"
     return _file_name(sources[0]) or "the given image"
@@ -208,7 +222,7 @@ def _name_of_images(sources: Sequence[object]) -> str:
 
 def _file_name(source: object) -> str:
     """The name of a file without its directory, or "" for an image from memory."""
-    return Path(source).name if isinstance(source, str | Path) else ""
+    return Path(source).name if isinstance(source, str | os.PathLike) else ""
 
 
 def text(prompt: str, *, tokenizer: Callable | None = None) -> Similarity:

@@ -145,7 +145,7 @@ class Folders:
     hidden: list[str]
 
 
-def list_folders(path: str | Path) -> Folders:
+def list_folders(path: str | os.PathLike) -> Folders:
     """The folders in a folder without hidden ones and those that contain it, by their names in Unicode's NFC form.
 
     Raises ValueError for two names of the same letters.
@@ -175,7 +175,7 @@ def list_folders(path: str | Path) -> Folders:
 
 
 def open_folder(
-    path: Path, split: str, root: str | Path | None = None, columns: Columns | None = None
+    path: Path, split: str, root: str | os.PathLike | None = None, columns: Columns | None = None
 ) -> Samples:
     """Samples of a folder of Parquet files, WebDataset shards or class folders."""
     part = "test" if split == "whole" else split
@@ -327,6 +327,6 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def subfolders(path: str | Path) -> list[str]:
+def subfolders(path: str | os.PathLike) -> list[str]:
     """Names of the classes in a folder, sorted by code points, without hidden ones."""
     return list(list_folders(path).folders)

@@ -99,7 +99,7 @@ class Samples:
             content = content[0]
         if self.root is not None:
             content = self.root / os.fsdecode(content)
-        return Path(content) if isinstance(content, str | Path) else content
+        return Path(content) if isinstance(content, str | os.PathLike) else content
 
     def select_rows(self, rows: Tensor) -> Samples:
         """The samples at the positions `rows`, int64 (n,)."""
@@ -782,7 +782,7 @@ def load(
     if size is None and (squash or stream):
         raise ValueError("squash and stream need a common size of the images. Pass size=….")
     device = torch.device(device or "cpu")
-    source = str(source)
+    source = os.fspath(source)
     columns = Columns(image_key or "", label_key or "")
     samples = open_labeled(source, split, root, fold, columns)
     note = missing_classes(samples, f"{source} has no {split} image of")
@@ -846,7 +846,7 @@ def free_memory(device: torch.device) -> int:
     free = _machine_memory()
     limit = Path("/sys/fs/cgroup/memory.max")  # a container's limit
     if limit.is_file():
-        text = limit.read_text().strip()
+        text = limit.read_text(encoding="utf-8").strip()
         if text.isdecimal():
             free = min(free, int(text))
     free //= _local_processes()
@@ -857,9 +857,9 @@ def free_memory(device: torch.device) -> int:
 
 
 def _machine_memory() -> int:
-    """Bytes available on Linux, else the total."""
+    """Bytes available on Linux, the total on macOS, and 8 GiB on Windows."""
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable"):
                 return int(line.split()[1]) * 1024
     except OSError:

@@ -62,7 +62,7 @@ def source_names() -> str:
 def open_samples(
     source: str,
     split: str,
-    root: str | Path | None = None,
+    root: str | os.PathLike | None = None,
     fold: int = 0,
     columns: Columns | None = None,
 ) -> Any:
@@ -135,7 +135,7 @@ def find_split(split: str, present: Iterable[str], title: str | None = None) -> 
     return None
 
 
-def data_root(root: str | Path | None) -> Path:
+def data_root(root: str | os.PathLike | None) -> Path:
     """The folder of downloaded data sets."""
     chosen = root or os.environ.get("VITLENS_DATA")
     if chosen:

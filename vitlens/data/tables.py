@@ -63,7 +63,7 @@ class Column:
 
 
 def parquet(
-    folder: Path, split: str, root: str | Path | None = None, columns: Columns | None = None
+    folder: Path, split: str, root: str | os.PathLike | None = None, columns: Columns | None = None
 ) -> Samples:
     """Samples of the files `train-*.parquet`, `valid-`, `validation-`, `val-` or `test-*.parquet` of `folder`."""
     by_split: dict[str, list[Path]] = {}
@@ -97,9 +97,9 @@ def parquet(
     return with_class_names(samples, lambda: parquet(folder, "train", root, columns))
 
 
-def _load(name: str, root: str | Path | None, **options: Any) -> Any:
+def _load(name: str, root: str | os.PathLike | None, **options: Any) -> Any:
     """A data set of `datasets`, from its cache or built in it. Only one process builds it."""
-    cache = str(root) if root else None
+    cache = os.fspath(root) if root else None
     with waiting.fetching(
         f"the package datasets, which reads {name} into its cache",
         "The next time it is read from there. Ctrl-C ends it.",
@@ -107,7 +107,7 @@ def _load(name: str, root: str | Path | None, **options: Any) -> Any:
         return library().load_dataset(name, cache_dir=cache, **options)
 
 
-def require_cache(problem: BaseException, root: str | Path | None) -> None:
+def require_cache(problem: BaseException, root: str | os.PathLike | None) -> None:
     """Raise the true error of a cache that is locked or cannot be written. Other problems are the data's."""
     cache = str(root or library().config.HF_DATASETS_CACHE)
     cause: BaseException | None = problem

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import timm
 import torch
 from torch import Tensor, nn
 
+from vitlens.formatting import PREDICTION
 from vitlens.recorder import supported
 from vitlens.recorder.supported import family, inner_transformer, model_name, unwrap
 from vitlens.recorder.supported.card import card_of
 
 OUTPUTS = ("classes", "independent", "value")
 """Meanings of a model's outputs: classes that compete (softmax), independent labels (sigmoid), or plain values."""
+
+LISTED = 3
+"""Largest number of predicted labels in a sentence."""
 
 _PROBLEMS = {"multi_label_classification": "independent", "regression": "value"}
 
@@ -111,6 +116,59 @@ def scores(model: nn.Module | str, logits: Tensor) -> Tensor:
     if kind == "independent":
         return logits.sigmoid()
     return logits
+
+
+def predicted_classes(model: nn.Module | str, scores: Tensor) -> list[int]:
+    """Numbers of the predicted classes of one image, the highest first, from its scores (classes,).
+
+    The class with the highest score, all independent labels above 0.5, or [] for values. model: the model, or one of
+    `OUTPUTS`.
+
+    >>> from vitlens.models.classes import predicted_classes
+    >>> predicted_classes("independent", torch.tensor([0.7, 0.1, 0.9]))
+    [2, 0]
+    """
+    kind = model if isinstance(model, str) else output_kind(model)
+    count = len(scores)
+    if kind == "value" or (kind == "classes" and count == 1):
+        return []
+    order = scores.argsort(descending=True, stable=True).tolist()
+    if kind == "classes":
+        return order[:1]
+    return [number for number in order if scores[number] > 0.5]
+
+
+def prediction_beside(
+    model: nn.Module | str,
+    scores: Tensor,
+    target: int | None,
+    words: Callable[[int], str],
+) -> str:
+    """A sentence with the prediction of one image, to stand beside a target and its score.
+
+    "" if the target alone is predicted, and for values. scores: (classes,). target: a class number, or None for a
+    function. words: name and score of a class, by its number.
+
+    >>> from vitlens.models.classes import prediction_beside
+    >>> prediction_beside("classes", torch.tensor([0.7, 0.3]), 1, ["cat (70%)", "dog (30%)"].__getitem__)
+    'The model predicts cat (70%).'
+    """
+    kind = model if isinstance(model, str) else output_kind(model)
+    predicted = predicted_classes(kind, scores)
+    others = [number for number in predicted if number != target]
+    if not predicted and kind == "independent":
+        highest = int(scores.argmax())
+        if highest == target:
+            return PREDICTION["no label"]
+        return PREDICTION["highest label"].format(classes=words(highest))
+    if not others:
+        return ""
+    classes = ", ".join(words(number) for number in others[:LISTED])
+    if len(others) > LISTED:
+        count = len(others) - LISTED
+        classes = PREDICTION["more classes"].format(classes=classes, count=count)
+    name = "predicts" if others == predicted else "also predicts"
+    return PREDICTION[name].format(classes=classes)
 
 
 def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple[str, float]]]:

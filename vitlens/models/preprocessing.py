@@ -21,6 +21,7 @@ from vitlens.images import (
     Change,
     ImageError,
     ModelInput,
+    Readable,
     Remark,
     Remarks,
     load_image,
@@ -460,7 +461,7 @@ def preprocess(
     has the first three of each kind, and the number of the others.
 
     Raises ImageError for sources that `load_image` refuses, images with an aspect ratio over 100, and models of neither
-    one nor three channels. Such images of a folder are left out, with a note.
+    one nor three channels. Such images of a folder are left out, and counted in a note.
     Raises ValueError for a module that declares no input, and for one that changes images in another way than by such a
     normalization.
 
@@ -477,24 +478,20 @@ def preprocess(
     sources = [source for _, source in named_sources(images, say)]
     if not sources:
         raise ImageError("Expected an image or several, got none.")
-    is_folder = isinstance(images, str | os.PathLike) and os.path.isdir(images)
     crops = config["crop_mode"] == "center" and not whole
     loaded = []
-    left_out = []
+    readable = Readable()
     for source in sources:
         try:
             image = load_image(source, on_note=say)
             _require_compact(*image.size)
         except ImageError as error:
-            if not is_folder:
-                raise
-            left_out.append(error)
+            readable.leave_out(source, error)
             continue
         loaded.append(image)
         if crops:
             _note_crop(source, image, config, say)
-    if left_out:
-        _report_left_out(left_out, len(sources), say)
+    readable.total(len(loaded), say)
     for note in plan.notes:
         say(note)
     guess = preprocessing_warning(model)
@@ -514,16 +511,6 @@ def _dtype(model: nn.Module) -> torch.dtype:
     """Type of the numbers that enter a model: that of its embedding's parameters."""
     inner = inner_transformer(model)
     return cast(inner, torch.empty(0)).dtype
-
-
-def _report_left_out(errors: list[ImageError], number: int, on_note: Callable[[str], None]) -> None:
-    """Pass a sentence about the images of a folder that cannot be read to `on_note`. Raises if none is left."""
-    if len(errors) == number:
-        raise errors[0]
-    left_out = (
-        f"{len(errors):,} of {number:,} images of the folder are left out. The first: {errors[0]}"
-    )
-    on_note(left_out)
 
 
 def _image_mode(channels: int) -> str:

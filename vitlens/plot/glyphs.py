@@ -7,7 +7,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 
-from matplotlib import rcParams
+from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -44,6 +44,8 @@ FALLBACKS = (
     "Segoe UI Symbol",
 )
 """Fonts of further scripts that are used if they are installed. Matplotlib cannot draw fonts with colors."""
+TRUE_TYPE = {"pdf.fonttype": 42, "ps.fonttype": 42}
+"""Settings that embed TrueType fonts, because publishers refuse Matplotlib's Type 3 fonts."""
 _announced: list[str] = []
 
 
@@ -52,6 +54,11 @@ class Page(Figure):
 
     Texts are literal, without formulas between dollar signs, except for the powers at logarithmic axes.
     """
+
+    def savefig(self, *args, **kwargs) -> None:
+        """Save, as in Matplotlib, with TrueType fonts in PDF and PostScript files."""
+        with rc_context(TRUE_TYPE):
+            super().savefig(*args, **kwargs)
 
     def draw(self, renderer) -> None:
         """Draw, as in Matplotlib."""

@@ -60,6 +60,11 @@ STYLE = {
     "ytick.major.size": 3,
     "text.parse_math": False,  # names with dollar signs are not formulas
 }
+"""Settings of Matplotlib for all figures, as `plt.style.context` takes them."""
+
+
+SVG = {"svg.fonttype": "none", "svg.hashsalt": files.MARK}
+"""Settings of SVG files: text as text, which programs can edit, and repeatable ids."""
 
 
 def use_style(ax: plt.Axes | None = None):
@@ -118,14 +123,68 @@ def new_axes(width: float, height: float) -> plt.Axes:
 
 
 def png(figure: plt.Figure, dpi: float = DPI) -> bytes:
-    """PNG file of a figure, whatever format, margins and colors Matplotlib's settings choose for files.
+    """PNG file of a figure, as `figure_file`."""
+    return figure_file(figure, "png", dpi)
 
-    The file has the mark by which `vitlens.files.is_figure` knows it.
+
+def figure_file(figure: plt.Figure, format: str, dpi: float = DPI) -> bytes:
+    """File of a figure in one of `vitlens.files.FORMATS`, whatever Matplotlib's settings choose for files.
+
+    Equal figures give equal files, without a date, with the mark by which `vitlens.files.is_figure` knows them. PDF
+    files embed TrueType fonts. SVG files hold text as text, in DejaVu Sans. dpi: resolution of PNG files, and largest
+    resolution of the images in the others. Images of fewer pixels keep their pixels. The layout of the figure is fixed
+    by a PDF or SVG file.
     """
+    import matplotlib.pyplot as plt
+
     file = io.BytesIO()
     with use_style():
-        figure.savefig(file, format="png", dpi=dpi, metadata={"Software": files.MARK})
-    return file.getvalue()
+        if format == "png":
+            figure.savefig(file, format="png", dpi=dpi, metadata={"Software": files.MARK})
+            return file.getvalue()
+        date = "CreationDate" if format == "pdf" else "Date"
+        metadata = {"Creator": files.UNSEALED, date: None}
+        _fix_layout(figure)
+        with plt.rc_context(SVG), _own_pixels(figure, dpi):
+            figure.savefig(file, format=format, dpi=dpi, metadata=metadata)
+    return files.seal(file.getvalue())
+
+
+def _fix_layout(figure: plt.Figure) -> None:
+    """Lay a figure out for good, without the rounding errors of layouts, which change from run to run."""
+    from matplotlib.figure import FigureBase
+
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for part in figure.findobj(FigureBase):
+        for text in part.texts:
+            text.set_position(np.round(text.get_position(), 6))
+        if part is not figure:
+            part.bbox_relative.set_points(part.bbox_relative.get_points().round(6))
+    for ax in figure.axes:
+        place = ax.get_position(original=True)
+        place.set_points(place.get_points().round(6))
+        ax.set_position(place)
+
+
+@contextlib.contextmanager
+def _own_pixels(figure: plt.Figure, dpi: float) -> Iterator[None]:
+    """Context in which a file holds the pixels of images, unless they are more than are drawn at this resolution."""
+    from matplotlib.image import AxesImage
+
+    before = {}
+    for image in figure.findobj(AxesImage):
+        height, width = image.get_array().shape[:2]
+        box = image.get_window_extent()
+        scale = dpi / figure.dpi
+        if width <= scale * box.width and height <= scale * box.height:
+            before[image] = image.get_interpolation()
+            image.set_interpolation("none")
+    try:
+        yield
+    finally:
+        for image, interpolation in before.items():
+            image.set_interpolation(interpolation)
 
 
 @contextlib.contextmanager
@@ -165,7 +224,7 @@ def frames(lines: int, cols: int, width: float, height: float) -> tuple[plt.Figu
 def wrap(text: str, width: float, letter: float = 7.5) -> str:
     """Text in lines of at most `width` pixels, with `letter` pixels per letter on average. Its line breaks stay."""
     letters = int(width / letter)
-    lines = [textwrap.fill(line, letters) for line in text.splitlines()]
+    lines = [textwrap.fill(line, letters, break_on_hyphens=False) for line in text.splitlines()]
     return "\n".join(lines)
 
 

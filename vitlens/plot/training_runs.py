@@ -10,6 +10,7 @@ scaled tile by tile, as in `filters`.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,7 +66,7 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
     """
     import pandas as pd
 
-    if isinstance(records, str | Path):
+    if isinstance(records, str | os.PathLike):
         path = Path(records) / "log.jsonl" if Path(records).is_dir() else Path(records)
         if not path.exists():
             raise ValueError(
@@ -203,6 +204,11 @@ def film_strip(
 
 def _read_snapshots(snapshots: Mapping) -> SimpleNamespace:
     """The arrays of a run, its steps, and the distance of uniform attention."""
+    if isinstance(snapshots, str | os.PathLike):
+        raise TypeError(
+            f"Expected the arrays of snapshots, got the path {snapshots}. Pass "
+            "vitlens.train.snapshots.load(path)."
+        )
     run = SimpleNamespace(steps=np.asarray(snapshots["steps"]))
     for name, axes in AXES.items():
         values = array(snapshots[name], axes, f"An array {name} of {axes} axes")

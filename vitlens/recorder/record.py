@@ -14,6 +14,7 @@ import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -39,21 +40,26 @@ from vitlens.recorder.supported import (
 )
 
 
-class Attention(Sequence):
-    """The layers of one forward, first to last, the `grid` of its tokens, and the `pool` if it pools by attention.
+class Attention(Sequence[Layer]):
+    """A capture: the layers of one forward, first to last, each a `Layer`, by their numbers. `capture` makes it.
 
-    gated: attention outputs pass a learned gate afterwards, which the maps leave out. cuts: modules and layers that cut
-    autograd's graph, so that `differentiate` raises. _calls: per layer its attention calls, several in a parallel
-    block, None before they ran. _replaced: layers in which an intervention replaced the output of a head.
+    >>> len(attn), attn[5].q.shape, attn.grid.patches
+    (12, torch.Size([2, 3, 197, 64]), 196)
+
+    model_name: the model's architecture and class. grid: the `TokenGrid` of the forward. pool: the `Layer` of an
+    attention pool, or None. gated: True if attention outputs pass a learned gate afterwards, which the maps leave out.
+    cuts: modules and layers that cut autograd's graph, so that `differentiate` raises.
     """
 
     def __init__(self, model: nn.Module, modules: list[list[tuple[str, nn.Module]]]):
         self.model_name = model_name(model)
         self.gated = has_gate(modules)
-        self.grid: TokenGrid | None = None
+        self.grid: TokenGrid | Any = None  # Any stands for None, before the forward
         self.pool: Layer | None = None
+        # by layer, its attention calls, several in a parallel block, None before they ran
         self._calls: list[list[Layer | None]] = [[None] * len(layer) for layer in modules]
         self.cuts: list[str] = []
+        # layers in which an intervention replaced the output of a head
         self._replaced: set[int] = set()
 
     @property
@@ -72,6 +78,12 @@ class Attention(Sequence):
     def __len__(self) -> int:
         return len(self._calls)
 
+    @overload
+    def __getitem__(self, index: int) -> Layer: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Layer]: ...
+
     def __getitem__(self, index):
         if not self.complete:
             raise RuntimeError(
@@ -81,11 +93,13 @@ class Attention(Sequence):
             return [self[i] for i in range(*index.indices(len(self)))]
         return join_heads(self._calls[layer_number(len(self), index)])
 
-    def __getattr__(self, name: str):
-        message = f"A capture has no attribute {name!r}."
-        if name in dir(Layer) or name in Layer.__dataclass_fields__:
-            message += f" Its layers do, such as `attn[-1].{name}`."
-        raise AttributeError(message)
+    if not TYPE_CHECKING:  # to a type checker, it would be an attribute of any name
+
+        def __getattr__(self, name: str):
+            message = f"A capture has no attribute {name!r}."
+            if name in dir(Layer) or name in Layer.__dataclass_fields__:
+                message += f" Its layers do, such as `attn[-1].{name}`."
+            raise AttributeError(message)
 
     def differentiate(
         self,

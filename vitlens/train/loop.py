@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +61,7 @@ def fit(
     data: tuple[ImageSet, ImageSet],
     recipe: Recipe,
     *,
-    out: Path | str | None = None,
+    out: str | os.PathLike | None = None,
     resume: bool = False,
     device: torch.device | str | None = None,
     average: dict[str, Tensor] | None = None,

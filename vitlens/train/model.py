@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ def mlp_head(linear: nn.Linear, bias: float) -> nn.Sequential:
     return nn.Sequential(OrderedDict(pre_logits=hidden, act=nn.Tanh(), output=output))
 
 
-def settings_of(source: str | Path, image_size: int) -> dict:
+def settings_of(source: str | os.PathLike, image_size: int) -> dict:
     """Recipe settings for fine-tuning a trained model at `image_size`.
 
     Models other than transformers over patches get patch_size, depth and heads 1, and the width of the head's input
@@ -105,7 +106,7 @@ def settings_of(source: str | Path, image_size: int) -> dict:
     if _has_image_size(type(model)):
         arguments["img_size"] = image_size
     return {
-        "init": str(source),
+        "init": os.fspath(source),
         "architecture": config["architecture"],
         "mean": tuple(config["mean"]),
         "std": tuple(config["std"]),
@@ -148,9 +149,9 @@ def _sizes_of(model: nn.Module) -> dict:
     }
 
 
-def _arguments_of(source: str | Path) -> dict:
+def _arguments_of(source: str | os.PathLike) -> dict:
     """Keywords that built the model in a directory in timm's hub layout, or {} for a model name."""
-    folder = Path(str(source).removeprefix("local-dir:"))
+    folder = Path(os.fspath(source).removeprefix("local-dir:"))
     if folder.is_file():
         folder = folder.parent
     if not folder.is_dir():

@@ -5,6 +5,7 @@ Add a recipe to `SMALL`, or with `register` from other packages.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -159,7 +160,7 @@ def recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def read_recipe(name: str | Path) -> Recipe:
+def read_recipe(name: str | os.PathLike) -> Recipe:
     """The recipe of that name, or from that JSON file. Raises ValueError for unknown names and unreadable files.
 
     >>> vitlens.train.read_recipe("mnist").image_size
@@ -167,14 +168,14 @@ def read_recipe(name: str | Path) -> Recipe:
     """
     path = Path(name)
     if path.suffix != ".json":
-        return recipe(str(name))
+        return recipe(os.fspath(name))
     try:
         return Recipe.from_json(read_text(path, pipes=True))
     except (ValueError, TypeError, AttributeError, OSError) as problem:
         raise ValueError(f"{path} cannot be read as a recipe ({problem}).") from problem
 
 
-def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
+def starting_from(recipe: Recipe, source: str | os.PathLike) -> Recipe:
     """The recipe for fine-tuning a trained model: a timm name or a directory in timm's hub layout.
 
     The model is any classifier of timm whose head can be replaced, ResNets included (Table 4). The model sets
@@ -191,6 +192,7 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
         raise ValueError(
             f"model.{keyword} comes with the model that the run starts from, and cannot be set."
         )
+    source = os.fspath(source)
     settings = settings_of(source, recipe.image_size)
     convolutional = (settings["patch_size"], settings["depth"], settings["heads"]) == (1, 1, 1)
     if convolutional and (recipe.dropout or recipe.optimizer == "muon"):

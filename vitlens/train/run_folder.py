@@ -18,6 +18,7 @@ import datetime
 import hashlib
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -218,7 +219,7 @@ class RunFolder:
     """
 
     def __init__(
-        self, out: Path | str | None, recipe: Recipe, state: tuple, facts: dict, world: World
+        self, out: str | os.PathLike | None, recipe: Recipe, state: tuple, facts: dict, world: World
     ):
         self.path = None if out is None else Path(out)
         self.writes = self.path is not None and world.rank == 0
@@ -430,7 +431,7 @@ def require_own_folder(out: Path, plan: Recipe) -> None:
 
 
 @contextmanager
-def lock_log(out: Path | str | None, world: World) -> Iterator[None]:
+def lock_log(out: str | os.PathLike | None, world: World) -> Iterator[None]:
     """Lock the log of a run, so that no other process trains into its folder. Without effect in all but the first."""
     if out is None or world.rank > 0:
         yield
@@ -607,7 +608,7 @@ def seconds_of_training(out: Path) -> float:
 
 def export(
     model: nn.Module,
-    folder: Path | str,
+    folder: str | os.PathLike,
     recipe: Recipe,
     class_names: Sequence[str],
     *,

@@ -45,11 +45,11 @@ AGREE = 10
 
 
 def run(
-    recipe_name: str,
+    recipe_name: str | os.PathLike,
     data: str | os.PathLike,
     out: str | os.PathLike,
     *,
-    model: str = "",
+    model: str | os.PathLike = "",
     build: Callable[[Recipe], nn.Module] | None = None,
     resume: bool = False,
     max_minutes: float | None = None,
@@ -88,13 +88,15 @@ def run(
     True
     """
     out = Path(out)
+    recipe_name = os.fspath(recipe_name)
+    model = os.fspath(model)
     world = join(device)
     built_by = callable_name(build) if build else BUILT_BY
     images_before = read_data_file(out) if resume else {}
     how_to_resume = goes_on or resume_hint(
         out, data if images_before else "", root if images_before else None
     )
-    data = str(data) or images_before.get("data", "")
+    data = os.fspath(data) or images_before.get("data", "")
     root = root or images_before.get("root")
     keys = {
         "image_key": image_key or images_before.get("image_key", ""),
@@ -425,9 +427,9 @@ def resume_hint(out: Path, data: str | os.PathLike, root: str | os.PathLike | No
     """Hint that ends the message of a stopped run: the command that continues it."""
     words = ["vitlens", "train", "--resume", "--out", str(out)]
     if data:
-        words += ["--data", str(data)]
+        words += ["--data", os.fspath(data)]
     if root:
-        words += ["--root", str(root)]
+        words += ["--root", os.fspath(root)]
     return f"`{shlex.join(words)}` continues it"
 
 

@@ -9,6 +9,7 @@ Shapes: B probe images, L layers, H heads, h × w patches of p × p pixels, C ch
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -144,7 +145,7 @@ def _stored_array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
-def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
+def save(path: str | os.PathLike, step: int, arrays: dict[str, np.ndarray]) -> None:
     """Add the snapshot of `step` to the compressed `.npz` file `path`, and drop later steps from it.
 
     The file holds `steps` (S,) and each array with a leading dimension S. A snapshot takes 20 to 100 kB.
@@ -181,7 +182,7 @@ def is_ours(path: Path) -> bool:
         return True
 
 
-def load(path: Path | str) -> dict[str, np.ndarray]:
+def load(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """The arrays of a file that `save` wrote, or of the directory of a run."""
     path = Path(path) / "snapshots.npz" if Path(path).is_dir() else Path(path)
     if not path.is_file():

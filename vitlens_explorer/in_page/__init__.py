@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import files, texts
-from vitlens.images import named_sources
+from vitlens.images import ImageError, Readable, named_sources
 from vitlens.models import scores, weights_digest
 from vitlens.plot.scales import SIGNED
 from vitlens.recorder.forward import eval_mode
@@ -121,14 +121,23 @@ def save_page(
     return write_page(page, [*page.photographs], path, scores, progress)
 
 
-def _by_name(images: object) -> dict[str, object]:
-    """Images by name, from an argument of `named_sources`. A single image from memory is called photo."""
+def _photographs(images: object) -> dict[str, Photograph]:
+    """Photographs by name, from an argument of `named_sources`. A single image from memory is called photo."""
     if images is None:
         return {}
-    by_name = dict(named_sources(images))
-    if [*by_name] == ["image 1"]:
-        return {"photo": by_name["image 1"]}
-    return by_name
+    photographs = {}
+    readable = Readable()
+    for name, source in named_sources(images):
+        try:
+            photographs[name] = Photograph.read(source)
+        except ImageError as error:
+            readable.leave_out(source, error)
+    readable.total(len(photographs))
+    if not photographs:
+        raise ImageError("Expected an image or several, got none.")
+    if [*photographs] == ["image 1"]:
+        return {"photo": photographs["image 1"]}
+    return photographs
 
 
 def explorer_of(
@@ -139,13 +148,12 @@ def explorer_of(
     samples: int = 1,
 ) -> Explorer:
     """An explorer of these images only, or of the first sample photographs."""
-    images = _by_name(images)
-    if images:
-        first, *others = images
-        page = Explorer(model, images[first], size=size)
-        photographs = {first: page.photograph}  # the model has run on it
-        for name in others:
-            photographs[name] = Photograph.read(images[name])
+    photographs = _photographs(images)
+    if photographs:
+        first = next(iter(photographs))
+        page = Explorer(model, photographs[first].image, size=size)
+        notes = photographs[first].note
+        photographs[first] = replace(page.photograph, note=notes)  # the model has run on it
     else:
         page = Explorer(model, None, size=size)
         photographs = dict(list(page.photographs.items())[:samples])

@@ -348,8 +348,33 @@ function marginWords(size, covered, side) {
   return "";
 }
 
+function classWords(record, k) {
+  return say("class", { name: record.label(k), score: scoreWords(record, record.shares[k]) });
+}
+
+// A sentence with the prediction, or "" if it is the target alone, as `prediction_beside` in classes.py.
+function predictionBeside(record, target) {
+  const { outputs, shares } = record;
+  const count = shares.length;
+  if (outputs === "value" || (outputs === "classes" && count === 1)) return "";
+  const order = [...shares.keys()].sort((a, b) => shares[b] - shares[a]);
+  let predicted = order.slice(0, 1);
+  if (outputs === "independent") predicted = order.filter((k) => shares[k] > 0.5);
+  if (!predicted.length) {
+    if (order[0] === target) return say("no label");
+    return say("highest label", { classes: classWords(record, order[0]) });
+  }
+  const others = predicted.filter((k) => k !== target);
+  if (!others.length) return "";
+  const most = 3;
+  let classes = others.slice(0, most).map((k) => classWords(record, k)).join(", ");
+  if (others.length > most) classes = say("more classes", { classes, count: others.length - most });
+  const also = others.length < predicted.length;
+  return say(also ? "also predicts" : "predicts", { classes });
+}
+
 // The caption of a map.
-function captionOf(record, map, sinks, scale, bound, tables) {
+function captionOf(record, map, sinks, scale, bound, tables, target) {
   const { rows, cols, patch, image } = record.grid;
   let words = `${map.words}.`;
   if (scale) {
@@ -357,6 +382,8 @@ function captionOf(record, map, sinks, scale, bound, tables) {
     const high = formatLikePython(largestOf(map.values));
     words += say("range", { low, high }) + scaleWords(map.values, scale, bound);
   }
+  const beside = target === null ? "" : predictionBeside(record, target);
+  if (beside) words += ` ${beside}`;
   words += say("input", { height: image[0], width: image[1] });
   words += marginWords(image[0], rows * patch[0], "bottom");
   words += marginWords(image[1], cols * patch[1], "right");
@@ -379,7 +406,8 @@ function describePanel(record, view, choice, map, state, tables) {
   const hides = Boolean(sinks.length && state.sinks && !state.stretch);
   const bound = UNIFORM[kind] ?? UNIFORM.map;
   let scale = hasScale ? scaleOf(values, limit, state, tables, bound) : null;
-  const words = captionOf(record, map, sinks, scale, bound, tables);
+  const target = view.explains ? choice.target : null;
+  const words = captionOf(record, map, sinks, scale, bound, tables, target);
   let legend = limit && !state.stretch ? say("similarity scale", { unit }) : unit;
   if (hides) {
     const others = Float32Array.from(values);

@@ -14,7 +14,7 @@ const wordsOf = (name) => name.toLowerCase().match(/[\p{L}\p{N}_]+/gu) || [];
 const findUnswept = (record) => record.layers.findIndex((layer) => layer && !swept.has(layer));
 
 class PageSource extends Source {
-  static formats = { number: formatLikePython, percent: formatShare };
+  static formats = { number: formatLikePython, percent: formatShare, predictionBeside };
   near = true; // answers cost no message
   answers = 0;
   turn = Promise.resolve();

@@ -211,17 +211,14 @@ class Live {
   // Adds the maps of all methods. replaced: without those that this does not allow.
   async addMaps(record, target, against, replaced) {
     const key = pairOf(target, against);
-    const classWords = (k) => {
-      const score = scoreWords(record, record.shares[k]);
-      return say("class", { name: record.label(k), score });
-    };
-    const rather = against === null ? "" : say("rather than", { target: classWords(against) });
+    const other = against === null ? null : classWords(record, against);
+    const rather = other === null ? "" : say("rather than", { target: other });
     const score = { title: say("trust"), words: say("live unscored") };
     const maps = await this.ask("why", { ...record.given, target, against });
     for (const [name, values] of Object.entries(maps)) {
       if (name === "balanced_gradients" && replaced) continue;
       const method = this.stored.views[name]?.entry;
-      const words = say("for", { method, target: classWords(target) }) + rather;
+      const words = say("for", { method, target: classWords(record, target) }) + rather;
       record.maps[name] ||= {};
       record.maps[name][key] = { values, words, score };
     }

@@ -7,6 +7,7 @@ A head's output is the one that `vitlens.intervene` replaces.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -41,17 +42,17 @@ if TYPE_CHECKING:
 
 
 def effects(
-    model: str | Path | nn.Module,
-    data: str | Path | ImageSet | ImageStream,
+    model: str | os.PathLike | nn.Module,
+    data: str | os.PathLike | ImageSet | ImageStream,
     *,
     ways: str | Sequence[str] = WORDS,
     images: int | None = None,
     seed: int = 0,
     batch: int = 50,
-    out: str | Path | None = None,
+    out: str | os.PathLike | None = None,
     progress: bool = True,
-    checkpoint: str | Path | None = None,
-    classes: str | Path = "",
+    checkpoint: str | os.PathLike | None = None,
+    classes: str | os.PathLike = "",
     head: str | None = None,
     **settings,
 ) -> DataFrame:
@@ -88,14 +89,14 @@ def effects(
         _require_new(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         lock = files.lock(out, "--out", waits=False)
-    named = isinstance(data, str | Path)
+    named = isinstance(data, str | os.PathLike)
     evaluation = Evaluation(
         model=model,
-        data=str(data) if named else "images",
+        data=os.fspath(data) if named else "images",
         checkpoint=checkpoint,
         head=head,
     )
-    if isinstance(model, str | Path):
+    if isinstance(model, str | os.PathLike):
         require_attention(model)
     session = open_session(evaluation, **settings)
     network = session.network
@@ -103,10 +104,10 @@ def effects(
     require_capturable(network)
     if named:
         data = session.images("whole")
-    numbers = session.class_numbers(data, str(classes))  # raises before images are compared
+    numbers = session.class_numbers(data, os.fspath(classes))  # raises before images are compared
     data = session.to_score(data)
     data = data.to(session.world.device)
-    session.note(describe_match(network, data.class_names, str(classes)))
+    session.note(describe_match(network, data.class_names, os.fspath(classes)))
     rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:images]
     batches = rows.tensor_split(max(1, len(rows) // batch))
 
@@ -148,7 +149,7 @@ def effects(
                 _row(head, way, torch.cat(parts)) | about for (head, way), parts in measures.items()
             )
             if out is not None:
-                files.write(out, table.to_csv(index=False))
+                files.write(out, table.to_csv(index=False, lineterminator="\n"))
     return table
 
 

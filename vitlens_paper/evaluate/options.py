@@ -5,9 +5,9 @@ This file does not import PyTorch, because help texts list the protocols.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitlens.names import require_known
@@ -63,7 +63,7 @@ class Evaluation:
     >>> knn = vitlens_paper.evaluate.Evaluation(model=model, data="digits", protocol="knn", options={"neighbors": 5})
     """
 
-    model: str | Path | nn.Module
+    model: str | os.PathLike | nn.Module
     """A timm name, a directory, or a timm model."""
     data: str = ""
     """A data set of `data.load`, or "" for the protocol vtab."""
@@ -71,14 +71,16 @@ class Evaluation:
     """A name of `PROTOCOLS`."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Keyword arguments of the protocol's function."""
-    checkpoint: str | Path | None = None
+    checkpoint: str | os.PathLike | None = None
     """A file with the model's weights, as in `load_model`."""
     head: str | None = None
     """Name of the classifier in the checkpoint, as in `load_model`."""
 
     def __post_init__(self):
         check_options(self.protocol, given_options(self.data, self.checkpoint, self.options))
-        if not isinstance(self.model, str | Path) and self.protocol in protocols_with("recipe"):
+        if not isinstance(self.model, str | os.PathLike) and self.protocol in protocols_with(
+            "recipe"
+        ):
             raise _untrainable(self.protocol, "a module")
 
 
@@ -88,7 +90,7 @@ def protocols_with(option: str) -> list[str]:
 
 
 def given_options(
-    data: str, checkpoint: str | Path | None, options: Mapping[str, object]
+    data: str, checkpoint: str | os.PathLike | None, options: Mapping[str, object]
 ) -> list[str]:
     """Names of the options with a value, with "data" and "checkpoint" among them."""
     given = [*options]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,13 +42,13 @@ ONE_SEED = "One seed: the interval covers other test images, not other training 
 
 
 def evaluate(
-    model: str | Path | nn.Module,
+    model: str | os.PathLike | nn.Module,
     data: str = "",
     protocol: str = "top1",
     *,
-    checkpoint: str | Path | None = None,
+    checkpoint: str | os.PathLike | None = None,
     head: str | None = None,
-    root: str | Path | None = None,
+    root: str | os.PathLike | None = None,
     workers: int | None = None,
     image_key: str = "",
     label_key: str = "",
@@ -96,15 +97,15 @@ def measure(session: Session) -> Iterator[Record]:
     return protocol(session, **session.evaluation.options)
 
 
-def top1(session: Session, *, classes: str | Path = "") -> Iterator[Record]:
+def top1(session: Session, *, classes: str | os.PathLike = "") -> Iterator[Record]:
     """Top-1 and top-5 of the unchanged model, over all images of a directory without splits.
 
     Also ReaL accuracy if the files are ImageNet's validation images and the model's classes are ImageNet's.
     """
     network = session.network
     images = session.images("whole")
-    numbers = session.class_numbers(images, str(classes))
-    match = describe_match(network, images.class_names, str(classes))
+    numbers = session.class_numbers(images, os.fspath(classes))
+    match = describe_match(network, images.class_names, os.fspath(classes))
     session.note(match)
     images = session.to_score(images)
     output = top_classes(network)
@@ -178,7 +179,7 @@ class Tuning:
     """Changes to the recipe, "key=value"."""
     seeds: int | None = None
     """Number of seeds, default one."""
-    runs: str | Path = "runs"
+    runs: str | os.PathLike = "runs"
     """Directory for the runs."""
 
     @property
@@ -233,7 +234,7 @@ def finetune(
     recipe: str = "",
     settings: Sequence[str] = (),
     seeds: int | None = None,
-    runs: str | Path = "runs",
+    runs: str | os.PathLike = "runs",
 ) -> Iterator[Record]:
     """Top-1 after fine-tuning, of the averaged weights if the recipe keeps them."""
     tuning = Tuning(recipe, settings, seeds, runs)
@@ -248,7 +249,7 @@ def vtab(
     recipe: str = "",
     settings: Sequence[str] = (),
     seeds: int | None = None,
-    runs: str | Path = "runs",
+    runs: str | os.PathLike = "runs",
 ) -> Iterator[Record]:
     """Top-1 after fine-tuning on the tasks of VTAB-1k, and the means of complete groups."""
     tuning = Tuning(recipe, settings, seeds, runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -80,7 +81,7 @@ class Record:
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def read_results(path: str | Path) -> list[Record]:
+def read_results(path: str | os.PathLike) -> list[Record]:
     """Records of a JSON file: an object with the fields of `Record`, or a list of objects. Other fields are ignored.
 
     >>> vitlens_paper.evaluate.write("results.json", [])
@@ -90,7 +91,7 @@ def read_results(path: str | Path) -> list[Record]:
     return [record for record, _ in _entries(path)]
 
 
-def write(path: str | Path, records: Iterable[Record]) -> None:
+def write(path: str | os.PathLike, records: Iterable[Record]) -> None:
     """Add records to a JSON file, a list of objects, where they replace records with the same key.
 
     Several processes may add to one file: each waits until the others have written.
@@ -131,7 +132,7 @@ def table(records: Sequence[Record]) -> str:
     return "\n".join([frame.to_string(index=False), *notes])
 
 
-def _entries(path: str | Path) -> list[tuple[Record, dict]]:
+def _entries(path: str | os.PathLike) -> list[tuple[Record, dict]]:
     """Records of a file, each with its JSON object. Raises ValueError for other files."""
     required = [field.name for field in fields(Record) if field.default is MISSING]
     known = [field.name for field in fields(Record)]

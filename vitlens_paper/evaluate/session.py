@@ -181,7 +181,7 @@ class Session:
 def open_session(
     evaluation: Evaluation,
     *,
-    root: str | Path | None = None,
+    root: str | os.PathLike | None = None,
     workers: int | None = None,
     image_key: str = "",
     label_key: str = "",
@@ -199,7 +199,7 @@ def open_session(
     'bundled'
     """
     model = evaluation.model
-    named = isinstance(model, str | Path)
+    named = isinstance(model, str | os.PathLike)
     if device is None and not named:
         device = next(model.parameters()).device
     world = join(device)
@@ -214,7 +214,7 @@ def open_session(
     network = network.to(world.device)
     name = short_name(network)
     if named and not evaluation.checkpoint:
-        name = short(str(model))
+        name = short(os.fspath(model))
     return Session(
         evaluation,
         network,
