@@ -171,7 +171,7 @@ def measured(name: str, front: Front, page: Page, tiny: bool) -> list[dict]:
     while not (front.folder / "forward.json").exists():
         page.wait_for_timeout(200)
     page.wait_for_timeout(500)
-    forward, pid = json.loads((front.folder / "forward.json").read_text())
+    forward, pid = json.loads((front.folder / "forward.json").read_text(encoding="utf-8"))
     (front.folder / "forward.json").unlink()
 
     def row(what: str, seconds: list[float]) -> None:
@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in options.model or CASES:
             size = CASES[name][0]
             cells = CELL.format(name=name, size=size), FORWARD.format(size=size)
-            Path(folder, f"{name}.ipynb").write_text(notebook(*cells))
+            Path(folder, f"{name}.ipynb").write_text(notebook(*cells), encoding="utf-8")
         front, browser = Front("lab", Path(folder)), chromium(playwright)
         try:
             for name in options.model or CASES:

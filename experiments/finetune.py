@@ -64,7 +64,7 @@ def tuned(options: Namespace, plan: Recipe, seed: int) -> dict:
         start = time.perf_counter()
         subprocess.run(words, check=True)
         taken = time.perf_counter() - start
-        account = json.loads((Path(out) / "training.json").read_text())
+        account = json.loads((Path(out) / "training.json").read_text(encoding="utf-8"))
     top1 = account["validation"]["top1_average" if plan.average else "top1"]
     return {"method": "fine-tuning", "seed": seed, "top1": top1, "seconds": taken}
 

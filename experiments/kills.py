@@ -47,7 +47,9 @@ def child(folder: Path, images: int) -> subprocess.Popen:
 def final(folder: Path) -> tuple[dict[str, torch.Tensor], list]:
     """Tensors of the last checkpoint, and the log without its times."""
     newest = max((folder / "checkpoints").glob("*.safetensors"))
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     return safetensors.torch.load_file(newest), [
         (line["step"], line["loss"], line["metrics"]) for line in lines
     ]

@@ -163,14 +163,16 @@ def in_own_process(function: Callable, *arguments: object) -> object:
 
 def memory(call: Callable[[], object]) -> tuple[object, float]:
     """The result of a call, and the MiB by which the peak resident size of the process grew in it (Linux only)."""
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak until now, see proc(5)
+    Path("/proc/self/clear_refs").write_text(
+        "5", encoding="utf-8"
+    )  # forget the peak until now, see proc(5)
     before = _peak()
     result = call()
     return result, _peak() - before
 
 
 def _peak() -> float:
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     return (
         int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
         / 1024

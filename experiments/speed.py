@@ -88,7 +88,7 @@ def peak(model: nn.Module, x: Tensor) -> int:
         run(model, x).float().sum().backward()
     with TemporaryDirectory() as folder:
         profile.export_chrome_trace(f"{folder}/trace.json")
-        events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+        events = json.loads(Path(folder, "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     events = sorted(
         (event for event in events if event.get("name") == "[memory]"),
         key=lambda event: event["ts"],

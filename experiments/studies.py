@@ -131,7 +131,10 @@ def trained(
     elif variant.kind != "ResNet":
         variant.network.save(model, out / "models" / cell.name, plan, valid.class_names)
     logs = {
-        path: [json.loads(line) for line in (path / "log.jsonl").read_text().splitlines()]
+        path: [
+            json.loads(line)
+            for line in (path / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
         for path in trainings
     }
     reached = [line["metrics"]["top1"] for line in logs[folder] if line["metrics"]]

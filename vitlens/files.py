@@ -42,6 +42,13 @@ RENAMES = 100
 """Number of attempts to replace a file on Windows that another program holds open, within two seconds."""
 NAME_LENGTH = 255
 """Bytes of the longest name of a file, on all common file systems."""
+WINDOWS = os.name == "nt"
+DEVICES = {"CON", "PRN", "AUX", "NUL"} | {
+    f"{port}{n}" for port in ("COM", "LPT") for n in range(10)
+}
+"""Names of devices on Windows, where CON.json is one, too."""
+LONGEST_PATH = 259
+"""Characters of a path that Windows opens in its usual settings."""
 BUSY = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 """Errors of `flock` for a file that another process has locked."""
 MARK = "vitlens"
@@ -64,6 +71,7 @@ def write(path: str | os.PathLike, content: bytes | str) -> None:
     data = encode(content) if isinstance(content, str) else content
     path = Path(path)
     try:
+        _require_valid_on_windows(path)
         _write(_target(path), data)
     except OSError as problem:
         raise _unwritten(path, problem) from problem
@@ -72,7 +80,7 @@ def write(path: str | os.PathLike, content: bytes | str) -> None:
 def append(path: str | os.PathLike, text: str) -> None:
     """Add text to the end of a file, which must reach the disk. The caller holds the lock of its folder."""
     try:
-        with open(path, "a", encoding="utf-8") as file:
+        with open(path, "a", encoding="utf-8", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -219,6 +227,10 @@ def _unwritten(path: Path, problem: OSError) -> OSError:
     remedy = "Give another place"
     if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         remedy = "Make space there, or give another place"
+    elif WINDOWS and kept and isinstance(problem, PermissionError):
+        remedy = "Close the programs that have it open, or give another place"
+    elif WINDOWS and len(os.path.abspath(path)) + len(TEMPORARY) + 32 > LONGEST_PATH:
+        remedy = f"Give a shorter path. Windows allows {LONGEST_PATH} characters"
     error = OSError(f"{shortened(path)} cannot be written ({problem.strerror}). {kept}{remedy}.")
     error.errno = problem.errno
     return error
@@ -648,10 +660,26 @@ def _absolute(path: Path) -> Path:
 
 def _check_name(path: Path) -> None:
     """Raise OSError for a name that no file can have: one that is too long, or of a link that leads to itself."""
+    _require_valid_on_windows(path)
     if any(len(os.fsencode(part)) > NAME_LENGTH for part in path.parts):
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     with suppress(FileNotFoundError, NotADirectoryError):
         os.stat(path)
+
+
+def _require_valid_on_windows(path: Path) -> None:
+    """Raise OSError for a name that Windows takes for another file or a device, where its content would be lost."""
+    if not WINDOWS:
+        return
+    for name in path.parts:
+        if name in (path.anchor, ".", "..") or name.upper() == "NUL":  # NUL is as /dev/null
+            continue
+        if name.split(".")[0].rstrip().upper() in DEVICES:
+            raise OSError(errno.EINVAL, f"{name} is a device of Windows")
+        if set(name) & set('<>:"|?*'):
+            raise OSError(errno.EINVAL, 'a name on Windows has none of < > : " | ? *')
+        if name != name.rstrip(". "):
+            raise OSError(errno.EINVAL, "a name on Windows does not end with a dot or a space")
 
 
 def announce(action: str, folder: object) -> None:

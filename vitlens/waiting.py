@@ -221,7 +221,7 @@ def _owner_number(file: str | os.PathLike) -> int | None:
     """Number of the process on this machine that has locked a file, from /proc/locks."""
     with suppress(OSError, ValueError, IndexError):
         inode = str(os.stat(file).st_ino)
-        for line in Path("/proc/locks").read_text().splitlines():
+        for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
             words = line.split()
             if "->" not in words and words[5].split(":")[2] == inode and int(words[4]) > 0:
                 return int(words[4])
@@ -234,9 +234,9 @@ def work_of_owner(file: Path) -> object:
     if process is None:
         return None
     with suppress(OSError):
-        times = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]
+        times = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[11:15]
         with suppress(OSError):  # of another user
-            return process, times, Path(f"/proc/{process}/io").read_text()
+            return process, times, Path(f"/proc/{process}/io").read_bytes()
         return process, times
     return None
 

@@ -167,7 +167,7 @@ def entries(folder: str | os.PathLike) -> Iterator[Entry]:
     for entry in listed:
         is_link = entry.is_symlink()
         try:
-            about = entry.stat()
+            about = os.stat(entry.path)  # entry.stat() has no device and inode on Windows
         except OSError as problem:
             yield Entry(entry.name, None, is_link, _reason(problem, is_link))
             continue

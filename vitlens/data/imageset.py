@@ -846,7 +846,7 @@ def free_memory(device: torch.device) -> int:
     free = _machine_memory()
     limit = Path("/sys/fs/cgroup/memory.max")  # a container's limit
     if limit.is_file():
-        text = limit.read_text().strip()
+        text = limit.read_text(encoding="utf-8").strip()
         if text.isdecimal():
             free = min(free, int(text))
     free //= _local_processes()
@@ -857,9 +857,9 @@ def free_memory(device: torch.device) -> int:
 
 
 def _machine_memory() -> int:
-    """Bytes available on Linux, else the total."""
+    """Bytes available on Linux, the total on macOS, and 8 GiB on Windows."""
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable"):
                 return int(line.split()[1]) * 1024
     except OSError:

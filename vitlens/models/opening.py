@@ -239,9 +239,14 @@ def _argument_hint(library: str, message: str) -> str:
 
 
 def _folder_in_name(name: str) -> Path:
-    """The folder that a name such as hf:runs/vit would have."""
-    _, _, rest = name.rpartition(":")
-    return Path(rest or name)
+    """The folder that a name such as hf:runs/vit would have. C: is a drive of Windows and not a library."""
+    library, _, rest = name.partition(":")
+    return Path(rest if rest and len(library) > 1 else name)
+
+
+def _is_path(name: str) -> bool:
+    """True for a name with the separator of folders. Windows has two of them."""
+    return "/" in name or os.sep in name
 
 
 def _open(
@@ -318,7 +323,7 @@ def _is_hub_error(error: BaseException | None) -> bool:
 
 def _from_timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
     """A model of timm by its name."""
-    elsewhere = os.sep in name or name.startswith((".", "hf-hub:", "hf_hub:"))
+    elsewhere = _is_path(name) or name.startswith((".", "hf-hub:", "hf_hub:"))
     if elsewhere or not timm.is_model(name.split(".")[0]):
         raise _unknown_name(name)
     name = _with_activation(name, pretrained, kwargs)
@@ -371,7 +376,7 @@ def _unknown_name(name: str) -> ValueError:
     elif re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", f"{owner}/{rest}"):
         library = "open_clip" if owner.startswith("ViT-") else "hf"
         hint = f" Did you mean {library}:{owner}/{rest}?"
-    elif os.sep in name:
+    elif _is_path(name):
         hint = ""
     else:
         hint = suggestion(name, sorted(timm.list_models(), key=len))

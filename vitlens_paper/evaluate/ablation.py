@@ -149,7 +149,7 @@ def effects(
                 _row(head, way, torch.cat(parts)) | about for (head, way), parts in measures.items()
             )
             if out is not None:
-                files.write(out, table.to_csv(index=False))
+                files.write(out, table.to_csv(index=False, lineterminator="\n"))
     return table
 
 
