@@ -8,7 +8,7 @@ COLAB := .venv/colab
 COLABS := timm==1.0.28 ipywidgets==7.7.1 traitlets==5.7.1 anywidget==0.9.21 ipython==7.34.0
 RECIPES := .venv/recipes
 # The packages of docs/recipes.md that are in no extra, with the versions that its table names.
-RECIPE_PACKAGES := pydicom==3.0.2 vit-pytorch==1.26.11 monai==1.6.1 tensorboard==2.21.0 wandb==0.31.0 lightning==2.6.6 overcomplete==0.3.0 quantus==0.6.0 fiftyone==1.22.1
+RECIPE_PACKAGES := pydicom==3.0.2 vit-pytorch==1.26.11 monai==1.6.1 tensorboard==2.21.0 wandb==0.31.0 lightning==2.6.6 quantus==0.6.0 fiftyone==1.22.1 "overcomplete==0.3.0; python_version < '3.13'"
 SITE := import site; print(site.getsitepackages()[0])
 
 .PHONY: figures app live lab notebooks browser test test-colab test-recipes test-slow test-all dist lint size english claims site links

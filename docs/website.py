@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MATHJAX = "mathjax@3.2.2"
 CHAPTERS, APPENDICES = "[0-9][0-9]_*.ipynb", "[A-Z]_*.ipynb"
 DOCS = [
+    "questions",
     "explaining",
     "intervening",
     "explorer",
@@ -31,6 +32,8 @@ DOCS = [
     "evaluation",
     "paper",
     "costs",
+    "limits",
+    "migration",
     "front-end",
     "reference",
 ]

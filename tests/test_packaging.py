@@ -149,13 +149,20 @@ def test_docs_commands_have_valid_options(tmp_path, monkeypatch):
             assert not given.get("recipe") or given["recipe"] in RECIPES, command
 
 
-ELSEWHERE = ("docs/models.md", "docs/recipes.md")
+ELSEWHERE = {
+    "docs/models.md",
+    "docs/recipes.md",
+    "docs/questions.md",
+    "docs/migration.md",
+    "docs/reference.md",
+}
 
 
 def test_docs_python_runs(tmp_path, monkeypatch):
     """The docs continue with the README's names.
 
     docs/models.md needs a checkpoint and a model of the reader's own, and test_recipes_page.py runs docs/recipes.md.
+    test_docs.py runs docs/questions.md and docs/migration.md, and test_docstrings.py docs/reference.md.
     """
     import matplotlib.pyplot as plt
 

@@ -3,14 +3,19 @@
 The quick part takes one model of each kind; `pytest -m slow` (make test-all) takes every name timm has.
 """
 
+import re
+
 import pytest
 import timm
 import torch
 from support import CHUNKS, QUICK, check_all, chunk
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
+import vitlens
 from experiments.timm_support import read_table, shrunk, survey
-from vitlens import attention
-from vitlens.recorder.record import capture
+from vitlens import UnsupportedModelError, attention, capture
+from vitlens.recorder.supported import lookup, registration
 
 VERSION, TABLE = read_table()
 
@@ -19,8 +24,11 @@ REFUSED = {
     "swin_tiny_patch4_window7_224": "windows",
     "cait_xxs24_224": "mixes the heads",
     "vit_dwee_patch16_reg1_gap_256": "two softmaxes",
-    "resnet50_clip": "convolutions",
-    "repvit_m0_9": "is not among those known",
+    "resnet50_clip": "convolutional network",
+    "repvit_m0_9": "convolutions, without attention",
+    "coat_lite_tiny": "linear",
+    "edgenext_xx_small": "softmax over channels",
+    "efficientvim_m1": "state space model",
 }
 
 
@@ -100,6 +108,86 @@ def test_capture_refuses_with_the_reason():
         assert row["captured"] == "no" and word in row["reason"]
 
 
+def test_refusals_without_attention_are_true():
+    """The forward of a refused model makes no softmax and no call of fused attention."""
+    for name in ("gmlp_ti16_224", "starnet_s050"):
+        assert "without attention" in TABLE[name]["reason"]
+        assert not attention_calls(name), name
+
+
+@pytest.mark.slow
+def test_refusals_without_attention_are_true_for_every_class():
+    names = {
+        row["class"]: name for name, row in TABLE.items() if "without attention" in row["reason"]
+    }
+    assert len(names) > 40
+    made = {kind for kind, name in names.items() if attention_calls(name)}
+    # the state space model weighs its states by a softmax, and its classifiers by another
+    assert made == {"EfficientViM", "EfficientViMDistilled"}
+
+
+class AttentionCalls(TorchFunctionMode):
+    """The calls of softmax and fused attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_function__(self, function, kinds, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        if "softmax" in name or name == "scaled_dot_product_attention":
+            self.calls.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def attention_calls(name):
+    """Names of the calls of softmax and fused attention in a forward on the meta device."""
+    with torch.device("meta"):
+        model = timm.create_model(name).eval()
+        images = torch.empty(1, *model.pretrained_cfg["input_size"])
+    with torch.no_grad(), AttentionCalls() as made:
+        model(images)
+    return made.calls
+
+
+def test_refused_towers_are_captured_once_registered(monkeypatch):
+    """The call that the refusal of a language model's image tower gives works with the tower's patch and size."""
+    monkeypatch.setattr(registration, "FAMILIES", {})
+    monkeypatch.setattr(lookup, "FAMILIES", registration.FAMILIES)
+    for name in ("qwen3_vit_88m", "gemma4_vit_167m_enc", "deepseek_vit_412m"):
+        with torch.device("meta"):
+            model = timm.create_model(name, depth=2).eval()
+            images = torch.empty(1, 3, 336, 672)
+        with pytest.raises(UnsupportedModelError) as refusal, capture(model):
+            pass
+        patch = 14 if "deepseek" in name else 16
+        call = re.search(r"`(.+?)`", str(refusal.value))[1]
+        filled = call.replace("patch=…", f"patch={patch}").replace("size=…", "size=672")
+        assert filled != call
+        exec(filled, {"vitlens": vitlens, "model": model})
+        with torch.no_grad(), capture(model) as attn:
+            model(images)
+        assert (attn.grid.rows, attn.grid.cols) == (336 // patch, 672 // patch)
+        assert attn[0].q.shape[-2] == attn.grid.patches and attn.complete
+
+
+def test_refusals_of_timm_do_not_reach_namesakes():
+    """A class of another package with the name of a refused class of timm gets the general sentence."""
+
+    class ResNet(nn.Module):
+        pass
+
+    class MyResNet(timm.models.resnet.ResNet):
+        pass
+
+    with pytest.raises(UnsupportedModelError, match="is not among those known.*register it by"):
+        capture(ResNet()).__enter__()
+    with torch.device("meta"):
+        extended = MyResNet(timm.models.resnet.BasicBlock, (1, 1, 1, 1))
+    with pytest.raises(UnsupportedModelError, match="without attention between patches"):
+        capture(extended).__enter__()
+
+
 def own_models():
     """Names of timm's models, without those that other tests have registered."""
     return [
@@ -117,6 +205,7 @@ def test_support_table_has_every_model():
     assert set(TABLE) == {*own_models()}
     assert sum(row["captured"] == "yes" for row in TABLE.values()) == 303
     assert sum(row["stream"] == "yes" for row in TABLE.values()) == 297
+    assert not [name for name, row in TABLE.items() if "not among those known" in row["reason"]]
 
 
 @pytest.mark.slow

@@ -73,8 +73,9 @@ def _why_not(model: nn.Module) -> str:
     """Reason why a model's class is refused."""
     timm = library_file("timm")
     name = type(model).__name__
-    if name in timm.REASONS:
-        return timm.REASONS[name]
+    reason = timm.why_not(type(model))
+    if reason is not None:
+        return reason
     if isinstance(model, torch.jit.ScriptModule | torch.fx.GraphModule):
         return (
             "it is a program that torch.jit, torch.export or torch.fx recorded, without the modules of the model; pass "

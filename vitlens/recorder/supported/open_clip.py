@@ -174,7 +174,7 @@ class TimmTower(_Tower, timm.Timm):
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         kind = qualified_name(self.model)
         if kind not in timm.MODELS:
-            reason = timm.REASONS.get(type(self.model).__name__, "its class is not supported")
+            reason = timm.why_not(type(self.model)) or "its class is not supported"
             raise refuse(self.whole, f"its image tower is {kind}: {reason}")
         layers = []
         for layer in super().attention():

@@ -6,6 +6,17 @@ from torch import nn
 
 from vitlens.recorder.supported.names import model_name
 
+WINDOWS = "its attention stays inside windows of the image in some or all layers, which have no map of the whole image"
+POOLED = (
+    "its attention reads pooled or strided tokens, so the keys are not the patches of the image"
+)
+CONVOLUTIONS = "it is not a Vision Transformer: its features come from convolutions, without attention between patches"
+MASK_UNITS = (
+    "its attention runs inside mask units and pools the queries, so no map covers the whole image"
+)
+SHRINKS = "its attention shrinks the grid between stages"
+"""Reasons for refusing models of several libraries."""
+
 
 class UnsupportedModelError(ValueError):
     """Error for a model or a forward whose attention cannot be shown exactly. The message gives the reason.

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported.adapter import Family, Pool
 from vitlens.recorder.supported.names import qualified_name
-from vitlens.recorder.supported.refusal import refuse, require_size
+from vitlens.recorder.supported.refusal import (
+    CONVOLUTIONS,
+    MASK_UNITS,
+    POOLED,
+    SHRINKS,
+    WINDOWS,
+    refuse,
+    require_size,
+)
 
 MODELS = {
     "timm.models.vision_transformer.VisionTransformer",
@@ -37,27 +45,61 @@ ATTENTION = {
 }
 
 _REFUSED = {
-    "its attention stays inside windows of the image, so no map covers the whole image": (
-        "SwinTransformer SwinTransformerV2 SwinTransformerV2Cr VisionTransformerSAM HieraDet MaxxVit GlobalContextVit "
-        "Nest TinyVit DaVit EfficientVitMsra Twins"
+    CONVOLUTIONS: (
+        "ConvMixer ConvNeXt CspNet CspNext DLA DPN DenseNet EfficientNet FasterNet GhostNet HighPerfGpuNet "
+        "HighResolutionNet InceptionResnetV2 InceptionV3 InceptionV4 LCNetV2 MambaOut MetaNeXt NASNetALarge "
+        "NormFreeNet PNASNet5Large RDNet RegNet RepGhostNet RepVit ResNet ResNetV2 RexNet SENet SelecSls StarNet "
+        "TResNet VGG VovNet Xception XceptionAligned"
     ),
-    "it is not a Vision Transformer: its features come from convolutions or mixing layers": (
-        "ResNet ByobNet MlpMixer ConvNeXt MetaFormer EfficientNet RegNet"
+    "it is a convolutional network, and attention, if it has any, reads the features of its convolutions on coarser "
+    "grids, not patches of the image": (
+        "ByobNet CSATv2 CPUBone EfficientFormer EfficientFormerV2 FastVit IFormer LowFormer MobileNetV3 MobileNetV5 "
+        "MobileNetV5Encoder NextViT SHViT Visformer"
     ),
-    "its attention shrinks the grid between stages": "Levit LevitDistilled PoolingVisionTransformer",
-    "its attention reads pooled or strided tokens, so the keys are not the patches of the image": (
-        "MultiScaleVit PyramidVisionTransformerV2"
+    "its blocks mix patches by pooling or convolutions, and attention, if it has any, is in its last stages on coarser "
+    "grids": "MetaFormer",
+    "its attention follows convolutions, on grids that shrink between stages or inside windows": "MaxxVit",
+    WINDOWS: (
+        "DaVit EfficientVitMsra GlobalContextVit HieraDet Nest SwinTransformer SwinTransformerV2 SwinTransformerV2Cr "
+        "TinyVit VisionTransformerSAM"
     ),
-    "its attention runs inside mask units and pools the queries, so no map covers the whole image": "Hiera",
-    "its attention is a softmax over channels, not over patches": "Xcit",
+    SHRINKS: "Levit LevitDistilled PoolingVisionTransformer",
+    POOLED: "MultiScaleVit PyramidVisionTransformerV2 Twins",
+    MASK_UNITS: "Hiera",
+    "its attention is a softmax over channels, not over patches": "EdgeNeXt Xcit",
+    "its attention is linear: it sums keys and values before the queries come, so there is no weight of one patch for "
+    "another": "CoaT EfficientVit EfficientVitLarge",
+    "its additive attention sums all queries to one vector, so there is no weight of one patch for another": (
+        "SwiftFormer"
+    ),
+    "it mixes patches by MLPs, without attention": "MlpMixer",
+    "it mixes patches by recurrent layers along rows and columns, without attention": "Sequencer2d",
+    "it mixes patches by a state space model, without attention": "EfficientViM EfficientViMDistilled",
+    "it mixes patches by focal modulation, which are gated convolutions, without attention": "FocalNet",
     "it mixes the heads after the softmax, so no head's map is what the model uses": "Cait",
     "its outlook attention weighs a small neighborhood and is not a softmax over the patches": "VOLO",
     "its heads blend a softmax over content with one over positions, which no single map shows": "ConVit",
     "it runs two grids of different patch sizes side by side": "CrossVit",
     "it attends within patches and between them": "TNT",
+    "it attends with a softmax over patches, but vitlens has no adapter for its tokens; register it by "
+    '`vitlens.register_model(type(model), blocks="blocks", attention="attn", embedding="patch_embed", prefix=(), '
+    'readout="patches", patch=…, size=…)`': "DeepseekVitEncoder Gemma4VitEncoder Qwen3VitEncoder",
+    "it attends with a softmax over patches, but vitlens has no adapter for its tokens; register it by "
+    '`vitlens.register_model(type(model), blocks="encoder.blocks", attention="attn", '
+    'embedding="encoder.patch_embed", prefix=(), readout="patches", patch=…, size=…)`': (
+        "DeepseekVitClassifier Gemma4VitClassifier Qwen3VitClassifier"
+    ),
 }
-REASONS = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
-"""Reason for refusing a model, by class."""
+_REASONS = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
+
+
+def why_not(kind: type) -> str | None:
+    """Reason why a class of timm, or a class that extends it, is refused. None for others and for unknown ones."""
+    for base in kind.__mro__:
+        if base.__module__.startswith("timm.") and base.__name__ in _REASONS:
+            return _REASONS[base.__name__]
+    return None
+
 
 DIFFERENCES = {"DiffAttention", "DiffParallelScalingBlock"}
 """Attention modules that subtract two softmaxes."""

@@ -5,16 +5,22 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vitlens.recorder.supported.adapter import PlainPatches
+from vitlens.recorder.supported.refusal import WINDOWS
 
 MODELS = {"torchvision.models.vision_transformer.VisionTransformer"}
 
-
-_SHRINKS = "its attention pools queries and keys, so they are not the patches of the image"
+_REASONS = {
+    "MViT": "its attention pools queries and keys of a video, so they are not the patches of an image",
+    "SwinTransformer": WINDOWS,
+    "SwinTransformer3d": "its tokens are parts of a video, not patches of an image",
+    "MaxVit": "its attention follows convolutions, on grids that shrink between stages or inside windows",
+}
+"""Reason for refusing a class, by its name."""
 
 
 def why_not(name: str) -> str:
     """Reason why a class of torchvision is refused."""
-    reason = _SHRINKS if name == "MViT" else "it is not a Vision Transformer of torchvision"
+    reason = _REASONS.get(name, "it is not a Vision Transformer of torchvision")
     return f"{reason}; of torchvision, vitlens supports VisionTransformer (vit_b_16 to vit_h_14)"
 
 

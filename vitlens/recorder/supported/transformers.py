@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported.adapter import PlainPatches, Pool, pair
 from vitlens.recorder.supported.names import model_name, qualified_name
-from vitlens.recorder.supported.refusal import refuse, require_size
+from vitlens.recorder.supported.refusal import (
+    CONVOLUTIONS,
+    MASK_UNITS,
+    POOLED,
+    SHRINKS,
+    WINDOWS,
+    refuse,
+    require_size,
+)
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -143,19 +151,37 @@ MODELS = _by_full_name()
 KNOWN = ", ".join(sorted(name.rsplit(".", 1)[-1] for name in MODELS))
 """Names of the supported classes."""
 
+_VIDEO = "its tokens are parts of a video, not patches of an image"
+_DETECTS = (
+    "its output is read from object queries, and its attention sees the features of another network, not patches of "
+    "the image"
+)
+_PACKED = "its image tower takes the patches of all images as one sequence, not a batch of images"
 _REASONS = {
-    "Swin": "its attention stays inside windows of the image, so no map covers the whole image",
-    "Donut": "its attention stays inside windows of the image, so no map covers the whole image",
-    "Hiera": "its attention runs inside mask units and pools the queries",
-    "VideoMAE": "its tokens are parts of a video, not patches of an image",
-    "VJEPA": "its tokens are parts of a video, not patches of an image",
-    "Vivit": "its tokens are parts of a video, not patches of an image",
-    "Timesformer": "its tokens are parts of a video, not patches of an image",
-    "Pvt": "its attention reads pooled tokens, so the keys are not the patches of the image",
-    "Segformer": "its attention reads pooled tokens, so the keys are not the patches of the image",
-    "Levit": "its attention shrinks the grid between stages",
-    "ResNet": "it is not a Vision Transformer",
-    "ConvNext": "it is not a Vision Transformer",
+    "Swin": WINDOWS,
+    "Donut": WINDOWS,
+    "Sam": WINDOWS,
+    "Hiera": MASK_UNITS,
+    "VideoMAE": _VIDEO,
+    "VJEPA": _VIDEO,
+    "Vivit": _VIDEO,
+    "Timesformer": _VIDEO,
+    "Pvt": POOLED,
+    "Segformer": POOLED,
+    "Levit": SHRINKS,
+    "Detr": _DETECTS,
+    "ConditionalDetr": _DETECTS,
+    "DabDetr": _DETECTS,
+    "DeformableDetr": _DETECTS,
+    "RTDetr": _DETECTS,
+    "Yolos": "its output is read from detection tokens behind the patches, which vitlens does not know",
+    "DPTFor": "its output is assembled from the tokens of several layers, so no token is its read-out",
+    "Qwen2VL": _PACKED,
+    "Qwen2VisionTransformer": _PACKED,
+    "Qwen2_5_V": _PACKED,
+    "Qwen3VL": _PACKED,
+    "ResNet": CONVOLUTIONS,
+    "ConvNext": CONVOLUTIONS,
 }
 """Reason for refusing a class, by the beginning of its name."""
 
