@@ -1,9 +1,13 @@
 """Figures are tested by their artists (data, colors, limits, words, boxes), and maps by closed forms, not by pixels."""
 
+import re
+from functools import partial
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+import timm
 import torch
 from support import CUT, photo, refuses
 
@@ -12,12 +16,15 @@ mpl.use("Agg")
 import book
 import matplotlib.pyplot as plt
 from matplotlib.collections import LineCollection
-from matplotlib.colors import to_rgba
+from matplotlib.colors import ListedColormap, to_rgb, to_rgba
+from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 from support import RNG, assert_tidy, cosines, heads_of, history, snapshots, tile
 
 import vitlens_paper as paper
-from vitlens import plot
+from vitlens import capture, plot
+from vitlens.attention import summary as summarize
 from vitlens.images import ModelInput
 from vitlens.recorder.grid import TokenGrid
 from vitlens.report import Inspection, Picture
@@ -706,3 +713,147 @@ REFUSED = [
 @pytest.mark.parametrize("draw, words", REFUSED)
 def test_plots_refuse_wrong_arrays(draw, words):
     refuses(words, draw, error=(ValueError, IndexError))
+
+
+def maps_of_every_function(cmap):
+    """Figures of all plot functions that take a color map, of maps without negative values."""
+    image, grid = np.zeros((8, 8, 3), np.uint8), TokenGrid(2, 2, (4, 4), image=(8, 8))
+    values = np.arange(4.0).reshape(2, 2)
+    both = values - 2
+    figures = {
+        "overlay": plot.overlay(image, values, grid=grid, cmap=cmap).figure,
+        "rollouts": plot.rollouts([image], [values], grid=grid, cmap=cmap),
+        "tiles": plot.tiles({"a": values, "signed": both}, cmap=cmap),
+        "overlays": plot.overlays(image, {"a": values, "signed": both}, grid=grid, cmap=cmap),
+        "attributions": plot.attributions(
+            image, {"a": values, "signed": both}, grid=grid, title="", cmap=cmap
+        ),
+        "gallery": plot.gallery({"a": [values], "signed": [both]}, cmap=cmap),
+        "heads": plot.heads(values[None], cmap=cmap),
+        "contributions": plot.contributions({"a": both}, cmap=cmap),
+    }
+    plt.close("all")
+    return figures
+
+
+@pytest.mark.parametrize("cmap", ["magma", ListedColormap(["k", "r"], "mine")])
+def test_maps_take_a_color_map_and_signed_ones_stay_red_and_blue(cmap):
+    name = cmap if isinstance(cmap, str) else cmap.name
+    for function, figure in maps_of_every_function(cmap).items():
+        used = [
+            image.get_cmap().name
+            for image in figure.findobj(AxesImage)
+            if image.get_array().ndim == 2 and image.get_cmap().name != "gray"
+        ]
+        assert used[0] == name, function
+        assert used[1:] in ([], ["RdBu_r"]), function
+
+
+def test_unknown_color_maps_are_refused_with_similar_names():
+    refuses("Did you mean viridis", plot.tiles, {"a": np.eye(2)}, cmap="viridi")
+    refuses("Did you mean magma", plot.tiles, {"a": -np.eye(2)}, cmap="magmma")
+
+
+def drawn_in_dark_axes():
+    """Axes of all functions that take `ax`, by their name, in a dark style."""
+    distances = np.linspace(5, 90, 24).reshape(6, 4)
+    similarity = np.linspace(-1, 1, 16).reshape(2, 2, 2, 2)
+    table = pd.DataFrame({"a": [1.0, 2.0], "b": [2.0, 1.0]}, index=[1, 2])
+    grid = TokenGrid(2, 2, (4, 4), image=(8, 8))
+    image = np.zeros((8, 8, 3), np.uint8)
+    functions = {
+        "distance": partial(plot.attention_distance, distances, uniform=80.0, control=distances),
+        "filters": partial(
+            plot.filters,
+            np.ones((3, 2, 2, 3)),
+            [0.5, 0.3, 0.1],
+            cols=2,
+            untrained=np.ones((3, 2, 2, 3)),
+        ),
+        "positions": partial(plot.position_similarity, similarity),
+        "enlarged": partial(plot.position_similarity, similarity, enlarged=(0, 1)),
+        "lines": partial(plot.lines, table, level=1.5),
+        "intervals": partial(
+            plot.intervals, {"a": 1.0}, {"a": 0.5}, points={"a": [1.0]}, level=1.0
+        ),
+        "heads": partial(plot.heads, np.ones((2, 2, 2)), shared=False),
+        "all heads": partial(plot.all_heads, np.ones((2, 2, 2, 2)), query=(0, 1)),
+        "overlay": partial(plot.overlay, image, np.eye(2), grid=grid, colorbar=False),
+        "correspondences": partial(
+            plot.correspondences, [image] * 2, [[0, 1]], grids=[grid] * 2, note="note"
+        ),
+        "contributions": partial(plot.contributions, {"a": np.eye(3)}),
+    }
+    with plt.style.context("dark_background"), plt.rc_context({"font.size": 8}):
+        for name, draw in functions.items():
+            figure = plt.figure(figsize=(3.3, 2.4), layout="constrained")
+            ax = draw(ax=figure.subplots())
+            figure.draw_without_rendering()
+            yield name, ax
+            plt.close(figure)
+
+
+def test_plots_follow_dark_axes():
+    for name, ax in drawn_in_dark_axes():
+        for text in ax.figure.findobj(Text):
+            if text.get_text().strip() and text.get_visible():
+                color = to_rgb(text.get_color())
+                assert np.mean(color) > 0.3, (name, text.get_text())
+            patch = text.get_bbox_patch()
+            if patch is not None:
+                assert np.mean(patch.get_facecolor()[:3]) < 0.2, name
+        for patch in ax.patches:
+            if patch.get_fill():
+                assert np.mean(patch.get_facecolor()[:3]) < 0.2, name
+        for line in ax.xaxis.get_gridlines() + ax.yaxis.get_gridlines():
+            if line.get_visible():
+                assert np.mean(to_rgb(line.get_color())) < 0.3, name
+        if name in ("filters", "positions", "all heads"):
+            pixels = np.asarray(ax.images[0].get_array(), float)
+            assert (pixels == 0).all(-1).any(), f"{name}: gaps have the color of the axes"
+
+
+def test_attention_distance_fits_small_axes():
+    distances = np.linspace(5, 90, 12 * 6).reshape(12, 6)
+    with plt.rc_context({"font.family": "serif", "font.size": 8}):
+        figure, ax = plt.subplots(figsize=(3.3, 2.2), layout="constrained")
+        plot.attention_distance(distances, uniform=80.0, ax=ax)
+        figure.draw_without_rendering()
+        small = ax.lines[0].get_markersize()
+        assert small < 4.5
+        for text in figure.findobj(Text):
+            if text.get_text() and text.get_visible():
+                box = text.get_window_extent()
+                assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= figure.bbox.x1 + 1
+        plt.close(figure)
+    with plt.rc_context({"lines.markersize": 2}):
+        assert plot.attention_distance(distances).lines[0].get_markersize() == 6
+        figure, ax = plt.subplots()
+        assert plot.attention_distance(distances, ax=ax).lines[0].get_markersize() == 2
+    plt.close("all")
+
+
+def test_attention_distances_names_the_source_of_uniform():
+    panels = {"a": np.ones((2, 2)), "b": np.ones((2, 2))}
+    with pytest.raises(TypeError, match=r"attn.grid.uniform_distance\(\)"):
+        plot.attention_distances(panels)
+    refuses("lacks 'b'", plot.attention_distances, panels, uniform={"a": 1.0})
+
+
+def test_plots_name_the_call_that_gives_their_arrays():
+    options = {"img_size": 32, "depth": 1, "num_classes": 3}
+    vit = timm.create_model("vit_tiny_patch16_224", **options).eval()
+    images = torch.zeros(1, 3, 32, 32)
+    with capture(vit) as attn:
+        vit(images)
+    summary = summarize(attn)
+    for given, kind in ((attn, "Attention"), (vit, "VisionTransformer"), (summary, "Summary")):
+        for draw, call in (
+            (plot.attention_distance, "vitlens.attention.mean_distance(attn)"),
+            (plot.filters, "vitlens.filters.principal(model)"),
+            (plot.position_similarity, "vitlens.positions.similarity(model)"),
+            (plot.heads, "attn.grid.image_map"),
+            (plot.all_heads, "attn.grid.image_map"),
+            (partial(plot.overlay, np.zeros((32, 32, 3), np.uint8)), "vitlens.attention.rollout"),
+        ):
+            refuses(rf"got {kind}. Give an array, such as .*{re.escape(call)}", draw, given)

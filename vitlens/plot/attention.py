@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import Colormap
 from matplotlib.patches import Rectangle
 from PIL import Image
 
@@ -15,10 +16,8 @@ from vitlens.plot.on_images import mark
 from vitlens.plot.painting import covered_size, paint, resolve_grid
 from vitlens.plot.scales import ATTENTION, as_drawn, colors, translucent, uniform_value
 from vitlens.plot.style import (
+    DIM,
     DPI,
-    GRAY,
-    INK,
-    REFERENCE,
     SERIES,
     array,
     bare,
@@ -26,14 +25,20 @@ from vitlens.plot.style import (
     canvas,
     charts,
     color_bar,
+    face,
     new_axes,
+    reference,
     rule,
     series_name,
+    shade,
     use_style,
     wrap,
 )
 from vitlens.recorder.grid import TokenGrid
 
+ONE_LAYER = "attn.grid.image_map(attn[5].weights(query=(3, 4))[0])"
+ALL_LAYERS = "torch.stack([attn.grid.image_map(layer.weights(query=(3, 4))[0]) for layer in attn])"
+"""Calls that compute the arrays of `heads` and `all_heads`, for messages."""
 GRAYS = -40, 330
 """Levels of a gray image below a map that are black and white, so that the image has less contrast than the map."""
 OPAQUE, FAINT = 0.92, 0.6
@@ -57,6 +62,7 @@ def heads(
     title: str = "",
     names: Sequence[str] = (),
     shared: bool = True,
+    cmap: str | Colormap | None = None,
     ax: plt.Axes | None = None,
 ) -> plt.Figure | plt.Axes:
     """The attention of all heads of a layer from one query, over the image in gray if it is given.
@@ -64,13 +70,14 @@ def heads(
     weights: (H, rows, cols). image: the model's input, as for `overlay`, drawn in color at the left. query: (row,
     column) of a patch from 0, drawn with a white frame, or None for a class token. names: titles of the maps, by
     default the numbers of the heads. shared: True for one color scale from 0 to the largest weight of all heads, False
-    for a scale per head, with its largest weight below. A map that departs from uniform by no more than those of small
+    for a scale per head, with its largest weight below. cmap: colors, a name or a Colormap, by default viridis, and
+    inferno over an image. A map that departs from uniform by no more than those of small
     models with random weights (`vitlens.plot.scales.ATTENTION`) is drawn as uniform.
 
     >>> weights = attn.grid.image_map(attn[5].weights(query=(3, 4))[0])
     >>> figure = vitlens.plot.heads(weights, query=(3, 4), shared=False)
     """
-    values = array(weights, 3, "Attention of shape (heads, rows, cols)")
+    values = array(weights, 3, "Attention of shape (heads, rows, cols)", ONE_LAYER)
     if image is not None:
         grid = resolve_grid(values.shape[1:], image, grid)
         image = load_image(image)
@@ -101,12 +108,12 @@ def heads(
             row, col = divmod(head, cols)
             x, y = start + col * across, row * down
             extent = x, x + wide, y + high, y
-            scale = colors(values if shared else weights_of_head)
+            scale = colors(values if shared else weights_of_head, cmap)
             if image is not None:
                 black, white = GRAYS
                 ax.imshow(gray, extent=extent, cmap="gray", vmin=black, vmax=white)
                 scale["cmap"] = translucent(
-                    "inferno", scale["vmin"], scale["vmax"], OPAQUE, "value", FAINT
+                    cmap or "inferno", scale["vmin"], scale["vmax"], OPAQUE, "value", FAINT
                 )
             values_drawn = as_drawn(weights_of_head, ATTENTION)
             shown = ax.imshow(values_drawn, extent=extent, interpolation="nearest", **scale)
@@ -126,7 +133,7 @@ def heads(
         words = f"Colors: attention weight, {words}."
         if any(uniform_value(weights_of_head, ATTENTION) is not None for weights_of_head in values):
             words += f" Uniform: all weights within {ATTENTION:.0%} of their mean."
-        ax.set_xlabel(words, loc="left", size=8.5, color=GRAY)
+        ax.set_xlabel(words, loc="left", size=8.5, color=shade(ax, DIM))
         if shared:
             color_bar(shown, cax=beside(ax, right / pixel))
     return result
@@ -156,6 +163,7 @@ def all_heads(
     query: tuple[int, int] | None = None,
     grid: TokenGrid | None = None,
     framed: Sequence[tuple[int, int]] = (),
+    cmap: str | Colormap | None = None,
     ax: plt.Axes | None = None,
 ) -> plt.Figure | plt.Axes:
     """The attention of every head of every layer from one query: a column for each layer, a row for each head.
@@ -165,11 +173,12 @@ def all_heads(
     `heads`.
     image: the model's input, as for `overlay`, drawn in gray below the maps. query: (row, column) of the query patch
     from 0, marked by two ticks beside each map, or None for another token. framed: (layer, head) of maps to frame.
+    cmap: as in `heads`.
 
     >>> maps = [attn.grid.image_map(layer.weights(query=(3, 4))[0]) for layer in attn]
     >>> figure = vitlens.plot.all_heads(torch.stack(maps), query=(3, 4), framed=[(2, 0)])
     """
-    values = array(weights, 4, "Attention of shape (layers, heads, rows, cols)")
+    values = array(weights, 4, "Attention of shape (layers, heads, rows, cols)", ALL_LAYERS)
     layers, heads, rows, cols = values.shape
     if query is not None:
         TokenGrid(rows, cols, (1, 1)).index(*query)
@@ -178,14 +187,14 @@ def all_heads(
     tiles = values.swapaxes(0, 1).reshape(-1, rows, cols)  # in reading order: head by head
     fine = 1  # pixels of the mosaic for each cell of a map
     if image is None:
-        painted = [map_colors(as_drawn(tile, ATTENTION), **colors(tile))[0] for tile in tiles]
+        painted = [map_colors(as_drawn(tile, ATTENTION), **colors(tile, cmap))[0] for tile in tiles]
     else:
         grid = resolve_grid((rows, cols), image, grid)
         fine = max(1, round(2 * width / cols))
         gray = _gray(load_image(image), grid).resize((fine * cols, fine * rows))
         black, white = GRAYS
         levels = (np.asarray(gray, float) - black) / (white - black)
-        painted = [_paint_weights(levels, tile, fine) for tile in tiles]
+        painted = [_paint_weights(levels, tile, fine, cmap) for tile in tiles]
     cell = width / cols / fine  # pixels of the page for each pixel of the mosaic
     high, wide = rows * fine, cols * fine
     page_width = max(680, layers * (width + CELL_GAP) + 90)
@@ -208,8 +217,12 @@ def all_heads(
             x, y = x.ravel(), y.ravel()
             row, col = ((place + 0.5) * fine for place in query)
             far, near = 6 / cell, 1 / cell
-            ax.vlines(x + col, y - far, y - near, color=INK, linewidth=1.4, clip_on=False)
-            ax.hlines(y + row, x - far, x - near, color=INK, linewidth=1.4, clip_on=False)
+            ax.vlines(
+                x + col, y - far, y - near, color=shade(ax, 0.15), linewidth=1.4, clip_on=False
+            )
+            ax.hlines(
+                y + row, x - far, x - near, color=shade(ax, 0.15), linewidth=1.4, clip_on=False
+            )
             words += "\nTicks beside each: the row and the column of the patch that asks."
         for layer, head in framed:
             corner = xs[layer] - wide / 2, ys[head] - high / 2
@@ -222,13 +235,13 @@ def all_heads(
         ax.tick_params(labeltop=True, labelbottom=False, pad=6)
         title = f"Attention of each head (rows) of each layer (columns){_source(query)}"
         ax.set_title(title, loc="left")
-        ax.set_xlabel(words, size=8.5, color=GRAY, loc="left")
+        ax.set_xlabel(words, size=8.5, color=shade(ax, DIM), loc="left")
     return result
 
 
-def _paint_weights(levels: np.ndarray, weights: np.ndarray, fine: int) -> np.ndarray:
+def _paint_weights(levels: np.ndarray, weights: np.ndarray, fine: int, cmap) -> np.ndarray:
     """(H, W, 3): a map of `fine` pixels a cell over gray levels, both from 0 to 1."""
-    scale = colors(weights, "inferno")
+    scale = colors(weights, cmap or "inferno")
     weights = as_drawn(weights, ATTENTION)
     rgba, _ = map_colors(weights, **scale)
     share = weights / scale["vmax"]
@@ -274,7 +287,9 @@ def attention_distance(
     mean over B is drawn, or several of these by the name of their model, each in a color. uniform: the distance of
     uniform attention (`TokenGrid.uniform_distance`, renormalized if the dots are), a dashed line. Heads below a third
     of it are local, by convention, and their range is gray. control: the distances of a model with random weights, gray
-    crosses. image_size: (height, width) of the input, or one number for both, for the label of the axis. Layers and
+    crosses. Dots follow `lines.markersize` and the width of the axes, and grays the color of the axes. A small figure
+    needs `layout="constrained"`, or its labels may be cut.
+    image_size: (height, width) of the input, or one number for both, for the label of the axis. Layers and
     heads count from 0.
 
     >>> distance = vitlens.attention.mean_distance(attn)
@@ -295,9 +310,10 @@ def attention_distance(
     with use_style(ax):
         if ax is None:
             ax = new_axes(6.4, 4.2)
-        for k, (name, distances) in enumerate(several.items()):
-            draw_distances(ax, distances, 6, SERIES[k], (k, len(several)), name)
         layers = max(len(distances) for distances in several.values())
+        size = _dot_size(ax, layers)
+        for k, (name, distances) in enumerate(several.items()):
+            draw_distances(ax, distances, size, SERIES[k], (k, len(several)), name)
         if len(several) > 1:
             ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(several), frameon=False)
         right = layers - 0.4
@@ -308,7 +324,7 @@ def attention_distance(
         number_layers(ax, layers, right)
         if untrained is not None:
             layer = np.repeat(np.arange(len(untrained)) + 0.2, untrained.shape[1])
-            ax.plot(layer, untrained.ravel(), "x", color="0.6", markersize=4)
+            ax.plot(layer, untrained.ravel(), "x", color=shade(ax, 0.6), markersize=0.7 * size)
             level = untrained.mean()
             below = 0
             if uniform is not None:
@@ -316,10 +332,11 @@ def attention_distance(
                 below = -23
             _write_at(ax, "× untrained", (right, level), (-3, below), va="center")
         if uniform is not None:
-            ax.axhspan(0, LOCAL * uniform, color="0.94", linewidth=0, zorder=0)
-            ax.axhline(uniform, **REFERENCE)
-            words = _write_at(ax, "uniform\nattention", (right, uniform), (0, 0), va="center")
-            words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
+            ax.axhspan(0, LOCAL * uniform, color=shade(ax, 0.94), linewidth=0, zorder=0)
+            ax.axhline(uniform, **reference(ax))
+            words = _write_at(ax, "uniform\nattention", (right, uniform), (-2, 0), va="center")
+            words.set_bbox({"facecolor": face(ax), "edgecolor": "none", "pad": 1})
+            words.set_zorder(2.2)  # below the frame of the axes, which the box would interrupt
             width = ax.bbox.width * DPI / ax.figure.dpi
             words = wrap("gray: local, below a third of uniform", width, 5.5)
             _write_at(ax, words, (right, 0), (-4, 4))
@@ -329,6 +346,12 @@ def attention_distance(
     return ax
 
 
+def _dot_size(ax: plt.Axes, layers: int) -> float:
+    """Diameter of a dot in points: `lines.markersize`, or 0.3 of the room of a layer if that is smaller."""
+    room = 72 * ax.bbox.width / ax.figure.dpi / (layers + 1)
+    return max(1.5, min(plt.rcParams["lines.markersize"], 0.3 * room))
+
+
 def _write_at(ax: plt.Axes, words: str, point, offset, **alignment):
     """Write words that end at a point, moved by an offset in points."""
     return ax.annotate(
@@ -336,8 +359,8 @@ def _write_at(ax: plt.Axes, words: str, point, offset, **alignment):
         point,
         offset,
         textcoords="offset points",
-        size=8,
-        color="0.35",
+        size=min(8, 8 / 9 * plt.rcParams["font.size"]),
+        color=shade(ax, DIM),
         ha="right",
         **alignment,
     )
@@ -346,7 +369,7 @@ def _write_at(ax: plt.Axes, words: str, point, offset, **alignment):
 def attention_distances(
     panels: Mapping[str, object],
     *,
-    uniform: float | Mapping[str, float],
+    uniform: float | Mapping[str, float] | None = None,
     controls: Mapping[str, object] | None = None,
 ) -> plt.Figure:
     """Panels of `attention_distance` side by side on one scale, for several models or measurements.
@@ -357,8 +380,16 @@ def attention_distances(
     >>> distance, uniform = vitlens.attention.mean_distance(attn), attn.grid.uniform_distance()
     >>> figure = vitlens.plot.attention_distances({"cat": distance[0], "rocket": distance[1]}, uniform=uniform)
     """
+    if uniform is None:
+        raise TypeError(
+            "attention_distances needs uniform=, the distance of uniform attention: `attn.grid.uniform_distance()` of "
+            "a capture, or one by title."
+        )
     if not isinstance(uniform, Mapping):
         uniform = dict.fromkeys(panels, uniform)
+    missing = [title for title in panels if title not in uniform]
+    if missing:
+        raise ValueError(f"uniform must have a distance for each panel, but lacks {missing[0]!r}.")
     controls = controls or {}
     tops = []
     with use_style():
@@ -398,7 +429,7 @@ def draw_distances(
         "o",
         color=color,
         markersize=size,
-        markeredgecolor="white",
+        markeredgecolor=face(ax),
         markeredgewidth=0.5,
         label=series_name(name),
     )
@@ -417,5 +448,5 @@ def _by_head(mean_distance) -> np.ndarray:
     if hasattr(mean_distance, "columns"):
         mean_distance = mean_distance.pivot(index="layer", columns="head", values="mean_distance")
     expected = "Mean distances of shape (layers, heads) or (images, layers, heads)"
-    values = array(mean_distance, (2, 3), expected)
+    values = array(mean_distance, (2, 3), expected, "vitlens.attention.mean_distance(attn)")
     return values.mean(0) if values.ndim == 3 else values

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import Colormap
 from matplotlib.patches import Circle
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
@@ -21,6 +22,7 @@ from vitlens.plot.scales import (
     range_words,
     uniform_value,
     uniform_words,
+    without_signs,
 )
 from vitlens.plot.style import (
     INK,
@@ -56,14 +58,18 @@ CELL, AXES_TEXTS, TITLE_TEXT = 20, 60, 16
 
 
 def tiles(
-    maps: Mapping[str, object], *, signed: bool = False, labels: Sequence[str] = ()
+    maps: Mapping[str, object],
+    *,
+    signed: bool = False,
+    labels: Sequence[str] = (),
+    cmap: str | Colormap | None = None,
 ) -> plt.Figure:
     """Maps in a line, each with its name above and its own color bar below.
 
     maps: (rows, cols) by name, at most six, of any shapes. Colors reach from 0 to the largest value, or from −max to
     max if a map has negative values. Uniform maps are drawn as in `overlay`. signed: True for ±max in all maps. labels:
     names of the rows and columns of small square matrices, whose values are then written into the cells, in place of
-    the bars. NaN is gray.
+    the bars. NaN is gray. cmap: colors of maps without negative values, a name or a Colormap. Others stay red and blue.
 
     >>> figure = vitlens.plot.tiles({"rollout": vitlens.attention.rollout(attn)[0]})
     """
@@ -72,7 +78,8 @@ def tiles(
     with use_style():
         figure, axes = _line(len(values), 240, aspect, below=50)
         for ax, (name, item) in zip(axes, values.items(), strict=True):
-            scale = colors(item, signed=signed or None)
+            chosen = None if signed else without_signs(item, cmap)
+            scale = colors(item, chosen, signed=signed or None)
             name_above(ax, name)
             if labels:
                 shown = ax.imshow(item, interpolation="nearest", **scale)
@@ -104,13 +111,15 @@ def overlays(
     limits: Mapping[str, tuple[float, float]] | None = None,
     smooth: bool = True,
     note: str = "",
+    cmap: str | Colormap | None = None,
 ) -> plt.Figure:
     """An image, and beside it the image under each map, as `overlay` draws it in the style "heat".
 
     image: the model's input, as for `overlay`. maps: (rows, cols), or (rows, cols, 3) colors, by name, at most five.
     Below each is its color bar: from 0 to its largest value, from −max to max if some are negative, or between its
     `limits`, by name. Stretched and uniform maps are labeled there. query: (row, column) of a patch to mark in all maps
-    and in the image, or one per map by name. note: the meaning of the colors, at the foot. Raises ValueError for a map
+    and in the image, or one per map by name. note: the meaning of the colors, at the foot. cmap: as in `tiles`. Raises
+    ValueError for a map
     of another shape than the grid, and IndexError for a patch outside of it.
 
     >>> maps = {"rollout": vitlens.attention.rollout(attn)[0]}
@@ -128,6 +137,7 @@ def overlays(
         figure, axes = _line(len(maps) + 1, 200, grid.image[0] / grid.image[1], below)
         draw_input(axes[0], picture, grid)
         for ax, (name, item) in zip(axes[1:], maps.items(), strict=True):
+            values = array(item, (2, 3), "A map of shape (rows, cols)")
             overlay(
                 picture,
                 item,
@@ -137,6 +147,7 @@ def overlays(
                 colorbar=None,
                 smooth=smooth,
                 limits=limits.get(name),
+                cmap=without_signs(values, cmap),
             )
             name_above(ax, name)
         for name, ax in zip((None, *maps), axes, strict=True):
@@ -167,6 +178,7 @@ def attributions(
     note: str = "",
     cols: int = 4,
     compared: Sequence[tuple[str, object]] = (),
+    cmap: str | Colormap | None = None,
 ) -> plt.Figure:
     """An image, and the same image under the map of each method, `cols` to a line.
 
@@ -174,7 +186,7 @@ def attributions(
     largest value against its mean, are below the map. Uniform maps are drawn as in `overlay`. image: the model's input,
     as for `overlay`. maps: (rows, cols) by the name of their method. title: the explained class or score. captions: a
     line or two below each map, by name. note: meaning of the captions, at the foot. compared: (name, image) of the
-    images to which this one is compared. The first four are small below the input.
+    images to which this one is compared. The first four are small below the input. cmap: as in `tiles`.
 
     >>> maps = {"rollout": vitlens.attention.rollout(attn)[0]}
     >>> pixels = vitlens.restore(model, images)[0]
@@ -188,7 +200,8 @@ def attributions(
     for name, values in maps.items():
         caption = captions.get(name, "")
         below[name] = f"{range_words(values)}\n{caption}".strip()
-    rule_of_colors = "Colors: each map has its own scale, from 0 (clear) to its max (yellow)"
+    largest = " (yellow)" if cmap is None else ""
+    rule_of_colors = f"Colors: each map has its own scale, from 0 (clear) to its max{largest}"
     if signed:
         rule_of_colors += ", or from −max (blue) to max (red) where some values are negative"
     note = wrap(f"{note}\n{rule_of_colors}.".strip(), WIDTH, 6.2)
@@ -207,7 +220,8 @@ def attributions(
         draw_input(first, picture, grid)
         _draw_compared(first, compared)
         for ax, (name, values) in zip(others, maps.items(), strict=False):
-            overlay(picture, values, grid=grid, ax=ax, style="heat", colorbar=None)
+            chosen = without_signs(values, cmap)
+            overlay(picture, values, grid=grid, ax=ax, style="heat", cmap=chosen, colorbar=None)
             name_above(ax, name)
             write_below(ax, below[name])
         for ax in others[len(maps) :]:
@@ -242,6 +256,7 @@ def gallery(
     grid: TokenGrid | None = None,
     size: float = 8.5,
     width: int = WIDTH,
+    cmap: str | Colormap | None = None,
 ) -> plt.Figure:
     """Images or maps in a grid, a row for each name.
 
@@ -251,7 +266,7 @@ def gallery(
     another for rows with negative values, ±max. False for a scale per map, whose end is written below it in place of a
     bar. Uniform maps are drawn as in `overlay`. over: an image for each column, the model's input, drawn in gray under
     the maps of its column, as in `overlay`, each map on its own scale. grid: that of the maps. size: of the captions,
-    in points. width: largest width of the page in pixels.
+    in points. width: largest width of the page in pixels. cmap: as in `tiles`.
 
     >>> rollouts = vitlens.attention.rollout(attn).numpy()
     >>> figure = vitlens.plot.gallery({"rollout": list(rollouts)}, titles=["cat", "rocket"])
@@ -289,7 +304,7 @@ def gallery(
         for name, row in images.items():
             lines[name][0].set_ylabel(name)
             for ax, item, image, text in zip(lines[name], row, below, texts[name], strict=True):
-                _draw_item(ax, item, image, grid)
+                _draw_item(ax, item, image, grid, cmap)
                 write_below(ax, text, size)
             for ax, item, patches in zip(lines[name], row, circles.get(name, ()), strict=False):
                 _circle_patches(ax, item.shape[:2], np.asarray(patches))
@@ -299,7 +314,8 @@ def gallery(
             if not names:
                 continue
             values = [item.ravel() for name in names for item in images[name]]
-            scale = colors(np.concatenate(values))
+            values = np.concatenate(values)
+            scale = colors(values, without_signs(values, cmap))
             panels = np.concatenate([lines[name] for name in names])
             for ax in panels:
                 ax.images[0].set(cmap=scale["cmap"], clim=(scale["vmin"], scale["vmax"]))
@@ -310,14 +326,16 @@ def gallery(
     return figure
 
 
-def _draw_item(ax: plt.Axes, item: np.ndarray, image, grid: TokenGrid | None) -> None:
+def _draw_item(ax: plt.Axes, item: np.ndarray, image, grid: TokenGrid | None, cmap) -> None:
     """Draw an image, or a map, over `image` unless it is None."""
     if item.ndim != 2:
         ax.imshow(item, interpolation="nearest")
     elif image is None:
-        ax.imshow(as_drawn(item), interpolation="nearest", **colors(item))
+        ax.imshow(
+            as_drawn(item), interpolation="nearest", **colors(item, without_signs(item, cmap))
+        )
     else:
-        overlay(image, item, grid=grid, ax=ax, colorbar=None)
+        overlay(image, item, grid=grid, ax=ax, cmap=without_signs(item, cmap), colorbar=None)
         ax.set_axis_on()  # for the name of the row
         bare(ax)
 
@@ -333,25 +351,30 @@ def _circle_patches(ax: plt.Axes, shape: tuple[int, int], patches: np.ndarray) -
 
 
 def contributions(
-    parts: Mapping[str, object], *, ax: plt.Axes | None = None
+    parts: Mapping[str, object],
+    *,
+    cmap: str | Colormap | None = None,
+    ax: plt.Axes | None = None,
 ) -> plt.Figure | plt.Axes:
     """Contribution of each head and MLP to a logit: a row for each layer, a column for each head, the MLP in the last.
 
     parts: (L, H + 1) of one model by the title of the image, the MLP last. Red adds to the logit and blue subtracts
-    from it, in units of the logit, on one scale for all images. ax: for a single image.
+    from it, in units of the logit, on one scale for all images. cmap: other diverging colors, a name or
+    a Colormap. ax: for a single image.
 
     >>> added = vitlens.stream.contributions(model, images[:1])
     >>> figure = vitlens.plot.contributions({"cat": torch.cat([added.heads[0], added.mlps[0, :, None]], 1)})
     """
     expected = "Contributions of shape (layers, heads + 1)"
-    values = {name: array(each, 2, expected) for name, each in parts.items()}
+    source = "torch.cat([added.heads[0], added.mlps[0, :, None]], 1)"
+    values = {name: array(each, 2, expected, source) for name, each in parts.items()}
     layers, columns = next(iter(values.values())).shape
     side = min(800, max(250, 70 + 26 * columns))  # width of a panel in pixels of the page
     lines = -(-len(values) // min(3, max(1, 860 // side)))
     cols = -(-len(values) // lines)
     titles = [wrap(name, side - 40, 6.2) for name in values]
     title_height = TITLE_TEXT * max(_line_count(title) for title in titles)
-    scale = colors(np.concatenate(list(values.values())), signed=True)
+    scale = colors(np.concatenate(list(values.values())), cmap, signed=True)
     with use_style(ax):
         axes = [ax]
         if ax is None:

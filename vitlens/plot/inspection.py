@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap
 from matplotlib.figure import SubFigure
 from matplotlib.patches import Rectangle
 
@@ -18,8 +19,9 @@ from vitlens.plot.on_images import overlay
 from vitlens.plot.painting import brightness, resolve_grid
 from vitlens.plot.scales import bar_words, colors, range_words
 from vitlens.plot.style import (
+    DIM,
+    DPI,
     GRAY,
-    INK,
     WIDTH,
     array,
     bare,
@@ -27,6 +29,7 @@ from vitlens.plot.style import (
     canvas,
     page,
     scale_bar,
+    shade,
     use_style,
     wrap,
 )
@@ -72,12 +75,14 @@ def filters(
     """
     if isinstance(components, tuple):
         components, explained_variance = components
-    tiles = array(components, 4, "Filters of shape (k, p, q, C)")
+    tiles = array(
+        components, 4, "Filters of shape (k, p, q, C)", "vitlens.filters.principal(model)[0]"
+    )
     count, p, q, channels = tiles.shape
     cols = min(cols, count)
     painted = about_gray(tiles)
     if untrained is not None:
-        blank = np.ones((-count % cols, p, q, 3))
+        blank = np.full((-count % cols, p, q, 3), np.nan)
         random = array(untrained, 4, "Filters of shape (k, p, q, C)")
         pale = 0.45 + 0.55 * about_gray(random[:cols])
         painted = np.concatenate([painted, blank, pale])
@@ -91,7 +96,11 @@ def filters(
     with canvas(ax, width, height) as (ax, result):
         xs, ys = mosaic(ax, painted, cols, (below * q, TILE_GAP * q))
         kind = "RGB embedding" if channels == 3 else "Embedding"
-        ax.set_title(f"{kind} filters (first {count} principal components)", loc="left")
+        title = f"{kind} filters (first {count} principal components)"
+        if result is ax:  # axes of the caller may be narrow
+            size = plt.rcParams["font.size"]
+            title = wrap(title, ax.bbox.width * DPI / ax.figure.dpi, size)
+        ax.set_title(title, loc="left")
         if explained_variance is not None:
             shares = array(explained_variance, 1, "Shares of the variance of shape (k,)")
             for k, share in enumerate(shares):
@@ -132,7 +141,12 @@ def position_similarity(
 
     >>> figure = vitlens.plot.position_similarity(vitlens.positions.similarity(model), enlarged=(4, 9))
     """
-    values = array(similarity, 4, "Similarity of shape (rows, cols, rows, cols)")
+    values = array(
+        similarity,
+        4,
+        "Similarity of shape (rows, cols, rows, cols)",
+        "vitlens.positions.similarity(model)",
+    )
     rows, cols = values.shape[:2]
     largest = np.nanmax(np.abs(values), initial=0)
     if values.shape[2:] != (rows, cols) or largest > 1.001:
@@ -168,7 +182,7 @@ def position_similarity(
         tile = scale.cmap(scale.norm(values[down[row], across[col]]))
         _draw_enlarged(ax, tile, corner, f"Row {down[row]}, column {across[col]}")
         words = "Cosine similarity: 1 dark red, 0 white, −1 dark blue."
-        ax.set_xlabel(words, size=8.5, color=GRAY, loc="left")
+        ax.set_xlabel(words, size=8.5, color=shade(ax, DIM), loc="left")
     return result
 
 
@@ -191,7 +205,9 @@ def _draw_enlarged(ax: plt.Axes, tile: np.ndarray, corner: tuple[float, float], 
     ax.set(xlim=(0, x + width), ylim=(bottom, top))
     ax.annotate(name, (x, y), (0, 5), textcoords="offset points", size=9.5)
     for place, size in ((corner, (cols, rows)), ((x, y), (width, height))):
-        frame = Rectangle(place, *size, fill=False, edgecolor=INK, linewidth=1.6, clip_on=False)
+        frame = Rectangle(
+            place, *size, fill=False, edgecolor=shade(ax, 0.15), linewidth=1.6, clip_on=False
+        )
         ax.add_patch(frame)
 
 
@@ -214,11 +230,20 @@ def shown_positions(similarity: np.ndarray) -> tuple[range, range, np.ndarray, S
     return down, across, painted, scale
 
 
-def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> plt.Figure:
+def rollouts(
+    images,
+    maps,
+    *,
+    grid=None,
+    captions=None,
+    style: str = "heat",
+    cmap: str | Colormap | None = None,
+) -> plt.Figure:
     """Images beside their attention rollouts, "Input" and "Attention" (paper, Fig. 6 and 14).
 
     images, maps: sequences of one length of arguments of `overlay`. grid: one for all, or one for each. captions: a
-    text below each pair. style: "heat", in colors from 0 (clear) to the largest value of each map (yellow), or "mask",
+    text below each pair. style: "heat", in colors from 0 (clear) to the largest value of each map (yellow, or the
+    last color of `cmap`, a name or a Colormap), or "mask",
     the paper's image on black, stretched from the smallest value to the largest. The ends are below each pair, and
     uniform maps are drawn as in `overlay`. Up to three pairs are in a line, all of one height.
 
@@ -257,7 +282,7 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
                 ax.axis("off")
             for k, left, right in zip(line, axes[::2], axes[1::2], strict=False):
                 left.imshow(pictures[k])
-                _rollout(*arguments[k], right, style)
+                _rollout(*arguments[k], right, style, cmap)
                 for ax, name in ((left, "Input"), (right, "Attention")):
                     bare(ax)
                     ax.set_title(name, size=9, pad=4, color=GRAY)
@@ -265,8 +290,8 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
     return figure
 
 
-def _rollout(image, map, grid, ax: plt.Axes, style: str = "heat") -> None:
-    overlay(image, map, grid=grid, ax=ax, style=style, colorbar=None)
+def _rollout(image, map, grid, ax: plt.Axes, style: str = "heat", cmap=None) -> None:
+    overlay(image, map, grid=grid, ax=ax, style=style, cmap=cmap, colorbar=None)
 
 
 def _scale_words(image, map, grid, style: str) -> str:

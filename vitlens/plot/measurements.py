@@ -10,7 +10,7 @@ from matplotlib.ticker import NullLocator, StrMethodFormatter
 
 from vitlens.plot import style
 from vitlens.plot.glyphs import escape_texts
-from vitlens.plot.style import REFERENCE, SERIES, canvas, rule, series_name
+from vitlens.plot.style import SERIES, canvas, reference, rule, series_name, shade
 
 LABEL = 13
 """Height of the label of a curve, in points."""
@@ -68,7 +68,7 @@ def lines(
                     table.index, lower[name], upper[name], color=color, alpha=0.25, linewidth=0
                 )
         if level is not None:
-            ax.axhline(level, **REFERENCE)
+            ax.axhline(level, **reference(ax))
         if log:
             ax.set(xscale="log", yscale="log" if log == "xy" else "linear")
             ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -146,13 +146,13 @@ def intervals(
             x, y = zip(*single, strict=True)
             order = [str(place) for place in range(len(names))]
             sns.stripplot(
-                x=x, y=y, order=order, orient="h", color="0.7", jitter=False, size=4, ax=ax
+                x=x, y=y, order=order, orient="h", color=shade(ax, 0.7), jitter=False, size=4, ax=ax
             )
         sides = np.transpose([errors[name] for name in names])
         centers = [values[name] for name in names]
         ax.errorbar(centers, range(len(names)), xerr=sides, fmt="o", color=SERIES[0], capsize=3)
         if level is not None:
-            ax.axvline(level, **REFERENCE)
+            ax.axvline(level, **reference(ax))
         ax.set_yticks(range(len(names)), names)
         ax.set(xlabel=xlabel, ylabel="", ylim=(len(names) - 0.5, -0.5))
         ax.tick_params(axis="y", length=0)

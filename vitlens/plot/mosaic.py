@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
-from vitlens.plot.style import GRAY, bare
+from vitlens.plot.style import DIM, bare, face, shade
 
 
 def mosaic(
@@ -15,7 +15,8 @@ def mosaic(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw colored tiles (n, h, w, 3 or 4) as one image, `cols` in a line.
 
-    The coordinates of the axes are cells. gap: (below, beside) a tile, in cells. Returns the centers of the columns
+    The coordinates of the axes are cells. gap: (below, beside) a tile, in cells. Tiles of NaN are left out.
+    Returns the centers of the columns
     and of the lines.
     """
     tiles = np.asarray(tiles)[..., :3]
@@ -24,11 +25,15 @@ def mosaic(
     below, beside = (round(fine * length) for length in gap)
     lines = -(-count // cols)
     height, width = fine * h + below, fine * w + beside
-    white = 255 if tiles.dtype == np.uint8 else 1
-    whole = np.full((lines * height, cols * width, 3), white, tiles.dtype)
+    gaps = face(ax)
+    if tiles.dtype == np.uint8:
+        gaps = (255 * gaps).round()
+    whole = np.full((lines * height, cols * width, 3), gaps, tiles.dtype)
     for k, tile in enumerate(tiles):
         line, col = divmod(k, cols)
         top, left = line * height, col * width
+        if np.isnan(tile).all():
+            continue  # without a tile
         enlarged = tile.repeat(fine, 0).repeat(fine, 1)
         whole[top : top + fine * h, left : left + fine * w] = enlarged
     whole = whole[:, : cols * width - beside]
@@ -67,7 +72,7 @@ def write_below_tile(
         ha=ha,
         va="top",
         size=size,
-        color=GRAY,
+        color=shade(ax, DIM),
         annotation_clip=False,
     )
     words.set_in_layout(False)

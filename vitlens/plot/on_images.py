@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import Colormap, Normalize
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from PIL import Image
@@ -25,7 +25,7 @@ from vitlens.plot.painting import (
 )
 from vitlens.plot.scales import as_drawn, bar_words, colors, stretched_words, translucent
 from vitlens.plot.style import (
-    GRAY,
+    DIM,
     INK,
     WIDTH,
     array,
@@ -33,6 +33,7 @@ from vitlens.plot.style import (
     canvas,
     color_bar,
     new_axes,
+    shade,
     use_style,
     write_below,
 )
@@ -59,7 +60,7 @@ def overlay(
     smooth: bool = True,
     alpha: float = 0.75,
     opacity: str = "value",
-    cmap: str | None = None,
+    cmap: str | Colormap | None = None,
     limits: tuple[float, float] | None = None,
     colorbar: bool | None = True,
 ) -> plt.Axes:
@@ -78,7 +79,8 @@ def overlay(
     style "heat": the values in colors over the image in gray, with a color bar. Colors reach from 0 to the largest
     value, from −max to max if some are negative, or between `limits`, in red and blue if these are ±max. A map that
     departs from uniform by no more than rollouts of random weights (`vitlens.plot.scales.UNIFORM`) is drawn as its
-    mean, and the bar says so. style "mask": the image times `mask`, on black, as in the paper. Its bar has the values
+    mean, and the bar says so. cmap: other colors, by Matplotlib's name or a Colormap, also for negative values.
+    style "mask": the image times `mask`, on black, as in the paper. Its bar has the values
     that are black and white, and the factor by which they are stretched.
     opacity "value": proportional to the value, from 0 at 0 to `alpha` at the end farthest from 0. Limits on one side of
     0 start with 0 at the end nearest to 0, and with both signs it is at least a third of `alpha`. opacity "even":
@@ -185,8 +187,7 @@ def _overlay_scale(values: np.ndarray, cmap, limits, alpha: float, opacity: str)
         low, high = (float(limit) for limit in limits)
         scale = colors(values, cmap, signed=True if low == -high else None)
         scale |= {"vmin": low, "vmax": high}
-    name = scale["cmap"].name
-    scale["cmap"] = translucent(name, scale["vmin"], scale["vmax"], alpha, opacity)
+    scale["cmap"] = translucent(scale["cmap"], scale["vmin"], scale["vmax"], alpha, opacity)
     return scale
 
 
@@ -311,5 +312,5 @@ def correspondences(
             ax.plot(x, y, "o", color=color, markersize=5, path_effects=rim)
         ax.set(xlim=(0, starts[1] + widths[1]), ylim=(1, 0), aspect="equal")
         bare(ax)
-        ax.set_xlabel(note, loc="left", size=8.5, color=GRAY, parse_math=False)
+        ax.set_xlabel(note, loc="left", size=8.5, color=shade(ax, DIM), parse_math=False)
     return result

@@ -27,6 +27,7 @@ import matplotlib as mpl
 import numpy as np
 
 from vitlens.formatting import number
+from vitlens.names import suggestion
 
 UNIFORM = 0.1
 """Largest departure of a map that is drawn as uniform."""
@@ -76,28 +77,59 @@ def as_drawn(values: np.ndarray, bound: float = UNIFORM) -> np.ndarray:
     return np.where(np.isfinite(values), mean, values)
 
 
-def colors(values: np.ndarray, cmap: str | None = None, signed: bool | None = None) -> dict:
+def colormap(cmap: str | mpl.colors.Colormap) -> mpl.colors.Colormap:
+    """Matplotlib's color map of a name, or the one given. Raises ValueError for unknown names.
+
+    >>> vitlens.plot.scales.colormap("viridis").N
+    256
+    """
+    if isinstance(cmap, mpl.colors.Colormap):
+        return cmap
+    if cmap not in mpl.colormaps:
+        hint = suggestion(str(cmap), mpl.colormaps)
+        raise ValueError(
+            f"cmap must be a Colormap or the name of one in Matplotlib, such as magma, got {cmap!r}.{hint}"
+        )
+    return mpl.colormaps[cmap]
+
+
+def without_signs(values: np.ndarray, cmap):
+    """The color map for a map of a figure, or None for one with negative values, which stays red and blue."""
+    if cmap is not None:
+        colormap(cmap)  # raises for unknown names
+    return None if np.nanmin(values, initial=0) < 0 else cmap
+
+
+def colors(
+    values: np.ndarray, cmap: str | mpl.colors.Colormap | None = None, signed: bool | None = None
+) -> dict:
     """Color map and limits for the values: 0…max in viridis, or ±max in red and blue if some are negative."""
     finite = values[np.isfinite(values)]
     high = np.abs(finite).max(initial=0) or 1.0
     if signed is None:
         signed = finite.min(initial=0) < 0
     default = "RdBu_r" if signed else "viridis"
-    colormap = mpl.colormaps[cmap or default].with_extremes(bad=MISSING)
+    chosen = colormap(default if cmap is None else cmap).with_extremes(bad=MISSING)
     low = -high if signed else 0.0
-    return {"cmap": colormap, "vmin": low, "vmax": high}
+    return {"cmap": chosen, "vmin": low, "vmax": high}
 
 
 def translucent(
-    cmap: str, low: float, high: float, alpha: float, opacity: str, power: float = 1
+    cmap: str | mpl.colors.Colormap,
+    low: float,
+    high: float,
+    alpha: float,
+    opacity: str,
+    power: float = 1,
 ) -> mpl.colors.Colormap:
-    """256 colors of Matplotlib's `cmap` for an overlay of values from low to high, with NaN in opaque gray.
+    """256 colors of `cmap`, as in `colormap`, for an overlay of values from low to high, with NaN in opaque gray.
 
     opacity "value": proportional to the distance from 0, or from the end nearest to 0 if 0 is not between low and high,
     with `alpha` at the farthest value, and at least `SIGNED` · `alpha` for low < 0 < high. "even": `alpha` everywhere.
     power: exponent of the distance's share. Below 1, small values become more opaque.
     """
-    table = mpl.colormaps[cmap](np.arange(256))
+    opaque = colormap(cmap)
+    table = opaque(np.linspace(0, 1, 256))
     table[:, 3] = alpha
     if opacity == "value":
         clear = np.clip(0, low, high)
@@ -105,7 +137,7 @@ def translucent(
         share = (distance / (distance.max() or 1)) ** power
         lowest = SIGNED if low < 0 < high else 0
         table[:, 3] = alpha * np.maximum(share, lowest)
-    return mpl.colors.ListedColormap(table, cmap).with_extremes(bad=MISSING)
+    return mpl.colors.ListedColormap(table, opaque.name).with_extremes(bad=MISSING)
 
 
 def stretching(low: float, high: float) -> float:

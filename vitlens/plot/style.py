@@ -26,14 +26,14 @@ WIDTH = 900
 
 SERIES = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#56b4e9", "#949494")
 """Colors of curves, safe for the color-blind: seaborn's "colorblind" without the two lightest."""
-REFERENCE = {"color": "0.35", "linestyle": "--", "linewidth": 1, "zorder": 1}
-"""Look of a reference line."""
 
 MARGIN = 0.08
 """Inches around axes and at the edges of a page."""
 
 INK = "0.15"
-GRAY = "0.35"
+DIM = 0.35
+"""Level (`shade`) of the gray of notes."""
+GRAY = str(DIM)
 STYLE = {
     "figure.dpi": DPI,
     "font.size": 9,
@@ -228,6 +228,24 @@ def wrap(text: str, width: float, letter: float = 7.5) -> str:
     return "\n".join(lines)
 
 
+def face(ax: plt.Axes) -> np.ndarray:
+    """The color (3,) behind axes: their own, over that of their figure and white if they are translucent."""
+    from matplotlib.colors import to_rgba
+
+    below = np.ones(3)
+    for part in (ax.figure, ax):
+        *color, opacity = to_rgba(part.get_facecolor())
+        below = opacity * np.array(color) + (1 - opacity) * below
+    return below
+
+
+def shade(ax: plt.Axes, level: float) -> tuple[float, ...]:
+    """A gray between ink (0), black on bright axes and white on dark ones, and the color behind the axes (1)."""
+    behind = face(ax)
+    ink = 0.0 if behind.mean() > 0.5 else 1.0
+    return tuple(float(part) for part in ink + (behind - ink) * level)
+
+
 def bare(ax: plt.Axes) -> None:
     """Remove the frame and the ticks."""
     ax.set(xticks=[], yticks=[])
@@ -236,8 +254,13 @@ def bare(ax: plt.Axes) -> None:
 
 def rule(ax: plt.Axes, axis: str = "y") -> None:
     """Draw faint grid lines behind everything else."""
-    ax.grid(axis=axis, color="0.92", linewidth=0.8)
+    ax.grid(axis=axis, color=shade(ax, 0.92), linewidth=0.8)
     ax.set_axisbelow(True)
+
+
+def reference(ax: plt.Axes) -> dict:
+    """Look of a reference line: arguments of Matplotlib's lines."""
+    return {"color": shade(ax, DIM), "linestyle": "--", "linewidth": 1, "zorder": 1}
 
 
 def series_name(name: object) -> str:
@@ -261,7 +284,7 @@ def write_below(ax: plt.Axes, text: str, size: float = 8.5) -> None:
             textcoords="offset points",
             va="top",
             size=size,
-            color=GRAY,
+            color=shade(ax, DIM),
             annotation_clip=False,
             parse_math=False,
         )
@@ -323,8 +346,22 @@ def palette(count: int) -> Sequence:
     return SERIES[:count] if count <= len(SERIES) else sns.color_palette("husl", count)
 
 
-def array(values, ndim: int | tuple[int, ...], expected: str) -> np.ndarray:
-    """`values`, an array or a tensor on any device, as floats. Raises ValueError for another number of axes."""
+def array(
+    values,
+    ndim: int | tuple[int, ...],
+    expected: str,
+    source: str = "vitlens.attention.rollout(attn)[0]",
+) -> np.ndarray:
+    """`values`, an array or a tensor on any device, as floats. Raises ValueError for another number of axes.
+
+    source: a call that gives such values, for messages about captures, models, summaries and other objects.
+    """
+    kind = type(values)
+    is_number = hasattr(values, "__array__") or isinstance(values, int | float | list | tuple)
+    if not is_number:
+        raise ValueError(
+            f"{expected} expected, got {kind.__name__}. Give an array, such as {source}."
+        )
     if hasattr(values, "detach"):
         values = values.detach().cpu().double()
     try:

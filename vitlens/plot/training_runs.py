@@ -24,13 +24,13 @@ from vitlens.plot.inspection import about_gray, shown_positions
 from vitlens.plot.mosaic import map_colors, mosaic
 from vitlens.plot.scales import as_drawn, colors
 from vitlens.plot.style import (
-    REFERENCE,
     SERIES,
     WIDTH,
     array,
     beside,
     charts,
     page,
+    reference,
     scale_bar,
     use_style,
 )
@@ -99,7 +99,7 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
             if line is not None:
                 line.set_label(f"{name}: {unit.format(line.get_ydata()[-1])}")
         for name, step in (marks or {}).items():
-            loss.axvline(step, **REFERENCE)
+            loss.axvline(step, **reference(loss))
             loss.annotate(
                 f"{name} ",
                 (step, 0.04),
@@ -244,7 +244,7 @@ def _draw(
 
     draw_distances(distances_ax, run.distances[index], size)
     number_layers(distances_ax, run.distances.shape[1])
-    distances_ax.axhline(run.uniform, **REFERENCE)
+    distances_ax.axhline(run.uniform, **reference(distances_ax))
     low = 0.95 * min(run.distances.min(), 0.8 * run.uniform)
     high = 1.05 * max(run.distances.max(), run.uniform)
     distances_ax.set_ylim(low, high)
