@@ -384,7 +384,7 @@ def process_signature(app, what, name, described, options, arguments, result):
 @lru_cache
 def python_names() -> dict[str, str]:
     """Full names of Python by the names that annotations have, from the stored inventory."""
-    lines = (Path(__file__).parent / "python.inv").read_text().splitlines()[3:]
+    lines = (Path(__file__).parent / "python.inv").read_text(encoding="utf-8").splitlines()[3:]
     names = [line.split()[0] for line in lines]
     return {short: name for name in names for short in (name, name.rpartition(".")[2])}
 

@@ -271,6 +271,24 @@ def test_mean_over_equals_the_mean_of_summaries(vit):
         )
 
 
+def test_summary_to_pandas_by_image_has_rows_of_each_image(attn):
+    summary = attention.summary(attn, "entropy", "mean_distance")
+    count, layers, heads = summary.entropy.shape
+    names = [f"{number}.png" for number in range(count)]
+    table = summary.to_pandas(by="image", images=names)
+    assert table.columns.tolist() == ["image", "layer", "head", "entropy", "mean_distance"]
+    assert len(table) == count * layers * heads
+    for row in table.itertuples():
+        place = names.index(row.image), row.layer, row.head
+        assert row.entropy == summary.entropy[place].item()
+        assert row.mean_distance == summary.mean_distance[place].item()
+    assert summary.to_pandas(by="image").image.unique().tolist() == list(range(count))
+    refuses("got 1", summary.to_pandas, by="image", images=["a"])
+    refuses("must be one of head, image", summary.to_pandas, by="layer")
+    mean = attention.Summary({"entropy": summary.entropy.mean(0)}, count, ("entropy",))
+    refuses(f"means over {count} images", mean.to_pandas, by="image")
+
+
 def test_summary_to_pandas_has_a_row_for_each_head(vit, attn):
     summary = attention.summary(attn)
     table = summary.to_pandas()

@@ -20,7 +20,7 @@ import typer
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import load_file, save_file
-from support import saved_model, vitlens
+from support import encoded, parquet, saved_model, vitlens
 
 from vitlens import (
     attention,
@@ -719,3 +719,70 @@ def test_help_lists_the_registered_names():
     for command, names in lists.items():
         shown = "".join(vitlens(command, "--help").stdout.split())
         assert all(name in shown for name in names)
+
+
+def _photographs(folder):
+    """Twelve images in two class folders, and a damaged one."""
+    for number in range(12):
+        file = folder / ("daisy" if number % 2 else "rose") / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        levels = np.random.default_rng(number).integers(0, 256, (32, 32, 3), np.uint8)
+        Image.fromarray(levels).save(file)
+    (folder / "rose" / "damaged.jpg").write_bytes(b"no image")
+    return folder
+
+
+def test_inspect_csv_equals_a_loop_over_the_images(tmp_path):
+    model, photos = saved_model(tmp_path / "model"), _photographs(tmp_path / "photos")
+    file = tmp_path / "heads.csv"
+    options = ("--data", photos, "--csv", file, "--out", tmp_path / "out")
+    done = vitlens("inspect", model, *options, expect=1)
+    assert "damaged.jpg" in done.stderr and "1 of 13 images were left out." in done.stderr
+    table = pd.read_csv(file)
+    assert [*table] == ["image", "class", "layer", "head", "mean_distance", "entropy"]
+    assert len(table) == 12 * 2 * 3 and (table["class"] == table.image.str.split("/").str[0]).all()
+    opened = load_model(model)
+    for name, rows in table.groupby("image"):
+        with torch.no_grad(), capture(opened) as attn:
+            opened(preprocess(opened, photos / name))
+        distance, entropy = attention.mean_distance(attn)[0], attention.entropy(attn)[0]
+        for row in rows.itertuples():
+            assert row.mean_distance == pytest.approx(
+                distance[row.layer, row.head].item(), rel=1e-5
+            )
+            assert row.entropy == pytest.approx(entropy[row.layer, row.head].item(), rel=1e-5)
+    before = file.read_bytes()
+    again = vitlens("inspect", model, *options, expect=2)
+    assert "holds the rows of 12 images" in again.stderr and file.read_bytes() == before
+
+
+def test_inspect_csv_keeps_finished_images_after_an_interrupt(tmp_path):
+    model, photos = saved_model(tmp_path / "model"), _photographs(tmp_path / "photos")
+    file = tmp_path / "heads.csv"
+    add, calls = report.HeadTable.add, []
+
+    def interrupted(table, rows):
+        calls.append(rows)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        add(table, rows)
+
+    options = ("--data", photos, "--csv", file, "--out", tmp_path / "out")
+    with mock.patch.object(report.HeadTable, "add", interrupted):
+        done = vitlens("inspect", model, *options, expect=130)
+    assert "holds the rows of 8 of 13 images" in done.stderr
+    assert pd.read_csv(file).image.nunique() == 8 and [*tmp_path.glob(".*lock")] == []
+
+
+def test_inspect_csv_reads_tables(tmp_path):
+    """With the names of their classes, and with the images that are named on the command line."""
+    model = saved_model(tmp_path / "model")
+    photo = tmp_path / "photo.png"
+    Image.new("RGB", (32, 32)).save(photo)
+    images = [encoded(number, size=(32, 32)) for number in range(4)]
+    parquet(tmp_path / "tables" / "test.parquet", images, [0, 1, 0, 1], ["daisy", "rose"])
+    file = tmp_path / "heads.csv"
+    options = ("--data", tmp_path / "tables", "--csv", file, "--out", tmp_path / "out")
+    vitlens("inspect", model, photo, *options)
+    table = pd.read_csv(file, keep_default_na=False)
+    assert table.groupby("class").image.nunique().to_dict() == {"": 1, "daisy": 2, "rose": 2}

@@ -106,26 +106,44 @@ class Summary:
 
     __repr__ = repr_with_shapes
 
-    def to_pandas(self) -> DataFrame:
-        """A DataFrame of L·H rows: layer, head, and the mean over images of each statistic with one number per head.
+    def to_pandas(self, by: str = "head", images: Sequence[str] | None = None) -> DataFrame:
+        """A DataFrame with a row for each layer and head, and a column for each statistic with one number per head.
 
         >>> vitlens.attention.summary(attn).to_pandas().columns.tolist()
         ['layer', 'head', 'mean_distance', 'entropy']
+        >>> vitlens.attention.summary(attn).to_pandas(by="image", images=["cat", "rocket"]).image.unique().tolist()
+        ['cat', 'rocket']
+
+        by: "head" for L·H rows, the means over images, or "image" for B·L·H rows, with the column image in front.
+        images: names for this column, by default the numbers in the batch. Raises ValueError without a statistic per
+        head, and by image for means (`mean_over`).
         """
         import pandas as pd
 
+        require_known(by, ("head", "image"), "by")
         if not self.by_head:
             raise ValueError(
                 f"No statistic of {', '.join(self.values)} has one number per head. Add mean_distance."
             )
-        means = {}
-        for name in self.by_head:
-            values = to_float64(self.values[name])  # (B, L, H), or (L, H) of `mean_over`
-            means[name] = values.reshape(-1, *values.shape[-2:]).mean(0).cpu()
-        layer, head = torch.ones_like(means[self.by_head[0]]).nonzero().T.numpy()
+        values = {name: to_float64(self.values[name]).cpu() for name in self.by_head}
+        is_mean = values[self.by_head[0]].dim() == 2  # (L, H) of `mean_over`
+        if by == "image" and is_mean:
+            raise ValueError(
+                f"The summary holds means over {self.images} images. Summarize captures to have a row for each image."
+            )
+        if by == "head":
+            values = {
+                name: each.reshape(-1, *each.shape[-2:]).mean(0) for name, each in values.items()
+            }
+        *image, layer, head = torch.ones_like(values[self.by_head[0]]).nonzero().T.numpy()
         table = pd.DataFrame({"layer": layer, "head": head})
-        for name, mean in means.items():
-            table[name] = mean.flatten().numpy()
+        for name, each in values.items():
+            table[name] = each.flatten().numpy()
+        if by == "image":
+            names = list(range(self.images) if images is None else images)
+            if len(names) != self.images:
+                raise ValueError(f"Expected {self.images} names of images, got {len(names)}.")
+            table.insert(0, "image", [names[number] for number in image[0]])
         return table
 
     def __dir__(self) -> list[str]:

@@ -14,10 +14,10 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 from typer import Argument, Option
@@ -25,6 +25,10 @@ from typer.core import TyperCommand
 
 from vitlens.plugins import load_plugins
 from vitlens.texts import visible
+
+if TYPE_CHECKING:
+    from vitlens.data import Samples
+    from vitlens.data.sources import Columns
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -286,6 +290,13 @@ def complaints() -> tuple[list[str], Callable[[str], None]]:
     return failures, complain
 
 
+def count_failures(failures: list[str], images: int) -> int:
+    """Exit code of a command, 1 if images were left out. They are counted in a line."""
+    if failures and images > 1:
+        echo(f"vitlens: {len(failures):,} of {images:,} images were left out.")
+    return int(bool(failures))
+
+
 def model_and_images(model: str | None, images: list[Path] | None) -> tuple[str | None, list[Path]]:
     """The model and the images of a command line.
 
@@ -343,12 +354,70 @@ def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str,
     return [(file.name if count[file.name] == 1 else str(file), file) for file in files]
 
 
+def images_of_data(
+    data: str, columns: Columns, root: Path | None
+) -> tuple[Collection[tuple[str, object]], dict[str, str]]:
+    """(name, source) of each image of --data, and the classes by name: of a folder of images, or what `load` opens.
+
+    In a folder of images the class is the folder around an image, "" at the top.
+    """
+    from vitlens.data.sources import open_samples
+    from vitlens.images import image_files
+
+    folder = Path(data)
+    if folder.is_dir() and not any(columns):
+        tables = (path for end in ("parquet", "tar") for path in folder.rglob(f"*.{end}"))
+        try:
+            images = image_files(folder, note)
+        except ValueError:
+            if not any(tables):
+                raise
+        else:
+            return images, {name: Path(name).parent.name for name, _ in images}
+    samples = open_samples(data, "whole", root, columns=columns)
+    images = _Stored(samples)
+    labels = [samples.class_names[label] for label in list(samples.labels)]
+    return images, dict(zip(images.names, labels, strict=True))
+
+
+class _Stored:
+    """(name, source) of each image of samples, which are read when they are needed."""
+
+    def __init__(self, samples: Samples):
+        self.samples = samples
+        self.names = [samples.name(number) for number in range(len(samples))]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[tuple[str, object]]:
+        for number, name in enumerate(self.names):
+            yield name, self.samples.source(number)
+
+
+def _counted(images: Collection, bar, failures: list[str]) -> Iterator[tuple[str, object]]:
+    """The images. A bar counts those that were read, of all but those that cannot be read."""
+    for image in images:
+        before = len(failures)
+        yield image
+        if len(failures) > before:
+            bar.total -= 1
+            bar.refresh()
+        else:
+            bar.update()
+
+
 def _without(
-    images: list[tuple[str, Path]], others: list[tuple[str, object]]
-) -> list[tuple[str, Path]]:
-    """The images that are not among others, under any name. A note counts those left out."""
+    images: Collection[tuple[str, object]], others: list[tuple[str, object]]
+) -> Collection[tuple[str, object]]:
+    """The images that are not among others, under any name. A note counts those left out.
+
+    An image with the name of another file has its path as name.
+    """
     from vitlens.walk import unique_files
 
+    if isinstance(images, _Stored):
+        return images
     files = [source for _, source in others if isinstance(source, Path)]
     known = len(files)
     files, _ = unique_files([*files, *(file for _, file in images)])
@@ -422,11 +491,22 @@ def inspect(
     images: Images = None,
     out: Folder = Path("figures"),
     data: Annotated[
+        str,
+        Option(
+            help="More images, for the statistics of attention only: a folder of images or of tables, or a named data "
+            "set. Of divided data, the test split."
+        ),
+    ] = "",
+    root: Root = None,
+    image_key: ImageKey = "",
+    label_key: LabelKey = "",
+    table: Annotated[
         Path | None,
         Option(
-            exists=True,
-            file_okay=False,
-            help="Folder of more images, for the mean attention distance only.",
+            "--csv",
+            dir_okay=False,
+            help="New file for a row per image, layer and head: mean distance (pixels) and entropy (nats). It is "
+            "written after each batch.",
         ),
     ] = None,
     checkpoint: Checkpoint = None,
@@ -449,17 +529,21 @@ def inspect(
         from tqdm import tqdm
 
         import vitlens.report as report
-        from vitlens.files import check_writable
-        from vitlens.images import image_files
+        from vitlens import files
+        from vitlens.data.sources import Columns
         from vitlens.models.opening import is_checkpoint, load_vit, same_model
 
     model, images = model_and_images(model, images)
     if model and beside and not checkpoint and Path(model) == Path(beside):
         raise typer.BadParameter(f"Both models are {model}. Name another one after --beside.")
+    if beside and table:
+        raise typer.BadParameter("--csv holds one model. Run the command again for the other one.")
     failures, complain = complaints()
+    more, classes = images_of_data(data, Columns(image_key, label_key), root) if data else ([], {})
     shown = named_images(images, model)
-    more = _without(image_files(data, note), shown) if data else []
-    check_writable(out, "--out")
+    more = _without(more, shown)
+    files.check_writable(out, "--out")
+    result_file(table)
     meaning = outputs and outputs.value
     vits = [load_vit(model, checkpoint=checkpoint, head=head, outputs=meaning)]
     if beside and is_checkpoint(beside):
@@ -475,9 +559,30 @@ def inspect(
     vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
     inspections = []
-    for vit in vits:
-        bar = tqdm(more, unit="image", disable=len(more) < 12)
-        inspections.append(report.inspect(vit, shown, bar, on_error=on_error))
+    rows = report.HeadTable(table, classes) if table else None
+    drawn_only = [name for name, _ in shown] if data and not images else []
+    number = len(more) + len(shown) - len(drawn_only)
+
+    def add_rows(statistics) -> None:
+        named = statistics[~statistics["image"].isin(drawn_only)]
+        if len(named):
+            rows.add(named)
+
+    with files.lock(table, "--csv", waits=False) if table else contextlib.nullcontext():
+        for vit in vits:
+            with tqdm(total=len(more), unit="image", disable=len(more) < 12) as bar:
+                counted = _counted(more, bar, failures)
+                on_rows = add_rows if table else None
+                try:
+                    made = report.inspect(vit, shown, counted, on_error=on_error, on_rows=on_rows)
+                except KeyboardInterrupt:
+                    if not (rows and rows.images):
+                        raise
+                    echo(
+                        f"vitlens: stopped; {table} holds the rows of {rows.images:,} of {number:,} images."
+                    )
+                    raise SystemExit(130) from None
+            inspections.append(made)
     paths = report.write_inspection(inspections[0], out, figure_format.value)
     names = [inspection.model for inspection in inspections]
     if beside and names[0] == names[1]:
@@ -488,6 +593,7 @@ def inspect(
     if heads:
         added = report.heads(vits[0], shown, on_error=on_error)
         paths += report.write_heads(added, out, figure_format.value)
+    paths += [table] if table else []
     print(*paths, sep="\n")
     for heading, inspection in headings.items():
         print(f"\n{heading}")
@@ -495,7 +601,7 @@ def inspect(
             print(f"  {name:11}{words}")
         for words in inspection.notes:
             print(f"  Note: {words}")
-    return int(bool(failures))
+    return count_failures(failures, number)
 
 
 @app.command(cls=ListingCommand)
@@ -643,7 +749,7 @@ def explain(
     finally:
         writing.close()
         files.remove_folder(out)
-    return int(bool(failures))
+    return count_failures(failures, len(shown))
 
 
 def _targets(target: str, against: str, like: list[Path], text: list[str]) -> tuple[object, object]:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import itertools
 import json
@@ -39,6 +40,7 @@ from vitlens.texts import encode, file_name, shown, valid
 
 __all__ = [
     "Explanation",
+    "HeadTable",
     "Inspection",
     "Picture",
     "explain",
@@ -280,12 +282,14 @@ def inspect(
     *,
     batch_size: int = 8,
     on_error: Note = None,
+    on_rows: Callable[[DataFrame], None] | None = None,
 ) -> Inspection:
     """The numbers of all inspection figures: filters, position embeddings, mean attention distance and rollout.
 
-    images, on_error: as in `prepared`. data: more images, for the mean distance only. Raises ImageError if no image can
-    be read, UnsupportedModelError for models whose attention cannot be shown, and ValueError for outputs that are not
-    finite.
+    images, on_error: as in `prepared`. data: more images, for the mean distance only. on_rows: called after each batch
+    with `Summary.to_pandas(by="image")`, the statistics of its images by layer and head, such as `HeadTable.add`.
+    Raises ImageError if no image can be read, UnsupportedModelError for models whose attention cannot be shown, and
+    ValueError for outputs that are not finite.
 
     >>> vitlens.report.inspect(model, [("chelsea", cat)]).measures["nearest_head_at"]
     [2, 0]
@@ -298,6 +302,7 @@ def inspect(
     total = 0  # sum of the distances of all images
     count = 0
     grid = None
+    by_head: tuple[str, ...] = ()
     remarks = Remarks(notes.append)
     for is_shown, source in ((True, images), (False, data)):
         inputs = prepared(model, source, on_error, remarks)
@@ -309,13 +314,18 @@ def inspect(
             grid = attn.grid
             require_finite(model, logits)
             rollouts = None
+            wanted = by_head  # all in the first batch, which shows those with one number per head
+            if on_rows is None:
+                wanted = ("mean_distance",)
             if is_shown and grid.readout is not None:
-                summary = attention.summary(attn)
-                distance = summary.mean_distance
+                wanted = ()
+            summary = attention.summary(attn, *wanted)
+            by_head = summary.by_head
+            if is_shown and grid.readout is not None:
                 rollouts = summary.rollout.cpu()
-            else:
-                distance = attention.mean_distance(attn)
-            total = total + to_float64(distance).sum(0).cpu()
+            if on_rows is not None:
+                on_rows(summary.to_pandas(by="image", images=names))
+            total = total + to_float64(summary.mean_distance).sum(0).cpu()
             count += len(names)
             if is_shown:
                 pictures += _pictures(model, names, batch, logits, rollouts)
@@ -353,6 +363,49 @@ def inspect(
         notes=list(dict.fromkeys(notes)),
         lacks=lacks,
     )
+
+
+class HeadTable:
+    """A CSV file of statistics, with a row for each image, layer and head, which is on the disk after each batch.
+
+    >>> table = vitlens.report.HeadTable("heads.csv", {"chelsea": "cat"})
+    >>> inspection = vitlens.report.inspect(model, [("chelsea", cat)], on_rows=table.add)
+    >>> open("heads.csv").readline().split(",")
+    ['image', 'class', 'layer', 'head', 'mean_distance', 'entropy\\n']
+
+    path: of a new file. classes: the class of each image by its name. Others have an empty class. The columns are
+    image, class, layer, head, mean_distance in input pixels, entropy in nats, and then those of statistics that were
+    registered. images: number of images in the file. Raises ValueError for a file that exists.
+    """
+
+    def __init__(self, path: str | os.PathLike, classes: Mapping[str, str] | None = None):
+        self.path = Path(path)
+        self.classes = classes or {}
+        self.images = 0
+        if self.path.is_file():
+            raise ValueError(
+                f"{files.shortened(path)} exists{self._held()}. Give another file, or remove it."
+            )
+
+    def _held(self) -> str:
+        """Words about the images of which the file has rows, or ""."""
+        header = files.read_header(self.path)
+        if header[:4] != ["image", "class", "layer", "head"]:
+            return ""
+        with self.path.open(encoding="utf-8", newline="") as file:
+            names = {row[0] for row in csv.reader(file) if row}
+        return f" and holds the rows of {len(names) - 1:,} images"
+
+    def add(self, rows: DataFrame) -> None:
+        """Write the rows of some images (`Summary.to_pandas(by="image")`)."""
+        content = rows.assign(image=[valid(name) for name in rows["image"]])
+        classes = [valid(self.classes.get(name, "")) for name in rows["image"]]
+        content.insert(1, "class", classes)
+        text = content.to_csv(
+            index=False, header=not self.images, float_format="%.6g", lineterminator="\n"
+        )
+        files.append(self.path, text)
+        self.images += rows["image"].nunique()
 
 
 def _pictures(

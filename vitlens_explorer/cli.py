@@ -17,6 +17,7 @@ from vitlens.cli import (
     Head,
     Outputs,
     complaints,
+    count_failures,
     importing,
     model_and_images,
     named_images,
@@ -136,6 +137,7 @@ def page(
     vit = load_vit(model, checkpoint=checkpoint, head=head, outputs=outputs and outputs.value)
     vit = vit.to(working_device(device))
     failures, complain = complaints()
+    number = len(shown or ())
     if shown and len(shown) > 1:
         readable = [name for name, _ in prepared(vit, shown, complain)]
         if not readable:
@@ -151,4 +153,4 @@ def page(
         write(vit, shown, out, progress=report, **options)
     photos = photos_sentence([*shown]) if shown else "Its photos are samples."
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {photos}")
-    return int(bool(failures))
+    return count_failures(failures, number)
