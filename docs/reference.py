@@ -23,8 +23,12 @@ from sphinx.util.nodes import make_refnode
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["vitlens", "vitlens_explorer", "vitlens_paper", "vitlens_paper.evaluate"]
-IMPORTED_AS = {"widgets": "vitlens_explorer", "paper": "vitlens_paper"}
-"""Packages by the names under which the book and the docs import them."""
+SHORT = {
+    "widgets": "vitlens_explorer",
+    "paper": "vitlens_paper",
+    "attn": "vitlens.recorder.Attention",
+}
+"""Full names of packages and of a class by the names that the book and the docs give to them or to an object."""
 
 
 # Public names.
@@ -85,7 +89,7 @@ def resolve(text: str, module: str = "", owner: str = "") -> str:
     if not match:
         return ""
     first, dot, rest = match[1].partition(".")
-    name = IMPORTED_AS.get(first, first) + dot + rest
+    name = (SHORT.get(first, first) if dot else first) + dot + rest
     for scope in (owner, module, module.split(".")[0], "vitlens", ""):
         full = f"{scope}.{name}" if scope else name
         if full in modules() and dot:
@@ -380,7 +384,7 @@ def process_signature(app, what, name, described, options, arguments, result):
 @lru_cache
 def python_names() -> dict[str, str]:
     """Full names of Python by the names that annotations have, from the stored inventory."""
-    lines = (Path(__file__).parent / "python.inv").read_text().splitlines()[3:]
+    lines = (Path(__file__).parent / "python.inv").read_text(encoding="utf-8").splitlines()[3:]
     names = [line.split()[0] for line in lines]
     return {short: name for name in names for short in (name, name.rpartition(".")[2])}
 
@@ -392,7 +396,7 @@ def missing_reference(app, env, node, contnode):
     target = node["reftarget"]
     short = target.rpartition(".")[2]
     for place in places().values():
-        if place.rpartition(".")[2] == short and inspect.isclass(thing(place)):
+        if place.rpartition(".")[2] == short and not inspect.isroutine(thing(place)):
             document = f"reference/{place.rpartition('.')[0]}"
             return make_refnode(app.builder, node["refdoc"], document, place, contnode, place)
     if target in python_names():
@@ -451,7 +455,7 @@ def address(full: str) -> tuple[str, str]:
     return f"reference/{module}", full
 
 
-def source_link(repository: str, info: dict) -> str | None:
+def source_link(repository: str, domain: str, info: dict) -> str | None:
     """Address of the lines that define a name, for `sphinx.ext.linkcode`. None for constants."""
     found = modules()[info["module"]]
     for part in info["fullname"].split("."):

@@ -283,6 +283,7 @@ def trim(site: Path) -> None:
         text = re.sub(r"<(link|script)[^>]*fontawesome\.js[^>]*>(</script>)?", "", text)
         title = "<title>vitlens: a microscope for Vision Transformers<"
         text = re.sub("<title>vitlens .*?<", title, text)
+        text = accessible(text)
         if page.name in ("index.html", "README.html"):
             text = re.sub(r"<img (?![^>]*loading=)", '<img loading="lazy" ', text)
         page.write_text(text, encoding="utf-8")
@@ -291,6 +292,20 @@ def trim(site: Path) -> None:
     search = site / "_static/searchtools.js"
     script = search.read_text(encoding="utf-8").replace('[role="main"]', "article")
     search.write_text(script, encoding="utf-8")
+
+
+def accessible(text: str) -> str:
+    """A page whose list of pages has a name for its button, and whose signatures are no lists without terms."""
+    label = '<summary aria-label="Pages of this part">'
+    text = text.replace(
+        '<summary><span class="toctree-toggle"', f'{label}<span class="toctree-toggle"'
+    )
+
+    def without_lists(signature: re.Match) -> str:
+        plain = signature[0].replace("<dl>", '<div class="parameters">').replace("</dl>", "</div>")
+        return plain.replace("<dd>", "<div>").replace("</dd>", "</div>")
+
+    return re.sub(r'<dt class="sig.*?</dt>', without_lists, text, flags=re.S)
 
 
 def build(site: Path, model: str) -> None:

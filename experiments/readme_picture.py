@@ -26,7 +26,7 @@ from vitlens.images import samples
 from vitlens.report import SHARP
 
 RIGHT = ("chelsea", "coffee", "china")
-"""Samples whose class the bundled model predicts right: a cat, an espresso, a lakeside."""
+"""Samples whose class the bundled model predicts right: a cat, an espresso, a palace."""
 SIZE = {"width": 1180, "height": 880}
 SHOWN = 1.7
 """Seconds of a frame."""
@@ -34,7 +34,7 @@ SHOWN = 1.7
 
 def inspection(model: str, out: Path) -> None:
     found = report.inspect(load_model(model), [(name, samples()[name]) for name in RIGHT])
-    figure = plot.inspected({Path(model).name: found})
+    figure = plot.inspected({found.model: found})
     figure.savefig(pixels := io.BytesIO(), dpi=SHARP)
     picture = Image.open(pixels).convert("RGB")
     picture.save(

@@ -14,6 +14,7 @@ if workers := int(
 import pytest
 import timm
 import torch
+from systems import missing
 
 sys.modules.setdefault(
     "rfc3987_syntax", None
@@ -37,6 +38,9 @@ LONGER = {"slow": 3600, "browser": 900, "test_book": 900}
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if reason := missing(item.path, item.originalname):
+            item.add_marker(pytest.mark.skip(reason=reason))
     if not config.pluginmanager.hasplugin(
         "timeout"
     ):  # pytest-timeout is among the development tools

@@ -534,6 +534,8 @@ def test_average_maps_of_classes(run):
     torch.testing.assert_close(average.rollout.float(), expected, rtol=1e-4, atol=1e-7)
     assert average.images == 2 and space["averages"]["animals"].images == 1
     assert [ax.get_title(loc="left") for ax in space["figure"].axes][:2] == ["animals", "things"]
+    drawn = space["figure"].axes[1].images[0].get_array()
+    np.testing.assert_allclose(drawn, expected, rtol=1e-4, atol=1e-7)
 
 
 def test_figure_for_a_paper(run):

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import runpy
 import sys
 from collections import Counter
 from pathlib import Path
@@ -78,6 +79,8 @@ def test_resolve_finds_names_as_texts_have_them():
         ("widgets.explore(model)", (), "vitlens_explorer.explore"),
         ("index", ("vitlens", "vitlens.TokenGrid"), "vitlens.TokenGrid.index"),
         ("help(vitlens.attribution)", (), "vitlens.attribution"),
+        ("attn.differentiate(score)", (), "vitlens.recorder.Attention.differentiate"),
+        ("attn", (), ""),
         ("images", ("vitlens.attribution",), ""),
         ("torch.nn.Module", (), ""),
         ("model(images)", (), ""),
@@ -146,12 +149,24 @@ def test_source_link_names_the_lines_of_a_definition():
         ("vitlens.train", "Recipe.from_dict"),
         ("vitlens.scores", "real_labels"),
     ):
-        link = reference.source_link(address, {"module": module, "fullname": name})
+        link = reference.source_link(address, "py", {"module": module, "fullname": name})
         path, first, last = re.fullmatch(rf"{address}/blob/main/(.+)#L(\d+)-L(\d+)", link).groups()
         lines = (ROOT / path).read_text().splitlines()[int(first) - 1 : int(last)]
         assert any(f"def {name.rpartition('.')[2]}(" in line for line in lines), link
     constant = {"module": "vitlens.attention", "fullname": "STATISTICS"}
-    assert reference.source_link(address, constant) is None
+    assert reference.source_link(address, "py", constant) is None
+
+
+@pytest.mark.parametrize("repository", ["", "https://example.org/vitlens"])
+def test_entries_link_to_their_source_if_an_address_is_set(monkeypatch, repository):
+    import website
+
+    monkeypatch.setattr(website, "addresses", lambda: {"repository": repository, "site": ""})
+    settings = runpy.run_path(str(ROOT / "docs/conf.py"))
+    assert ("sphinx.ext.linkcode" in settings["extensions"]) == bool(repository)
+    if repository:
+        link = settings["linkcode_resolve"]("py", {"module": "vitlens", "fullname": "capture"})
+        assert link.startswith(f"{repository}/blob/main/vitlens/recorder/record.py#L")
 
 
 def test_inventory_of_python_has_the_types_and_errors_of_the_reference(pages):

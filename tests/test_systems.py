@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import parquet
+from systems import missing
 
 from vitlens import files
 from vitlens.data import load
@@ -68,6 +69,52 @@ def test_commands_print_in_other_encodings(encoding, words, expected):
     done = subprocess.run(command, env=os.environ | settings, capture_output=True)
     assert expected in done.stdout + done.stderr
     assert b"Traceback" not in done.stderr
+
+
+# Tests that need a system
+
+
+CODE = """
+import os
+
+def pipe(path):
+    os.mkfifo(path)
+
+FULL = "/dev/full"
+
+def test_of_a_pipe(tmp_path):
+    pipe(tmp_path / "pipe")
+
+def test_of_a_process(forked):
+    forked(print)
+
+def test_of_a_full_disk():
+    open(FULL, "wb")
+
+def test_of_numbers():
+    assert 1 + 1 == 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "on_macos", "on_windows"),
+    [
+        ("test_of_a_pipe", "", "It needs named pipes and sockets. Windows has none."),
+        ("test_of_a_process", "", "It needs processes that fork. Windows has none."),
+        (
+            "test_of_a_full_disk",
+            "It needs devices of Linux. macOS has none.",
+            "It needs devices of Linux. Windows has none.",
+        ),
+        ("test_of_numbers", "", ""),
+    ],
+)
+def test_missing_reads_what_a_test_needs(test, on_macos, on_windows, tmp_path):
+    file = tmp_path / "test_code.py"
+    file.write_text(CODE, encoding="utf-8")
+    assert missing(file, test, "darwin") == on_macos
+    assert missing(file, test, "win32") == on_windows
+    assert missing(file, test, "linux") == ""
 
 
 # Files and folders

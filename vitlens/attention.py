@@ -256,8 +256,9 @@ def mean_over(
     torch.Size([12, 3])
 
     model: as in `vitlens.capture`. loader: yields image batches (B, C, height, width), or tuples that begin with one.
-    All images must have one size. statistics, renormalize: as in `summary`. The model runs without gradients, in eval
-    mode, on its own device. Its mode is restored afterwards.
+    All images must have one size. statistics, renormalize: as in `summary`.
+
+    The model runs without gradients, in eval mode, on its own device. Its mode is restored afterwards.
     """
     bare = unwrap(model)
     parameter = next(model.parameters())

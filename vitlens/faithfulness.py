@@ -6,7 +6,9 @@
 Maps are tensors (…, B, rows, cols) on the patches of the images, with larger values for patches that raise the score.
 Leading dimensions, such as one for methods, come first in the results too. model: any module that returns (B, classes)
 logits. A model that vitlens does not support needs `grid=TokenGrid(…)`. images: (B, C, H, W), normalized as the model
-expects. target, against: as in `vitlens.attribution`. The model is unchanged afterwards.
+expects. target, against: as in `vitlens.attribution`.
+
+The model is unchanged afterwards.
 
 No score proves that a map is right. Each measures one consequence of a right map, and covered patches make images of a
 kind that the model was not trained on. Compare maps by the same score, the same baseline and the same step.
@@ -244,7 +246,9 @@ def table(
     [1]
 
     maps: (B, rows, cols) by the name of their method. orders: number of random orders (`random_maps`), the same for all
-    images. options: those of `curves`. Columns: as in `rank_maps`.
+    images. options: those of `curves`.
+
+    Columns: as in `rank_maps`.
     """
     grid = _grid(model, images, grid)
     stacked = add_random_maps(maps, grid, orders, seed)

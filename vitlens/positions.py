@@ -95,8 +95,10 @@ def resize(
 def rank_correlation(similarities: Tensor) -> float:
     """Spearman's correlation of similarity with distance on the grid, over all pairs of different positions.
 
-    similarities: (rows, cols, rows, cols). The result is −1 if nearer positions are always more similar, about 0 for an
-    untrained table, and nan for fewer than three positions or similarities that are not finite.
+    similarities: (rows, cols, rows, cols).
+
+    The result is −1 if nearer positions are always more similar, about 0 for an untrained table, and nan for fewer than
+    three positions or similarities that are not finite.
 
     >>> vitlens.positions.rank_correlation(vitlens.positions.similarity(model)) < -0.2
     True

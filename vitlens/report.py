@@ -470,7 +470,9 @@ def write_beside(
 ) -> list[Path]:
     """Write beside.json, the numbers of both inspections, and beside.png, their figures in two columns.
 
-    inspections: by the heading of each column. format: as in `write_inspection`. Returns the paths.
+    inspections: by the heading of each column. format: as in `write_inspection`.
+
+    Returns the paths.
 
     >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
     >>> [path.name for path in vitlens.report.write_beside({"a": inspection, "b": inspection}, Path("figures"))]

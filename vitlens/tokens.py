@@ -115,8 +115,10 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
     >>> scores.shape
     torch.Size([196, 3])
 
-    tokens: (P, D) of one image, or of several concatenated images for common colors. The mean is subtracted. Components
-    are ordered by variance and signed so that the largest score is positive, because the sign is arbitrary.
+    tokens: (P, D) of one image, or of several concatenated images for common colors.
+
+    The mean is subtracted. Components are ordered by variance and signed so that the largest score is positive, because
+    the sign is arbitrary.
     """
     tokens = to_float64(tokens)
     centered = tokens - tokens.mean(0)

@@ -19,9 +19,10 @@ from vitlens_explorer.outputs import display_widget
 def training(snapshots: Mapping | str | os.PathLike) -> Slider:
     """Slider over the snapshots of a run, with its four inspection figures and a button to play them.
 
-    snapshots: directory of a run, its `snapshots.npz`, or the result of `train.snapshots.load`. All figures are drawn
-    in advance, 0.2 seconds each, so that the slider is immediate. It starts at the last one. Without a kernel its
-    output is an animation of every second snapshot. Works with ipywidgets 7.7 and 8.
+    snapshots: directory of a run, its `snapshots.npz`, or the result of `train.snapshots.load`.
+
+    All figures are drawn in advance, 0.2 seconds each, so that the slider is immediate. It starts at the last one.
+    Without a kernel its output is an animation of every second snapshot. Works with ipywidgets 7.7 and 8.
 
     >>> snapshot = vitlens.train.snapshots.record(model, images)
     >>> slider = vitlens_explorer.training({"steps": [0], **{name: a[None] for name, a in snapshot.items()}})

@@ -205,9 +205,10 @@ def few_shot(
 ) -> plt.Figure | plt.Axes:
     """Few-shot accuracy against the images of pre-training, a curve for each model (paper, Fig. 4).
 
-    curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in percent. The interval from low to
-    high is a band for up to three curves, and error bars for more. Only your curves are drawn, because the paper prints
-    no numbers. The legend lists the curves by their last accuracy.
+    curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in percent.
+
+    The interval from low to high is a band for up to three curves, and error bars for more. Only your curves are drawn,
+    because the paper prints no numbers. The legend lists the curves by their last accuracy.
 
     >>> figure = vitlens_paper.few_shot({"ViT": [(1_000_000, 40.0), (10_000_000, 55.0)]})
     """

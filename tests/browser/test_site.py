@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -183,6 +184,7 @@ def visit(site, browser):
 
 PAGES = ["index.html", "search.html?q=rollout", "docs/models.html", "data/README.html"]
 PAGES += [f"notebooks/{website.chapters()[k].stem}.html" for k in (1, 3)]
+PAGES += ["docs/reference.html", "reference/vitlens.html", "reference/vitlens.train.html"]
 WIDE = """lines => lines.filter((each) => each.checkVisibility() && each.scrollWidth > each.clientWidth)
     .map((each) => each.innerText)"""
 
@@ -273,3 +275,61 @@ def test_search_finds_chapters_and_docs(visit):
         page.locator("#search-results .context").first.wait_for()
         assert "System Settings" not in page.inner_text("#search-results")
         page.close()
+
+
+SEARCHES = {
+    "attention distance": "plot.attention_distance |attention.mean_distance |04_how_far_heads_look",
+    "grad cam": "attribution.grad_cam ",
+    "rollout": "attention.rollout |06_rollout",
+    "own images": "12_your_own_images",
+    "head importance": "09_which_heads_matter|docs/intervening",
+    "position embeddings": "reference/vitlens.positions.html |B_resizing_positions|05_what_the_first",
+    "checkpoint": "docs/models.html#checkpoints",
+    "fine-tune": "12_your_own_images.html#second-fine-tune|docs/training",
+    "attention sink": "10_sinks_and_registers",
+    "logit lens": "stream.lens |docs/intervening",
+    # words of the package, in the order of a question
+    "load model": "vitlens.load_model ",
+    "switch off a head": "vitlens.intervene |docs/intervening",
+    "attribution map": "reference/vitlens.attribution.html |docs/explaining",
+    "few-shot": "few_shot ",
+}
+"""Pages and names that a stranger looks for, by the words of the search. A space ends an address."""
+
+
+@MARKS
+@pytest.mark.slow
+def test_first_result_of_a_search_is_the_page_for_it(visit):
+    wrong = {}
+    for words, right in SEARCHES.items():
+        page, _ = visit(f"search.html?q={words}")
+        first = page.locator("#search-results ul.search > li a").first
+        first.wait_for()
+        address = re.sub(r"\?highlight=[^#]*", "", first.get_attribute("href")) + " "
+        if not re.search(right.replace(".", r"\."), address):
+            wrong[words] = address
+        page.close()
+    assert len(wrong) <= len(SEARCHES) // 10, wrong
+
+
+@MARKS
+@pytest.mark.slow
+def test_reference_has_each_name_once_and_links_to_it(site):
+    import reference
+
+    anchors = Counter()
+    for path in site[1].glob("reference/*.html"):
+        anchors.update(re.findall(r'<dt class="sig[^>]* id="([^"]+)"', path.read_text()))
+    assert set(anchors.values()) == {1}
+    assert {*reference.places().values()} <= {*anchors}
+    text = (site[1] / "reference/vitlens.attention.html").read_text()
+    for link in (
+        "https://docs.python.org/3/library/stdtypes.html#tuple",
+        "vitlens.recorder.html#vitlens.recorder.Attention",
+        "#vitlens.attention.Summary",
+    ):
+        assert f'href="{link}"' in text
+    assert re.search(r'class="highlight-pycon.*?<span class="go">torch.Size', text, re.S)
+    assert "Tensor" in text and "pytorch.org" not in text and "[source]" not in text
+    for page in ("docs/intervening.html", "docs/paper.html", "notebooks/A_capture.html"):
+        assert '="../reference/vitlens' in (site[1] / page).read_text(), page

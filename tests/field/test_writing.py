@@ -1,11 +1,9 @@
 """Results of several processes, on full and read-only disks, after kills, and next to files of others (kind 2)."""
 
 import errno
-import fcntl
 import json
 import multiprocessing
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +23,9 @@ from vitlens import files, load_model, plot, report, waiting
 from vitlens.cli import run as command_line
 from vitlens.train import export, fit, recipe, runs, snapshots
 from vitlens_paper.evaluate import Record, ablation, read_results, write
+
+fcntl = pytest.importorskip("fcntl", reason="Its tests need the locks of POSIX")
+resource = pytest.importorskip("resource", reason="Its tests need the limits of POSIX")
 
 cannot_occur(
     2, door="notebook: Save", reason="the browser writes the file, under a name of its own"

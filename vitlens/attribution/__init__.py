@@ -5,12 +5,12 @@
 model: a supported Vision Transformer (`recorder.supported`). images: (B, C, H, W), normalized as the model expects.
 target: a class number, a class name, a sequence with one for each image, None for the predicted class, or a function of
 the model's output, (B, outputs) → (B,). `like(image)` and `text("a cat")` are such functions: the similarity of the
-features, which models without classes have too. names: the class names in order, by default the model's own. The map
-explains the target's logit, or, with `against` another class or function, the difference of the two.
+features, which models without classes have too. names: the class names in order, by default the model's own.
+
+The map explains the target's logit, or, with `against` another class or function, the difference of the two.
 
 The model runs in eval mode. Its mode and every `.grad` are unchanged afterwards. Maps are not rescaled. The quick
-methods can share one forward and one backward, or take your capture in place of the model (the three things that may be
-their first argument are listed at `vitlens.attribution.maps.Explainable`):
+methods can share one forward and one backward, or take your capture in place of the model (`Explainable`):
 
     run = explained(model, images, target, needs={"gradients", "readings"})
     relevance(run), legrad(run)

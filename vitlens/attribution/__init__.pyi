@@ -1,5 +1,7 @@
 from .balanced import balanced_gradients
 from .maps import (
+    Explainable,
+    Explained,
     attention_gradient,
     explained,
     grad_cam,
@@ -13,6 +15,8 @@ from .registry import METHODS, Method, methods, register
 from .target import like, text
 
 __all__ = [
+    "Explainable",
+    "Explained",
     "METHODS",
     "Method",
     "attention_gradient",

@@ -53,6 +53,9 @@ class Explained:
     attn: the capture, with the gradient of the score in each layer. output: (B, classes) logits, or (B, D) features.
     target: the explained class or function. readings: the same capture, with the gradient in each layer of the score
     read right after it. inputs: by layer, the input (B, T, C) of its attention, and the score's gradient by it.
+
+    >>> vitlens.attribution.explained(model, images).attn[5].gradient.shape
+    torch.Size([2, 3, 197, 64])
     """
 
     attn: Attention
@@ -65,7 +68,7 @@ class Explained:
 
 
 Explainable = nn.Module | Attention | Explained
-"""First argument, `model`, of a method that can share its forward.
+"""First argument, `model`, of a method that can share its forward:
 
 * A model. The method also takes images and a target, and runs the model.
 * A capture with `gradients=True`, after `attn.differentiate(score)`. The method takes nothing else.

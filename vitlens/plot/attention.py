@@ -71,8 +71,10 @@ def heads(
     column) of a patch from 0, drawn with a white frame, or None for a class token. names: titles of the maps, by
     default the numbers of the heads. shared: True for one color scale from 0 to the largest weight of all heads, False
     for a scale per head, with its largest weight below. cmap: colors, a name or a Colormap, by default viridis, and
-    inferno over an image. A map that departs from uniform by no more than those of small
-    models with random weights (`vitlens.plot.scales.ATTENTION`) is drawn as uniform.
+    inferno over an image.
+
+    A map that departs from uniform by no more than those of small models with random weights
+    (`vitlens.plot.scales.ATTENTION`) is drawn as uniform.
 
     >>> weights = attn.grid.image_map(attn[5].weights(query=(3, 4))[0])
     >>> figure = vitlens.plot.heads(weights, query=(3, 4), shared=False)
@@ -289,8 +291,9 @@ def attention_distance(
     of it are local, by convention, and their range is gray. control: the distances of a model with random weights, gray
     crosses. Dots follow `lines.markersize` and the width of the axes, and grays the color of the axes. A small figure
     needs `layout="constrained"`, or its labels may be cut.
-    image_size: (height, width) of the input, or one number for both, for the label of the axis. Layers and
-    heads count from 0.
+    image_size: (height, width) of the input, or one number for both, for the label of the axis.
+
+    Layers and heads count from 0.
 
     >>> distance = vitlens.attention.mean_distance(attn)
     >>> ax = vitlens.plot.attention_distance(distance, uniform=attn.grid.uniform_distance())

@@ -438,7 +438,9 @@ def randomized(results: Mapping[str, Sequence], *, titles: Sequence[str] = ()) -
 
     results: `vitlens.faithfulness.Randomization`s of the same parts by the name of their method, one for each draw of
     the weights. A dot is the mean over images of |rank correlation| of one draw, a bar the mean over the draws. titles:
-    of the panels, by default the names of the parts. The dashed line is the threshold.
+    of the panels, by default the names of the parts.
+
+    The dashed line is the threshold.
 
     >>> rho = torch.tensor([[0.9], [0.4]])
     >>> result = vitlens.faithfulness.Randomization(("head", "norm"), rho, ssim=rho, threshold=0.5)

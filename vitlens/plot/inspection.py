@@ -68,6 +68,7 @@ def filters(
     explained_variance: (k,) shares of the variance, written under the tiles. cols: tiles in a line. untrained:
     components of the same shape with random weights, of which a pale line is drawn at the foot. names: words by number
     of a tile, below it before its share.
+
     Every tile is scaled separately, symmetrically about zero: v → ½ + ½·v / max|v|. So zero is middle gray in all
     tiles, and brightness cannot be compared between tiles.
 
@@ -244,8 +245,10 @@ def rollouts(
     images, maps: sequences of one length of arguments of `overlay`. grid: one for all, or one for each. captions: a
     text below each pair. style: "heat", in colors from 0 (clear) to the largest value of each map (yellow, or the
     last color of `cmap`, a name or a Colormap), or "mask",
-    the paper's image on black, stretched from the smallest value to the largest. The ends are below each pair, and
-    uniform maps are drawn as in `overlay`. Up to three pairs are in a line, all of one height.
+    the paper's image on black, stretched from the smallest value to the largest.
+
+    The ends are below each pair, and uniform maps are drawn as in `overlay`. Up to three pairs are in a line, all of
+    one height.
 
     >>> pictures, rollouts = vitlens.restore(model, images), vitlens.attention.rollout(attn)
     >>> figure = vitlens.plot.rollouts(pictures, rollouts, captions=["cat", "rocket"])
@@ -308,10 +311,12 @@ def _scale_words(image, map, grid, style: str) -> str:
 def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
     """The four figures of a model's inspection on one page, or those of several models, a column for each.
 
-    inspections: a `vitlens.report.Inspection`, or several by the heading of their model. Above each figure is its
-    number, or the reason why the model lacks it. Rollouts are those of the first six images, or of the first four for
-    several models. Numbers are those of all images. Several models share one panel of distances, as shares of the
-    distance of uniform attention, with the mean change of a head if all have the same layers, heads and patches.
+    inspections: a `vitlens.report.Inspection`, or several by the heading of their model.
+
+    Above each figure is its number, or the reason why the model lacks it. Rollouts are those of the first six images,
+    or of the first four for several models. Numbers are those of all images. Several models share one panel of
+    distances, as shares of the distance of uniform attention, with the mean change of a head if all have the same
+    layers, heads and patches.
 
     >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
     >>> figure = vitlens.plot.inspected({"the bundled model": inspection})

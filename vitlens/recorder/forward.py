@@ -60,8 +60,9 @@ def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     True
 
     model: a supported model, or a module around one (`DataParallel`, `torch.compile`, your own), whose own output is
-    returned if it has no logits. images: (B, C, H, W), as from `preprocess`. Gradients flow and autocast applies, as in
-    a call of the model. Raises ValueError for images that are not a tensor.
+    returned if it has no logits. images: (B, C, H, W), as from `preprocess`.
+
+    Gradients flow and autocast applies, as in a call of the model. Raises ValueError for images that are not a tensor.
     """
     if not isinstance(images, torch.Tensor):
         raise _images_error(type(images).__name__)
