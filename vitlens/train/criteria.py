@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import Targets, normalize, seed_of
+from vitlens.data.augment import Augment, Targets, normalize, seed_of, transform_batch
 from vitlens.recorder.forward import eval_mode
 from vitlens.train.optim import PRODUCTS
 from vitlens.train.processes import World
@@ -139,24 +140,53 @@ def build_criterion(
     loss = uncompiled_loss
     if compiles(recipe, device):
         # Shapes are few and known (one, or two with patch_drop): specialize instead of guessing which are dynamic.
-        loss = torch.compile(uncompiled_loss, mode=recipe.compile, dynamic=False)
+        compiled = torch.compile(uncompiled_loss, mode=recipe.compile, dynamic=False)
+        loss = or_uncompiled(compiled, uncompiled_loss, "training continues")
 
     def criterion(x: Tensor, y: Targets) -> Tensor:
-        nonlocal loss
         with attention():
-            try:
-                return loss(x, y)
-            except torch._dynamo.exc.TorchDynamoException as error:  # only the first call compiles
-                warnings.warn(
-                    f"Compiling failed on {x.device}, so training continues uncompiled and slower: "
-                    f"{first_paragraph(error)}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-                loss = uncompiled_loss
-                return loss(x, y)
+            return loss(x, y)
 
     return criterion
+
+
+def or_uncompiled(compiled: Callable, uncompiled: Callable, continues: str) -> Callable:
+    """The compiled function, replaced by the uncompiled one after a RuntimeWarning if compiling fails."""
+    function = compiled
+
+    def run(x: Tensor, *arguments):
+        nonlocal function
+        try:
+            return function(x, *arguments)
+        except torch._dynamo.exc.TorchDynamoException as error:  # only the first call compiles
+            warnings.warn(
+                f"Compiling failed on {x.device}, so {continues} uncompiled and slower: {first_paragraph(error)}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            function = uncompiled
+            return function(x, *arguments)
+
+    return run
+
+
+def build_augmentation(
+    recipe: Recipe, device: torch.device
+) -> Callable[[Tensor, Tensor, dict[str, Tensor]], tuple[Tensor, Targets]]:
+    """(images, labels, numbers) → augmented batch: `transform_batch` by the recipe, one compiled graph on CUDA."""
+    mode = recipe.compile if device.type == "cuda" and compiles(recipe, device) else "off"
+    return _augmentation(recipe.augment, recipe.image_size, recipe.mean, recipe.std, mode)
+
+
+@cache  # so that a second run with the same settings does not compile
+def _augmentation(augment: Augment, size: int, mean: tuple, std: tuple, mode: str) -> Callable:
+    def transform(images: Tensor, labels: Tensor, numbers: dict[str, Tensor]):
+        return transform_batch(images, labels, numbers, augment, size=size, mean=mean, std=std)
+
+    if mode == "off":
+        return transform
+    compiled = torch.compile(transform, mode=mode, dynamic=False, fullgraph=True)
+    return or_uncompiled(compiled, transform, "images are augmented")
 
 
 def first_paragraph(error: BaseException) -> str:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import Targets, augment_batch, draws, generator, seed_of
+from vitlens.data.augment import Targets, draw_numbers, draws, generator, seed_of
 from vitlens.data.imageset import lost_workers, lost_workers_error
 from vitlens.recorder.memory import is_out_of_memory
 from vitlens.recorder.precision import float32_precision
-from vitlens.train.criteria import build_criterion, choose_precision, validate
+from vitlens.train.criteria import build_augmentation, build_criterion, choose_precision, validate
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.overflow import Overflow
 from vitlens.train.processes import World, distribute, exchange
@@ -303,6 +303,7 @@ def batches(
     first_part = world.rank * recipe.accumulate
     own_parts = range(first_part, first_part + recipe.accumulate)
     remaining = train.remaining(recipe.augment)
+    transform = build_augmentation(replace(recipe, augment=remaining), world.device)
     patch_dropout = getattr(model, "patch_drop", None)  # timm's layer
 
     def augmented_parts(
@@ -317,16 +318,9 @@ def batches(
                 drops = progress < recipe.patch_drop_until
                 patch_dropout.prob = recipe.patch_drop if drops else 0.0
             rng = draws(images.device, recipe.seed, epoch, number, part=k, parts=parts)
-            yield augment_batch(
-                images,
-                labels,
-                remaining,
-                rng,
-                size=recipe.image_size,
-                mean=recipe.mean,
-                std=recipe.std,
-                mix=progress < recipe.mix_until,
-            )
+            mixes = progress < recipe.mix_until
+            numbers = draw_numbers(images.shape, remaining, rng, size=recipe.image_size, mix=mixes)
+            yield transform(images, labels, numbers)
 
     for epoch in range(done // per_epoch, math.ceil(steps / per_epoch)):
         order = torch.randperm(len(train), generator=generator("cpu", recipe.seed, epoch))
