@@ -19,9 +19,9 @@ from support import digits, refuses, tiny
 from timm.models import save_for_hf
 from torch import nn
 
-from vitlens.data.augment import augment_batch, draws, generator, seed_of
+from vitlens.data.augment import augment_batch, draw_numbers, draws, generator, seed_of
 from vitlens.models import load_model
-from vitlens.train import World, accuracy, build_criterion, export, fit, run_folder
+from vitlens.train import World, accuracy, build_criterion, criteria, export, fit, run_folder
 from vitlens.train.loop import numerics
 from vitlens.train.optim import Muon
 from vitlens.train.recipes import Recipe, recipe, starting_from
@@ -630,6 +630,44 @@ def test_compiled_falls_back_on_failure(data, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(criterion(*batch), loss)
+
+
+def test_augmentation_is_compiled_on_cuda(data, monkeypatch):
+    r = tiny(compile="default", compile_cpu=True)
+    settings = r.augment, r.image_size, r.mean, r.std
+    chosen = {"cpu": "off", "cuda": "default"}
+    for device, mode in chosen.items():
+        expected = criteria._augmentation(*settings, mode)
+        assert criteria.build_augmentation(r, torch.device(device)) is expected
+    off = replace(r, compile="off")
+    uncompiled = criteria.build_augmentation(off, torch.device("cuda"))
+    assert uncompiled is criteria._augmentation(*settings, "off")
+
+    graphs = []
+
+    def backend(graph, inputs):
+        if not graphs:
+            graphs.append(graph)
+            raise RuntimeError("there is no compiler here")
+        graphs.append(graph)
+        return graph
+
+    compile = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, *, mode, **options: compile(f, backend=backend, **options)
+    )
+    images, labels = data[0].images[:32], data[0].labels[:32]
+    numbers = draw_numbers(images.shape, r.augment, draws("cpu", 0), size=r.image_size)
+    expected, _ = uncompiled(images, labels, numbers)
+    fails, works = (criteria._augmentation.__wrapped__(*settings, "default") for _ in range(2))
+    with pytest.warns(RuntimeWarning, match="so images are augmented uncompiled .*no compiler"):
+        x, _ = fails(images, labels, numbers)
+    assert torch.equal(x, expected)
+    torch.testing.assert_close(works(images, labels, numbers)[0], expected)
+    assert len(graphs) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(fails(images, labels, numbers)[0], expected)
 
 
 def gradient(model: nn.Module, criterion, batch) -> tuple[torch.Tensor, set[str]]:

@@ -21,6 +21,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from vitlens.data import SOURCES, ImageSet, ImageStream, load
+from vitlens.data.sources import require_source
 from vitlens.files import check_writable, lock_folder, read_text, write
 from vitlens.train import snapshots
 from vitlens.train.criteria import build_criterion, choose_precision
@@ -224,6 +225,7 @@ def check_options(
         check_resumable(out, recipe_name, data)
     else:
         require_new_run(out)
+        require_source(data)
     if watch == 1:
         raise ValueError("--watch must be 0, or at least 2 for the first and the last step, got 1.")
     if max_minutes is not None and not 0 < max_minutes < math.inf:
