@@ -331,7 +331,9 @@ def test_inspect_shows_validation_images_of_a_run(tmp_path):
     assert len(names) == 6 and all(name[-1] in valid.class_names for name in names)
     shown = cli.run_images(tmp_path / "run" / "model")
     pixels = np.stack([np.asarray(image) for _, image in shown])
-    held = valid.subset(6)
+    first = [valid.labels.tolist().index(label) for label in valid.labels.unique()]
+    held = valid.select_rows(torch.tensor(sorted(first)[:6]))
+    assert len(set(held.labels.tolist())) == 6
     assert np.array_equal(pixels, held.images.permute(0, 2, 3, 1)) and names == [
         name for name, _ in shown
     ]
@@ -597,6 +599,12 @@ REFUSED = [
     ("inspect MODEL/model.safetensors --checkpoint missing.pth", "missing.pth"),
     ("inspect vit_tiny_patch16_224 --checkpoint MODEL/model.safetensors", "patches of 8 × 8"),
     ("inspect FILE", "--checkpoint"),
+    ("inspect nomodel.safetensors", "nomodel.safetensors does not exist. Check the path."),
+    ("inspect NAN/none/nomodel.pth", "NAN/none/nomodel.pth does not exist. Check the path."),
+    ("explain nomodel.npz", "nomodel.npz does not exist. Check the path."),
+    ("inspect MODEL --beside missing.bin", "missing.bin does not exist. Check the path."),
+    ("inspect missing.jpg", "missing.jpg does not exist. Check the path of the image"),
+    ("inspect some/model", "'some/model' matches no file or folder"),
     ("explain MODEL --methods chefer", "Did you mean relevance?"),
     ("train --recipe finetune-smal --data digits --out OUT", "Did you mean finetune-small?"),
     ("train --resume", "needs --out"),

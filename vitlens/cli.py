@@ -445,6 +445,8 @@ def _without(
 
 def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
     """(name, image) of some validation images of the run of a model folder, or an empty list without them."""
+    import torch
+
     from vitlens.data import load
     from vitlens.data.imageset import decode
     from vitlens.files import read_text
@@ -454,7 +456,8 @@ def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
         keys = {name: about.get(name, "") for name in ("image_key", "label_key")}
         options = {"size": 8, "stream": True, "workers": 0, "root": about["root"], **keys}
         split = load(about["data"], "valid", **options)
-        split = split.subset(min(count, len(split)))
+        rows = _of_different_classes(split.labels.tolist())[:count]
+        split = split.select_rows(torch.tensor(rows))
         images = []
         for i, label in enumerate(split.labels.tolist()):
             title = f"{split.samples.name(i)}, {split.class_names[label]}"
@@ -463,6 +466,16 @@ def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
         return []
     note(f"No image is named, so {len(images)} validation images of {about['data']} are used.")
     return [(title, image) for title, image in images if not isinstance(image, str)]
+
+
+def _of_different_classes(labels: list[int]) -> list[int]:
+    """All rows, the first of every class before the second of any."""
+    seen = Counter()
+    rounds = []
+    for row, label in enumerate(labels):
+        rounds.append((seen[label], row))
+        seen[label] += 1
+    return [row for _, row in sorted(rounds)]
 
 
 def working_device(name: str | None):
