@@ -24,7 +24,7 @@ from vitlens.data import SOURCES, ImageSet, ImageStream, load
 from vitlens.data.sources import require_source
 from vitlens.files import check_writable, lock_folder, read_text, write
 from vitlens.train import snapshots
-from vitlens.train.criteria import build_criterion, choose_precision
+from vitlens.train.criteria import build_criterion, choose_compile, choose_precision, compiles
 from vitlens.train.loop import FIRST, Step, fit
 from vitlens.train.processes import World, hardware, join, versions
 from vitlens.train.recipes import read_recipe, starting_from
@@ -142,6 +142,7 @@ def run(
         if finished:
             say(f"The run in {out} is finished.")
             return {**finished, "stopped_by": 0}
+    plan = choose_compile(plan, world.device, len(train))
     say(f"Found {len(train)} + {len(valid)} images in {time.monotonic() - start:.0f} s.")
 
     start = time.monotonic()
@@ -164,6 +165,9 @@ def run(
     if resume and fresh:
         say(f"{out} holds no checkpoint, so the run starts.")
     steps = plan.length(len(train))
+    if compiles(plan, world.device) and steps_saved(out) < steps:
+        takes = "many minutes" if "max" in plan.compile else "about half a minute"
+        say(f"Compiling, {takes} …")
     count = watch if world.rank == 0 else 0
     album = snapshots.Album(out, network, snapshots.probe(valid, plan), steps, count, say)
     lock = nullcontext()
@@ -249,6 +253,12 @@ def require_new_run(out: Path) -> None:
         raise ValueError(
             f"{out} already holds a run or its model. Resume the run, or train into another folder."
         )
+
+
+def steps_saved(out: Path) -> int:
+    """Number of steps up to the newest checkpoint in a folder, or 0."""
+    markers = newest_first(out / "checkpoints")
+    return int(markers[0].stem.removeprefix("step-")) if markers else 0
 
 
 def holds_run(out: Path) -> bool:
