@@ -237,12 +237,13 @@ def check_options(
         check_resumable(out, recipe_name, data)
     else:
         require_new_run(out)
-        require_source(data)
     if watch == 1:
         raise ValueError("--watch must be 0, or at least 2 for the first and the last step, got 1.")
     if max_minutes is not None and not 0 < max_minutes < math.inf:
         raise ValueError(f"--max-minutes must be a positive number of minutes, got {max_minutes}.")
     check_writable(out, "--out")
+    if not resume:
+        require_source(data)
 
 
 def check_resumable(out: Path, recipe_name: str, data: str) -> None:
