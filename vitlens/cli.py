@@ -84,7 +84,14 @@ def run() -> None:
         code = command(arguments, prog_name="vitlens", standalone_mode=False)
     except WrongCommandLine as error:
         path = error.ctx.command_path if error.ctx else "vitlens"
-        code = _fail(f"{error.format_message().rstrip('.')}; see `{path} --help`.")
+        message = error.format_message().rstrip(".")
+        option = getattr(error, "option_name", None)
+        advice = ""
+        if option and path.endswith(" train"):
+            advice = setting_for(option)
+        if advice:
+            message = error.message.rstrip(".")  # without options that are spelled similarly
+        code = _fail(f"{message}{advice}; see `{path} --help`.")
     except (ValueError, OSError, MemoryError, FloatingPointError, ModuleNotFoundError) as error:
         code = _fail(" ".join(_sentence(error).split()))
     except (KeyboardInterrupt, typer.Abort):
@@ -98,6 +105,29 @@ def run() -> None:
     if code == 130:
         _fail("stopped.")
     raise SystemExit(code)
+
+
+PRECISIONS = {
+    **dict.fromkeys(("fp16", "half", "float16"), "fp16"),
+    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+    **dict.fromkeys(("fp32", "float32", "no_amp"), "fp32"),
+    **dict.fromkeys(("amp", "autocast", "mixed_precision"), "auto, the default"),
+}
+"""Precisions of training by the options of other programs."""
+
+
+def setting_for(option: str) -> str:
+    """End of a message about an unknown option of `train`: how to write it as a setting of the recipe, or ""."""
+    from dataclasses import fields
+
+    from vitlens.train.settings import Recipe
+
+    name = option.lstrip("-").replace("-", "_")
+    if name in PRECISIONS:
+        return f". Write --set precision={PRECISIONS[name]}"
+    if name in {field.name for field in fields(Recipe)}:
+        return f". Write --set {name}=VALUE"
+    return ""
 
 
 def _sentence(error: Exception) -> str:
