@@ -304,7 +304,8 @@ def test_readme_runs_from_the_wheel_in_an_empty_folder_without_a_network(tmp_pat
             continue
         shorter = ["--tiny"] if words[0] == "train" else []
         run("-m", "vitlens", *words, *shorter)
-        assert (empty / words[words.index("--out") + 1]).exists(), words
+        results = [words[i + 1] for i, word in enumerate(words) if word in ("--out", "--csv")]
+        assert results and all((empty / name).exists() for name in results), words
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.S)
     run("-c", code)

@@ -632,6 +632,34 @@ def test_compiled_falls_back_on_failure(data, monkeypatch):
         assert torch.equal(criterion(*batch), loss)
 
 
+def test_compile_auto_is_off_for_short_runs():
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    r = replace(recipe("digits"), image_size=8, patch_size=2, batch_size=100, epochs=0, steps=1)
+    assert r.compile == "auto"
+    # 100 images of 16 patches a step
+    for steps, mode in ((124_999, "off"), (125_000, "default")):
+        short = replace(r, steps=steps)
+        assert criteria.choose_compile(short, cuda, 1437).compile == mode
+        assert criteria.choose_compile(short, cpu, 1437).compile == "auto"
+        explicit = replace(short, compile="default")
+        assert criteria.choose_compile(explicit, cuda, 1437) == explicit
+    epochs = replace(r, epochs=2, steps=0)
+    assert criteria.choose_compile(epochs, cuda, 6_250_000).compile == "default"
+    assert criteria.choose_compile(epochs, cuda, 6_249_900).compile == "off"
+    on_cpu = replace(r, steps=9)
+    assert not criteria.compiles(on_cpu, cpu)
+    assert criteria.compiles(replace(on_cpu, compile_cpu=True), cpu)
+
+
+def test_fit_resumes_compile_default_of_earlier_versions(data, tmp_path):
+    r = tiny(save_every=0.0)
+    train(2, replace(r, compile="default"), data, out=tmp_path)
+    assert next(fit(r.build(), data, r, device="cpu", out=tmp_path, resume=True)).step == 3
+    other = replace(r, compile="off", compile_cpu=True)
+    training = fit(r.build(), data, other, device="cpu", out=tmp_path, resume=True)
+    refuses("compile = 'auto', got 'off'", next, training)
+
+
 def test_augmentation_is_compiled_on_cuda(data, monkeypatch):
     r = tiny(compile="default", compile_cpu=True)
     settings = r.augment, r.image_size, r.mean, r.std

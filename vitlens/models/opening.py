@@ -18,6 +18,7 @@ from torch import nn
 
 from vitlens import files, waiting
 from vitlens.digests import TrainedOn, read_trained_on
+from vitlens.images import is_image
 from vitlens.models.architecture_guess import fitting_architectures
 from vitlens.models.checkpoint_heads import is_pretraining_part
 from vitlens.models.checkpoint_settings import quickgelu_twin
@@ -37,7 +38,7 @@ from vitlens.models.preprocessing import (
     data_config,
     measure_preprocessing,
 )
-from vitlens.models.weight_files import flat_tensors, read_weights, require_file
+from vitlens.models.weight_files import SUFFIXES, flat_tensors, read_weights, require_file
 from vitlens.names import require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
@@ -366,6 +367,13 @@ def _unknown_name(name: str) -> ValueError:
             f"{name} is a file, not a model. Weights need the name of their model, too: {_model_of(path)} with "
             f"checkpoint={name} (on the command line --checkpoint)."
         )
+    if path.suffix in SUFFIXES and not path.exists() and not path.is_symlink():
+        return ValueError(
+            f"{name} does not exist. Check the path. A file of weights alone goes to checkpoint= (--checkpoint), with "
+            "the name of its model."
+        )
+    if is_image(path) and not path.exists():
+        return ValueError(f"{name} does not exist. Check the path of the image, or name a model.")
     if not path.is_dir() and (path.exists() or path.is_symlink()):
         require_file(path)
     owner, _, rest = name.removeprefix("hf-hub:").removeprefix("hf_hub:").partition("/")

@@ -21,6 +21,8 @@ from vitlens.train.optim import PRODUCTS
 from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
 
+WORTH_COMPILING = 2e8
+"""Tokens (images × patches) of a run from which compiling is expected to save more time than it takes."""
 UNFUSED = 256
 """Number of patches up to which attention stores less for the backward pass than the MLP."""
 
@@ -118,6 +120,7 @@ def build_criterion(
     """Forward pass and loss as one function of a batch, compiled as the recipe sets. The model is unchanged.
 
     If compiling fails (no compiler, no Triton, an old GPU), the function runs uncompiled after a RuntimeWarning.
+    compile="auto" compiles here on CUDA, because the length of the run is unknown. `fit` replaces it by its choice.
 
     >>> digits = vitlens.train.recipe("digits")
     >>> criterion = vitlens.train.build_criterion(digits.build(), digits, "cpu")
@@ -140,7 +143,7 @@ def build_criterion(
     loss = uncompiled_loss
     if compiles(recipe, device):
         # Shapes are few and known (one, or two with patch_drop): specialize instead of guessing which are dynamic.
-        compiled = torch.compile(uncompiled_loss, mode=recipe.compile, dynamic=False)
+        compiled = torch.compile(uncompiled_loss, mode=mode_of(recipe), dynamic=False)
         loss = or_uncompiled(compiled, uncompiled_loss, "training continues")
 
     def criterion(x: Tensor, y: Targets) -> Tensor:
@@ -174,7 +177,7 @@ def build_augmentation(
     recipe: Recipe, device: torch.device
 ) -> Callable[[Tensor, Tensor, dict[str, Tensor]], tuple[Tensor, Targets]]:
     """(images, labels, numbers) → augmented batch: `transform_batch` by the recipe, one compiled graph on CUDA."""
-    mode = recipe.compile if device.type == "cuda" and compiles(recipe, device) else "off"
+    mode = mode_of(recipe) if device.type == "cuda" and compiles(recipe, device) else "off"
     return _augmentation(recipe.augment, recipe.image_size, recipe.mean, recipe.std, mode)
 
 
@@ -202,6 +205,23 @@ def compiles(recipe: Recipe, device: torch.device) -> bool:
     if device.type == "cpu":
         return recipe.compile_cpu
     return device.type in ("cuda", "xpu")
+
+
+def mode_of(recipe: Recipe) -> str:
+    """Mode of torch.compile, if the recipe compiles."""
+    return "default" if recipe.compile == "auto" else recipe.compile
+
+
+def choose_compile(recipe: Recipe, device: torch.device, images: int) -> Recipe:
+    """The recipe with compile "auto" replaced on CUDA by "off" for a short run on this many images, else by "default".
+
+    On a CPU `compile_cpu` decides, and "auto" remains.
+    """
+    if recipe.compile != "auto" or device.type == "cpu":
+        return recipe
+    patches = (recipe.image_size // recipe.patch_size) ** 2
+    tokens = recipe.length(images) * recipe.batch_size * patches
+    return replace(recipe, compile="default" if tokens >= WORTH_COMPILING else "off")
 
 
 class ObjectiveLoss(nn.Module):

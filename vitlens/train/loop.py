@@ -22,7 +22,13 @@ from vitlens.data.augment import Targets, draw_numbers, draws, generator, seed_o
 from vitlens.data.imageset import lost_workers, lost_workers_error
 from vitlens.recorder.memory import is_out_of_memory
 from vitlens.recorder.precision import float32_precision
-from vitlens.train.criteria import build_augmentation, build_criterion, choose_precision, validate
+from vitlens.train.criteria import (
+    build_augmentation,
+    build_criterion,
+    choose_compile,
+    choose_precision,
+    validate,
+)
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.overflow import Overflow
 from vitlens.train.processes import World, distribute, exchange
@@ -101,6 +107,7 @@ def fit(
         model.objective = objective
     check_run(model, data, recipe, world)
     train, valid = data
+    recipe = choose_compile(recipe, world.device, len(train))
     train = train.to(world.device)
     valid = valid.to(world.device)
     model = model.to(world.device)

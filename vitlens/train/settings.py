@@ -228,8 +228,9 @@ class Recipe:
         "fp16" scales the loss by 1,024 and skips steps whose gradient overflows. "fp32": all tensors. "auto": bf16 if
         the device multiplies it in hardware, else fp16 on CUDA (T4, V100), else fp32. Resumed runs keep their
         choice.""", ("auto", "bf16", "fp16", "fp32"))
-    compile: str = setting("default", """Mode of torch.compile on CUDA: "default" (under a minute),
-        "max-autotune-no-cudagraphs" (many), or "off".""", ("off", "default", "max-autotune-no-cudagraphs"))
+    compile: str = setting("auto", """Mode of torch.compile on CUDA: "default" (under a minute),
+        "max-autotune-no-cudagraphs" (many), "off", or "auto": "off" below 2e8 tokens in the whole run, else "default".
+        Resumed runs keep their choice.""", ("auto", "off", "default", "max-autotune-no-cudagraphs"))
     compile_cpu: bool = setting(False, """Compile on a CPU too. Needs a C++ compiler, a few percent faster in fp32 and
         slower in bf16.""")
     tf32: bool = setting(False, "Use TF32 for fp32 matrix products on CUDA.")
