@@ -206,6 +206,15 @@ def test_gpu_tests_are_recorded_without_a_gpu(tmp_path):
     assert set(record["outcomes"]) == {path.name for path in ROOT.glob("tests/gpu/test_*.py")}
 
 
+@pytest.mark.slow
+def test_gpu_table_of_attention_is_measured_on_a_cpu(tmp_path):
+    measure_on_cpu(3, tmp_path / "table.csv")
+    (row,) = pd.read_csv(tmp_path / "table.csv").to_dict("records")
+    committed = pd.read_csv(ROOT / "data" / "results" / "attention-h200.csv").columns
+    assert {name for name in committed if "MiB" not in name} <= set(row)
+    assert row["compiled_difference"] < 1e-5 and row["summary_alone/forward"] > 0
+
+
 def measure_on_cpu(row, out):
     command = [sys.executable, "-m", "experiments.gpu", str(row), "--tiny", "--out", str(out)]
     subprocess.run(command, cwd=ROOT, check=True)

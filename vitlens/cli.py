@@ -863,7 +863,7 @@ def train(
     model: Annotated[
         str,
         Option(
-            help="Trained model to start from: a timm name or a folder. By default random weights."
+            help="Trained model to start from: bundled, a timm name or a folder. By default random weights."
         ),
     ] = "",
     resume: Annotated[

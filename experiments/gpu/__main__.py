@@ -2,6 +2,7 @@
 
 python -m experiments.gpu 1 --out data/results/kernels-h200.csv      # ways to compute statistics of attention
 python -m experiments.gpu 2 --out data/results/gpu-tests.json        # the tests of tests/gpu
+    python -m experiments.gpu 3 --out data/results/attention-h200.csv    # time and memory of attention statistics
 """
 
 import os
@@ -35,7 +36,14 @@ def run_tests(out: Path, tiny: bool, device: torch.device, how: dict) -> None:
     sys.exit(subprocess.run(command, cwd=ROOT, env=without_interpreter).returncode)
 
 
-ROWS = {1: write_statistics, 2: run_tests}
+def write_attention(out: Path, tiny: bool, device: torch.device, how: dict) -> None:
+    """Write the table of time and memory, with the ratio of the statistics to the forward with and without it."""
+    from experiments.attention import write_gpu
+
+    write_gpu(out, how, tiny)
+
+
+ROWS = {1: write_statistics, 2: run_tests, 3: write_attention}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
