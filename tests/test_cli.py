@@ -216,6 +216,14 @@ def test_inspect_calls_models_of_one_architecture_by_their_folders(
         "inspect", again, photographs / "coffee.png", "--beside", other, "--out", tmp_path / "out"
     )
     assert headings == [str(again), str(other)]
+    headings.clear()
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    changed = load_file(other / "model.safetensors")
+    prefixed = {f"module.{key}": value + 0.01 for key, value in changed.items()}
+    torch.save({"state_dict": prefixed}, weights / "last.pth")
+    vitlens("inspect", other, photographs / "coffee.png", "--beside", weights, "--out", tmp_path)
+    assert headings[1] == f"{other.name}, weights"
 
 
 def test_inspect_takes_a_folder_in_natural_order_and_names_other_files_once(

@@ -281,8 +281,15 @@ def _open(
 
 
 def is_checkpoint(path: str | os.PathLike) -> bool:
-    """True for a file of weights, False for a folder, a name and the files that stand for the model in their folder."""
+    """True for a file of weights, or a folder with them alone.
+
+    False for the folder of a model or a run, a name, and the files that stand for the model in their folder.
+    """
     file = Path(path)
+    if file.is_dir():
+        described = ("config.json", "adapter_config.json", "recipe.json")
+        names = {each.name for each in file.iterdir()}
+        return names.isdisjoint(described) and any(name.endswith(SUFFIXES) for name in names)
     stands_for_folder = file.name in _FILES and (file.parent / "config.json").is_file()
     return file.is_file() and not stands_for_folder
 
