@@ -99,7 +99,8 @@ def measure(name: str, size: int) -> dict:
     }
 
 
-BATCHES = {224: 64, 1024: 2, 2048: 1}  # images on a GPU by size
+# images on a GPU: (pixels, batch)
+BATCHES = (224, 256), (1024, 8), (2048, 1), (224, 64), (1024, 2)
 
 
 def row_block(q, k, scale: float, row, distances, prefix: int):
@@ -145,14 +146,49 @@ def compiled_summary(attn, step, rows: int):
     return distance, entropy, received, grid.image_map(row)
 
 
-def measure_gpu(size: int, batch: int, repeats: int = 7) -> dict:
-    """Images per second and peak memory per image of a forward, with statistics by rows, compiled, and materialized."""
+def waited(call, device: torch.device):
+    """The call, followed by waiting for its work on the device."""
+
+    def both():
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return both
+
+
+def peak(call) -> int:
+    """Bytes by which the peak of CUDA memory grows in a call."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def write_gpu(out, how: dict, tiny: bool = False) -> None:
+    """Write the table of a GPU after each of its rows. tiny: one row on any device."""
+    rows = []
+    for size, batch in ((48, 2),) if tiny else BATCHES:
+        repeats = 1 if tiny else 7
+        rows.append(measure_gpu(size, batch, tiny, repeats) | how)
+        write(out, rows, digits=4)
+
+
+def measure_gpu(size: int, batch: int, tiny: bool, repeats: int) -> dict:
+    """Images per second and peak memory per image of a forward, with statistics by rows, compiled, and materialized.
+
+    Ratios to the forward include it, except "summary_alone/forward". tiny: the same on any device, uncompiled.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    model = timm.create_model(MODELS["ViT-B/16"], img_size=size).eval().cuda()
-    images = torch.randn(batch, 3, size, size, device="cuda")
+    model = timm.create_model(MODELS["ViT-B/16"], img_size=size, depth=2 if tiny else 12)
+    model = model.eval().to(device)
+    images = torch.randn(batch, 3, size, size, device=device)
 
     def forward():
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16):
             return model(images)
 
     def captured(statistics):
@@ -160,7 +196,7 @@ def measure_gpu(size: int, batch: int, repeats: int = 7) -> dict:
             forward()
         return statistics(attn)
 
-    step = torch.compile(row_block, dynamic=False)
+    step = row_block if tiny else torch.compile(row_block, dynamic=False)
     with torch.inference_mode(), attention.full_precision(images.device):
         with capture(model) as attn:
             forward()
@@ -169,11 +205,13 @@ def measure_gpu(size: int, batch: int, repeats: int = 7) -> dict:
         ways = {
             "forward": forward,
             "summary": partial(captured, attention.summary),
+            "summary_alone": partial(attention.summary, attn),
             "compiled": partial(captured, compiled),
             "materialized": partial(captured, materialized),
         }
         needed = 4 * batch * len(attn) * attn[0].q.shape[1] * attn.grid.tokens**2
-        if 3 * needed > torch.cuda.mem_get_info()[0]:  # the maps, and two copies to compute with
+        free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else math.inf
+        if 3 * needed > free:  # the maps, and two copies to compute with
             del ways["materialized"]
         summary = attention.summary(attn)
         ours = (summary.mean_distance, summary.entropy, summary.received, summary.rollout)
@@ -191,18 +229,9 @@ def measure_gpu(size: int, batch: int, repeats: int = 7) -> dict:
         del attn, seen, summary
         for way, call in ways.items():
             call()
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-
-            def waited(call=call):
-                call()
-                torch.cuda.synchronize()
-
-            row[f"{way}_images_per_second"] = batch / seconds(waited, repeats)
-            row[f"{way}_MiB_per_image"] = (
-                (torch.cuda.max_memory_allocated() - before) / batch / 2**20
-            )
+            row[f"{way}_images_per_second"] = batch / seconds(waited(call, device), repeats)
+            if device.type == "cuda":
+                row[f"{way}_MiB_per_image"] = peak(call) / batch / 2**20
     for way in list(ways)[1:]:
         row[f"{way}/forward"] = row["forward_images_per_second"] / row[f"{way}_images_per_second"]
     return row
@@ -215,11 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = options.parse_args(arguments)
     if options.device == "cuda":
-        rows = []
-        for size, batch in BATCHES.items():
-            how = about(command("experiments.attention", arguments), "cuda")
-            rows.append(measure_gpu(size, batch) | how)
-            write(options.out, rows, digits=4)
+        write_gpu(options.out, about(command("experiments.attention", arguments), "cuda"))
         return
     if options.tiny:
         options.models, options.sizes = ["ViT-S/16"], [224]

@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         "seconds_with_compilation": round(seconds + before, 2),
                         "top1": round(step.metrics["top1"], 2),
                         "top1_average": round(step.metrics.get("top1_average", float("nan")), 2),
-                        "loss": round(step.loss, 4),
+                        "loss": None if step.loss is None else round(step.loss, 4),
                         "settings": " ".join(options.set),
                         **how,
                     }

@@ -116,12 +116,13 @@ def executed(path: Path, **own) -> nbformat.NotebookNode:
             "--InlineBackend.figure_format=retina",  # twice the pixels, shown at the same size
         ]
         client.execute(env=environment)
-    return normalized(book)
+    return normalized(book, keeps_notes=bool(own.get("model")))
 
 
-def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
+def normalized(book: nbformat.NotebookNode, keeps_notes: bool = False) -> nbformat.NotebookNode:
     """The notebook without live widgets, random identifiers and foreign metadata. RuntimeError if stderr was used.
 
+    keeps_notes: stderr is allowed, because a model of the reader may need notes, and stays in the outputs.
     A widget lives as long as its kernel, so only its still image is kept, as HTML and PNG. Figures are HTML alone, so
     that none is in the file twice. A cell's "alt" in its metadata replaces the alt text of its figure.
     """
@@ -132,7 +133,7 @@ def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
         if cell.cell_type == "code":
             cell.outputs = [each for each in cell.outputs if LIVE not in each.get("data", {})]
         for output in cell.get("outputs", []):
-            if output.get("name") == "stderr":
+            if output.get("name") == "stderr" and not keeps_notes:
                 raise RuntimeError(f"Cell {number} writes to stderr: {output.text}")
             if "metadata" in output:
                 output.metadata = nbformat.from_dict({})

@@ -332,7 +332,7 @@ REFUSALS = (
         [attribution.methods],
         lambda f, g: f(["relevanz"]),
         ValueError,
-        "relevance, gradient_rollout, .*got 'relevanz'",
+        "got 'relevanz'.*relevance, gradient_rollout, ",
     ),
 )
 """Methods, a call of each, its error and decisive words."""

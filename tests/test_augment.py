@@ -36,6 +36,10 @@ EVERYTHING = Augment(
 PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1)}
 
 
+def uniform(n, samples, key):
+    return draws("cpu", key).uniform(n, samples)
+
+
 @pytest.fixture
 def batch():
     rng = torch.Generator().manual_seed(0)
@@ -63,6 +67,31 @@ def test_augment_batch_is_a_function_of_the_key(batch):
     )
 
 
+def test_augment_batch_equals_frozen_numbers(batch):
+    options = {"size": 12, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.1)}
+    x, y = augment_batch(*batch, EVERYTHING, draws("cpu", 0, 3), **options)
+    pixels = x[[0, 9, 31], [0, 1, 2], 3, 7]
+    assert pixels.tolist() == pytest.approx([-0.3044841, 0.7262695, 3.7996864], abs=1e-4)
+    assert y.lam.sum().item() == pytest.approx(19.895346, abs=1e-4)
+
+
+@pytest.mark.parametrize("mix", [True, False])
+def test_transform_batch_is_one_graph(batch, mix):
+    options = {"size": 12, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.1)}
+    numbers = transforms.draw_numbers(batch[0].shape, EVERYTHING, draws("cpu", 1), size=12, mix=mix)
+    names = ["window", "crop", "jitter", "policy", "erase", "mix"]
+    assert [*numbers] == names[: 6 if mix else 5]
+
+    def transform(images, labels, numbers):
+        return transforms.transform_batch(images, labels, numbers, EVERYTHING, **options)
+
+    compiled = torch.compile(transform, backend="eager", fullgraph=True, dynamic=False)
+    expected = augment_batch(*batch, EVERYTHING, draws("cpu", 1), **options, mix=mix)
+    x, y = compiled(*batch, numbers)
+    torch.testing.assert_close(x, expected[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(tuple(y), tuple(expected[1]))
+
+
 def test_augment_batch_by_default_only_normalizes(batch):
     x, y = augment_batch(*batch, Augment(), draws("cpu", 0), **PLAIN)
     assert torch.equal(x, batch[0].float() / 255)
@@ -75,7 +104,7 @@ def test_augment_batch_by_default_only_normalizes(batch):
 
 def test_shift_and_flip_cuts_slices_of_the_padded_image(batch):
     images, pad = batch[0], 3
-    out = transforms.shift_and_flip(images, (16, 16), pad, 0.5, draws("cpu", 5))
+    out = transforms.shift_and_flip(images, (16, 16), pad, 0.5, uniform(3, 32, 5))
     padded = F.pad(images.float(), (pad,) * 4, mode="reflect").to(torch.uint8)
     positions = [places(image, border, 16) for image, border in zip(out, padded, strict=True)]
     assert all(len(matches) == 1 for matches in positions)
@@ -103,7 +132,7 @@ def test_random_resized_crop_has_the_requested_area_and_ratio():
     coordinate = (torch.arange(n) + 0.5) / n
     x = torch.stack([coordinate.expand(n, n), coordinate[:, None].expand(n, n), torch.zeros(n, n)])
     out = transforms.random_resized_crop(
-        x.expand(500, -1, -1, -1), (n, n), (0.3, 0.8), (0.75, 4 / 3), 0.0, draws("cpu", 0)
+        x.expand(500, -1, -1, -1), (n, n), (0.3, 0.8), (0.75, 4 / 3), 0.0, uniform(5, 500, 0)
     )
     width = (out[:, 0, 0, -1] - out[:, 0, 0, 0]) * n / (n - 1)
     height = (out[:, 1, -1, 0] - out[:, 1, 0, 0]) * n / (n - 1)
@@ -127,10 +156,14 @@ def test_random_resized_crop_equals_affine_grid():
     down = torch.stack([w * angle.sin(), h * angle.cos(), (2 * cy - 1) * (1 - h)], dim=1)
     grid = F.affine_grid(torch.stack([across, down], dim=1), [6, 3, 24, 33], align_corners=False)
     expected = F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
-    out = transforms.random_resized_crop(x, (24, 33), (0.1, 0.6), (0.5, 2.0), 30.0, draws("cpu", 2))
+    out = transforms.random_resized_crop(
+        x, (24, 33), (0.1, 0.6), (0.5, 2.0), 30.0, uniform(5, 6, 2)
+    )
     assert max(w.max(), h.max()) < 1
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
-    same = transforms.random_resized_crop(x, (40, 56), (1.0, 1.0), (1.0, 1.0), 0.0, draws("cpu", 0))
+    same = transforms.random_resized_crop(
+        x, (40, 56), (1.0, 1.0), (1.0, 1.0), 0.0, uniform(5, 6, 0)
+    )
     torch.testing.assert_close(same, x, atol=1e-5, rtol=0)
 
 
@@ -139,17 +172,17 @@ def test_color_operations_equal_torchvision(batch):
     torch.testing.assert_close(transforms.gray(x), tv.rgb_to_grayscale(x), atol=1e-3, rtol=0)
     expected = tv.posterize(batch[0], 3).float() / 255
     torch.testing.assert_close(transforms.posterize(x), expected, atol=1e-6, rtol=0)
-    out = transforms.gray_solarize_posterize(x, 1.0, draws("cpu", 0))
+    out = transforms.gray_solarize_posterize(x, 1.0, uniform(1, 32, 0))
     kinds = [tv.rgb_to_grayscale(x, 3), torch.where(x < 0.5, x, 1 - x), expected]
     hits = torch.stack([(out - k).abs().amax((1, 2, 3)) < 1e-3 for k in kinds])
     assert (hits.sum(0) == 1).all() and (hits.sum(1) > 3).all()
-    assert torch.equal(transforms.gray_solarize_posterize(x, 0.0, draws("cpu", 0)), x)
+    assert torch.equal(transforms.gray_solarize_posterize(x, 0.0, uniform(1, 32, 0)), x)
 
 
 def test_color_jitter_equals_torchvision_per_image(batch):
     x = batch[0].float() / 255
     factors = 1 + 0.4 * (2 * torch.rand(3, 32, generator=generator("cpu", 3)) - 1)
-    out = transforms.color_jitter(x, 0.4, draws("cpu", 3))
+    out = transforms.color_jitter(x, 0.4, uniform(3, 32, 3))
     for i in range(32):
         b, c, s = factors[:, i].flatten().tolist()
         expected = tv.adjust_saturation(tv.adjust_contrast(tv.adjust_brightness(x[i], b), c), s)
@@ -158,7 +191,7 @@ def test_color_jitter_equals_torchvision_per_image(batch):
 
 def test_mix_neighbors_equals_a_loop_over_samples(batch):
     x, labels = batch[0].float() / 255, batch[1]
-    out, y = transforms.mix_neighbors(x, labels, 0.4, 0.4, draws("cpu", 7))
+    out, y = transforms.mix_neighbors(x, labels, 0.4, 0.4, uniform(4, 32, 7))
     kind, lam, cy, cx = torch.rand(4, 32, generator=generator("cpu", 7))
     counts = {"cutmix": 0, "mixup": 0, "none": 0}
     for i in range(32):
@@ -216,7 +249,7 @@ def test_augment_batch_in_parts_equals_the_whole_batch(batch):
 
 def test_mix_neighbors_keeps_the_last_sample_and_other_random_choices(batch):
     x, labels = batch[0][:5].float(), batch[1][:5]
-    out, y = transforms.mix_neighbors(x, labels, 1.0, 0.0, draws("cpu", 7))
+    out, y = transforms.mix_neighbors(x, labels, 1.0, 0.0, uniform(4, 5, 7))
     assert torch.equal(out[4], x[4]) and y.b.tolist() == labels[[1, 0, 3, 2, 4]].tolist()
     quiet = Augment(flip=0.5, pad=2, erase=0.5)
     a, _ = augment_batch(
@@ -228,7 +261,7 @@ def test_mix_neighbors_keeps_the_last_sample_and_other_random_choices(batch):
 
 def test_erase_rectangles_zeroes_one_rectangle(batch):
     x = batch[0].float() / 255 + 1
-    out = transforms.erase_rectangles(x, 0.5, draws("cpu", 0))
+    out = transforms.erase_rectangles(x, 0.5, uniform(5, 32, 0))
     erased = out[:, 0] == 0
     assert 5 < erased.any(dim=(1, 2)).sum() < 27
     for mask in erased[erased.any(dim=(1, 2))]:
@@ -240,7 +273,7 @@ def test_erase_rectangles_zeroes_one_rectangle(batch):
 
 def test_soft_losses_equal_timm_on_one_hot_rows(batch):
     logits = torch.randn(32, 10, generator=torch.Generator().manual_seed(1))
-    _, y = transforms.mix_neighbors(batch[0].float(), batch[1], 0.5, 0.5, draws("cpu", 2))
+    _, y = transforms.mix_neighbors(batch[0].float(), batch[1], 0.5, 0.5, uniform(4, 32, 2))
     rows = y.lam[:, None] * F.one_hot(y.a, 10) + (1 - y.lam[:, None]) * F.one_hot(y.b, 10)
     for smoothing in (0.0, 0.1):
         soft = (1 - smoothing) * rows + smoothing / 10

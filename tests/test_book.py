@@ -1,6 +1,7 @@
 """The chapters of the book run, offline and on a CPU, and keep the form that makes them pleasant to read."""
 
 import base64
+import copy
 import functools
 import io
 import json
@@ -364,6 +365,15 @@ def test_execute_writes_figures_of_own_model_and_image(tmp_path):
     assert summary["model"] == "small" and (summary["layers"], summary["heads"]) == (2, 3)
     rank = positions.rank_correlation(positions.similarity(load_model(model)))
     assert summary["position_rank_correlation"] == pytest.approx(rank)
+
+
+def test_normalized_allows_notes_of_own_models_only():
+    cell = nbformat.v4.new_code_cell("model")
+    cell.outputs = [nbformat.v4.new_output("stream", name="stderr", text="no image processor")]
+    book = nbformat.v4.new_notebook(cells=[cell])
+    with pytest.raises(RuntimeError, match="Cell 1 writes to stderr: no image processor"):
+        script("normalized")(copy.deepcopy(book))
+    assert script("normalized")(book, keeps_notes=True).cells[0].outputs == cell.outputs
 
 
 def test_execute_rejects_unsupported_models(tmp_path):

@@ -216,6 +216,14 @@ def test_inspect_calls_models_of_one_architecture_by_their_folders(
         "inspect", again, photographs / "coffee.png", "--beside", other, "--out", tmp_path / "out"
     )
     assert headings == [str(again), str(other)]
+    headings.clear()
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    changed = load_file(other / "model.safetensors")
+    prefixed = {f"module.{key}": value + 0.01 for key, value in changed.items()}
+    torch.save({"state_dict": prefixed}, weights / "last.pth")
+    vitlens("inspect", other, photographs / "coffee.png", "--beside", weights, "--out", tmp_path)
+    assert headings[1] == f"{other.name}, weights"
 
 
 def test_inspect_takes_a_folder_in_natural_order_and_names_other_files_once(
@@ -331,7 +339,9 @@ def test_inspect_shows_validation_images_of_a_run(tmp_path):
     assert len(names) == 6 and all(name[-1] in valid.class_names for name in names)
     shown = cli.run_images(tmp_path / "run" / "model")
     pixels = np.stack([np.asarray(image) for _, image in shown])
-    held = valid.subset(6)
+    first = [valid.labels.tolist().index(label) for label in valid.labels.unique()]
+    held = valid.select_rows(torch.tensor(sorted(first)[:6]))
+    assert len(set(held.labels.tolist())) == 6
     assert np.array_equal(pixels, held.images.permute(0, 2, 3, 1)) and names == [
         name for name, _ in shown
     ]
@@ -597,6 +607,12 @@ REFUSED = [
     ("inspect MODEL/model.safetensors --checkpoint missing.pth", "missing.pth"),
     ("inspect vit_tiny_patch16_224 --checkpoint MODEL/model.safetensors", "patches of 8 × 8"),
     ("inspect FILE", "--checkpoint"),
+    ("inspect nomodel.safetensors", "nomodel.safetensors does not exist. Check the path."),
+    ("inspect NAN/none/nomodel.pth", "NAN/none/nomodel.pth does not exist. Check the path."),
+    ("explain nomodel.npz", "nomodel.npz does not exist. Check the path."),
+    ("inspect MODEL --beside missing.bin", "missing.bin does not exist. Check the path."),
+    ("inspect missing.jpg", "missing.jpg does not exist. Check the path of the image"),
+    ("inspect some/model", "'some/model' matches no file or folder"),
     ("explain MODEL --methods chefer", "Did you mean relevance?"),
     ("train --recipe finetune-smal --data digits --out OUT", "Did you mean finetune-small?"),
     ("train --resume", "needs --out"),
@@ -621,7 +637,18 @@ REFUSED = [
     ("explain MODEL --target 3 --text cat", "--target, --like and --text"),
     ("explain MODEL --text a --text b --against c", "Give --text twice"),
     ("explain MODEL --like missing.png", "missing.png"),
-    ("explain MODEL --baseline gray", "gray"),
+    ("explain MODEL --baseline gray", "must be one of mean, blur, zero, got 'gray'"),
+    (
+        "inspect nonsense_model --format pgn",
+        "got 'pgn'. Did you mean png? It must be one of png, pdf, svg",
+    ),
+    ("explain MODEL --scores --baseline blurr", "Did you mean blur?"),
+    ("page MODEL --outputs independant", "Did you mean independent?"),
+    ("evaluate MODEL --data digits --protocol top2", "Did you mean top1?"),
+    ("evaluate MODEL --data digits --classes naturl", "Did you mean natural?"),
+    ("ablate MODEL --data digits --out OUT/a.csv --ways zeros", "Did you mean zero?"),
+    ("inspect MODEL --device cdua", "Did you mean cuda?"),
+    ("train --recipe digits --data digits --out OUT --device gpu", "Did you mean cuda?"),
     ("explain MODEL --scores --orders -1", "--orders"),
     ("explain nonsense_model --orders 9", "Give --orders only with --scores"),
     ("explain nonsense_model --baseline blur", "Give --baseline only with --scores"),
@@ -631,9 +658,15 @@ REFUSED = [
     ("app MODEL --port TAKEN --no-browser", "TAKEN"),
     ("train --recipe digits", "needs --data"),
     ("train --recipe x --data digits --out OUT", "got 'x'"),
-    ("train --recipe digits --data nowhere --out FILE/out", "FILE/out"),
+    ("train --recipe digits --data digits --out FILE/out", "FILE/out"),
     ("train --max-minutes soon", "--max-minutes"),
     ("train --epoch 3", "No such option: --epoch"),
+    ("train --fp16", "No such option: --fp16. Write --set precision=fp16; see"),
+    ("train --half", "Write --set precision=fp16; see"),
+    ("train --bf16=1", "Write --set precision=bf16; see"),
+    ("train --amp", "Write --set precision=auto, the default; see"),
+    ("train --mixed-precision fp16", "Write --set precision=auto, the default; see"),
+    ("train --batch-size 64", "Write --set batch_size=VALUE; see"),
     ("evaluate MODEL --protocol best", "best"),
     ("evaluate MODEL --protocol fewshot --data digits --shots 1,many", "1,many"),
     ("evaluate MODEL --data digits --out FILE/a.json", "give another --out"),

@@ -446,7 +446,7 @@ def test_torch_table_matches_torchvision(tmp_path, monkeypatch):
     for source, words in {
         "torch/cifar10": r"torch/cifar10 is not in .*CIFAR10\('.*', train=True, download=True\)",
         "torch/imagenet": "torch/imagenet is not in .* archives by hand",
-        "torch/cifar11": "NAME of torch/NAME must be one of cifar10, ",
+        "torch/cifar11": "NAME of torch/NAME is unknown, got 'cifar11'. Did you mean .*must be one of cifar10, ",
     }.items():
         assert_refused(words, source, root=tmp_path)
 

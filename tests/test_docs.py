@@ -70,8 +70,8 @@ def calls():
     return rows
 
 
-SLOW = ("runs/digits", "report.inspect")
-"""What calls contain that train a model or draw every figure."""
+SLOW = ("runs/digits", "report.inspect", "save_page")
+"""What calls contain that train a model, draw every figure or compute every view."""
 
 
 def is_slow(call):
@@ -97,7 +97,7 @@ def test_calls_of_the_questions_run(readme, monkeypatch):
 @pytest.mark.slow
 def test_calls_of_the_questions_that_train_and_draw_run(readme, monkeypatch):
     chosen = [call for call in calls() if is_slow(call)]
-    assert len(chosen) == 4
+    assert len(chosen) == 5
     run_all(chosen, readme, monkeypatch)
 
 

@@ -2,6 +2,9 @@
 
 import datetime
 import importlib
+import importlib.util
+import json
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +16,9 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
-from experiments import results, training
+from experiments import bundle, results, training
 from vitlens.images import samples
 from vitlens.train import hardware
 
@@ -141,11 +145,12 @@ def photographs(tmp_path_factory):
 
 def test_scripts_are_all_tested():
     scripts = {
-        path.stem
-        for path in ROOT.glob("experiments/*.py")
+        ".".join(path.relative_to(ROOT / "experiments").with_suffix("").parts)
+        for path in ROOT.glob("experiments/**/*.py")
         if "\ndef main(" in path.read_text(encoding="utf-8")
     }
-    assert scripts == {*RUNS, "readme_picture", "speed"}  # test_speed.py runs the last
+    # test_speed.py runs speed
+    assert scripts == {*RUNS, "bundle", "gpu.__main__", "readme_picture", "speed"}
 
 
 def main(name, arguments):
@@ -179,3 +184,58 @@ def test_readme_picture_draws(tmp_path, monkeypatch):
     main("readme_picture", ["--out", str(tmp_path)])
     assert Image.open(tmp_path / "inspection.jpg").width > 1000
     assert Image.open(tmp_path / "explorer.webp").n_frames == 8
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_gpu_statistics_are_measured_in_the_interpreter(tmp_path):
+    measure_on_cpu(1, tmp_path / "table.csv")
+    rows = pd.read_csv(tmp_path / "table.csv")
+    assert rows["way"].tolist()[:2] == ["rows", "fewer passes"] and len(rows) == 7
+    assert "problem" not in rows and (rows["together/forward"] > 0).all()
+    assert (rows.filter(like="_error") < 1e-5).all(axis=None)
+    assert rows["command"].str.startswith("python -m experiments.gpu 1 --tiny").all()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU tests run on this machine")
+def test_gpu_tests_are_recorded_without_a_gpu(tmp_path):
+    measure_on_cpu(2, tmp_path / "tests.json")
+    record = json.loads((tmp_path / "tests.json").read_text(encoding="utf-8"))
+    assert record["device"] is None and not record["failures"] and not record["exit_code"]
+    assert set(record["outcomes"]) == {path.name for path in ROOT.glob("tests/gpu/test_*.py")}
+
+
+@pytest.mark.slow
+def test_gpu_table_of_attention_is_measured_on_a_cpu(tmp_path):
+    measure_on_cpu(3, tmp_path / "table.csv")
+    (row,) = pd.read_csv(tmp_path / "table.csv").to_dict("records")
+    committed = pd.read_csv(ROOT / "data" / "results" / "attention-h200.csv").columns
+    assert {name for name in committed if "MiB" not in name} <= set(row)
+    assert row["compiled_difference"] < 1e-5 and row["summary_alone/forward"] > 0
+
+
+def measure_on_cpu(row, out):
+    command = [sys.executable, "-m", "experiments.gpu", str(row), "--tiny", "--out", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the measurement would start")
+def test_gpu_measurements_need_a_device(tmp_path):
+    with pytest.raises(SystemExit, match="PyTorch finds no CUDA device here. Add --tiny"):
+        importlib.import_module("experiments.gpu.__main__").main(["1", "--out", str(tmp_path)])
+
+
+def test_bundle_stores_weights_in_half_precision(tmp_path):
+    model = timm.create_model(bundle.ARCHITECTURE)
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    out = tmp_path / "model"
+    bundle.main(["--weights", str(tmp_path / "weights.pth"), "--out", str(out)])
+    stored = load_file(out / "model.safetensors")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(stored[name], tensor.half())
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    committed = json.loads(
+        (ROOT / "data/checkpoints/deit_tiny" / "config.json").read_text(encoding="utf-8")
+    )
+    assert config == committed

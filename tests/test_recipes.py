@@ -243,7 +243,7 @@ REFUSALS = (
         "model.global_pool .*model.readout=mean. Leave",
     ),
     # names and types
-    (lambda: recipe("imagenet"), ValueError, "tiny-imagenet.*got 'imagenet'"),
+    (lambda: recipe("imagenet"), ValueError, "got 'imagenet'. Did you mean tiny-imagenet"),
     (lambda: read(batchsize=3), ValueError, "batchsize"),
     (lambda: read(batch_size=32.0), ValueError, "batch_size"),
     (lambda: read(augment=5), ValueError, "augment"),

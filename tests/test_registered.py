@@ -118,6 +118,60 @@ def test_register_model_opens_a_hand_written_vit(hand):
     )
 
 
+class ListViT(HandViT):
+    """A model whose blocks are lists, of which the forward calls the parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList([block.first, block.attend, block.second, block.mlp])
+            for block in self.layers
+        )
+
+    def forward(self, images):
+        patches = images.unfold(2, 8, 8).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5)
+        x = torch.cat(
+            [
+                self.extra.expand(len(images), -1, -1),
+                self.to_tokens(patches.flatten(3).flatten(1, 2)),
+            ],
+            1,
+        )
+        for first, attend, second, mlp in self.layers:
+            x = x + attend(first(x))
+            x = x + mlp(second(x))
+        return self.classify(self.last(x)[:, 2:].mean(1))
+
+
+@pytest.mark.parametrize("call", ["features", "legrad", "balanced_gradients"])
+def test_blocks_that_are_never_called_are_named(hand, monkeypatch, call):
+    """Attention is recorded without the blocks, and tokens between them are not."""
+    monkeypatch.setitem(FAMILIES, f"{__name__}.ListViT", None)
+    vitlens.register_model(
+        ListViT,
+        blocks="layers",
+        attention="1",
+        embedding="to_tokens",
+        patch=(8, 4),
+        size=(32, 24),
+        prefix=["extra 1", "extra 2"],
+        readout="patches",
+        head=lambda model, tokens: model.classify(model.last(tokens)[:, 2:].mean(1)),
+    )
+    model, images = ListViT().eval(), torch.randn(1, 3, 32, 24)
+    assert attribution.relevance(model, images, 3).shape == (1, 4, 6)
+
+    calls = {
+        "features": lambda: vitlens.tokens.features(model, images),
+        "legrad": lambda: attribution.legrad(model, images, 3),
+        "balanced_gradients": lambda: attribution.balanced_gradients(model, images, 3),
+    }
+    message = (
+        r"blocks, 0, 1, 2 \(ModuleList\) never ran as modules. .* ListBlock in docs/recipes.md"
+    )
+    refuses(message, calls[call], error=UnsupportedModelError)
+
+
 class PostNormBlock(nn.Module):
     """A post-norm block with the names of a pre-norm block, and its attention one module deeper."""
 

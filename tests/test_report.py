@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import timm
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from PIL import Image
 from support import assert_tidy, refuses, saved_model
@@ -449,6 +450,18 @@ def figures(request, inspected, tmp_path_factory):
     drawn = [path for path in paths if path.suffix == f".{form}"]
     assert len(drawn) == 8
     return drawn
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_captions_of_rollouts_are_inside_the_page(inspected, count):
+    model, _ = inspected
+    figure = plot.inspected(report.inspect(model, [(f"cat {k}", CAT) for k in range(count)]))
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    captions = [text for text in figure.findobj(Text) if "\nmax " in text.get_text()]
+    assert len(captions) == count
+    for caption in captions:
+        assert caption.get_window_extent(canvas.get_renderer()).y0 >= 0
 
 
 @pytest.mark.parametrize("form", files.FORMATS)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from contextlib import closing
 from dataclasses import replace
@@ -21,7 +22,7 @@ from torch import nn
 from vitlens.data import load
 from vitlens.files import lock_folder
 from vitlens.models import load_model
-from vitlens.train import Recipe, Step, fit, recipe, runs
+from vitlens.train import Recipe, Step, build_criterion, fit, hardware, recipe, runs
 from vitlens.train.run_folder import finish
 
 torch.set_num_threads(1)
@@ -101,6 +102,43 @@ def test_a_stopped_run_has_the_losses_of_its_first_steps(tmp_path):
     train(tmp_path, overrides=["log_every=1000", "evaluate_every=1000"], **CUT)
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
     assert json.loads(line)["step"] == 1 and math.isfinite(json.loads(line)["loss"])
+
+
+def test_run_prints_device_precision_and_time_left(tmp_path, capsys, monkeypatch):
+    settings = ["epochs=4", "compile_cpu=true", "precision=fp32"]
+    monkeypatch.setattr(
+        "vitlens.train.runs.build_criterion",
+        lambda model, plan, device: build_criterion(model, replace(plan, compile="off"), device),
+    )
+    train(tmp_path, overrides=settings, quiet=False)
+    lines = capsys.readouterr().err
+    assert f"Training 32 steps of 32 images on {hardware('cpu')} in fp32.\n" in lines
+    assert "Compiling, about half a minute …\n" in lines
+    assert len(re.findall(r"[\d,]+ images a second: about \d+ seconds left, without", lines)) == 1
+    train(tmp_path, resume=True, tiny=False, quiet=False)
+    lines = capsys.readouterr().err
+    assert "Training 32" not in lines and "Compiling" not in lines and "a second" not in lines
+
+
+def test_forecast_counts_from_the_start_of_the_process():
+    def sentences(readings):
+        said = []
+        forecast = runs.Forecast(100, said.append)
+        step = Step(1, 100_000, 0, 0.1, 1.0)
+        found = {}
+        for n in range(readings[0], 300):
+            speed = 500.0 if n in readings else None
+            forecast.update(replace(step, step=n, images_per_second=speed))
+            if said:
+                found[n] = said.pop()
+        return found
+
+    assert sentences([1, 2, 5, 10, 20, 50]) == {
+        20: "500 images a second: about 5.6 hours left, without validation."
+    }
+    assert list(sentences([101, 150, 200])) == [150]
+    assert list(sentences([149, 150, 200])) == [200]
+    assert [runs.duration(s) for s in (80, 750)] == ["80 seconds", "12 minutes"]
 
 
 def tune(out, model="", **options) -> dict:

@@ -19,9 +19,9 @@ from support import digits, refuses, tiny
 from timm.models import save_for_hf
 from torch import nn
 
-from vitlens.data.augment import augment_batch, draws, generator, seed_of
+from vitlens.data.augment import augment_batch, draw_numbers, draws, generator, seed_of
 from vitlens.models import load_model
-from vitlens.train import World, accuracy, build_criterion, export, fit, run_folder
+from vitlens.train import World, accuracy, build_criterion, criteria, export, fit, run_folder
 from vitlens.train.loop import numerics
 from vitlens.train.optim import Muon
 from vitlens.train.recipes import Recipe, recipe, starting_from
@@ -630,6 +630,72 @@ def test_compiled_falls_back_on_failure(data, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(criterion(*batch), loss)
+
+
+def test_compile_auto_is_off_for_short_runs():
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    r = replace(recipe("digits"), image_size=8, patch_size=2, batch_size=100, epochs=0, steps=1)
+    assert r.compile == "auto"
+    # 100 images of 16 patches a step
+    for steps, mode in ((124_999, "off"), (125_000, "default")):
+        short = replace(r, steps=steps)
+        assert criteria.choose_compile(short, cuda, 1437).compile == mode
+        assert criteria.choose_compile(short, cpu, 1437).compile == "auto"
+        explicit = replace(short, compile="default")
+        assert criteria.choose_compile(explicit, cuda, 1437) == explicit
+    epochs = replace(r, epochs=2, steps=0)
+    assert criteria.choose_compile(epochs, cuda, 6_250_000).compile == "default"
+    assert criteria.choose_compile(epochs, cuda, 6_249_900).compile == "off"
+    on_cpu = replace(r, steps=9)
+    assert not criteria.compiles(on_cpu, cpu)
+    assert criteria.compiles(replace(on_cpu, compile_cpu=True), cpu)
+
+
+def test_fit_resumes_compile_default_of_earlier_versions(data, tmp_path):
+    r = tiny(save_every=0.0)
+    train(2, replace(r, compile="default"), data, out=tmp_path)
+    assert next(fit(r.build(), data, r, device="cpu", out=tmp_path, resume=True)).step == 3
+    other = replace(r, compile="off", compile_cpu=True)
+    training = fit(r.build(), data, other, device="cpu", out=tmp_path, resume=True)
+    refuses("compile = 'auto', got 'off'", next, training)
+
+
+def test_augmentation_is_compiled_on_cuda(data, monkeypatch):
+    r = tiny(compile="default", compile_cpu=True)
+    settings = r.augment, r.image_size, r.mean, r.std
+    chosen = {"cpu": "off", "cuda": "default"}
+    for device, mode in chosen.items():
+        expected = criteria._augmentation(*settings, mode)
+        assert criteria.build_augmentation(r, torch.device(device)) is expected
+    off = replace(r, compile="off")
+    uncompiled = criteria.build_augmentation(off, torch.device("cuda"))
+    assert uncompiled is criteria._augmentation(*settings, "off")
+
+    graphs = []
+
+    def backend(graph, inputs):
+        if not graphs:
+            graphs.append(graph)
+            raise RuntimeError("there is no compiler here")
+        graphs.append(graph)
+        return graph
+
+    compile = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, *, mode, **options: compile(f, backend=backend, **options)
+    )
+    images, labels = data[0].images[:32], data[0].labels[:32]
+    numbers = draw_numbers(images.shape, r.augment, draws("cpu", 0), size=r.image_size)
+    expected, _ = uncompiled(images, labels, numbers)
+    fails, works = (criteria._augmentation.__wrapped__(*settings, "default") for _ in range(2))
+    with pytest.warns(RuntimeWarning, match="so images are augmented uncompiled .*no compiler"):
+        x, _ = fails(images, labels, numbers)
+    assert torch.equal(x, expected)
+    torch.testing.assert_close(works(images, labels, numbers)[0], expected)
+    assert len(graphs) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(fails(images, labels, numbers)[0], expected)
 
 
 def gradient(model: nn.Module, criterion, batch) -> tuple[torch.Tensor, set[str]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitlens import files, texts
 from vitlens.models import class_count, label_names
-from vitlens.names import unknown_name
+from vitlens.names import require_known, unknown_name
 from vitlens.recorder import supported
 from vitlens.recorder.supported import unwrap
 from vitlens.recorder.supported.card import card_of
@@ -229,9 +229,7 @@ def _begin(names: Sequence[str], most: int = 12) -> str:
 def _names_in_file(file: Path, total: int) -> list[str]:
     """Names of the model's classes from a file: one a line, a JSON list, or a JSON object by number."""
     if not file.is_file():
-        raise ValueError(
-            f"classes must be one of {', '.join(ORDERS)} or a file of class names, got {str(file)!r}."
-        )
+        require_known(str(file), (*ORDERS, "a file of class names"), "classes")
     text = files.read_names(file)
     try:
         content = json.loads(text)

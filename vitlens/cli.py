@@ -15,7 +15,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -23,6 +22,7 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand
 
+from vitlens.names import require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.texts import visible
 
@@ -84,7 +84,14 @@ def run() -> None:
         code = command(arguments, prog_name="vitlens", standalone_mode=False)
     except WrongCommandLine as error:
         path = error.ctx.command_path if error.ctx else "vitlens"
-        code = _fail(f"{error.format_message().rstrip('.')}; see `{path} --help`.")
+        message = error.format_message().rstrip(".")
+        option = getattr(error, "option_name", None)
+        advice = ""
+        if option and path.endswith(" train"):
+            advice = setting_for(option)
+        if advice:
+            message = error.message.rstrip(".")  # without options that are spelled similarly
+        code = _fail(f"{message}{advice}; see `{path} --help`.")
     except (ValueError, OSError, MemoryError, FloatingPointError, ModuleNotFoundError) as error:
         code = _fail(" ".join(_sentence(error).split()))
     except (KeyboardInterrupt, typer.Abort):
@@ -98,6 +105,29 @@ def run() -> None:
     if code == 130:
         _fail("stopped.")
     raise SystemExit(code)
+
+
+PRECISIONS = {
+    **dict.fromkeys(("fp16", "half", "float16"), "fp16"),
+    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+    **dict.fromkeys(("fp32", "float32", "no_amp"), "fp32"),
+    **dict.fromkeys(("amp", "autocast", "mixed_precision"), "auto, the default"),
+}
+"""Precisions of training by the options of other programs."""
+
+
+def setting_for(option: str) -> str:
+    """End of a message about an unknown option of `train`: how to write it as a setting of the recipe, or ""."""
+    from dataclasses import fields
+
+    from vitlens.train.settings import Recipe
+
+    name = option.lstrip("-").replace("-", "_")
+    if name in PRECISIONS:
+        return f". Write --set precision={PRECISIONS[name]}"
+    if name in {field.name for field in fields(Recipe)}:
+        return f". Write --set {name}=VALUE"
+    return ""
 
 
 def _sentence(error: Exception) -> str:
@@ -138,10 +168,24 @@ def result_file(path: Path | None) -> Path | None:
     return path
 
 
+def one_of(names: tuple[str, ...]) -> dict:
+    """Arguments of an `Option` that takes one of the names, and suggests similar ones for another value."""
+
+    def known(text: str) -> str:
+        try:
+            require_known(text, names, "The value")
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        return text
+
+    return {"parser": known, "metavar": f"<{'|'.join(names)}>"}
+
+
 FILE_OPTIONS = {"dir_okay": False, "writable": True, "callback": result_file}
-Baseline = Enum("Baseline", {name: name for name in ("mean", "blur", "zero")})
-Format = Enum("Format", {name: name for name in ("png", "pdf", "svg")})
-Meaning = Enum("Meaning", {name: name for name in ("classes", "independent", "value")})
+DEVICES = ("cpu", "cuda", "mps")
+BASELINES = ("mean", "blur", "zero")
+FORMATS = ("png", "pdf", "svg")
+OUTPUTS = ("classes", "independent", "value")
 
 _MODEL = (
     "Name of a timm model, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, a folder, or "
@@ -174,18 +218,20 @@ Head = Annotated[
     ),
 ]
 Outputs = Annotated[
-    Meaning | None,
+    str | None,
     Option(
+        **one_of(OUTPUTS),
         help="Meaning of the model's outputs: classes that compete, independent labels (multi-label), or values "
-        "(regression). By default what the model states."
+        "(regression). By default what the model states.",
     ),
 ]
 LABELED = "Labeled images: a folder with a subfolder for each class, or {sources}."
 Data = Annotated[str, Option(help=LABELED)]
 FigureFormat = Annotated[
-    Format,
+    str,
     Option(
         "--format",
+        **one_of(FORMATS),
         help="Format of the figures. PDF files embed TrueType fonts. SVG files hold text as text.",
     ),
 ]
@@ -429,6 +475,8 @@ def _without(
 
 def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
     """(name, image) of some validation images of the run of a model folder, or an empty list without them."""
+    import torch
+
     from vitlens.data import load
     from vitlens.data.imageset import decode
     from vitlens.files import read_text
@@ -438,7 +486,8 @@ def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
         keys = {name: about.get(name, "") for name in ("image_key", "label_key")}
         options = {"size": 8, "stream": True, "workers": 0, "root": about["root"], **keys}
         split = load(about["data"], "valid", **options)
-        split = split.subset(min(count, len(split)))
+        rows = _of_different_classes(split.labels.tolist())[:count]
+        split = split.select_rows(torch.tensor(rows))
         images = []
         for i, label in enumerate(split.labels.tolist()):
             title = f"{split.samples.name(i)}, {split.class_names[label]}"
@@ -449,6 +498,16 @@ def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
     return [(title, image) for title, image in images if not isinstance(image, str)]
 
 
+def _of_different_classes(labels: list[int]) -> list[int]:
+    """All rows, the first of every class before the second of any."""
+    seen = Counter()
+    rounds = []
+    for row, label in enumerate(labels):
+        rounds.append((seen[label], row))
+        seen[label] += 1
+    return [row for _, row in sorted(rounds)]
+
+
 def working_device(name: str | None):
     """The `torch.device` of a name, or None for None. Raises ValueError for a device that does not work."""
     import torch
@@ -457,6 +516,13 @@ def working_device(name: str | None):
         device = None if name is None else torch.device(name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
+        kind = name.partition(":")[0]
+        meant = "cuda" if kind == "gpu" else kind
+        hint = "" if kind in DEVICES else suggestion(meant, DEVICES[1:])
+        if hint:
+            raise ValueError(
+                f"The device {name!r} is unknown.{hint} It must be one of {', '.join(DEVICES)}."
+            ) from error
         reason = str(error).splitlines()[0].rstrip(".")
         raise ValueError(
             f"The device {name!r} does not work here ({reason}). Use --device cpu."
@@ -518,7 +584,7 @@ def inspect(
         ),
     ] = "",
     outputs: Outputs = None,
-    figure_format: FigureFormat = Format.png,
+    figure_format: FigureFormat = "png",
     heads: Annotated[
         bool, Option("--heads", help="Write the contribution of each head to the logit, too.")
     ] = False,
@@ -544,13 +610,12 @@ def inspect(
     more = _without(more, shown)
     files.check_writable(out, "--out")
     result_file(table)
-    meaning = outputs and outputs.value
-    vits = [load_vit(model, checkpoint=checkpoint, head=head, outputs=meaning)]
+    vits = [load_vit(model, checkpoint=checkpoint, head=head, outputs=outputs)]
     if beside and is_checkpoint(beside):
         same_head = head if checkpoint else None
-        vits.append(load_vit(model, checkpoint=beside, head=same_head, outputs=meaning))
+        vits.append(load_vit(model, checkpoint=beside, head=same_head, outputs=outputs))
     elif beside:
-        vits.append(load_vit(beside, outputs=meaning))
+        vits.append(load_vit(beside, outputs=outputs))
     if beside and same_model(*vits):
         raise typer.BadParameter(
             f"{model or 'The bundled model'} and {beside} are the same model: their weights and settings are equal. "
@@ -583,16 +648,16 @@ def inspect(
                     )
                     raise SystemExit(130) from None
             inspections.append(made)
-    paths = report.write_inspection(inspections[0], out, figure_format.value)
+    paths = report.write_inspection(inspections[0], out, figure_format)
     names = [inspection.model for inspection in inspections]
     if beside and names[0] == names[1]:
         names = [str(checkpoint or model or "bundled model"), beside]
     headings = dict(zip(names, inspections, strict=True))
     if beside:
-        paths += report.write_beside(headings, out, figure_format.value)
+        paths += report.write_beside(headings, out, figure_format)
     if heads:
         added = report.heads(vits[0], shown, on_error=on_error)
-        paths += report.write_heads(added, out, figure_format.value)
+        paths += report.write_heads(added, out, figure_format)
     paths += [table] if table else []
     print(*paths, sep="\n")
     for heading, inspection in headings.items():
@@ -648,9 +713,10 @@ def explain(
         ),
     ] = False,
     baseline: Annotated[
-        Baseline | None,
+        str | None,
         Option(
-            help="With --scores: replacement of covered patches. By default mean, the mean color."
+            **one_of(BASELINES),
+            help="With --scores: replacement of covered patches. By default mean, the mean color.",
         ),
     ] = None,
     orders: Annotated[
@@ -662,7 +728,7 @@ def explain(
     checkpoint: Checkpoint = None,
     head: Head = None,
     outputs: Outputs = None,
-    figure_format: FigureFormat = Format.png,
+    figure_format: FigureFormat = "png",
     device: Device = "cpu",
 ) -> int:
     """Explain a class, or the similarity to an image or a text: a map by each method, and its scores with --scores."""
@@ -675,7 +741,7 @@ def explain(
         from vitlens.images import Remarks
         from vitlens.models.opening import load_vit
 
-    options = {"orders": orders, "baseline": baseline and baseline.value}
+    options = {"orders": orders, "baseline": baseline}
     options = {name: value for name, value in options.items() if value is not None}
     if options and not scores:
         raise typer.BadParameter(f"Give --{' and --'.join(options)} only with --scores.")
@@ -689,7 +755,7 @@ def explain(
     if scores:
         report.check_folder(out, ["scores.csv"])
     had_scores = (out / "scores.csv").exists()
-    vit = load_vit(model, checkpoint=checkpoint, head=head, outputs=outputs and outputs.value)
+    vit = load_vit(model, checkpoint=checkpoint, head=head, outputs=outputs)
     vit = vit.to(torch_device)
     explained, scored = [], []
     current = []  # the explanation that is written
@@ -722,9 +788,7 @@ def explain(
                 on_part=lambda _: bar.update(),
                 on_note=remarks,
             )
-            for path in report.write_explanations(
-                collecting(made, explained), out, figure_format.value
-            ):
+            for path in report.write_explanations(collecting(made, explained), out, figure_format):
                 echo(str(path), sys.stdout)
                 echo(f"  {current[-1].sentence}", sys.stdout)
             remarks.total(len(explained))
@@ -733,9 +797,7 @@ def explain(
         if scores:
             with tqdm(unit="forward", delay=1) as bar:
                 made = report.score(vit, explained, on_forwards=on_forwards, **options)
-                for path in report.write_explanations(
-                    collecting(made, scored), out, figure_format.value
-                ):
+                for path in report.write_explanations(collecting(made, scored), out, figure_format):
                     if path.suffix == ".csv":  # the paths of the figures are printed above
                         echo(str(path), sys.stdout)
     except KeyboardInterrupt:
@@ -801,7 +863,7 @@ def train(
     model: Annotated[
         str,
         Option(
-            help="Trained model to start from: a timm name or a folder. By default random weights."
+            help="Trained model to start from: bundled, a timm name or a folder. By default random weights."
         ),
     ] = "",
     resume: Annotated[

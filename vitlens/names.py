@@ -79,7 +79,9 @@ def require_known(
     if name not in names:
         hint = suggestion(str(name), names, texts)
         choices = ", ".join(names)
-        raise ValueError(f"{what} must be one of {choices}, got {name!r}.{hint}")
+        if hint:  # before a long list
+            raise ValueError(f"{what} is unknown, got {name!r}.{hint} It must be one of {choices}.")
+        raise ValueError(f"{what} must be one of {choices}, got {name!r}.")
 
 
 def reject(rows: Iterable[tuple[object, str]]) -> None:

@@ -66,7 +66,7 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
         layers.append(output)
 
     hooks = [(block.register_forward_hook, append) for block in about.blocks]
-    with eval_mode(model), thread_hooks(hooks):
+    with eval_mode(model), about.calling_blocks(), thread_hooks(hooks):
         inputs = cast(model, images)
         output = run(model, inputs)
     depth = len(about.blocks)

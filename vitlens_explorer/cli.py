@@ -67,7 +67,7 @@ def explorer(
         first,
         checkpoint=checkpoint,
         head=head,
-        outputs=outputs and outputs.value,
+        outputs=outputs,
         port=port,
         browser=browser,
     )
@@ -134,7 +134,7 @@ def page(
         shown = dict(named_images(images))
     elif model:
         shown = dict(run_images(Path(model), 1)) or None
-    vit = load_vit(model, checkpoint=checkpoint, head=head, outputs=outputs and outputs.value)
+    vit = load_vit(model, checkpoint=checkpoint, head=head, outputs=outputs)
     vit = vit.to(working_device(device))
     failures, complain = complaints()
     number = len(shown or ())

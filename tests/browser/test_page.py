@@ -299,19 +299,20 @@ def test_saved_page_runs_no_script_in_names(hostile):
     assert page.evaluate("window.hit") is None and requests == [path.as_uri()] and errors == []
 
 
-def test_saved_page_refuses_a_dropped_photo(hostile):
-    """Otherwise the browser would leave the page for the photo."""
+def test_saved_page_refuses_a_dropped_or_pasted_photo(hostile):
+    """Otherwise the browser would leave the page for the photo that was dropped."""
     page = hostile[0]
     assert page.evaluate(
         "() => !document.dispatchEvent(new DragEvent('dragover', { cancelable: true }))"
     )
-    page.evaluate("() => document.dispatchEvent(new DragEvent('drop', { cancelable: true }))")
-    assert (
-        page.locator(".alert").inner_text()
-        == "A saved page takes no other photos. Use vitlens app."
-    )
-    page.get_by_role("button", name="Close").click()
-    assert page.locator(".alert").is_hidden()
+    for event in ("new DragEvent('drop', {", "new ClipboardEvent('paste', { bubbles: true,"):
+        page.evaluate(f"() => document.dispatchEvent({event} cancelable: true }}))")
+        assert (
+            page.locator(".alert").inner_text()
+            == "A saved page takes no other photos. Use vitlens app."
+        )
+        page.get_by_role("button", name="Close").click()
+        assert page.locator(".alert").is_hidden()
 
 
 def test_saved_page_formats_numbers_as_python(hostile):

@@ -492,8 +492,9 @@ def test_named_sources_names_files_of_one_name(photographs, tmp_path):
     named = list(named_sources([twice, other, photographs[0], photograph(), other]))
     names = [name for name, _ in named]
     assert names == ["a.png", str(other), "b.png", "image 4", f"{other} (5)"]
-    by_name = in_page._by_name([twice, other])
-    assert by_name == {"a.png": twice, str(other): other}
+    by_name = in_page._photographs([twice, other])
+    sizes = {name: photo.image.size for name, photo in by_name.items()}
+    assert sizes == {"a.png": (8, 8), str(other): vitlens.load_image(other).size}
 
 
 @form(

@@ -35,7 +35,7 @@ def arguments(folder):
 
 
 def test_option_has_the_meanings_of_outputs():
-    assert tuple(meaning.value for meaning in cli.Meaning) == OUTPUTS
+    assert cli.OUTPUTS == OUTPUTS
 
 
 @pytest.fixture

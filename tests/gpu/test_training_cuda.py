@@ -35,7 +35,7 @@ def plain(**changes):
     )
 
 
-@pytest.mark.parametrize("precision, tolerance", [("fp32", 1e-5), ("bf16", 3e-2)])
+@pytest.mark.parametrize("precision, tolerance", [("fp32", 1e-5), ("bf16", 3e-2), ("fp16", 3e-2)])
 @pytest.mark.parametrize("compile", ["off", "default"])
 def test_one_step_on_cuda_agrees_with_the_cpu(digits, precision, tolerance, compile):
     r = replace(plain(precision=precision), compile=compile)
@@ -63,7 +63,7 @@ def test_a_short_run_learns_the_same_on_both_devices(digits):
     )  # augmentation differs: the devices have different generators
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_resuming_with_deterministic_algorithms_is_equal_to_the_bit(digits, tmp_path, precision):
     r = plain(precision=precision, deterministic=True, average=0.9, save_every=1e9)
     whole, first, second = r.build(), r.build(), r.build()
@@ -116,8 +116,9 @@ def test_patch_drop_stages_and_validation_between_compiled_steps(digits):
     assert last.metrics["top1"] == accuracy(model, digits[1].to("cuda"), r)
 
 
-def test_the_host_does_not_wait_for_the_device_between_readings(digits):
-    r = plain(precision="bf16", average=0.9, log_every=10**6, evaluate_every=10**6)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_host_does_not_wait_for_the_device_between_readings(digits, precision):
+    r = plain(precision=precision, average=0.9, log_every=10**6, evaluate_every=10**6)
     world = World(device=torch.device("cuda"))
     training = fit(r.build(), digits, replace(r, compile="off"), world=world)
     for _ in range(max(FIRST)):  # whose losses are read

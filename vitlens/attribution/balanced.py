@@ -59,13 +59,15 @@ def balanced_gradients(
     model, images, target, against, names: as in `help(vitlens.attribution)`.
     """
     model, images, target, against = prepare_inputs(model, images, target, against)
+    about = family(transformer(model))
     tokens = []
     hooks = [
-        *_hooks_on_tokens(family(transformer(model)).blocks, tokens),
+        *_hooks_on_tokens(about.blocks, tokens),
         *_hooks_on_gates(model),
     ]
     with linear_forward(model, images, hooks, activations=True) as zeros:
-        attn, output = run_with_capture(model, images, of_features(target))
+        with about.calling_blocks():
+            attn, output = run_with_capture(model, images, of_features(target))
         target = resolve_target(model, output, target, against, names)
         *by_tokens, by_zeros = torch.autograd.grad(
             target.score(output).sum(), [*tokens, zeros], allow_unused=True, materialize_grads=True

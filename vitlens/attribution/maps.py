@@ -109,7 +109,8 @@ def explained(
     backward = bool(needs & {"gradients", "readings", "inputs"})
     model, images, target, against = prepare_inputs(model, images, target, against)
     inner = transformer(model)
-    blocks = family(inner).blocks
+    about = family(inner)
+    blocks = about.blocks
     modules = attention_modules(inner)
     layer = layer_number(len(modules), layer)
     hooks = []
@@ -122,7 +123,8 @@ def explained(
     readings = None
     inputs = {}
     with explanation_mode(model, gradients=backward):
-        with thread_hooks(hooks):
+        calling = about.calling_blocks() if "readings" in needs else contextlib.nullcontext()
+        with calling, thread_hooks(hooks):
             attn, output = run_with_capture(model, images, of_features(target), gradients=backward)
         target = resolve_target(model, output, target, against, names)
         if backward:

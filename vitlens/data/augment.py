@@ -2,7 +2,8 @@
 
 Every random choice comes from `draws(device, seed, epoch, step)`: the same arguments give the same batch on the same
 device, augmented at once or in parts. No global state is read or written. timm's transforms and mixup draw from global
-generators, image by image on the CPU. Here 1,024 images take an accelerator about a millisecond.
+generators, image by image on the CPU. Here 1,024 images take an accelerator about a millisecond. `draw_numbers` draws
+all random numbers of a batch first. `transform_batch` is then a function of its arguments, which can be compiled.
 
 Shapes: B batch, C = 3 channels, H × W pixels. Floats lie in [0, 1] until they are normalized.
 """
@@ -108,26 +109,67 @@ def augment_batch(
     Larger images are cropped at random. Without `size` the output has the size of the input. `mix=False` switches off
     mixup and cutmix, and leaves all other random choices unchanged.
     """
-    stored_shape = images.shape[2:]
-    shape = (size, size) if size else stored_shape
+    numbers = draw_numbers(images.shape, augment, rng, size=size, mix=mix)
+    return transform_batch(images, labels, numbers, augment, size=size, mean=mean, std=std)
+
+
+def draw_numbers(
+    shape: Sequence[int], augment: Augment, rng: Draws, *, size: int | None = None, mix: bool = True
+) -> dict[str, Tensor]:
+    """Uniform random numbers (n, B) for a batch of this shape, by the name of each transformation that takes place."""
+    samples, _, *stored = shape
+    resamples = _resamples(augment)
+    keeps_place = not augment.pad and (resamples or not size or stored == [size, size])
+    counts = {
+        "window": 0 if keeps_place and not augment.flip else 3,
+        "crop": 5 if resamples else 0,
+        "jitter": 3 if augment.jitter else 0,
+        "policy": 1 if augment.policy else 0,
+        "erase": 5 if augment.erase else 0,
+        "mix": 4 if mix and (augment.cutmix or augment.mixup) else 0,
+    }
+    return {name: rng.uniform(n, samples) for name, n in counts.items() if n}
+
+
+def _resamples(augment: Augment) -> bool:
+    """True if images are cropped or rotated by interpolation."""
     unchanged = (1.0, 1.0)
     crops = augment.scale != unchanged or augment.ratio != unchanged
-    resamples = crops or augment.rotate
-    window = stored_shape if resamples else shape
-    x = shift_and_flip(images, window, augment.pad, augment.flip, rng)
+    return crops or augment.rotate > 0
+
+
+def transform_batch(
+    images: Tensor,
+    labels: Tensor,
+    numbers: dict[str, Tensor],
+    augment: Augment,
+    *,
+    size: int | None = None,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> tuple[Tensor, Targets]:
+    """`augment_batch` with the `numbers` of `draw_numbers`."""
+    stored_shape = images.shape[2:]
+    shape = (size, size) if size else stored_shape
+    window = stored_shape if "crop" in numbers else shape
+    x = images
+    if "window" in numbers:
+        x = shift_and_flip(x, window, augment.pad, augment.flip, numbers["window"])
     x = x.float()
     x = x.div_(255)
-    if resamples:
-        x = random_resized_crop(x, shape, augment.scale, augment.ratio, augment.rotate, rng)
-    if augment.jitter:
-        x = color_jitter(x, augment.jitter, rng)
-    if augment.policy:
-        x = gray_solarize_posterize(x, augment.policy, rng)
+    if "crop" in numbers:
+        x = random_resized_crop(
+            x, shape, augment.scale, augment.ratio, augment.rotate, numbers["crop"]
+        )
+    if "jitter" in numbers:
+        x = color_jitter(x, augment.jitter, numbers["jitter"])
+    if "policy" in numbers:
+        x = gray_solarize_posterize(x, augment.policy, numbers["policy"])
     x = normalize(x, mean, std)
-    if augment.erase:
-        x = erase_rectangles(x, augment.erase, rng)
-    if mix and (augment.cutmix or augment.mixup):
-        return mix_neighbors(x, labels, augment.cutmix, augment.mixup, rng)
+    if "erase" in numbers:
+        x = erase_rectangles(x, augment.erase, numbers["erase"])
+    if "mix" in numbers:
+        return mix_neighbors(x, labels, augment.cutmix, augment.mixup, numbers["mix"])
     # A copy, because the same tensor twice would cause a second compilation.
     other_labels = labels.clone()
     ones = torch.ones(len(x), device=x.device)
@@ -192,26 +234,23 @@ def draws(device: torch.device | str, *key: int, part: int = 0, parts: int = 1) 
 
 
 def shift_and_flip(
-    images: Tensor, size: Sequence[int], pad: int, flip: float, rng: Draws
+    images: Tensor, size: Sequence[int], pad: int, flip: float, numbers: Tensor
 ) -> Tensor:
     """Windows of `size` (rows, columns), cut at random positions and mirrored with probability `flip`.
 
-    They extend up to `pad` reflected pixels beyond the image. Raises `ValueError` for windows larger than the image.
+    They extend up to `pad` reflected pixels beyond the image. numbers: (3, B) in [0, 1), as in the functions below.
+    Raises `ValueError` for windows larger than the image.
     """
     b, _, h, w = images.shape
     height, width = size
-    keeps_place = not pad and (h, w) == (height, width)
-    if keeps_place and not flip:
-        return images
     if height > h or width > w:
         raise ValueError(
             f"A window of {height}×{width} pixels cannot be cut from an image of {h}×{w}."
         )
     check_pad(pad, h, w)
-    numbers = rng.uniform(3, b)
     dy, dx, mirror = numbers[:, :, None]
     mirrors = mirror < flip
-    if keeps_place:
+    if not pad and (h, w) == (height, width):
         return torch.where(mirrors[..., None, None], images.flip(3), images)
     rows = _window(dy, height, h, pad)
     columns = _window(dx, width, w, pad)
@@ -255,14 +294,14 @@ def random_resized_crop(
     scale: tuple[float, float],
     ratio: tuple[float, float],
     rotate: float,
-    rng: Draws,
+    numbers: Tensor,
 ) -> Tensor:
     """Random resized crop and rotation in one bilinear resampling to `size` (rows, columns).
 
     In the coordinates of `affine_grid` an image spans [−1, 1]. A crop of width w and height h (shares of the image)
     at center (cx, cy) reads position (cx + w·u, cy + h·v) for the output position (u, v).
     """
-    area, log_ratio, angle, cx, cy = rng.uniform(5, len(x))
+    area, log_ratio, angle, cx, cy = numbers
     smallest, largest = scale
     area = smallest + (largest - smallest) * area
     lowest = math.log(ratio[0])
@@ -309,9 +348,8 @@ def _pixel_centers(n: int, device: torch.device) -> Tensor:
 # Color
 
 
-def color_jitter(x: Tensor, strength: float, rng: Draws) -> Tensor:
+def color_jitter(x: Tensor, strength: float, numbers: Tensor) -> Tensor:
     """Images with changed brightness, contrast and saturation, clipped to [0, 1] after each, as in torchvision."""
-    numbers = rng.uniform(3, len(x))
     factors = 1 + strength * (2 * numbers - 1)
     brightness, contrast, saturation = factors[..., None, None, None]
     x = x * brightness
@@ -337,9 +375,8 @@ def gray(x: Tensor) -> Tensor:
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
-def gray_solarize_posterize(x: Tensor, probability: float, rng: Draws) -> Tensor:
+def gray_solarize_posterize(x: Tensor, probability: float, numbers: Tensor) -> Tensor:
     """Images after one of grayscale, inversion of values above ½, and 3 bits per channel, with `probability`."""
-    numbers = rng.uniform(1, len(x))
     choice = numbers[0, :, None, None, None]
     third = probability / 3
     two_thirds = probability * 2 / 3
@@ -374,13 +411,13 @@ class Targets(NamedTuple):
     lam: Tensor
 
 
-def erase_rectangles(x: Tensor, probability: float, rng: Draws) -> Tensor:
+def erase_rectangles(x: Tensor, probability: float, numbers: Tensor) -> Tensor:
     """Normalized `x` with a rectangle set to 0, the mean color.
 
     It has 2 to 33 % of the area and an aspect ratio from 0.3 to 3.3, as in the paper, and the border cuts it.
     """
-    b, _, h, w = x.shape
-    choice, area, log_ratio, cy, cx = rng.uniform(5, b)
+    h, w = x.shape[2:]
+    choice, area, log_ratio, cy, cx = numbers
     erases = choice < probability
     area = 0.02 + 0.31 * area
     log_ratio = (2 * log_ratio - 1) * math.log(3.3)
@@ -410,7 +447,7 @@ def interval(center: Tensor, side: Tensor, n: int) -> Tensor:
 
 
 def mix_neighbors(
-    x: Tensor, labels: Tensor, cutmix: float, mixup: float, rng: Draws
+    x: Tensor, labels: Tensor, cutmix: float, mixup: float, numbers: Tensor
 ) -> tuple[Tensor, Targets]:
     """Samples mixed with their neighbors in the batch by cutmix or mixup, with these probabilities.
 
@@ -418,7 +455,7 @@ def mix_neighbors(
     mixed. λ is drawn per sample. After cutmix it is the share of pixels that stayed, because the border cuts the box.
     """
     b, _, h, w = x.shape
-    kind, lam, cy, cx = rng.uniform(4, b)
+    kind, lam, cy, cx = numbers
     pastes = kind < cutmix
     mixes = kind < cutmix + mixup
     side = (1 - lam).sqrt()

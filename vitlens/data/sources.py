@@ -83,11 +83,23 @@ def open_samples(
         return open_folder(Path(source), split, root, **options)
     if source in ALIASES:
         return open_samples(ALIASES[source], split, root, fold, columns)
+    raise _unknown_source(source)
+
+
+def require_source(source: str) -> None:
+    """Raise ValueError for a name that is neither a folder nor a data set."""
+    prefix, slash, _ = source.partition("/")
+    known = source in SOURCES or source in ALIASES or prefix + slash in SOURCES
+    if not known and not Path(source).exists():
+        raise _unknown_source(source)
+
+
+def _unknown_source(source: str) -> ValueError:
     tasks = ""
     if ALIASES:
         first_two = list(ALIASES)[:2]
         tasks = f", a task such as {', '.join(first_two)}"
-    raise ValueError(
+    return ValueError(
         f"{source!r} is not a folder or data set. A source is {source_names()}{tasks}, or a folder of class "
         "folders, Parquet files or WebDataset shards."
     )

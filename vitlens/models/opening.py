@@ -18,6 +18,7 @@ from torch import nn
 
 from vitlens import files, waiting
 from vitlens.digests import TrainedOn, read_trained_on
+from vitlens.images import is_image
 from vitlens.models.architecture_guess import fitting_architectures
 from vitlens.models.checkpoint_heads import is_pretraining_part
 from vitlens.models.checkpoint_settings import quickgelu_twin
@@ -37,7 +38,7 @@ from vitlens.models.preprocessing import (
     data_config,
     measure_preprocessing,
 )
-from vitlens.models.weight_files import flat_tensors, read_weights, require_file
+from vitlens.models.weight_files import SUFFIXES, flat_tensors, read_weights, require_file
 from vitlens.names import require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.recorder.forward import run as run
@@ -280,8 +281,15 @@ def _open(
 
 
 def is_checkpoint(path: str | os.PathLike) -> bool:
-    """True for a file of weights, False for a folder, a name and the files that stand for the model in their folder."""
+    """True for a file of weights, or a folder with them alone.
+
+    False for the folder of a model or a run, a name, and the files that stand for the model in their folder.
+    """
     file = Path(path)
+    if file.is_dir():
+        described = ("config.json", "adapter_config.json", "recipe.json")
+        names = {each.name for each in file.iterdir()}
+        return names.isdisjoint(described) and any(name.endswith(SUFFIXES) for name in names)
     stands_for_folder = file.name in _FILES and (file.parent / "config.json").is_file()
     return file.is_file() and not stands_for_folder
 
@@ -366,6 +374,13 @@ def _unknown_name(name: str) -> ValueError:
             f"{name} is a file, not a model. Weights need the name of their model, too: {_model_of(path)} with "
             f"checkpoint={name} (on the command line --checkpoint)."
         )
+    if path.suffix in SUFFIXES and not path.exists() and not path.is_symlink():
+        return ValueError(
+            f"{name} does not exist. Check the path. A file of weights alone goes to checkpoint= (--checkpoint), with "
+            "the name of its model."
+        )
+    if is_image(path) and not path.exists():
+        return ValueError(f"{name} does not exist. Check the path of the image, or name a model.")
     if not path.is_dir() and (path.exists() or path.is_symlink()):
         require_file(path)
     owner, _, rest = name.removeprefix("hf-hub:").removeprefix("hf_hub:").partition("/")

@@ -26,7 +26,8 @@ _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WHOLE = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin")
 """Names of the weights in the folder of a model, in the order of preference."""
 
-_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz")
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz")
+"""Endings of files of weights."""
 
 _HELP = "Save the model's state_dict()"
 
@@ -126,7 +127,7 @@ def _weights_in(folder: Path) -> Path:
         raise UnreadableWeightsError(
             folder, "it holds a LoRA adapter. Call merge_and_unload() of peft, and save the result"
         )
-    files = [name for name in names if name.endswith(_SUFFIXES)]
+    files = [name for name in names if name.endswith(SUFFIXES)]
     if len(files) == 1:
         return folder / files[0]
     listed = f"several files of weights: {', '.join(files[:6])}" if files else "no file of weights"

@@ -356,6 +356,9 @@ def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
             axes = _add_panel(rollout_parts[k], "rollout", inspection, room, lines, columns)
             if axes is not None:
                 pairs = axes.reshape(-1, 2) if lines == 1 else axes.T
+                if lines == 1:
+                    for ax in axes.ravel():
+                        ax.set_anchor("N")  # the spare room is below, for the captions
                 _draw_pictures(pairs, inspection, image_width, caption_lines)
         if is_single:
             ax = _add_panel(distance_part, "distance", models[0], WIDTH)

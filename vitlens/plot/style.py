@@ -360,14 +360,21 @@ def array(
     is_number = hasattr(values, "__array__") or isinstance(values, int | float | list | tuple)
     if not is_number:
         raise ValueError(
-            f"{expected} expected, got {kind.__name__}. Give an array, such as {source}."
+            f"Expected {expected[0].lower()}{expected[1:]}, got {kind.__name__}. Give an array, such as {source}."
         )
     if hasattr(values, "detach"):
         values = values.detach().cpu().double()
     try:
         result = np.asarray(values, dtype=float)
     except TypeError as error:
-        raise ValueError(f"{expected} expected, got {type(values).__name__}.") from error
+        raise ValueError(
+            f"Expected {expected[0].lower()}{expected[1:]}, got {type(values).__name__}."
+        ) from error
     if result.ndim not in np.atleast_1d(ndim) or result.size == 0:
-        raise ValueError(f"{expected} expected, got shape {result.shape}.")
+        hint = ""
+        if result.ndim == 1 and expected.startswith("A map"):
+            hint = " `attn.grid.image_map(values)` makes a map from values of all tokens."
+        raise ValueError(
+            f"Expected {expected[0].lower()}{expected[1:]}, got shape {result.shape}.{hint}"
+        )
     return result

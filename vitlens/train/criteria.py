@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +15,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import Targets, normalize, seed_of
+from vitlens.data.augment import Augment, Targets, normalize, seed_of, transform_batch
 from vitlens.recorder.forward import eval_mode
+from vitlens.train.optim import PRODUCTS
 from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
 
+WORTH_COMPILING = 2e8
+"""Tokens (images × patches) of a run from which compiling is expected to save more time than it takes."""
 UNFUSED = 256
 """Number of patches up to which attention stores less for the backward pass than the MLP."""
 
@@ -37,19 +41,43 @@ def computes_bf16(device: torch.device) -> bool:
     return True
 
 
-def trains_in_bf16(recipe: Recipe, device: torch.device) -> bool:
-    """True if the recipe computes matrix products in bf16 on this device."""
+def computes_fp16(device: torch.device) -> bool:
+    """True for CUDA devices that multiply fp16 in tensor cores: capability 7.0 (V100), 7.5 (T4) and later."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
+
+
+def product_type(recipe: Recipe, device: torch.device) -> torch.dtype:
+    """Data type in which the recipe computes matrix products on this device."""
     if recipe.precision == "auto":
-        return computes_bf16(device)
-    return recipe.precision == "bf16"
+        recipe = choose_precision(recipe, World(device=device))
+    return PRODUCTS.get(recipe.precision, torch.float32)
 
 
 def choose_precision(recipe: Recipe, world: World) -> Recipe:
-    """The recipe with precision "auto" replaced by bf16 if all processes have it in hardware, else by fp32."""
+    """The recipe with precision "auto" replaced by bf16 if all processes have it in hardware, else by fp16 or fp32.
+
+    Warns if a CUDA device only emulates a chosen bf16.
+    """
+    has_bf16 = computes_bf16(world.device)
+    if recipe.precision == "bf16" and world.device.type == "cuda" and not has_bf16:
+        warnings.warn(
+            f"{torch.cuda.get_device_name(world.device)} emulates bf16, which is slower than fp32. Set precision=fp16.",
+            RuntimeWarning,
+            stacklevel=1,  # one place, so that Python shows it once
+        )
     if recipe.precision != "auto":
         return recipe
-    everywhere = world.total(computes_bf16(world.device)) == world.size
-    return replace(recipe, precision="bf16" if everywhere else "fp32")
+    if world.total(has_bf16) == world.size:
+        return replace(recipe, precision="bf16")
+    everywhere = world.total(computes_fp16(world.device)) == world.size
+    return replace(recipe, precision="fp16" if everywhere else "fp32")
+
+
+def autocast(device: torch.device, products: torch.dtype) -> torch.autocast:
+    """Context that computes matrix products in this data type."""
+    if products == torch.float32:
+        return torch.autocast(device.type, torch.bfloat16, enabled=False)
+    return torch.autocast(device.type, products)
 
 
 def soft_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) -> Tensor:
@@ -92,20 +120,21 @@ def build_criterion(
     """Forward pass and loss as one function of a batch, compiled as the recipe sets. The model is unchanged.
 
     If compiling fails (no compiler, no Triton, an old GPU), the function runs uncompiled after a RuntimeWarning.
+    compile="auto" compiles here on CUDA, because the length of the run is unknown. `fit` replaces it by its choice.
 
     >>> digits = vitlens.train.recipe("digits")
     >>> criterion = vitlens.train.build_criterion(digits.build(), digits, "cpu")
     """
     device = torch.device(device)
-    bf16 = trains_in_bf16(recipe, device)
+    products = product_type(recipe, device)
     label_loss = soft_cross_entropy if recipe.loss == "softmax" else sigmoid_cross_entropy
     patches = (recipe.image_size // recipe.patch_size) ** 2
     attention = nullcontext
-    if bf16 and patches <= UNFUSED and device.type == "cpu":
+    if products == torch.bfloat16 and patches <= UNFUSED and device.type == "cpu":
         attention = unfused_attention
 
     def uncompiled_loss(x: Tensor, y: Targets) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        with autocast(device, products):
             if hasattr(model, "objective"):
                 return model.objective(model, x)
             logits = model(x).float()
@@ -114,24 +143,53 @@ def build_criterion(
     loss = uncompiled_loss
     if compiles(recipe, device):
         # Shapes are few and known (one, or two with patch_drop): specialize instead of guessing which are dynamic.
-        loss = torch.compile(uncompiled_loss, mode=recipe.compile, dynamic=False)
+        compiled = torch.compile(uncompiled_loss, mode=mode_of(recipe), dynamic=False)
+        loss = or_uncompiled(compiled, uncompiled_loss, "training continues")
 
     def criterion(x: Tensor, y: Targets) -> Tensor:
-        nonlocal loss
         with attention():
-            try:
-                return loss(x, y)
-            except torch._dynamo.exc.TorchDynamoException as error:  # only the first call compiles
-                warnings.warn(
-                    f"Compiling failed on {x.device}, so training continues uncompiled and slower: "
-                    f"{first_paragraph(error)}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-                loss = uncompiled_loss
-                return loss(x, y)
+            return loss(x, y)
 
     return criterion
+
+
+def or_uncompiled(compiled: Callable, uncompiled: Callable, continues: str) -> Callable:
+    """The compiled function, replaced by the uncompiled one after a RuntimeWarning if compiling fails."""
+    function = compiled
+
+    def run(x: Tensor, *arguments):
+        nonlocal function
+        try:
+            return function(x, *arguments)
+        except torch._dynamo.exc.TorchDynamoException as error:  # only the first call compiles
+            warnings.warn(
+                f"Compiling failed on {x.device}, so {continues} uncompiled and slower: {first_paragraph(error)}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            function = uncompiled
+            return function(x, *arguments)
+
+    return run
+
+
+def build_augmentation(
+    recipe: Recipe, device: torch.device
+) -> Callable[[Tensor, Tensor, dict[str, Tensor]], tuple[Tensor, Targets]]:
+    """(images, labels, numbers) → augmented batch: `transform_batch` by the recipe, one compiled graph on CUDA."""
+    mode = mode_of(recipe) if device.type == "cuda" and compiles(recipe, device) else "off"
+    return _augmentation(recipe.augment, recipe.image_size, recipe.mean, recipe.std, mode)
+
+
+@cache  # so that a second run with the same settings does not compile
+def _augmentation(augment: Augment, size: int, mean: tuple, std: tuple, mode: str) -> Callable:
+    def transform(images: Tensor, labels: Tensor, numbers: dict[str, Tensor]):
+        return transform_batch(images, labels, numbers, augment, size=size, mean=mean, std=std)
+
+    if mode == "off":
+        return transform
+    compiled = torch.compile(transform, mode=mode, dynamic=False, fullgraph=True)
+    return or_uncompiled(compiled, transform, "images are augmented")
 
 
 def first_paragraph(error: BaseException) -> str:
@@ -147,6 +205,23 @@ def compiles(recipe: Recipe, device: torch.device) -> bool:
     if device.type == "cpu":
         return recipe.compile_cpu
     return device.type in ("cuda", "xpu")
+
+
+def mode_of(recipe: Recipe) -> str:
+    """Mode of torch.compile, if the recipe compiles."""
+    return "default" if recipe.compile == "auto" else recipe.compile
+
+
+def choose_compile(recipe: Recipe, device: torch.device, images: int) -> Recipe:
+    """The recipe with compile "auto" replaced on CUDA by "off" for a short run on this many images, else by "default".
+
+    On a CPU `compile_cpu` decides, and "auto" remains.
+    """
+    if recipe.compile != "auto" or device.type == "cpu":
+        return recipe
+    patches = (recipe.image_size // recipe.patch_size) ** 2
+    tokens = recipe.length(images) * recipe.batch_size * patches
+    return replace(recipe, compile="default" if tokens >= WORTH_COMPILING else "off")
 
 
 class ObjectiveLoss(nn.Module):
@@ -209,7 +284,7 @@ def mean_over_images(
 ) -> float:
     """Mean over the images. measure: (normalized images, labels) of a batch → sum over its images."""
     world = world or World(device=next(model.parameters()).device)
-    bf16 = trains_in_bf16(recipe, world.device)
+    products = product_type(recipe, world.device)
     total = torch.zeros((), device=world.device)
     in_training = recipe.batch_size // (recipe.accumulate * world.size)
     at_once = min(500, max(in_training, 64))  # at most the memory of training
@@ -219,7 +294,7 @@ def mean_over_images(
         for rows, (images, labels) in zip(mine, data.batches(mine), strict=True):
             torch.manual_seed(seed_of(0, int(rows[0])))
             x = normalize(images, recipe.mean, recipe.std)
-            with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+            with autocast(x.device, products):
                 total += measure(x, labels)
     world.sum([total])
     return total.item() / len(data)

@@ -18,14 +18,21 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import Targets, augment_batch, draws, generator, seed_of
+from vitlens.data.augment import Targets, draw_numbers, draws, generator, seed_of
 from vitlens.data.imageset import lost_workers, lost_workers_error
 from vitlens.recorder.memory import is_out_of_memory
 from vitlens.recorder.precision import float32_precision
-from vitlens.train.criteria import build_criterion, choose_precision, validate
+from vitlens.train.criteria import (
+    build_augmentation,
+    build_criterion,
+    choose_compile,
+    choose_precision,
+    validate,
+)
 from vitlens.train.optim import optimizers, set_rates, update_average
+from vitlens.train.overflow import Overflow
 from vitlens.train.processes import World, distribute, exchange
-from vitlens.train.run_folder import DIVERGED, STATISTICS, RunFolder, lock_log, run_facts
+from vitlens.train.run_folder import STATISTICS, RunFolder, lock_log, run_facts
 from vitlens.train.settings import Recipe
 
 FIRST = (1, 2, 5, 10, 20)
@@ -39,8 +46,9 @@ class Step:
     step: number of steps taken, from 1 to `steps`. epoch: the current epoch, from 0. lr: learning rate of AdamW or SGD
     (Muon's is `muon_lr` / `lr` times as large). rate: learning rate as a share of its peak. loss: loss of this batch.
     images_per_second: training speed since the last reading, without validation and saving. Both are None between
-    readings, because each reading makes the host wait for the device. metrics: `top1` and `top1_average` (%) on the
-    validation images, or `valid_loss` and `valid_loss_average` without labels. Empty between validations.
+    readings, because each reading makes the host wait for the device. In fp16 the loss is also None if it overflows.
+    metrics: `top1` and `top1_average` (%) on the validation images, or `valid_loss` and `valid_loss_average` without
+    labels. Empty between validations.
 
     >>> vitlens.train.Step(step=1, steps=10, epoch=0, lr=1e-3, rate=1.0).metrics
     {}
@@ -83,6 +91,7 @@ def fit(
 
     Raises ValueError immediately if model, data and recipe do not match. During training it raises FloatingPointError
     if the loss is not finite, MemoryError if memory runs out and ConnectionError if another process of the run ended.
+    In fp16, steps that overflow are skipped, and the error comes after ten in a row or at more than 5 % of the steps.
 
     >>> digits = vitlens.train.recipe("digits").tiny()
     >>> images = [vitlens.data.load("digits", split, size=8) for split in ("train", "valid")]
@@ -98,6 +107,7 @@ def fit(
         model.objective = objective
     check_run(model, data, recipe, world)
     train, valid = data
+    recipe = choose_compile(recipe, world.device, len(train))
     train = train.to(world.device)
     valid = valid.to(world.device)
     model = model.to(world.device)
@@ -197,25 +207,31 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
             )
         counted = done
         began = time.perf_counter()
+        overflow = Overflow(recipe, optimizer, statistics, done)
 
         for step, parts in batches(model, train, recipe, world, done, steps):
             rate = recipe.rate(step, steps)  # a share of the peak
             set_rates(optimizer, rate)
             loss = torch.zeros((), device=world.device)
+            overflow.remember()
             with folder.rescue(step):
                 for number, (x, y) in enumerate(parts, start=1):
                     with exchange(criterion, now=number == recipe.accumulate):
                         part = criterion(x, y) / recipe.accumulate
-                        part.backward()
+                        overflow.scale(part).backward()
                     loss += part.detach()
                 world.average([loss, *statistics])
+            overflow.unscale(parameters)
             norm = nn.utils.clip_grad_norm_(parameters, recipe.clip or math.inf)
+            overflow.decide(norm)
             for o in optimizer:
                 o.step()
                 o.zero_grad()
             if recipe.average:
                 averages = [average[name] for name in weights]
-                update_average(averages, list(weights.values()), recipe.average, step)
+                update_average(
+                    averages, list(weights.values()), recipe.average, step, overflow.taken
+                )
 
             done = step + 1
             epoch = step // per_epoch
@@ -226,7 +242,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
             reads = validates or done % recipe.log_every == 0 or done in FIRST
             record = Step(done, steps, epoch, rate * recipe.lr, rate)
             if reads:
-                value = require_finite(loss, norm, step)
+                value = overflow.read(loss, norm, step)
                 seconds = max(time.perf_counter() - began, 1e-9)
                 speed = (done - counted) * recipe.batch_size / seconds
                 record = replace(record, loss=value, images_per_second=speed)
@@ -238,11 +254,11 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
             try:
                 yield record  # before saving, so that a consumer's snapshot is never older than the checkpoint
             except GeneratorExit:
-                require_finite(loss, norm, step)
+                overflow.read(loss, norm, step)
                 folder.save(done)
                 raise
             if saves:
-                require_finite(loss, norm, step)
+                overflow.read(loss, norm, step)
                 folder.save(done)
             if reads or saves:
                 counted = done
@@ -281,15 +297,6 @@ def numerics(recipe: Recipe, world: World):
         torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
 
 
-def require_finite(loss: Tensor, norm: Tensor, step: int) -> float:
-    """The loss as a float. Raises FloatingPointError if the loss or the norm of its gradient is not finite."""
-    if math.isfinite(loss.item()) and math.isfinite(norm.item()):
-        return loss.item()
-    raise FloatingPointError(
-        f"The loss is {loss.item()} at step {step + 1}, its gradient has norm {norm.item()}. {DIVERGED}"
-    )
-
-
 def batches(
     model: nn.Module, train: ImageSet, recipe: Recipe, world: World, done: int, steps: int
 ) -> Iterator[tuple[int, Iterator[tuple[Tensor, Targets]]]]:
@@ -303,6 +310,7 @@ def batches(
     first_part = world.rank * recipe.accumulate
     own_parts = range(first_part, first_part + recipe.accumulate)
     remaining = train.remaining(recipe.augment)
+    transform = build_augmentation(replace(recipe, augment=remaining), world.device)
     patch_dropout = getattr(model, "patch_drop", None)  # timm's layer
 
     def augmented_parts(
@@ -317,16 +325,9 @@ def batches(
                 drops = progress < recipe.patch_drop_until
                 patch_dropout.prob = recipe.patch_drop if drops else 0.0
             rng = draws(images.device, recipe.seed, epoch, number, part=k, parts=parts)
-            yield augment_batch(
-                images,
-                labels,
-                remaining,
-                rng,
-                size=recipe.image_size,
-                mean=recipe.mean,
-                std=recipe.std,
-                mix=progress < recipe.mix_until,
-            )
+            mixes = progress < recipe.mix_until
+            numbers = draw_numbers(images.shape, remaining, rng, size=recipe.image_size, mix=mixes)
+            yield transform(images, labels, numbers)
 
     for epoch in range(done // per_epoch, math.ceil(steps / per_epoch)):
         order = torch.randperm(len(train), generator=generator("cpu", recipe.seed, epoch))

@@ -14,6 +14,8 @@ from vitlens.train.settings import Recipe
 
 # Quintic that drives singular values toward 1: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+PRODUCTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Data types of matrix products by a recipe's precision. Others compute in fp32."""
 UNDECAYED = (
     "pos_embed",
     "cls_token",
@@ -42,7 +44,7 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
         {"params": groups["rest"], "weight_decay": 0.0, "peak_lr": recipe.lr},
     ]
     matrices = [{"params": groups["hidden"], "parts": 1}, {"params": groups["stacked"], "parts": 3}]
-    products = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+    products = PRODUCTS.get(recipe.precision, torch.float32)
     return [
         Muon(matrices, recipe.muon_lr, recipe.momentum, recipe.weight_decay, products),
         torch.optim.AdamW(others, lr=recipe.lr, betas=recipe.betas, fused=True),
@@ -76,7 +78,13 @@ def _single_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer
         group["peak_lr"] = recipe.lr * group["lr_scale"]
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)
-    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
+    sgd = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
+    if recipe.precision == "fp16" and recipe.momentum:
+        # A first step that is skipped would leave PyTorch's buffers uninitialized.
+        for group in sgd.param_groups:
+            for p in group["params"]:
+                sgd.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    return sgd
 
 
 def set_rates(optimizer: list[torch.optim.Optimizer], factor: float) -> None:
@@ -88,11 +96,23 @@ def set_rates(optimizer: list[torch.optim.Optimizer], factor: float) -> None:
 
 @torch.no_grad()
 def update_average(
-    average: Sequence[Tensor], now: Sequence[Tensor], decay: float, step: int
+    average: Sequence[Tensor],
+    now: Sequence[Tensor],
+    decay: float,
+    step: int,
+    taken: Tensor | None = None,
 ) -> None:
-    """Update an exponential moving average in place. Its decay grows at first, to forget the random start."""
+    """Update an exponential moving average in place. Its decay grows at first, to forget the random start.
+
+    taken: 1, or 0 to leave it unchanged without a wait for the device.
+    """
     decay = min(decay, (1 + step) / (10 + step))
-    torch._foreach_lerp_(average, now, 1 - decay)
+    if taken is None:
+        torch._foreach_lerp_(average, now, 1 - decay)
+        return
+    changes = torch._foreach_sub(now, average)
+    torch._foreach_mul_(changes, (1 - decay) * taken)
+    torch._foreach_add_(average, changes)
 
 
 class Muon(torch.optim.Optimizer):
@@ -104,7 +124,8 @@ class Muon(torch.optim.Optimizer):
     committed models and tables were made with this one.
 
     Convolution kernels become matrices of output channels × all other dimensions. Groups with `parts` = 3 hold
-    matrices that stack q, k and v along their rows. `products` is the precision of the iteration.
+    matrices that stack q, k and v along their rows. `products` is the precision of the iteration. As in PyTorch's fused
+    optimizers, a step with the attribute `found_inf`, a tensor, at 1 changes nothing.
     """
 
     def __init__(
@@ -127,6 +148,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
+        skipped = getattr(self, "found_inf", None)
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
@@ -136,13 +158,24 @@ class Muon(torch.optim.Optimizer):
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             gradients = [p.grad for p in parameters]
             buffers = [self.state[p]["momentum_buffer"] for p in parameters]
+            decay = group["lr"] * group["weight_decay"]
+            if skipped is not None:
+                # A buffer in place of its gradient leaves the buffer unchanged.
+                pairs = zip(buffers, gradients, strict=True)
+                gradients = [torch.where(skipped > 0, buffer, g) for buffer, g in pairs]
+                decay = decay * (1 - skipped)
             torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
             ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])
-            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-            self._add_orthogonal(parameters, ahead, group["lr"], group["parts"])
+            torch._foreach_mul_(parameters, 1 - decay)
+            self._add_orthogonal(parameters, ahead, group["lr"], group["parts"], skipped)
 
     def _add_orthogonal(
-        self, parameters: list[Tensor], updates: Iterable[Tensor], lr: float, parts: int
+        self,
+        parameters: list[Tensor],
+        updates: Iterable[Tensor],
+        lr: float,
+        parts: int,
+        skipped: Tensor | None,
     ) -> None:
         """Subtract the orthogonalized updates from the parameters, matrices of one shape together."""
         stacks = defaultdict(list)
@@ -152,11 +185,20 @@ class Muon(torch.optim.Optimizer):
                 stacks[matrix.shape].append((target, matrix))
         for shape, pairs in stacks.items():
             targets, matrices = zip(*pairs, strict=True)
-            stack = torch.stack(matrices).to(self.products)
-            orthogonal = orthogonalize(stack).to(targets[0].dtype)
+            stack = torch.stack(matrices)
+            if self.products == torch.float16:
+                stack = unit(stack)  # before the conversion, in which small gradients become 0
+            orthogonal = orthogonalize(stack.to(self.products)).to(targets[0].dtype)
+            if skipped is not None:
+                orthogonal = orthogonal * (1 - skipped)
             steps = [step.view_as(t) for step, t in zip(orthogonal, targets, strict=True)]
             alpha = -lr * 0.2 * math.sqrt(max(shape))
             torch._foreach_add_(list(targets), steps, alpha=alpha)
+
+
+def unit(matrices: Tensor) -> Tensor:
+    """Each matrix in (n, rows, columns) divided by its norm."""
+    return matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -164,7 +206,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    x = unit(x)
     for _ in range(5):
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)

@@ -302,6 +302,8 @@ class RunFolder:
                 previous = RENAMED.get(previous, previous)
             if previous == value or key in FREE or key in COMPARED:
                 continue
+            if key == "compile" and "auto" in (previous, value) and not self.recipe.compile_cpu:
+                continue  # "auto" remains on a CPU only, which then compiles in no mode
             if key not in MACHINE:
                 raise ValueError(
                     f"The run in {self.path} was started with {key} = {previous!r}, got {value!r}. "

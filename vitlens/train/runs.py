@@ -21,9 +21,10 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from vitlens.data import SOURCES, ImageSet, ImageStream, load
+from vitlens.data.sources import require_source
 from vitlens.files import check_writable, lock_folder, read_text, write
 from vitlens.train import snapshots
-from vitlens.train.criteria import build_criterion, choose_precision
+from vitlens.train.criteria import build_criterion, choose_compile, choose_precision, compiles
 from vitlens.train.loop import FIRST, Step, fit
 from vitlens.train.processes import World, hardware, join, versions
 from vitlens.train.recipes import read_recipe, starting_from
@@ -141,6 +142,7 @@ def run(
         if finished:
             say(f"The run in {out} is finished.")
             return {**finished, "stopped_by": 0}
+    plan = choose_compile(plan, world.device, len(train))
     say(f"Found {len(train)} + {len(valid)} images in {time.monotonic() - start:.0f} s.")
 
     start = time.monotonic()
@@ -163,6 +165,14 @@ def run(
     if resume and fresh:
         say(f"{out} holds no checkpoint, so the run starts.")
     steps = plan.length(len(train))
+    if steps_saved(out) < steps:
+        say(
+            f"Training {steps:,} steps of {plan.batch_size:,} images on {hardware(world.device, world.size)} "
+            f"in {plan.precision}."
+        )
+        if compiles(plan, world.device):
+            takes = "many minutes" if "max" in plan.compile else "about half a minute"
+            say(f"Compiling, {takes} …")
     count = watch if world.rank == 0 else 0
     album = snapshots.Album(out, network, snapshots.probe(valid, plan), steps, count, say)
     lock = nullcontext()
@@ -182,7 +192,10 @@ def run(
             album.begin()
         seconds_before = 0.0 if fresh else seconds_of_training(out)
         with Stop() as stop:
-            last, reason = follow(training, steps, album, stop, start, max_minutes, world, quiet)
+            forecast = Forecast(plan.batch_size, say)
+            last, reason = follow(
+                training, steps, album, stop, start, max_minutes, world, forecast, quiet
+            )
         if reason:
             say(f"Stopped {reason}, at step {last.step} of {steps}; {how_to_resume}.")
         account = finish(
@@ -229,6 +242,8 @@ def check_options(
     if max_minutes is not None and not 0 < max_minutes < math.inf:
         raise ValueError(f"--max-minutes must be a positive number of minutes, got {max_minutes}.")
     check_writable(out, "--out")
+    if not resume:
+        require_source(data)
 
 
 def check_resumable(out: Path, recipe_name: str, data: str) -> None:
@@ -247,6 +262,12 @@ def require_new_run(out: Path) -> None:
         raise ValueError(
             f"{out} already holds a run or its model. Resume the run, or train into another folder."
         )
+
+
+def steps_saved(out: Path) -> int:
+    """Number of steps up to the newest checkpoint in a folder, or 0."""
+    markers = newest_first(out / "checkpoints")
+    return int(markers[0].stem.removeprefix("step-")) if markers else 0
 
 
 def holds_run(out: Path) -> bool:
@@ -398,6 +419,7 @@ def follow(
     start: float,
     max_minutes: float | None,
     world: World,
+    forecast: Forecast,
     quiet: bool,
 ) -> tuple[Step | None, str]:
     """Train with a progress bar and snapshots until the end, a signal or the time limit.
@@ -411,6 +433,7 @@ def follow(
     with closing(training), bar:
         for last in training:
             readings |= progress(bar, last)
+            forecast.update(last)
             bar.set_postfix(readings, refresh=last.step in FIRST and interval < 1)
             album.record_if_due(last.step)
             if world.size > 1 and last.step % AGREE:
@@ -421,6 +444,41 @@ def follow(
             if (signaled or late) and last.step < steps:
                 return last, f"after {max_minutes:g} minutes" if late else "by a signal"
     return last, ""
+
+
+class Forecast:
+    """Speed and expected time of a run, printed once, after the first 20 steps of this process."""
+
+    def __init__(self, batch_size: int, say: Callable[[str], None]):
+        self.batch_size = batch_size
+        self.say = say
+        self.first = 0
+        self.readings = 0
+        self.given = False
+
+    def update(self, step: Step) -> None:
+        """Print the sentence if it is time. The first reading contains the start, so it does not count."""
+        self.first = self.first or step.step
+        if step.images_per_second is None:
+            return
+        self.readings += 1
+        early = self.readings == 1 or step.step - self.first < FIRST[-1] - 1
+        if self.given or early or step.step == step.steps:
+            return
+        self.given = True
+        speed = step.images_per_second
+        images = (step.steps - step.step) * self.batch_size
+        left = duration(images / speed)
+        self.say(f"{speed:,.0f} images a second: about {left} left, without validation.")
+
+
+def duration(seconds: float) -> str:
+    """A time in seconds, minutes or hours: "80 seconds", "12 minutes", "3.5 hours"."""
+    if seconds < 100:
+        return f"{seconds:.0f} seconds"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"
 
 
 def resume_hint(out: Path, data: str | os.PathLike, root: str | os.PathLike | None) -> str:

@@ -224,11 +224,13 @@ class Recipe:
     evaluate_every: int = setting(1, "Epochs between validations. Validation also follows the last step.", COUNT)
     log_every: int = setting(50, "Steps between readings of the loss, for which the host waits for the device.", COUNT)
     save_every: float = setting(60.0, "Seconds between checkpoints.", AMOUNT)
-    precision: str = setting("auto", """"bf16": autocast and Muon's products, with weights and moments in fp32. "fp32":
-        all tensors. "auto": bf16 if the device multiplies it in hardware, else fp32. Resumed runs keep their
-        choice.""", ("auto", "bf16", "fp32"))
-    compile: str = setting("default", """Mode of torch.compile on CUDA: "default" (under a minute),
-        "max-autotune-no-cudagraphs" (many), or "off".""", ("off", "default", "max-autotune-no-cudagraphs"))
+    precision: str = setting("auto", """"bf16", "fp16": autocast and Muon's products, with weights and moments in fp32.
+        "fp16" scales the loss by 1,024 and skips steps whose gradient overflows. "fp32": all tensors. "auto": bf16 if
+        the device multiplies it in hardware, else fp16 on CUDA (T4, V100), else fp32. Resumed runs keep their
+        choice.""", ("auto", "bf16", "fp16", "fp32"))
+    compile: str = setting("auto", """Mode of torch.compile on CUDA: "default" (under a minute),
+        "max-autotune-no-cudagraphs" (many), "off", or "auto": "off" below 2e8 tokens in the whole run, else "default".
+        Resumed runs keep their choice.""", ("auto", "off", "default", "max-autotune-no-cudagraphs"))
     compile_cpu: bool = setting(False, """Compile on a CPU too. Needs a C++ compiler, a few percent faster in fp32 and
         slower in bf16.""")
     tf32: bool = setting(False, "Use TF32 for fp32 matrix products on CUDA.")

@@ -226,7 +226,7 @@ function render({ model, el }) {
     if (gone || !(ALONE || most)) return false;
     event.preventDefault(); // also where the browser would leave the page for the photo
     if (event.type !== "dragover") event.stopPropagation();
-    if (!most && event.type === "drop") {
+    if (!most && event.type !== "dragover") {
       complain("A saved page takes no other photos. Use vitlens app.");
     }
     return most > 0;

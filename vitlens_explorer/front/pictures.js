@@ -323,7 +323,8 @@ function makePanel(name, send) {
 function makeSix(send) {
   const title = make("h3");
   const list = make("div", { class: "maps" });
-  const node = make("section", { class: "six" }, title, list);
+  const reason = make("p", { class: "note" });
+  const node = make("section", { class: "six" }, title, reason, list);
   const makeTile = () => {
     const canvas = make("canvas", { "aria-hidden": "true" });
     const name = make("span", { class: "name" });
@@ -335,7 +336,8 @@ function makeSix(send) {
     putImage(canvas, paintMap(base, tile.values ? tile : { ...tile, strength: 0 }));
     name.textContent = tile.title;
     ends.textContent = tile.ends ? tile.ends.join(" to ") : "";
-    words.textContent = tile.failed ? "–" : tile.words || "…";
+    const lacks = tile.values ? "not scored" : "no map";
+    words.textContent = tile.failed ? lacks : tile.words || "…";
     button.title = tile.failed || tile.title;
     button.classList.toggle("coming", !tile.values);
     setPressed(button, tile.now);
@@ -347,6 +349,10 @@ function makeSix(send) {
     const { small } = await readPixels(pictures[described.picture]);
     const { tiles } = described;
     title.textContent = described.title;
+    // a reason that all of them share is written out, and others are in tooltips
+    const shared = tiles[0]?.failed && tiles.every(({ failed }) => failed === tiles[0].failed);
+    reason.hidden = !shared;
+    reason.textContent = shared ? tiles[0].failed : "";
     while (list.children.length < tiles.length) list.append(makeTile());
     while (list.children.length > tiles.length) list.lastChild.remove();
     tiles.forEach((tile, k) => showTile(list.children[k], tile, small));

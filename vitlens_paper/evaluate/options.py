@@ -124,7 +124,7 @@ def check_options(
             raise _untrainable(protocol, name(option))
         others = protocols_with(option)
         if not others:
-            raise ValueError(f"An option must be one of {', '.join(reads)}, got {option!r}.")
+            require_known(option, reads, "An option")
         raise ValueError(
             f"The protocol {protocol} does not read {name(option)}, which is for {', '.join(others)}."
         )

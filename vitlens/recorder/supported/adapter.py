@@ -5,10 +5,12 @@ Shapes: B batch, T tokens, D width, C channels, sizes (height, width).
 
 from __future__ import annotations
 
+import contextlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -16,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.supported.names import qualified_name
-from vitlens.recorder.supported.refusal import refuse, require_size
+from vitlens.recorder.supported.refusal import UnsupportedModelError, refuse, require_size
 
 NORMS = r"norm[12]|ln_[12]|layer_norm[12]|layernorm_(before|after)|in_norm|(attns|ffns)\.\d+\.norm"
 """Pattern of names: the modules of a block that normalize the input of attention and MLP."""
@@ -62,6 +64,28 @@ class Family(ABC):
     @abstractmethod
     def blocks(self) -> Sequence[nn.Module]:
         """The layers, from tokens (B, T, D) to tokens (B, T, D)."""
+
+    @contextlib.contextmanager
+    def calling_blocks(self) -> Iterator[None]:
+        """Raise UnsupportedModelError at the end of this block if blocks were not called, so that hooks saw nothing."""
+        idle = dict(enumerate(self.blocks))
+
+        def note(number: int, *_) -> None:
+            idle.pop(number, None)
+
+        hooks = []
+        for number, block in idle.items():
+            hooks.append((block.register_forward_pre_hook, partial(note, number)))
+        with thread_hooks(hooks):
+            yield
+        if idle:
+            kind = type(next(iter(idle.values()))).__name__
+            numbers = ", ".join(map(str, idle))
+            raise UnsupportedModelError(
+                f"The tokens between the blocks of {type(self.model).__name__} cannot be read: of its "
+                f"{len(self.blocks)} blocks, {numbers} ({kind}) never ran as modules. Give each a forward that runs "
+                "its parts, and call it, as ListBlock in docs/recipes.md does."
+            )
 
     @property
     def stream_problem(self) -> str | None:
@@ -127,7 +151,8 @@ class Family(ABC):
         def record(module: nn.Module, args: tuple, tokens: Tensor) -> None:
             recorded.append(tokens)
 
-        with thread_hooks([(self.blocks[-1].register_forward_hook, record)]):
+        hooks = [(self.blocks[-1].register_forward_hook, record)]
+        with self.calling_blocks(), thread_hooks(hooks):
             self.run(images)
         return self.head(recorded[-1], pre_logits=True)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from vitlens.names import require_known
 from vitlens.recorder.supported.adapter import Family, PlainPatches, pair
 from vitlens.recorder.supported.names import qualified_name
 
@@ -113,8 +114,8 @@ def register_model(
 
     Raises ValueError for a readout that does not exist.
     """
-    if readout not in (None, *_READOUTS):
-        raise ValueError(f"readout must be one of {', '.join(_READOUTS)} or None, got {readout!r}.")
+    if readout is not None:
+        require_known(readout, _READOUTS, "readout")
     half = (0.5,) * len(mean or std or (0, 0, 0))
     readouts = {
         "class token": slice(0, 1),
