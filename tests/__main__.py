@@ -88,12 +88,12 @@ def everyday(arguments: list[str]) -> None:
     if "--no-browser" in arguments:
         os.environ["NO_BROWSER"] = "1"
         arguments = [word for word in arguments if word != "--no-browser"]
-    pytest("-n", "auto", "--dist", "loadgroup", *arguments)
+    pytest("-n", "auto", *arguments)
 
 
 def slow(arguments: list[str]) -> None:
     """Tests that take minutes: all of timm, all notebooks, the site, other front ends."""
-    pytest("-n", "auto", "--dist", "loadgroup", "-m", "slow", *arguments)
+    pytest("-n", "auto", "-m", "slow", *arguments)
 
 
 def browser(arguments: list[str]) -> None:

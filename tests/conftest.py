@@ -56,12 +56,15 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Distribute the tests, but keep those of the browser in one process, because they share a page."""
+    """Distribute the tests, but keep those in one process that share a page or a training in two processes."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return "browser" if nodeid.startswith("tests/browser/") else nodeid
+            for shared in ("tests/browser/", "tests/test_processes.py::test_processes_"):
+                if nodeid.startswith(shared):
+                    return shared
+            return nodeid
 
     return Scheduling(config, log)
 

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_kernels_are_right_in_the_interpreter():
     """In another process: Triton reads the variable when it is imported."""
     run = subprocess.run(

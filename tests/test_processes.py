@@ -31,8 +31,6 @@ from vitlens_paper.masked import MaskedPatches
 
 torch.set_num_threads(1)
 STEPS = 64  # eight epochs
-TWO_PROCESSES = pytest.mark.xdist_group("two processes")
-"""Mark of tests that share the training in two processes, so that it runs once."""
 
 
 def deterministic(**changes) -> Recipe:
@@ -296,13 +294,11 @@ def assert_equal(results: list[dict], one: dict) -> None:
         assert result["metrics"] == pytest.approx(one["metrics"], abs=1e-6)
 
 
-@TWO_PROCESSES
 @pytest.mark.parametrize("case", ["adamw", "muon", "masked", "hybrid", "sparse"])
 def test_processes_train_without_warnings(two, case):
     assert [result["warnings"] for result in two[case]] == [[], []]
 
 
-@TWO_PROCESSES
 @pytest.mark.parametrize("case", ["adamw", "masked", "hybrid"])
 def test_processes_end_with_weights_of_one(two, case):
     """With dropout, patch dropout, an objective whose model has an unused head, and means of batch statistics."""
@@ -311,7 +307,6 @@ def test_processes_end_with_weights_of_one(two, case):
     assert case != "hybrid" or batch_statistics(hybrid()).keys() <= one["weights"].keys()
 
 
-@TWO_PROCESSES
 def test_processes_train_with_muon(two):
     one = trained("muon", World(device=torch.device("cpu")))
     for result in two["muon"]:
@@ -319,7 +314,6 @@ def test_processes_train_with_muon(two):
         assert result["metrics"] == pytest.approx(one["metrics"], abs=1)
 
 
-@TWO_PROCESSES
 def test_processes_exchange_gradients_once_a_step(two):
     """… also of parameters that only one part of one process uses. A parameter without gradient stays."""
     one = trained("sparse", World(device=torch.device("cpu")))
@@ -332,7 +326,6 @@ def test_processes_exchange_gradients_once_a_step(two):
     )
 
 
-@TWO_PROCESSES
 def test_processes_fall_back_to_uncompiled(two):
     for result in two["fallback"]:
         assert (

@@ -369,13 +369,13 @@ REFUSALS = (
     (lambda vit: class_numbers(named(vit, FLOWERS), ("cat", "daisy", "rose")), "'cat' is not"),
     (lambda vit: class_numbers(named(vit, list("abcdefghijkl")), DIGITS), "classes 0 to 9"),
     # names and arguments of evaluations
-    (lambda vit: vtab_tasks(["dttd"]), "caltech101, .*got 'dttd'"),
+    (lambda vit: vtab_tasks(["dttd"]), "got 'dttd'. Did you mean dtd.*caltech101"),
     (lambda vit: evaluate(vit(), "digits", "finetune"), "finetune .*, got a module"),
     (lambda vit: evaluate("test_vit"), "data set or a folder .* data"),
     (lambda vit: evaluate("test_vit", "digits", "knn", seeds=2), "knn .* seeds, .* fewshot"),
     (
         lambda vit: evaluate("test_vit", "digits", "knn", neighbours=2),
-        "neighbors, got 'neighbours'",
+        "got 'neighbours'. Did you mean neighbors",
     ),
     (
         lambda vit: evaluate("test_vit", "digits", "finetune", checkpoint="mine.pth"),

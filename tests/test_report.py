@@ -214,6 +214,7 @@ def test_score_omits_the_deviation_of_fewer_than_8_orders(model, tmp_path, monke
     )
 
 
+@pytest.mark.slow
 def test_explain_and_score_run_few_forwards():
     """Images in forwards of the bundled model, counted by a hook, and runs of autograd's engine."""
     model, forwards, progress = load_model(), [], []

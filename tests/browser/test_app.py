@@ -250,6 +250,7 @@ def test_app_address_restores_state(browser, served):
         assert "layer=2" in tab.hash
 
 
+@pytest.mark.slow
 def test_app_says_when_its_server_is_silent(model, browser, tmp_path):
     """A click is answered when the server goes on. Without it the page says that the connection is gone."""
     context = browser.new_context()

@@ -497,6 +497,7 @@ def test_other_models_are_refused_with_the_saved_page(architecture, options, rea
         live.serialize(model)
 
 
+@pytest.mark.slow
 def test_live_page_keeps_the_forwards_of_the_latest_photos(vit, browser, tmp_path):
     """Of 60 uploads. The first photo is shown as before when it is chosen again."""
     model = vit(num_classes=5)
