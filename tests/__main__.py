@@ -97,7 +97,7 @@ def slow(arguments: list[str]) -> None:
 
 
 def browser(arguments: list[str]) -> None:
-    """A browser for the tests, where there is none yet."""
+    """Install a browser for the tests if there is none."""
     python("tests/browser/install.py")
 
 

@@ -1,4 +1,4 @@
-"""What a test needs of the operating system, read from its code, so that it is skipped where that is missing."""
+"""Needs of tests on the operating system, read from their code. A test is skipped where one is missing."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def calls():
 
 
 SLOW = ("runs/digits", "report.inspect", "save_page")
-"""What calls contain that train a model, draw every figure or compute every view."""
+"""Parts of the calls that train a model, draw every figure or compute every view."""
 
 
 def is_slow(call):

@@ -61,7 +61,7 @@ RECIPES = recipes()
 
 
 def peaked(tiny_vit):
-    """A `tiny_vit` whose attention is far from uniform, so that a rollout is no even gray."""
+    """A `tiny_vit` whose attention is far from uniform, so that a rollout has contrast."""
 
     def build():
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What differs on Windows, on macOS and in other encodings, as far as this system can imitate it."""
+"""Differences of Windows, macOS and other encodings that this system can imitate."""
 
 import ast
 import errno

@@ -242,7 +242,7 @@ def work_of_owner(file: Path) -> object:
 
 
 def movement(file: Path) -> object:
-    """What changes while the owner of a lock works: its time and bytes, or the files beside the lock."""
+    """Signs of work by the owner of a lock: its time and bytes, or the files beside the lock."""
     work = work_of_owner(file)
     if work is not None:
         return work

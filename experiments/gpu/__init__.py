@@ -1,1 +1,1 @@
-"""What waits for a GPU: kernels for statistics of attention, and the measurements that decide on them."""
+"""Kernels for statistics of attention on a GPU, and the measurements that decide on them."""

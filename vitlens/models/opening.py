@@ -119,7 +119,8 @@ def load_model(
     kind = outputs or (card.outputs if card else None)
     if kind is not None:
         require_known(kind, OUTPUTS, f"outputs of {name}")
-    opened_as = BUNDLED if is_bundled else short(str(folder) if folder.is_dir() else name)
+    place = str(folder) if folder.is_dir() else name
+    opened_as = BUNDLED if is_bundled else short(place)
     if checkpoint is not None:
         opened_as += f", {Path(checkpoint).name}"
     source = checkpoint or (folder if folder.is_dir() else _folder_in_name(name))

@@ -29,7 +29,7 @@ Call = tuple[int, int, str]
 
 
 class Witness:
-    """What was seen of a model's forward. Here `modules` are as `attention_modules` returns them.
+    """Observations of a model's forward. Here `modules` are as `attention_modules` returns them.
 
     used: attention modules whose own parameters were used in this thread. softmax: those after whose parameters a
     softmax was computed. unassigned: calls of fused attention in a block that followed the parameters of no attention
