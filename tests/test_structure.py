@@ -170,8 +170,11 @@ def test_only_commands_import_the_command_line():
 @pytest.mark.parametrize(
     "first",
     [
-        *("recipes", "plugin"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("tasks", "variants", "masked")),
+        "plugin",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("recipes", "tasks", "variants", "masked")
+        ),
     ],
 )
 def test_plugins_register_whatever_is_imported_first(first):

@@ -249,7 +249,7 @@ def written(folder: Path, kind: str, splits: dict[str, list[int]]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["folder", "parquet", "wds"])
+@pytest.mark.parametrize("kind", ["folder", "parquet", pytest.param("wds", marks=pytest.mark.slow)])
 def test_load_replaces_an_unlabeled_test_split_by_validation(tmp_path, kind):
     """Published copies of ImageNet have labels of −1, or a flat folder."""
     root = tmp_path / "cache"
@@ -267,7 +267,7 @@ def test_load_replaces_an_unlabeled_test_split_by_validation(tmp_path, kind):
         refuses("holds no image with a label|split must be named", load, source, split, root=root)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "wds"])
+@pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.slow), "wds"])
 def test_load_numbers_classes_equally_in_all_splits(tmp_path, kind):
     root = tmp_path / "cache"
     source = written(

@@ -339,7 +339,7 @@ def assert_tour(found, exact):
 LIVE = {"view", "layer", "head", "query", "row", "column", "off", "way", "target", "against"}
 
 
-@pytest.mark.parametrize("pooling", ["token", "avg"])
+@pytest.mark.parametrize("pooling", ["token", pytest.param("avg", marks=pytest.mark.slow)])
 def test_live_page_equals_explorer(vit, browser, tmp_path, pooling):
     """Captions, bars and maps of the page's own photo and of an uploaded file, also with heads off."""
     model, photo = vit(num_classes=5, global_pool=pooling), vitlens.samples()["rocket"]

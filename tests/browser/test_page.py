@@ -137,7 +137,7 @@ def settings(frame, chance):
     return chosen
 
 
-EVERY_DAY = ("class token", "RoPE")
+EVERY_DAY = ("class token",)
 """The other models are compared in the slow tests."""
 
 
@@ -374,7 +374,10 @@ ASK = """(question) => new Promise((done) => {
 })"""
 
 
-@pytest.mark.parametrize("size", [64, (48, 80), (70, 83)])
+@pytest.mark.parametrize(
+    "size",
+    [(48, 80), *(pytest.param(size, marks=pytest.mark.slow) for size in (64, (70, 83)))],
+)
 def test_saved_page_shows_covered_photos(vit, browser, tmp_path, size):
     """Also of a map with ties, on a grid that is not square, and with a margin that no patch covers."""
     model, image = vit(img_size=size), samples()[NAME]

@@ -664,6 +664,7 @@ def test_a_folder_as_a_checkpoint_is_named_by_its_files(tmp_path):
         refuses(words, load_model, NAME, checkpoint=folder, **SMALL)
 
 
+@pytest.mark.slow
 @form(
     8,
     door="command: inspect FILE, without the model's name",
