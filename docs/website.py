@@ -409,10 +409,31 @@ def write_links(root: Path = ROOT) -> list[Path]:
     badge = f"\n[![Read the book](docs/_static/book.svg)]({site})\n" if site else ""
     pattern = r"(?<=^# vitlens\n)(?:\n\[!\[Read the book\].*\n)?"
     changed[readme] = re.sub(pattern, badge, texts[readme], flags=re.M)
+    metadata = root / "pyproject.toml"
+    texts[metadata] = metadata.read_text(encoding="utf-8")
+    changed[metadata] = with_project_urls(texts[metadata], repository, site)
     written = [path for path, text in changed.items() if text != texts[path]]
     for path in written:
         path.write_text(changed[path], encoding="utf-8")
     return written
+
+
+def with_project_urls(text: str, repository: str, site: str) -> str:
+    """The text of pyproject.toml with the addresses that are set in [project.urls], before [project.scripts]."""
+    urls = {"Homepage": site or repository}
+    if site:
+        urls["Documentation"] = site
+    if repository:
+        urls |= {
+            "Source": repository,
+            "Issues": f"{repository}/issues",
+            "Changelog": f"{repository}/blob/main/CHANGELOG.md",
+        }
+    lines = [f'{name} = "{address}"\n' for name, address in urls.items() if address]
+    section = "".join(["[project.urls]\n", *lines, "\n"]) if lines else ""
+    before, start, after = text.partition("[project.scripts]\n")
+    before = re.sub(r"\[project\.urls\]\n(?:\w+ = .*\n)*\n", "", before)
+    return before + section + start + after
 
 
 def main(arguments: list[str]) -> None:

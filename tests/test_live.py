@@ -8,7 +8,8 @@ import torch
 import wasmtime
 from support import saved_model, vitlens
 
-from vitlens_explorer import live
+from vitlens import load_model, samples
+from vitlens_explorer import live, save_page
 
 LIVE = live.LIVE
 
@@ -96,6 +97,19 @@ def test_gelu_equals_torch_with_its_slope():
     np.testing.assert_allclose(changed("gelu", x, x.size), exact.detach(), atol=2e-6)
     both = changed("gelu_slope", np.concatenate([np.full_like(x, 2), x]), 4 * x.size, x.size)
     np.testing.assert_allclose(both[: x.size], 2 * slope, atol=2e-6)
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_save_page_counts_its_steps(tmp_path, scores):
+    sizes = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=2, num_classes=4)
+    model = load_model("vit_tiny_patch16_224", pretrained=False, **sizes)
+    photos = {name: samples()[name] for name in ("chelsea", "coffee")}
+    steps = []
+    save_page(model, photos, tmp_path / "page.html", scores=scores, progress=steps.append)
+    numbers = [re.match(r"(\d+) of (\d+): (chelsea|coffee): \w", step).groups() for step in steps]
+    expected = [(str(number), str(len(steps))) for number in range(1, len(steps) + 1)]
+    assert [pair[:2] for pair in numbers] == expected
+    assert numbers[0][2] == "chelsea" and numbers[-1][2] == "coffee"
 
 
 def test_page_command_writes_a_live_page(tmp_path, monkeypatch):

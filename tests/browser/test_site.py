@@ -17,6 +17,11 @@ from axe_playwright_python.sync_playwright import Axe
 
 from browser.fronts import MARKS
 
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    from pip._vendor import tomli as tomllib
+
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import website  # noqa: E402
@@ -53,7 +58,7 @@ def test_write_links_fills_in_and_removes_addresses(tmp_path):
     assert addressed(tmp_path, "", "") == []
     changed = addressed(tmp_path, "https://github.com/example/vitlens", BOOK)
     assert (
-        changed == sorted([*names, "README.md", "README.md"])
+        changed == sorted([*names, "README.md", "README.md", "pyproject.toml"])
         and website.write_links(tmp_path) == []
     )
     for name in names:
@@ -65,12 +70,17 @@ def test_write_links_fills_in_and_removes_addresses(tmp_path):
     assert index[1] == f"- [A](A_two.ipynb){badge.format('A_two.ipynb')}, not [0](00_one.ipynb)"
     assert index[3] == "See [0](00_one.ipynb)"
     assert f"]({BOOK})" in (tmp_path / "README.md").read_text().split("## ")[0]
+    metadata = (tmp_path / "pyproject.toml").read_text()
+    urls = tomllib.loads(metadata)["project"]["urls"]
+    assert urls["Homepage"] == urls["Documentation"] == BOOK
+    assert urls["Source"] == "https://github.com/example/vitlens"
     addressed(tmp_path, "https://codeberg.org/example/vitlens", BOOK)
     assert (tmp_path / "notebooks/README.md").read_text() == texts[
         "README.md"
     ]  # Colab opens GitHub only
     addressed(tmp_path, "", "")
     assert (tmp_path / "README.md").read_text() == readme
+    assert (tmp_path / "pyproject.toml").read_text() == (ROOT / "pyproject.toml").read_text()
     assert all((tmp_path / "notebooks" / name).read_text() == text for name, text in texts.items())
     with pytest.raises(ValueError, match="https://… without a slash"):
         addressed(tmp_path, "https://github.com/example/vitlens/", "")

@@ -14,7 +14,7 @@ import html
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -111,11 +111,11 @@ def save_page(
 
     images: an image, a folder, several images (by name or as paths), or None for a sample photograph. size: (height,
     width) of the input in pixels, for models that take several. scores: True to score the maps of all five classes by
-    insertion and
-    deletion, in about 2,000 forwards for an image. By default, only the maps of the likeliest class are scored, in
-    about 400. progress: called with the name of each step. Raises UnsupportedModelError for models that `capture`
-    refuses and for attention with a bias for each pair of tokens, ValueError if the file would exceed 30 MB, and
-    ImageError for unreadable images.
+    insertion and deletion, in about 2,000 forwards for an image. By default, only the maps of the likeliest class are
+    scored, in about 400. progress: called with a text for each step, as in "3 of 42: cat.jpg: attention".
+
+    Raises UnsupportedModelError for models that `capture` refuses and for attention with a bias for each pair of
+    tokens, ValueError if the file would exceed 30 MB, and ImageError for unreadable images.
     """
     page = explorer_of(model, images, size=size)
     return write_page(page, [*page.photographs], path, scores, progress)
@@ -218,6 +218,38 @@ def document(content: dict, names: Sequence[str], script: str, more: str = "") -
     )
 
 
+@dataclass
+class Steps:
+    """Counter of the steps of a page. `report` is called with the number, the total and the name of each.
+
+    >>> Steps(print, total=2)("attention")
+    1 of 2: attention
+    """
+
+    report: Callable[[str], None]
+    total: int
+    done: int = 0
+
+    def __call__(self, name: str) -> None:
+        self.done += 1
+        self.report(f"{self.done} of {self.total}: {name}")
+
+
+def _step_count(forward: Forward, scores: bool) -> int:
+    """Number of steps of a photograph, if no view fails."""
+    views = supported_views(forward)
+    targets = len(forward.likeliest[:BARS])
+    methods = len(_methods(views))
+    scored = targets if scores else 1
+    contributions = targets if "contributions" in views else 0
+    return 1 + contributions + targets * methods + scored
+
+
+def _methods(views: Mapping[str, View]) -> dict[str, View]:
+    """The views that explain a class in one backward."""
+    return {name: view for name, view in views.items() if view.attributes and not view.slow}
+
+
 def _content(
     page: Explorer,
     names: Sequence[str],
@@ -227,9 +259,10 @@ def _content(
 ) -> dict:
     """Everything in a page: the records of its photographs, and the words, views and controls of the explorer."""
     records = []
+    steps = Steps(progress, len(names) * _step_count(page.forward, scores))
     for name in names:
         page.state = page.state | {"photograph": name}
-        record = _record(name, page.forward, page.note, scores, progress, check)
+        record = _record(name, page.forward, page.note, scores, steps, check)
         record["tour"], _ = page.look_up({"ask": "tour"}, never_cancel)
         records.append(record)
     left_out = _leave_out_layers(records)
@@ -441,7 +474,7 @@ def _record(
                 "written": array(written, exact=True),
                 "logit": parts.logits[0].item(),
             }
-    methods = {name: view for name, view in views.items() if view.attributes and not view.slow}
+    methods = _methods(views)
 
     def report(step: str) -> None:
         progress(f"{name}: {step}")
