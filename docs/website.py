@@ -295,7 +295,7 @@ def trim(site: Path) -> None:
 
 
 def accessible(text: str) -> str:
-    """A page whose list of pages has a name for its button, and whose signatures are no lists without terms."""
+    """A page in which the button of the list of pages has a name, and signatures are plain elements and not lists."""
     label = '<summary aria-label="Pages of this part">'
     text = text.replace(
         '<summary><span class="toctree-toggle"', f'{label}<span class="toctree-toggle"'

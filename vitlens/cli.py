@@ -182,6 +182,7 @@ def one_of(names: tuple[str, ...]) -> dict:
 
 
 FILE_OPTIONS = {"dir_okay": False, "writable": True, "callback": result_file}
+# Choices of options. Their modules import PyTorch or take time, so these names stand here, and tests compare them.
 DEVICES = ("cpu", "cuda", "mps")
 BASELINES = ("mean", "blur", "zero")
 FORMATS = ("png", "pdf", "svg")

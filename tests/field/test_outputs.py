@@ -9,7 +9,7 @@ from forms import form
 from safetensors.torch import save_file
 from support import vitlens as command_line
 
-from vitlens import cli
+from vitlens import cli, faithfulness, files
 from vitlens.images import samples
 from vitlens.models import opening, output_kind, preprocess, scores
 from vitlens.models.classes import OUTPUTS
@@ -34,8 +34,10 @@ def arguments(folder):
     return ["test_vit", folder / "cat.png", "--checkpoint", checkpoint, "--outputs", "independent"]
 
 
-def test_option_has_the_meanings_of_outputs():
+def test_choices_of_options_are_those_of_their_modules():
     assert cli.OUTPUTS == OUTPUTS
+    assert tuple(faithfulness.BASELINES) == cli.BASELINES
+    assert cli.FORMATS == files.FORMATS
 
 
 @pytest.fixture
