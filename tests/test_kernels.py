@@ -1,4 +1,4 @@
-"""The kernels of `experiments/gpu` in Triton's interpreter, and compiled for devices that are not there."""
+"""The kernels of `vitlens.recorder` in Triton's interpreter, and compiled for devices that are not there."""
 
 import importlib.util
 import os
@@ -54,7 +54,7 @@ def test_kernels_compile_for_devices(dtype, capability, width, tmp_path, monkeyp
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from experiments.gpu import kernels
+    from vitlens.recorder import kernels
 
     for kernel in (kernels.rows_kernel, kernels.columns_kernel):
         constants = kernels.constants(dtype, width) | {"WIDE": False}

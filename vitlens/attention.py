@@ -1,7 +1,8 @@
 """Statistics of attention: distance, entropy, attention received, rollout.
 
 A map has T² numbers per head, and every statistic is a sum over its rows. So rows are computed a block at a time, and
-no map is stored. Several statistics share one pass, from the last layer to the first, as a rollout needs.
+no map is stored. Several statistics share one pass, from the last layer to the first, as a rollout needs. On NVIDIA's
+GPUs from compute capability 8 under Linux, two kernels compute the statistics with default options instead.
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, Q queries. Distances in input pixels.
 """
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.names import listed_names, require_known, unknown_name
+from vitlens.recorder import fused
 from vitlens.recorder.forward import eval_mode, require_images, run
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.precision import full_precision, to_float64
@@ -62,6 +64,8 @@ class Statistic:
     name: str
     title: str
     logits = False
+    # True if the kernels of `vitlens.recorder.fused` compute the same
+    in_kernels = False
     # (B, T) weights of the queries that a rollout needs next, or None for all queries
     row: Tensor | None = None
 
@@ -270,7 +274,7 @@ def mean_over(
             images = batch[0] if isinstance(batch, list | tuple) else batch
             require_images(images, bare)
             with capture(model) as attn:
-                run(model, images.to(parameter))
+                run(model, images.to(parameter, non_blocking=True))
             grid = grid or attn.grid
             if attn.grid != grid:
                 raise ValueError(
@@ -331,10 +335,23 @@ def contrast(maps: Tensor) -> Tensor:
 
 
 def _run(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:
-    """Statistics by name, in one pass in float32 or wider: last layer first, a few images at a time."""
+    """Statistics by name: by the kernels where a GPU has them and for default options, all others by rows."""
     if not statistics:
         return {}
     _require_capture(attn, statistics[0].name)
+    names = [statistic.name for statistic in statistics if statistic.in_kernels]
+    if not names or not fused.applies(attn):
+        return _by_rows(attn, *statistics)
+    row = read_row(attn) if "rollout" in names else None
+    values = fused.fused_statistics(attn, attn.grid, row)
+    others = [statistic for statistic in statistics if not statistic.in_kernels]
+    return {name: values[name] for name in names} | _by_rows(attn, *others)
+
+
+def _by_rows(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:
+    """Statistics by name, in one pass in float32 or wider: last layer first, a few images at a time."""
+    if not statistics:
+        return {}
     statistics = [copy(statistic) for statistic in statistics]
     q = attn[0].q
     batch, heads, tokens, _ = q.shape
@@ -391,6 +408,7 @@ class _MeanDistance(Statistic):
     def __init__(self, renormalize: bool = False):
         self.renormalize = renormalize
         self.logits = renormalize
+        self.in_kernels = not renormalize
 
     def add(self, queries, logits, weights):
         prefix = self.grid.prefix
@@ -413,6 +431,7 @@ class _Entropy(Statistic):
     name = "entropy"
     title = "entropy of a query's attention in nats"
     logits = True
+    in_kernels = True
 
     def add(self, queries, logits, weights):
         # ln A_ij = x_ij − lse_i, and the largest entry of a row gives its log-sum-exp without underflow
@@ -426,6 +445,7 @@ class _Received(Statistic):
 
     def __init__(self, prefix: bool = False):
         self.prefix = prefix
+        self.in_kernels = not prefix
 
     def add(self, queries, logits, weights):
         self.sums.append(weights.new_ones(weights.shape[-2]) @ weights)
@@ -448,6 +468,7 @@ class _Rollout(Statistic):
         fusions = {"mean": Tensor.mean, "max": Tensor.amax, "min": Tensor.amin}
         require_known(head_fusion, fusions, "head_fusion")
         self.fuse = fusions[head_fusion]
+        self.in_kernels = query is None and not discard and head_fusion == "mean"
 
     def applies(self, attn):
         return self.query is not None or attn.grid is None or attn.grid.readout is not None

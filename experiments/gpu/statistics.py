@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.attention import compiled_summary
-from experiments.gpu import wire
-from vitlens import attention, capture
+from vitlens import TokenGrid, attention, capture
+from vitlens.recorder import Layer, fused
 from vitlens.recorder.precision import full_precision
 
 TILINGS = ((64, 64, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8), (64, 128, 4))
@@ -92,16 +92,31 @@ def in_fewer_passes(attn) -> dict[str, Tensor]:
     return dict(zip(attention.STATISTICS, values, strict=True))
 
 
+def by_kernels(attn, tiling: tuple[int, int, int]) -> dict[str, Tensor]:
+    row = attention.read_row(attn)
+    return fused.fused_statistics(attn, attn.grid, row, tiling=tiling)
+
+
 def ways() -> dict[str, Callable]:
     """By name: functions of a capture that return the statistics by name."""
     found = {
-        "rows": lambda attn: wire.rows(attn, *attention.STATISTICS.values()),
+        "rows": lambda attn: attention._by_rows(attn, *attention.STATISTICS.values()),
         "fewer passes": in_fewer_passes,
     }
     for tiling in TILINGS:
         name = "kernels {} x {}, {} warps".format(*tiling)
-        found[name] = partial(wire.by_kernels, tiling=tiling)
+        found[name] = partial(by_kernels, tiling=tiling)
     return found
+
+
+class Sample(list[Layer]):
+    """Layers without a model, with what the statistics read of a capture."""
+
+    model_name = "a sample"
+
+    def __init__(self, layers: list[Layer], grid: TokenGrid):
+        super().__init__(layers)
+        self.grid = grid
 
 
 def in_float64(attn) -> dict[str, Tensor]:
@@ -110,7 +125,7 @@ def in_float64(attn) -> dict[str, Tensor]:
     for layer in attn:
         first = layer.images(slice(0, 1))
         layers.append(replace(first, q=first.q.double(), k=first.k.double()))
-    return wire.rows(wire.Sample(layers, attn.grid), *attention.STATISTICS.values())
+    return attention._by_rows(Sample(layers, attn.grid), *attention.STATISTICS.values())
 
 
 def opened(case: Case, device: torch.device) -> nn.Module:
@@ -169,7 +184,7 @@ def measured(case: Case, device: torch.device, repeats: int = REPEATS) -> list[d
         try:
             values = way(attn)
             for statistic, expected in exact.items():
-                row[f"{statistic}_error"] = wire.difference(values[statistic][:1], expected)
+                row[f"{statistic}_error"] = fused.difference(values[statistic][:1], expected)
             del values
             row["statistics_ms"] = milliseconds(partial(way, attn), device, repeats)
             row["together_ms"] = milliseconds(partial(captured, way), device, repeats)

@@ -15,8 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILING = (64, 64, 4)
-"""Queries and keys in a tile, and warps."""
+LARGE = (128, 64, 4)
+SMALL = (64, 64, 4)
+"""Queries and keys in a tile, and warps: the fastest of five on an H200 for rows of q of less than 256 bytes, and one
+that fits into the memory of smaller devices for longer rows (data/results/kernels-h200.csv)."""
 
 
 @triton.jit
@@ -124,14 +126,18 @@ def columns_kernel(
     tl.store(PULLED + head * T + j, pulled, mask=j < T)
 
 
+def tiling_of(dtype: torch.dtype, width: int) -> tuple[int, int, int]:
+    return LARGE if dtype.itemsize * triton.next_power_of_2(width) < 256 else SMALL
+
+
 def constants(dtype: torch.dtype, width: int, tiling: tuple[int, int, int] | None = None) -> dict:
     """Arguments of both kernels that are known when they are compiled, besides WIDE."""
-    tiling = tiling or TILING
+    queries, keys, _ = tiling or tiling_of(dtype, width)
     return {
         "W": width,
         "PADDED": max(16, triton.next_power_of_2(width)),
-        "QUERIES": tiling[0],
-        "KEYS": tiling[1],
+        "QUERIES": queries,
+        "KEYS": keys,
         "PRECISION": "tf32x3" if dtype == torch.float32 else "tf32",  # ignored for 16 bits
     }
 
@@ -150,7 +156,7 @@ def layer_sums(
     All are (B, H, T) in float32. q, k: (B, H, T, W) in float32, float16 or bfloat16. row: (B, T) of the rollout, in
     float32. centers: (2, T) y and x of the tokens in pixels.
     """
-    tiling = tiling or TILING
+    tiling = tiling or tiling_of(q.dtype, q.shape[-1])
     batch, heads, tokens, width = q.shape
     q, k, row = q.contiguous(), k.contiguous(), row.contiguous()
     # separate tensors, because Triton compiles again for addresses that are no multiple of 16
