@@ -61,7 +61,11 @@ def test_computes_bf16_by_device(monkeypatch):
     for capability, has in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
         assert computes_bf16(torch.device("cuda")) == has
-    assert computes_bf16(torch.device("mps"))
+    for has in (True, False):
+        monkeypatch.setattr(
+            torch.backends.mps, "is_macos_or_newer", lambda major, minor, has=has: has
+        )
+        assert computes_bf16(torch.device("mps")) == has
     if platform.machine() == "x86_64" and sys.platform == "linux":
         flags = Path("/proc/cpuinfo").read_text().split()
         assert computes_bf16(torch.device("cpu")) == ("avx512_bf16" in flags)

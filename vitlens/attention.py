@@ -45,7 +45,7 @@ __dir__ = __all__.copy
 __getattr__ = unknown_name(__name__, __all__)
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
-BLOCK = {"cpu": 2**21, "cuda": 2**26}
+BLOCK = {"cpu": 2**21, "cuda": 2**26, "mps": 2**24}
 
 
 class Statistic:

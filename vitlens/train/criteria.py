@@ -38,6 +38,8 @@ def computes_bf16(device: torch.device) -> bool:
         return not x86 or torch.cpu._is_avx512_bf16_supported()
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "mps":
+        return torch.backends.mps.is_macos_or_newer(14, 0)
     return True
 
 
