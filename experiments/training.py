@@ -276,11 +276,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument(
         "--batch", type=int, help="batch size, instead of one that is known to be fast"
     )
+    options.add_argument("--model", choices=WIDTHS, help="this model alone")
     options = options.parse_args(arguments)
     device, rows = torch.device(options.device), []
     turns, steps = (2, 2) if options.tiny else (3, 20) if device.type == "cuda" else (10, 4)
     how = about(command("experiments.training", arguments), device)
     for case in cases(device, options.tiny, options.batch):
+        if options.model and case.model != options.model:
+            continue
         rows += [row | how for row in measured(case, device, turns, steps)]
         for row in rows:
             print(

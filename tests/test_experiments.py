@@ -215,15 +215,28 @@ def test_gpu_table_of_attention_is_measured_on_a_cpu(tmp_path):
     assert row["compiled_difference"] < 1e-5 and row["summary_alone/forward"] > 0
 
 
-def measure_on_cpu(row, out):
+@pytest.mark.slow
+def test_training_rows_of_a_gpu_run_on_a_cpu(tmp_path):
+    measure_on_cpu(4, tmp_path / "speed.csv")
+    assert set(pd.read_csv(tmp_path / "speed.csv")["loop"]) >= {"vitlens", "timm"}
+    settings = ["--set", "num_classes=10", "--set", "batch_size=32"]
+    measure_on_cpu(5, tmp_path / "choice.csv", "--data", "digits", *settings)
+    table = pd.read_csv(tmp_path / "choice.csv")
+    assert table["settings"].nunique() == 4 and (table["top1"] >= 0).all()
+    assert [path.name for path in tmp_path.glob("choice*")] == ["choice.csv"]
+
+
+def measure_on_cpu(row, out, *options):
     command = [sys.executable, "-m", "experiments.gpu", str(row), "--tiny", "--out", str(out)]
-    subprocess.run(command, cwd=ROOT, check=True)
+    subprocess.run([*command, *options], cwd=ROOT, check=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the measurement would start")
 def test_gpu_measurements_need_a_device(tmp_path):
     with pytest.raises(SystemExit, match="PyTorch finds no CUDA device here. Add --tiny"):
         importlib.import_module("experiments.gpu.__main__").main(["1", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="Row 6 trains on images. Add --data"):
+        importlib.import_module("experiments.gpu.__main__").main(["6", "--out", str(tmp_path)])
 
 
 def test_bundle_stores_weights_in_half_precision(tmp_path):

@@ -2,7 +2,10 @@
 
 python -m experiments.gpu 1 --out data/results/kernels-h200.csv      # ways to compute statistics of attention
 python -m experiments.gpu 2 --out data/results/gpu-tests.json        # the tests of tests/gpu
-    python -m experiments.gpu 3 --out data/results/attention-h200.csv    # time and memory of attention statistics
+python -m experiments.gpu 3 --out data/results/attention-h200.csv    # time and memory of attention statistics
+python -m experiments.gpu 4 --out data/results/throughput-h200.csv   # images a second in training
+python -m experiments.gpu 5 --data tiny-imagenet --out choice.csv    # accuracy after two minutes, by settings
+python -m experiments.gpu 6 --data tiny-imagenet --out data/results/time-to-accuracy.csv    # three seeds
 """
 
 import os
@@ -11,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from experiments.results import about, command, parser, write
@@ -43,13 +47,56 @@ def write_attention(out: Path, tiny: bool, device: torch.device, how: dict) -> N
     write_gpu(out, how, tiny)
 
 
-ROWS = {1: write_statistics, 2: run_tests, 3: write_attention}
+def write_throughput(out: Path, tiny: bool, device: torch.device, how: dict) -> None:
+    from experiments.training import main as measure
+
+    measure(["--out", str(out), "--device", device.type, *["--tiny"] * tiny])
+
+
+CHOICES = {
+    "as the recipe": [],
+    "batch 1024": ["batch_size=1024"],
+    "width 192": ["width=192", "heads=6"],
+    "scale from 0.35": ["augment.scale=0.35,1"],
+}
+"""Changes of the recipe tiny-imagenet-2min that a device compares, with one seed each."""
+
+
+def write_choices(out: Path, tiny: bool, device: torch.device, data: str, settings: list) -> None:
+    """Accuracy after two minutes for each of `CHOICES`, in one table."""
+    for number, changes in enumerate(CHOICES.values()):
+        table = out.with_stem(f"{out.stem}-{number}")
+        write_accuracy(table, tiny, device, data, [*changes, *settings], "--seeds", "1")
+    tables = [out.with_stem(f"{out.stem}-{number}") for number in range(len(CHOICES))]
+    pd.concat([pd.read_csv(table) for table in tables]).to_csv(out, index=False)
+    for table in tables:
+        table.unlink()
+
+
+def write_accuracy(
+    out: Path, tiny: bool, device: torch.device, data: str, settings: list, *options: str
+) -> None:
+    """Accuracy after two minutes of the recipe tiny-imagenet-2min, by default with three seeds."""
+    from experiments.time_to_accuracy import main as measure
+
+    changes = [word for setting in settings for word in ("--set", setting)]
+    place = ["--data", data, "--out", str(out), "--device", device.type]
+    measure([*place, *["--tiny"] * tiny, *options, *changes])
+
+
+ROWS = {1: write_statistics, 2: run_tests, 3: write_attention, 4: write_throughput}
+WITH_DATA = {5: write_choices, 6: write_accuracy}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
-    options.add_argument("row", type=int, choices=ROWS, help="number of the measurement")
+    rows = [*ROWS, *WITH_DATA]
+    options.add_argument("row", type=int, choices=rows, help="number of the measurement")
+    options.add_argument("--data", help="Tiny-ImageNet, for rows 5 and 6")
+    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = options.parse_args(arguments)
+    if options.row in WITH_DATA and options.data is None:
+        sys.exit(f"Row {options.row} trains on images. Add --data tiny-imagenet, or its folder.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not options.tiny:
         sys.exit("PyTorch finds no CUDA device here. Add --tiny to try the same path on a CPU.")
@@ -59,7 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         again = [sys.executable, "-m", "experiments.gpu", *words]
         sys.exit(subprocess.run(again, env=os.environ | {"TRITON_INTERPRET": "1"}).returncode)
     how = about(command("experiments.gpu", arguments), device)
-    ROWS[options.row](options.out.absolute(), options.tiny, device, how)
+    out = options.out.absolute()
+    if options.row in WITH_DATA:
+        WITH_DATA[options.row](out, options.tiny, device, options.data, options.set)
+    else:
+        ROWS[options.row](out, options.tiny, device, how)
 
 
 if __name__ == "__main__":

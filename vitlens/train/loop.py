@@ -291,7 +291,7 @@ def numerics(recipe: Recipe, world: World):
         raise MemoryError(
             f"The memory of {device} does not hold {recipe.batch_size // parts} images of {recipe.image_size} pixels. "
             f"The last checkpoint is intact. Resume with accumulate={2 * recipe.accumulate}, or start a new run with "
-            "a lower batch_size."
+            "a lower batch_size. Neither has been tried."
         ) from error
     finally:
         torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
