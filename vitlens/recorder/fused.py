@@ -43,14 +43,17 @@ def fused_statistics(
         pulled_back = (pulled_back + pulled.mean(1)) / 2  # rows of A sum to 1, so Â = ½A + ½I
         to_patches = received[..., grid.prefix :] / grid.tokens
         by_layer.append((distance[..., grid.prefix :].mean(-1), entropy.mean(-1), to_patches))
-    names = ("mean_distance", "entropy", "received")
-    values = {
-        name: torch.stack(each, 1)
-        for name, each in zip(names, zip(*by_layer[::-1], strict=True), strict=True)
-    }
+    values = stacked(by_layer)
     if row is not None:
         values["rollout"] = grid.image_map(pulled_back)
     return values
+
+
+def stacked(by_layer: list[tuple[Tensor, ...]]) -> dict[str, Tensor]:
+    """(B, L, …) statistics by name, from those of each layer, last layer first."""
+    columns = zip(*by_layer[::-1], strict=True)
+    distance, entropy, received = [torch.stack(column, 1) for column in columns]
+    return {"mean_distance": distance, "entropy": entropy, "received": received}
 
 
 def applies(layers: Sequence[Layer]) -> bool:
@@ -120,16 +123,9 @@ def in_float64(layers: Sequence[Layer], grid: TokenGrid, row: Tensor) -> dict[st
         distance = (weights[..., patches, patches] * distances).sum(-1).mean(-1)
         entropy = -(weights * logits.log_softmax(-1)).sum(-1).mean(-1)
         by_layer.append((distance, entropy, weights[..., patches].mean(-2)))
-        row = row / 2 + (row[:, None, None] @ weights).squeeze(-2).mean(1) / 2
-    distance, entropy, received = [
-        torch.stack(each, 1) for each in zip(*by_layer[::-1], strict=True)
-    ]
-    return {
-        "mean_distance": distance,
-        "entropy": entropy,
-        "received": received,
-        "rollout": grid.image_map(row),
-    }
+        pulled = row[:, None, None] @ weights
+        row = (row + pulled.squeeze(-2).mean(1)) / 2
+    return stacked(by_layer) | {"rollout": grid.image_map(row)}
 
 
 def difference(values: Tensor, expected: Tensor) -> float:
