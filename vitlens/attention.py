@@ -339,12 +339,14 @@ def _run(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:
     if not statistics:
         return {}
     _require_capture(attn, statistics[0].name)
-    names = [statistic.name for statistic in statistics if statistic.in_kernels]
+    ours = (_MeanDistance, _Entropy, _Received, _Rollout)  # a subclass may add up something else
+    fits = [statistic.in_kernels and type(statistic) in ours for statistic in statistics]
+    names = [each.name for each, fit in zip(statistics, fits, strict=True) if fit]
     if not names or not fused.applies(attn):
         return _by_rows(attn, *statistics)
     row = read_row(attn) if "rollout" in names else None
     values = fused.fused_statistics(attn, attn.grid, row)
-    others = [statistic for statistic in statistics if not statistic.in_kernels]
+    others = [each for each, fit in zip(statistics, fits, strict=True) if not fit]
     return {name: values[name] for name in names} | _by_rows(attn, *others)
 
 
