@@ -237,6 +237,21 @@ STUDIES = {each.name: each for each in (
                 "R23x0.75": Model(network=Network(stages=(2, 2, 2, 1), channels=192))},
         recipe=Recipe(name="data-size", image_size=64, batch_size=512, epochs=0, steps=3000, log_every=50, **STANDARD),
     ),
+    # Settings of the recipe of two minutes, at equal compute: images of 32 px with the same 8×8 grid of patches.
+    Study(
+        name="recipe-pilot-cpu", figure="models", baseline="tiny-imagenet-2min", sizes=(7_500,), classes=50,
+        seeds=(0, 1), validations=1,
+        models={"tiny-imagenet-2min": PLAIN, "mean of the patches": Model("model.readout=mean"),
+                "milder crops": Model("augment.scale=0.6,1"),
+                "half the batch": Model("batch_size=64 steps=2400"),
+                "narrower": Model("width=64 heads=2 steps=2560"),
+                "patch dropout": Model("patch_drop=0.5 patch_drop_until=0.6 steps=1735")},
+        recipe=replace(
+            recipe("tiny-imagenet-2min"), image_size=32, patch_size=4, width=96, depth=6, heads=3,
+            epochs=0, steps=1200, batch_size=128, log_every=100,  # 20 epochs, about seven minutes of one core
+            precision="bf16", save_every=60,
+        ),
+    ),
     # Fig. 11, right: two models with the same tokens, one of them with a small ResNet before its transformer. The
     # bundled model's recipe without regularization for long runs, because three epochs do not overfit.
     Study(

@@ -418,6 +418,8 @@ def test_load_torchvision_sets_from_their_files(tmp_path, monkeypatch):
             tmp_path / "imagenette2/train" / wnid,
             {f"{i}.jpeg": encoded(10 * n + i, "JPEG") for i in range(2)},
         )
+        small = tmp_path / "imagenette2-160/train" / wnid
+        write(small, {"0.jpeg": encoded(n, "JPEG")})
     for n in range(3):
         write(
             tmp_path / "gtsrb/GTSRB/Training" / f"0000{n}",
@@ -433,6 +435,7 @@ def test_load_torchvision_sets_from_their_files(tmp_path, monkeypatch):
         "gtsrb": torchvision.datasets.GTSRB(tmp_path, split="train"),
         "inaturalist": torchvision.datasets.INaturalist(tmp_path, version="2021_train"),
         "imagenette": torchvision.datasets.Imagenette(tmp_path, split="train"),
+        "imagenette160": torchvision.datasets.Imagenette(tmp_path, split="train", size="160px"),
     }.items():
         assert_same(load(f"torch/{name}"), *by_timm(theirs))
 
@@ -446,6 +449,7 @@ def test_torch_table_matches_torchvision(tmp_path, monkeypatch):
     for source, words in {
         "torch/cifar10": r"torch/cifar10 is not in .*CIFAR10\('.*', train=True, download=True\)",
         "torch/imagenet": "torch/imagenet is not in .* archives by hand",
+        "torch/imagenette160": r"Imagenette\('.*', split='train', size='160px', download=True\)",
         "torch/cifar11": "NAME of torch/NAME is unknown, got 'cifar11'. Did you mean .*must be one of cifar10, ",
     }.items():
         assert_refused(words, source, root=tmp_path)

@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from experiments import bundle, results, training
+from vitlens import load_model
 from vitlens.images import samples
 from vitlens.train import hardware
 
@@ -224,6 +225,21 @@ def test_training_rows_of_a_gpu_run_on_a_cpu(tmp_path):
     table = pd.read_csv(tmp_path / "choice.csv")
     assert table["settings"].nunique() == 4 and (table["top1"] >= 0).all()
     assert [path.name for path in tmp_path.glob("choice*")] == ["choice.csv"]
+
+
+@pytest.mark.slow
+def test_longer_rows_of_a_gpu_run_on_a_cpu(tmp_path):
+    settings = ["--set", "batch_size=32", "--set", "train_images=64", "--set", "valid_images=32"]
+    for _ in range(2):  # a second call finds the finished run
+        measure_on_cpu(7, tmp_path / "run", "--data", "digits", *settings)
+    assert json.loads((tmp_path / "run/training.json").read_text())["finished"]
+    assert load_model(tmp_path / "run/model").num_classes == 10
+    measure_on_cpu(9, tmp_path / "sizes.csv", "--data", "digits")
+    assert pd.read_csv(tmp_path / "sizes.csv")["kind"].unique().tolist() == [
+        "ViT",
+        "hybrid",
+        "ResNet",
+    ]
 
 
 def measure_on_cpu(row, out, *options):

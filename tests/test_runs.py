@@ -110,11 +110,18 @@ def test_run_prints_device_precision_and_time_left(tmp_path, capsys, monkeypatch
         "vitlens.train.runs.build_criterion",
         lambda model, plan, device: build_criterion(model, replace(plan, compile="off"), device),
     )
-    train(tmp_path, overrides=settings, quiet=False)
+    train(tmp_path, overrides=settings, quiet=False, watch=4)
     lines = capsys.readouterr().err
     assert f"Training 32 steps of 32 images on {hardware('cpu')} in fp32.\n" in lines
     assert "Compiling, about half a minute …\n" in lines
     assert len(re.findall(r"[\d,]+ images a second: about \d+ seconds left, without", lines)) == 1
+    assert re.search(
+        r"Top-1 on 128 validation images: \d+\.\d %, of averaged weights .*Exported:", lines
+    )
+    assert re.search(r"Position embeddings: rank correlation .* −?0\.\d\d → −?0\.\d\d\.", lines)
+    assert re.search(
+        r"Nearest head: mean attention distance \d\.\d → \d\.\d px \(layer \d, head", lines
+    )
     train(tmp_path, resume=True, tiny=False, quiet=False)
     lines = capsys.readouterr().err
     assert "Training 32" not in lines and "Compiling" not in lines and "a second" not in lines

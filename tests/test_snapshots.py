@@ -33,6 +33,19 @@ def test_schedule_is_logarithmic_with_both_ends():
     assert snapshots.schedule(1, 24) == [0, 1]
 
 
+def test_changes_compare_first_and_last_snapshot():
+    near = positions.TokenGrid(3, 3, (1, 1)).distances(dtype=torch.float64, device="cpu")
+    table = near.reshape(3, 3, 3, 3).numpy()
+    distances = np.array([[[9.0, 8.0]], [[1.0, 1.0]], [[7.0, 2.5]]])
+    arrays = {"positions": np.stack([table, table, -table]), "distances": distances}
+    assert snapshots.changes(arrays) == [
+        "Position embeddings: rank correlation of similarity with distance 1.00 → −1.00.",
+        "Nearest head: mean attention distance 8.0 → 2.5 px (layer 0, head 1).",
+    ]
+    assert snapshots.changes({"distances": np.full((2, 1, 2), np.nan)}) == []
+    assert snapshots.changes({"positions": np.zeros((2, 1, 2, 1, 2))}) == []
+
+
 def test_record_equals_analysis_functions(data):
     model, r = tiny().build(), tiny()
     images = snapshots.probe(data[1], r, n=12)

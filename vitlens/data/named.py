@@ -35,6 +35,7 @@ TORCH = {
     "stanford_cars": ("StanfordCars", "split", "train", "test", "test"),
     "country211": ("Country211", "split", "train", "valid", "test"),
     "imagenette": ("Imagenette", "split", "train", "val", "val"),
+    "imagenette160": ("Imagenette", "split", "train", "val", "val"),
     "imagenet": ("ImageNet", "split", "train", "val", "val"),
     "places365": ("Places365", "split", "train-standard", "val", "val"),
     "inaturalist": ("INaturalist", "version", "2021_train", "2021_valid", "2021_valid"),
@@ -43,6 +44,9 @@ TORCH = {
 
 The keys are timm's names, or torchvision's in lower case. Without a separate test split, test repeats validation.
 """
+
+OPTIONS = {"imagenette160": {"size": "160px"}}
+"""More arguments of torchvision's class. Images with a shorter side of 160 pixels are 0.1 GB to download, not 1.5."""
 
 
 def digits(_, split: str, root: Path | None, fold: int) -> Samples:
@@ -71,14 +75,16 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
     kind, keyword, train, valid, test = TORCH[name.lower()]
     values = {"train": train, "valid": valid}
     value = values.get(split, test)  # "whole" is the test split
+    options = {keyword: value, **OPTIONS.get(name.lower(), {})}
     try:
         dataset_class = getattr(torchvision.datasets, kind)
-        data = _read_or_download(dataset_class, root, {keyword: value})
+        data = _read_or_download(dataset_class, root, options)
     except Exception as problem:  # the network, the disk and many readers raise many types
         # torchvision's ImageNet also needs the archive of the development kit.
         if kind == "ImageNet" and _has_folders(root, split):
             return open_folder(root, split)
-        call = f"torchvision.datasets.{kind}({str(root)!r}, {keyword}={value!r}, download=True)"
+        arguments = ", ".join(f"{option}={chosen!r}" for option, chosen in options.items())
+        call = f"torchvision.datasets.{kind}({str(root)!r}, {arguments}, download=True)"
         remedy = f"Run {call} on a machine with network access, and copy the result."
         if kind == "ImageNet":
             remedy = "Download its archives by hand, with the archive of its development kit, and put them there."

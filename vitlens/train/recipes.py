@@ -86,6 +86,29 @@ SMALL = (
         save_every=1e9,  # no checkpoints while time is measured
         compile="default",  # measured so, at 1.9e8 tokens
     ),
+    # Ten minutes of a large GPU, by the speed of tiny-imagenet-2min. Not run yet.
+    replace(
+        TINY_IMAGENET, name="tiny-imagenet-10min",
+        patch_size=8, width=384, heads=6,  # ViT-S, as tiny-imagenet-2min
+        epochs=170, muon_lr=5e-3, weight_decay=0.05, drop_path=0.15,  # DeiT's 0.1 is for 13 times the images
+        schedule="linear",
+        augment=Augment(  # stronger than in two minutes, because each image is used 170 times
+            flip=0.5, rotate=15, scale=(0.4, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.3, policy=0.3,
+            erase=0.25, cutmix=0.5, mixup=0.3,
+        ),
+        patch_drop=0.5, patch_drop_until=0.6,
+        average=0.998, evaluate_every=5,
+        compile="default",
+    ),
+    # A ViT from scratch on photographs with a free GPU: torch/imagenette160, ten classes of ImageNet, 9,469 images.
+    replace(
+        TINY_IMAGENET, name="photos-t4", num_classes=10,
+        image_size=128, resize=160, patch_size=8,  # a 16×16 grid, cut from images of 160 px
+        depth=9, heads=6,  # 4.1 M parameters, of the size of SPT_LSA's ViT for small data
+        epochs=60, batch_size=128,  # 73 steps an epoch, 2.7 PFLOP: 11 minutes at 4 TFLOP/s
+        muon_lr=4e-3, weight_decay=0.05,  # a shorter run than tiny-imagenet
+        average=0.998, evaluate_every=5,  # an average over some 7 epochs
+    ),
     # CIFAR-10 and -100 on a GPU, at half the side and with half the images of tiny-imagenet. Not tuned on them.
     replace(
         TINY_IMAGENET, name="cifar", num_classes=10, **WHOLE,

@@ -211,6 +211,9 @@ def run(
             world=world,
             exports=export,
         )
+        if account["finished"]:
+            say(validation_sentence(account["validation"]))
+            album.end()
     for split in (train, valid):  # a stream has counted its images by now
         if split.note not in said:
             say(split.note)
@@ -470,6 +473,22 @@ class Forecast:
         images = (step.steps - step.step) * self.batch_size
         left = duration(images / speed)
         self.say(f"{speed:,.0f} images a second: about {left} left, without validation.")
+
+
+def validation_sentence(validation: dict) -> str:
+    """Sentence about the entry `validation` of `training.json`.
+
+    >>> validation_sentence({"top1": 50.0, "top1_average": 52.5, "images": 40, "exported": "raw weights"})
+    'Top-1 on 40 validation images: 50.0 %, of averaged weights 52.5 %. Exported: raw weights.'
+    """
+    name = next(iter(validation))
+    title, unit, digits = ("Top-1", " %", 1) if name == "top1" else ("Loss", "", 4)
+    values = f"{validation[name]:.{digits}f}{unit}"
+    average = validation[f"{name}_average"]
+    if average is not None:
+        values += f", of averaged weights {average:.{digits}f}{unit}"
+    images = f"{validation['images']:,} validation images"
+    return f"{title} on {images}: {values}. Exported: {validation['exported']}."
 
 
 def duration(seconds: float) -> str:

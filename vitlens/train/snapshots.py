@@ -9,6 +9,7 @@ Shapes: B probe images, L layers, H heads, h × w patches of p × p pixels, C ch
 from __future__ import annotations
 
 import io
+import math
 import os
 import zipfile
 from collections.abc import Callable
@@ -21,11 +22,12 @@ from torch import Tensor, nn
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalize
 from vitlens.files import remove_ours, update
+from vitlens.formatting import with_minus
 from vitlens.names import unknown_name
 from vitlens.recorder.forward import eval_mode
 from vitlens.train.settings import Recipe
 
-__all__ = ["load", "probe", "record", "save", "schedule"]
+__all__ = ["changes", "load", "probe", "record", "save", "schedule"]
 __dir__ = __all__.copy
 __getattr__ = unknown_name(__name__, __all__)
 
@@ -169,6 +171,42 @@ def save(path: str | os.PathLike, step: int, arrays: dict[str, np.ndarray]) -> N
     update(path, add)
 
 
+def changes(arrays: dict[str, np.ndarray]) -> list[str]:
+    """Sentences about the first and the last snapshot: position similarity by distance, and the nearest head.
+
+    arrays: from `load`. Arrays that the model does not support have no sentence.
+
+    >>> arrays = {"distances": np.array([[[16.0, 16.0]], [[15.0, 4.0]]])}
+    >>> vitlens.train.snapshots.changes(arrays)
+    ['Nearest head: mean attention distance 16.0 → 4.0 px (layer 0, head 1).']
+    """
+    return [*_change_of_positions(arrays), *_change_of_distances(arrays)]
+
+
+def _change_of_positions(arrays: dict[str, np.ndarray]) -> list[str]:
+    from vitlens.positions import rank_correlation
+
+    if "positions" not in arrays:
+        return []
+    first, last = (torch.from_numpy(arrays["positions"][k]).float() for k in (0, -1))
+    before, after = rank_correlation(first), rank_correlation(last)
+    if math.isnan(after):
+        return []
+    change = with_minus(f"{before:.2f} → {after:.2f}")
+    return [f"Position embeddings: rank correlation of similarity with distance {change}."]
+
+
+def _change_of_distances(arrays: dict[str, np.ndarray]) -> list[str]:
+    if "distances" not in arrays:
+        return []
+    first, last = arrays["distances"][0], arrays["distances"][-1]
+    if np.isnan(last).all():
+        return []
+    layer, head = np.unravel_index(np.nanargmin(last), last.shape)
+    change = f"{np.nanmin(first):.1f} → {last[layer, head]:.1f} px"
+    return [f"Nearest head: mean attention distance {change} (layer {layer}, head {head})."]
+
+
 def is_ours(path: Path) -> bool:
     """True for a file of snapshots, also if it is damaged."""
     if not path.is_file():
@@ -224,3 +262,12 @@ class Album:
         if step == 0:
             for reason in missing:
                 self.say(f"Not in the snapshots: {reason}")
+
+    def end(self) -> None:
+        """Print what changed since the first step, in the file of a run whose snapshots reach its end."""
+        if not self.due:
+            return
+        arrays = load(self.path)
+        if arrays["steps"][-1] == max(self.due):
+            for sentence in changes(arrays):
+                self.say(sentence)
