@@ -158,6 +158,23 @@ def test_chapters_03_and_04_local_heads_and_equal_rows(photos):
     assert round(maps[2][1, 0, eye, eye + 14].item(), 3) == 0.612
 
 
+def test_chapter_04_scratch_could_have_local_heads_on_its_grid():
+    """A head that reads one neighbor has a quarter of uniform attention there, and its nearest head 0.7."""
+
+    def uniform_in_patches(side):
+        steps = np.abs(np.subtract.outer(np.arange(side), np.arange(side)))
+        total = sum(np.hypot(a, b) for a in steps.ravel() for b in steps.ravel())
+        return total / side**2 / (side**2 + 1)
+
+    assert round(1 / uniform_in_patches(8), 2) == 0.25 and round(1 / uniform_in_patches(14), 2) == 0.14
+    scratch = load_model("data/checkpoints/vit_tiny_patch8_64")
+    weights = attention_of(scratch, preprocess(scratch, list(samples().values())))
+    row, col = np.divmod(np.arange(64), 8)
+    apart = np.hypot(np.subtract.outer(row, row), np.subtract.outer(col, col))
+    nearest = (weights[..., 1:, 1:] * apart).sum(-1).mean((1, 3)).min()
+    assert 2.5 < nearest < 3 and 0.6 < nearest / uniform_in_patches(8) < 0.75
+
+
 def attention_of(model: torch.nn.Module, images: torch.Tensor) -> np.ndarray:
     """(L, B, H, T, T) attention of timm's own code, which forms the weights without the fused kernel."""
     weights = []
