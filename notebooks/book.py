@@ -1,5 +1,6 @@
 """Names that every chapter of the book uses, and what only the book draws: `from book import *`."""
 
+import math
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -192,8 +193,9 @@ def spectral_centroid(tiles: Tensor) -> Tensor:
 def by_direction(similarities: Tensor) -> Tensor:
     """(3, n) mean similarity of positions 1 … n patches apart: in one row, in one column, and in other directions.
 
-    similarities: (rows, cols, rows, cols). n = min(rows, cols) − 1. Pairs of one offset are averaged first. An offset
-    in another direction counts, with equal weight, for all distances within half a patch.
+    similarities: (rows, cols, rows, cols). n = min(rows, cols) − 1. Pairs of one offset are averaged first. Other
+    directions have few lengths that are whole numbers, so a straight line is fitted to the offsets of lengths up to one
+    patch shorter or longer, and read at the whole number. The first value is nan, because their shortest length is √2.
 
     >>> book.by_direction(vitlens.positions.similarity(model)).shape
     torch.Size([3, 13])
@@ -209,10 +211,11 @@ def by_direction(similarities: Tensor) -> Tensor:
     n = min(rows, cols) - 1
     in_row = mean[0, 1 : n + 1]
     in_column = mean[1 : n + 1, 0]
-    other_means = mean[1:, 1:]
-    other_lengths = length[1:, 1:]
-    elsewhere = []
-    for step in range(1, n + 1):
-        is_near = (other_lengths - step).abs() <= 0.5
-        elsewhere.append(other_means[is_near].mean())
+    other_means = mean[1:, 1:].flatten()
+    other_lengths = length[1:, 1:].flatten()
+    elsewhere = [math.nan]
+    for step in range(2, n + 1):
+        is_near = (other_lengths - step).abs() <= 1
+        slope, at_step = np.polyfit(other_lengths[is_near] - step, other_means[is_near], 1)
+        elsewhere.append(at_step)
     return torch.stack([in_row, in_column, torch.tensor(elsewhere)]).float()

@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 from scipy.stats import spearmanr, ttest_1samp
 from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.model_selection import StratifiedKFold
-from support import SPECIMEN
+from support import CHECKPOINTS, SPECIMEN
 
 from experiments.registers import register_neurons, with_register
 from vitlens import attribution, capture, intervene, load_model, preprocess, samples, stream, tokens
@@ -166,13 +167,34 @@ def test_chapter_04_scratch_could_have_local_heads_on_its_grid():
         total = sum(np.hypot(a, b) for a in steps.ravel() for b in steps.ravel())
         return total / side**2 / (side**2 + 1)
 
-    assert round(1 / uniform_in_patches(8), 2) == 0.25 and round(1 / uniform_in_patches(14), 2) == 0.14
-    scratch = load_model("data/checkpoints/vit_tiny_patch8_64")
+    assert (
+        round(1 / uniform_in_patches(8), 2) == 0.25 and round(1 / uniform_in_patches(14), 2) == 0.14
+    )
+    scratch = load_model(CHECKPOINTS / "vit_tiny_patch8_64")
     weights = attention_of(scratch, preprocess(scratch, list(samples().values())))
     row, col = np.divmod(np.arange(64), 8)
     apart = np.hypot(np.subtract.outer(row, row), np.subtract.outer(col, col))
     nearest = (weights[..., 1:, 1:] * apart).sum(-1).mean((1, 3)).min()
     assert 2.5 < nearest < 3 and 0.6 < nearest / uniform_in_patches(8) < 0.75
+
+
+@pytest.mark.parametrize(
+    ("name", "row_above", "column_above"),
+    [("specimen", 0.30, 0.05), ("vit_tiny_patch8_64", 0.86, -0.21)],
+)
+def test_chapter_05_columns_count_little_at_equal_distances(name, row_above, column_above):
+    """At a length of exactly 5 patches, which 3 and 4 steps have in another direction."""
+    weights = load_file(CHECKPOINTS / name / "model.safetensors")
+    table = torch.nn.functional.normalize(weights["pos_embed"][0, 1:].double(), dim=1)
+    cosine = (table @ table.T).numpy()
+    side = round(len(table) ** 0.5)
+    row, col = np.divmod(np.arange(side**2), side)
+    down, across = np.abs(np.subtract.outer(row, row)), np.abs(np.subtract.outer(col, col))
+    in_row, in_column, *others = (
+        cosine[(down == a) & (across == b)].mean() for a, b in ((0, 5), (5, 0), (3, 4), (4, 3))
+    )
+    assert in_row - np.mean(others) == pytest.approx(row_above, abs=0.005)
+    assert in_column - np.mean(others) == pytest.approx(column_above, abs=0.005)
 
 
 def attention_of(model: torch.nn.Module, images: torch.Tensor) -> np.ndarray:

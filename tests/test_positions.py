@@ -106,8 +106,16 @@ def test_by_direction_is_the_mean_over_all_pairs_of_an_offset():
     rows, cols = torch.meshgrid(torch.arange(4), torch.arange(3), indexing="ij")
     down, across = ((each[..., None, None] - each).abs() for each in (rows, cols))
     means = by_direction((10 * down + across).float())
-    # (1, 1) is near 1, (1, 2) and (2, 1) near 2; (2, 2) is near 3, which no row has
-    assert torch.equal(means, torch.tensor([[1.0, 2.0], [10.0, 20.0], [11.0, 16.5]]))
+    assert torch.equal(means[:2], torch.tensor([[1.0, 2.0], [10.0, 20.0]]))
+    assert means[2, 0].isnan(), "no offset in another direction has length 1"
+    x, y = (
+        np.hypot([1, 1, 2, 2], [1, 2, 1, 2]),
+        np.array([11.0, 12, 21, 22]),
+    )  # all of length 1 to 3
+    slope = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
+    assert means[2, 1].item() == pytest.approx(y.mean() + slope * (2 - x.mean()))
+    far = by_direction((down**2 + across**2).sqrt())  # the same in all directions
+    assert torch.allclose(far[:, 1], torch.tensor(2.0))
     noisy = torch.rand(4, 3, 4, 3, generator=torch.Generator().manual_seed(0))
     pairs = [
         noisy[r, c, r, d] for r in range(4) for c in range(3) for d in range(3) if abs(c - d) == 1
