@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from claims import cells_of
 from safetensors.torch import load_file
 from scipy.stats import spearmanr, ttest_1samp
 from sklearn.datasets import load_digits
@@ -259,6 +260,32 @@ def test_chapter_06_numbers_of_rollout():
     assert (
         words.format(*(100 * end for each in shares for end in (each.min(), each.max()))) in prose
     )
+
+
+def test_chapter_06_rollout_through_six_layers_is_on_the_subject():
+    prose, _ = told("06")
+    (cell,) = (each for each in cells_of("6").values() if each.id == "boxes")
+    boxes = eval(re.search(r"BOXES = (\{.*?\n\})", cell.source, re.S)[1])
+    weights = attention_of(*bundled()).mean(2)
+    maps = {}
+    for count in (1, 6, 12):
+        row = np.eye(197)[:1].repeat(6, 0)[:, None]
+        for layer in weights[::-1][:count]:
+            row = (row + row @ layer) / 2
+        maps[count] = row[:, 0, 1:].reshape(6, 14, 14)
+    lifts = {count: [] for count in maps}
+    for count, each in maps.items():
+        for name, values in zip(samples(), each, strict=True):
+            left, top, right, bottom = (round(14 * share) for share in boxes[name])
+            lifts[count].append(values[top:bottom, left:right].mean() / values.mean())
+    means = {count: np.mean(each) for count, each in lifts.items()}
+    words = "the mean on the subject is {:.2f}, where the full rollout has {:.2f} and the last layer alone {:.2f}"
+    assert words.format(means[6], means[12], means[1]) in prose
+    higher = sum(a > b for a, b in zip(lifts[6], lifts[12], strict=True))
+    assert f"above the full rollout in {higher} of 6 photos" in prose
+    assert f"Contrast is {(maps[6].max((1, 2)) / maps[6].mean((1, 2))).mean():.2f}" in prose
+    assert f"the rocket has {max(lifts[6]):.2f}" in prose
+    assert f"the median is {np.median(lifts[6]):.2f}" in prose
 
 
 def test_chapter_07_numbers_of_three_tests():
