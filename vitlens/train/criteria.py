@@ -13,10 +13,13 @@ import torch.nn.functional as F
 from timm.loss import BinaryCrossEntropy
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _NormBase
 
 from vitlens.data import ImageSet
 from vitlens.data.augment import Augment, Targets, normalize, seed_of, transform_batch
+from vitlens.data.imageset import lost_workers
 from vitlens.recorder.forward import eval_mode
+from vitlens.recorder.memory import is_out_of_memory
 from vitlens.train.optim import PRODUCTS
 from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
@@ -121,7 +124,8 @@ def build_criterion(
 ) -> Callable[[Tensor, Targets], Tensor]:
     """Forward pass and loss as one function of a batch, compiled as the recipe sets. The model is unchanged.
 
-    If compiling fails (no compiler, no Triton, an old GPU), the function runs uncompiled after a RuntimeWarning.
+    If compiling fails (no compiler, no Triton, an old GPU), the function runs uncompiled after a RuntimeWarning. This
+    includes the backward pass, which is compiled and tried in the first call, so your own loop needs no precaution.
     compile="auto" compiles here on CUDA, because the length of the run is unknown. `fit` replaces it by its choice.
 
     >>> digits = vitlens.train.recipe("digits")
@@ -146,7 +150,7 @@ def build_criterion(
     if compiles(recipe, device):
         # Shapes are few and known (one, or two with patch_drop): specialize instead of guessing which are dynamic.
         compiled = torch.compile(uncompiled_loss, mode=mode_of(recipe), dynamic=False)
-        loss = or_uncompiled(compiled, uncompiled_loss, "training continues")
+        loss = OrUncompiled(compiled, uncompiled_loss, "training continues", model)
 
     def criterion(x: Tensor, y: Targets) -> Tensor:
         with attention():
@@ -155,24 +159,100 @@ def build_criterion(
     return criterion
 
 
-def or_uncompiled(compiled: Callable, uncompiled: Callable, continues: str) -> Callable:
-    """The compiled function, replaced by the uncompiled one after a RuntimeWarning if compiling fails."""
-    function = compiled
+class OrUncompiled:
+    """The compiled function, replaced by the uncompiled one after a RuntimeWarning if compiling fails.
 
-    def run(x: Tensor, *arguments):
-        nonlocal function
+    PyTorch compiles a backward pass only when it first runs, and then raises the compiler's own errors. So the backward
+    pass for the parameters of `model` runs here after each compilation, its gradients are dropped, and the call is
+    repeated. Calls that are repeated start from the same random state and statistics of batch normalization. An error
+    that the uncompiled function raises too, such as one of the model, is raised.
+
+    continues: words of the warning, such as "training continues".
+    """
+
+    def __init__(
+        self,
+        compiled: Callable,
+        uncompiled: Callable,
+        continues: str,
+        model: nn.Module | None = None,
+    ):
+        self.compiled = compiled
+        self.uncompiled = uncompiled
+        self.continues = continues
+        self.model = model
+        self.statistics: list[Tensor] | None = None
+        self.failed = False
+
+    def __call__(self, x: Tensor, *arguments):
+        if self.failed:
+            return self.uncompiled(x, *arguments)
+        if self.statistics is None:  # now, because the model may have moved to its device
+            self.statistics = batch_statistics(self.model)
+        restore = restorer(x.device, self.statistics)
         try:
-            return function(x, *arguments)
-        except torch._dynamo.exc.TorchDynamoException as error:  # only the first call compiles
-            warnings.warn(
-                f"Compiling failed on {x.device}, so {continues} uncompiled and slower: {first_paragraph(error)}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            function = uncompiled
-            return function(x, *arguments)
+            return self._compiled_with_backward(restore, x, *arguments)
+        except Exception as error:  # compilers, their tools and drivers raise errors of many kinds
+            if is_out_of_memory(error) or lost_workers(error):
+                raise
+            problem = first_paragraph(error)
+        restore()
+        result = self.uncompiled(x, *arguments)
+        self.failed = True
+        warnings.warn(
+            f"Compiling failed on {x.device}, so {self.continues} uncompiled and slower: {problem}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return result
 
-    return run
+    def _compiled_with_backward(self, restore: Callable[[], None], x: Tensor, *arguments):
+        """The result of the compiled function, whose backward pass is compiled too."""
+        before = graphs_compiled()
+        result = self.compiled(x, *arguments)
+        if graphs_compiled() == before or not needs_gradient(result):
+            return result
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        torch.autograd.grad(result, parameters, allow_unused=True)
+        del result
+        restore()
+        return self.compiled(x, *arguments)
+
+
+def graphs_compiled() -> int:
+    """Number of graphs that this process has compiled."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def needs_gradient(result: object) -> bool:
+    """True for a tensor with a backward pass."""
+    return isinstance(result, Tensor) and result.requires_grad
+
+
+def batch_statistics(model: nn.Module | None) -> list[Tensor]:
+    """Buffers of batch normalization, which a forward pass in training changes."""
+    if model is None:
+        return []
+    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+    return [buffer for norm in norms for buffer in norm.buffers()]
+
+
+def restorer(device: torch.device, buffers: list[Tensor]) -> Callable[[], None]:
+    """Function that restores the global random state and the values of the buffers as they are now."""
+    state = torch.get_rng_state()
+    has_own_state = device.type in ("cuda", "xpu")
+    generator = torch.get_device_module(device) if has_own_state else None
+    own_state = generator.get_rng_state(device) if has_own_state else None
+    values = [buffer.clone() for buffer in buffers]
+
+    def restore() -> None:
+        torch.set_rng_state(state)
+        if has_own_state:
+            generator.set_rng_state(own_state, device)
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.copy_(value)
+
+    return restore
 
 
 def build_augmentation(
@@ -191,7 +271,7 @@ def _augmentation(augment: Augment, size: int, mean: tuple, std: tuple, mode: st
     if mode == "off":
         return transform
     compiled = torch.compile(transform, mode=mode, dynamic=False, fullgraph=True)
-    return or_uncompiled(compiled, transform, "images are augmented")
+    return OrUncompiled(compiled, transform, "images are augmented")
 
 
 def first_paragraph(error: BaseException) -> str:
