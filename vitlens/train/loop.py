@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
@@ -21,7 +21,7 @@ from vitlens.data import ImageSet
 from vitlens.data.augment import Targets, draw_numbers, draws, generator, seed_of
 from vitlens.data.imageset import lost_workers, lost_workers_error
 from vitlens.recorder.memory import is_out_of_memory
-from vitlens.recorder.precision import float32_precision
+from vitlens.recorder.precision import deterministic_algorithms, float32_precision
 from vitlens.train.criteria import (
     build_augmentation,
     build_criterion,
@@ -273,14 +273,14 @@ def numerics(recipe: Recipe, world: World):
     """
     device = world.device
     parts = world.size * recipe.accumulate
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    determinism = nullcontext()
     if recipe.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+        determinism = deterministic_algorithms()
     seeded_devices = [device] if device.type == "cuda" else []
+    random_state = torch.random.fork_rng(devices=seeded_devices)
     try:
-        with float32_precision(recipe.tf32), torch.random.fork_rng(devices=seeded_devices):
+        with determinism, float32_precision(recipe.tf32), random_state:
             yield
     except RuntimeError as error:
         # PyTorch may raise the error of its workers at any moment, not only while loading images.
@@ -293,8 +293,6 @@ def numerics(recipe: Recipe, world: World):
             f"The last checkpoint is intact. Resume with accumulate={2 * recipe.accumulate}, or start a new run with "
             "a lower batch_size. Neither has been tried."
         ) from error
-    finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
 
 
 def batches(
