@@ -5,11 +5,13 @@ import json
 import math
 import multiprocessing
 import os
+import random
 import shutil
 import time
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import safetensors.torch
 import timm
@@ -17,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from support import digits, refuses, tiny
 from timm.models import save_for_hf
-from torch import nn
+from torch import Tensor, nn
 
 from vitlens.data.augment import augment_batch, draw_numbers, draws, generator, seed_of
 from vitlens.models import load_model
@@ -300,17 +302,91 @@ def test_rescue_restores_statistics_of_interrupted_step(larger, convolutions, tm
         )
 
 
-def test_fit_restores_global_state(data):
-    def precision():
-        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+def test_fit_computes_with_its_settings_and_keeps_the_programs(data):
+    def settings():
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, deterministic
 
-    before, found = torch.get_rng_state(), precision()
-    for tf32, wanted in ((True, ("high", True)), (False, ("highest", False))):
-        training = fit(tiny().build(), data, tiny(tf32=tf32), device="cpu")
-        next(training)
-        assert precision() == wanted
+    before, program = torch.get_rng_state(), settings()
+    for tf32, expected in ((True, ("high", True, True)), (False, ("highest", False, True))):
+        r = tiny(tf32=tf32, deterministic=True)
+        model, inside = r.build(), []
+        criterion = build_criterion(model, r, "cpu")
+
+        def observed(x, y, criterion=criterion, inside=inside):
+            inside.append(settings())
+            return criterion(x, y)
+
+        training = fit(model, data, r, device="cpu", criterion=observed)
+        for _ in range(2):
+            next(training)
+            assert torch.equal(torch.get_rng_state(), before) and settings() == program
         training.close()
-        assert torch.equal(torch.get_rng_state(), before) and precision() == found
+        assert inside == [expected] * 2
+        assert torch.equal(torch.get_rng_state(), before) and settings() == program
+
+
+def test_fit_and_its_consumer_do_not_change_each_others_numbers(data):
+    """Random numbers of three libraries and settings between steps, of a run with dropout and validation."""
+
+    def draw() -> tuple:
+        return torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random()
+
+    def seed() -> None:
+        torch.manual_seed(5)
+        np.random.seed(5)
+        random.seed(5)
+
+    def follow(consume) -> tuple[list, Tensor]:
+        model = tiny().build()
+        losses = []
+        for step in fit(model, data, tiny(), device="cpu"):
+            consume(step)
+            losses.append(step.loss)
+        return losses, weights(model)
+
+    undisturbed, expected = follow(lambda step: None)
+    seed()
+    numbers = [draw() for _ in undisturbed]
+
+    def consume(step) -> None:
+        torch.set_float32_matmul_precision("medium")
+        torch.use_deterministic_algorithms(step.step % 2 == 0)
+        drawn.append(draw())
+
+    seed()
+    drawn: list = []
+    try:
+        losses, disturbed = follow(consume)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.use_deterministic_algorithms(False)
+    assert drawn == numbers
+    assert losses == undisturbed and torch.equal(disturbed, expected)
+
+
+def test_fit_of_two_runs_in_turn_equals_each_alone(data):
+    """Runs of several precisions, whose steps alternate and which are closed in the order of their start."""
+    recipes = [tiny(tf32=True), tiny(deterministic=True)]
+    alone = []
+    for r in recipes:
+        model = r.build()
+        train(4, r, data, model)
+        alone.append(weights(model))
+    models = [r.build() for r in recipes]
+    runs = [fit(m, data, r, device="cpu") for m, r in zip(models, recipes, strict=True)]
+    before = torch.get_rng_state()
+    for _ in range(4):
+        for training in runs:
+            next(training)
+    for training in runs:
+        training.close()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.are_deterministic_algorithms_enabled()
+    for model, expected in zip(models, alone, strict=True):
+        assert torch.equal(weights(model), expected)
 
 
 LONG = replace(

@@ -7,7 +7,7 @@ import torch
 from vitlens import attention, capture
 from vitlens.data import load
 from vitlens.recorder.precision import _precisions
-from vitlens.train import fit, recipe
+from vitlens.train import build_criterion, fit, recipe
 
 newer = pytest.mark.skipif(
     not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="PyTorch before 2.9"
@@ -108,18 +108,25 @@ def defaults():
 
 
 def one_step() -> list[torch.Tensor]:
-    """Parameters after a step in fp32, whose settings are checked during the run."""
+    """Parameters after a step in fp32, whose settings are checked within it, and the program's after it."""
     digits = recipe("digits").tiny()
     torch.manual_seed(0)
     model = digits.build()
     images = [load("digits", split, size=8) for split in ("train", "valid")]
-    steps = fit(model, images, digits, device="cpu")
+    program = settings()
+    criterion = build_criterion(model, digits, "cpu")
+
+    def checked(x, y):
+        products = {value for (_, name), value in _precisions().items() if name == "matmul"}
+        assert products <= {"ieee"}
+        # torch.compile reads the older settings.
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.backends.cudnn.allow_tf32 is False
+        return criterion(x, y)
+
+    steps = fit(model, images, digits, device="cpu", criterion=checked)
     next(steps)
-    products = {value for (_, name), value in _precisions().items() if name == "matmul"}
-    assert products <= {"ieee"}
-    # torch.compile reads the older settings.
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert torch.backends.cudnn.allow_tf32 is False
+    assert settings() == program
     steps.close()
     return [p.detach().clone() for p in model.parameters()]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 
@@ -87,7 +87,8 @@ def fit(
     `join` if several processes share the run.
 
     Closing the iterator saves a checkpoint, so a loop may `break`. Within `contextlib.closing` a failed save raises.
-    Until it is closed, PyTorch's global random state, precision and determinism are the run's, between steps too.
+    Between steps, PyTorch's global random state, precision and determinism are the program's. Neither its random
+    numbers nor its settings change the run, and the run changes none of them.
 
     Raises ValueError immediately if model, data and recipe do not match. During training it raises FloatingPointError
     if the loss is not finite, MemoryError if memory runs out and ConnectionError if another process of the run ended.
@@ -115,7 +116,8 @@ def fit(
         criterion = build_criterion(model, recipe, world.device)
     if average is None:
         average = {}
-    return _steps(model, (train, valid), recipe, out, resume, average, criterion, world)
+    training = _steps(model, (train, valid), recipe, out, resume, average, criterion, world)
+    return _with_numerics(training, recipe, world)
 
 
 def check_run(
@@ -180,13 +182,28 @@ def check_length(images: int, recipe: Recipe, world: World) -> None:
         )
 
 
-def _steps(model, data, recipe, out, resume, average, criterion, world) -> Iterator[Step]:
+def _with_numerics(training: Generator[Step], recipe: Recipe, world: World) -> Iterator[Step]:
+    """The steps of a run, with its settings while a step is computed and the program's between steps."""
+    end = object()
+    try:
+        while True:
+            with numerics(recipe, world):
+                step = next(training, end)
+            if step is end:
+                return
+            yield step
+    finally:
+        with numerics(recipe, world):
+            training.close()  # saves a checkpoint
+
+
+def _steps(model, data, recipe, out, resume, average, criterion, world) -> Generator[Step]:
     """The training loop, for checked arguments on the device."""
     train, valid = data
     per_epoch = len(train) // recipe.batch_size
     steps = recipe.length(len(train))
 
-    with numerics(recipe, world), lock_log(out, world):
+    with lock_log(out, world):
         model.train()
         criterion = distribute(criterion, model, world)
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -267,7 +284,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
 
 @contextmanager
 def numerics(recipe: Recipe, world: World):
-    """Set precision and determinism for a run, and restore them and the global random state after it.
+    """Set precision and determinism for a step, and restore them and the global random state after it.
 
     Out-of-memory errors become MemoryError, and ended worker processes ChildProcessError.
     """
