@@ -141,9 +141,10 @@ def test_criterion_in_a_loop_of_ones_own_has_one_set_of_draws(data, compile_with
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError("Unable to allocate 3 GiB"),
         RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed."),
     ],
-    ids=["memory", "worker"],
+    ids=["device", "host", "worker"],
 )
 def test_compiled_raises_errors_that_are_not_the_compilers(error):
     calls = []

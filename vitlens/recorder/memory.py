@@ -1,4 +1,4 @@
-"""Errors of PyTorch that mean too little memory."""
+"""Errors that mean too little memory."""
 
 from __future__ import annotations
 
@@ -6,5 +6,7 @@ import torch
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """True if PyTorch ran out of memory. Its CPU allocator raises a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    """True if PyTorch or Python ran out of memory. PyTorch's CPU allocator raises a plain RuntimeError."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return "DefaultCPUAllocator" in str(error)

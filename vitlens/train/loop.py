@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
@@ -29,6 +29,7 @@ from vitlens.train.criteria import (
     choose_precision,
     validate,
 )
+from vitlens.train.memory import MemoryTrial
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.overflow import Overflow
 from vitlens.train.processes import World, distribute, exchange
@@ -92,6 +93,7 @@ def fit(
 
     Raises ValueError immediately if model, data and recipe do not match. During training it raises FloatingPointError
     if the loss is not finite, MemoryError if memory runs out and ConnectionError if another process of the run ended.
+    After the MemoryError of a single process, its message names a batch or `accumulate` that has been tried and fits.
     In fp16, steps that overflow are skipped, and the error comes after ten in a row or at more than 5 % of the steps.
 
     >>> digits = vitlens.train.recipe("digits").tiny()
@@ -226,24 +228,29 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Gener
         began = time.perf_counter()
         overflow = Overflow(recipe, optimizer, statistics, done)
 
+        def try_step(smaller: Recipe, step: int) -> None:
+            length = smaller.length(len(train))
+            with closing(batches(model, train, smaller, world, step, length)) as steps_left:
+                _, parts = next(steps_left)
+                backward_parts(parts, criterion, smaller, overflow)
+
+        trial = MemoryTrial(
+            model, average, valid, recipe, optimizer, world, try_step, images=len(train)
+        )
         for step, parts in batches(model, train, recipe, world, done, steps):
             rate = recipe.rate(step, steps)  # a share of the peak
             set_rates(optimizer, rate)
-            loss = torch.zeros((), device=world.device)
             overflow.remember()
-            with folder.rescue(step):
-                for number, (x, y) in enumerate(parts, start=1):
-                    with exchange(criterion, now=number == recipe.accumulate):
-                        part = criterion(x, y) / recipe.accumulate
-                        overflow.scale(part).backward()
-                    loss += part.detach()
+            with folder.rescue(step), trial.on_failure():
+                loss = backward_parts(parts, criterion, recipe, overflow)
                 world.average([loss, *statistics])
-            overflow.unscale(parameters)
-            norm = nn.utils.clip_grad_norm_(parameters, recipe.clip or math.inf)
-            overflow.decide(norm)
-            for o in optimizer:
-                o.step()
-                o.zero_grad()
+            with trial.on_failure():
+                overflow.unscale(parameters)
+                norm = nn.utils.clip_grad_norm_(parameters, recipe.clip or math.inf)
+                overflow.decide(norm)
+                for o in optimizer:
+                    o.step()
+                    o.zero_grad()
             if recipe.average:
                 averages = [average[name] for name in weights]
                 update_average(
@@ -264,7 +271,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Gener
                 speed = (done - counted) * recipe.batch_size / seconds
                 record = replace(record, loss=value, images_per_second=speed)
                 if validates:
-                    with folder.rescue(done, asdict(record)):
+                    with folder.rescue(done, asdict(record)), trial.on_failure():
                         metrics = validate(model, average, valid, recipe, world)
                     record = replace(record, metrics=metrics)
                 folder.log(asdict(record))
@@ -282,11 +289,27 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Gener
                 began = time.perf_counter()
 
 
+def backward_parts(
+    parts: Iterator[tuple[Tensor, Targets]],
+    criterion: Callable[[Tensor, Targets], Tensor],
+    recipe: Recipe,
+    overflow: Overflow,
+) -> Tensor:
+    """Loss of a batch, whose gradients are added up part by part. A function, so that no tensor outlives a failure."""
+    losses = []
+    for number, (x, y) in enumerate(parts, start=1):
+        with exchange(criterion, now=number == recipe.accumulate):
+            part = criterion(x, y) / recipe.accumulate
+            overflow.scale(part).backward()
+        losses.append(part.detach())
+    return sum(losses[1:], losses[0])
+
+
 @contextmanager
 def numerics(recipe: Recipe, world: World):
     """Set precision and determinism for a step, and restore them and the global random state after it.
 
-    Out-of-memory errors become MemoryError, and ended worker processes ChildProcessError.
+    Out-of-memory errors that `MemoryTrial` leaves become MemoryError, and ended worker processes ChildProcessError.
     """
     device = world.device
     parts = world.size * recipe.accumulate
