@@ -9,6 +9,7 @@ import torch
 from support import Largest, captured, refuses
 
 from vitlens import TokenGrid, attention
+from vitlens.recorder import fused
 from vitlens.recorder.record import Layer
 
 
@@ -376,3 +377,61 @@ REFUSALS = (
 @pytest.mark.parametrize("call, error, words", REFUSALS)
 def test_attention_refuses(vit, call, error, words):
     refuses(words, call, vit, error=error)
+
+
+KERNEL = -7.0
+"""Value that the replaced kernels return, which no statistic has."""
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Kernels that apply everywhere and return `KERNEL`. Returns the list of their calls."""
+    calls = []
+
+    def fused_statistics(layers, grid, row):
+        calls.append(row is not None)
+        return {name: torch.tensor(KERNEL) for name in attention.STATISTICS}
+
+    monkeypatch.setattr(fused, "applies", lambda layers: True)
+    monkeypatch.setattr(fused, "fused_statistics", fused_statistics)
+    return calls
+
+
+def doubled(statistic: attention.Statistic) -> attention.Statistic:
+    """A user's subclass of a built-in statistic, whose result is twice as large and keeps its name."""
+
+    class Doubled(type(statistic)):
+        def result(self):
+            return 2 * super().result()
+
+    return Doubled()
+
+
+@pytest.mark.parametrize("name", attention.STATISTICS)
+def test_subclass_of_a_statistic_is_computed_by_rows(attn, kernels, monkeypatch, name):
+    own = doubled(attention.STATISTICS[name])
+    assert own.in_kernels and isinstance(own, type(attention.STATISTICS[name]))
+    computed = attention.summary(attn, own).values[name]
+    assert not kernels
+    monkeypatch.setattr(fused, "applies", lambda layers: False)
+    expected = attention.summary(attn, attention.STATISTICS[name]).values[name]
+    torch.testing.assert_close(computed, 2 * expected)
+
+
+def test_subclass_of_a_statistic_beside_statistics_of_the_kernels(attn, kernels):
+    own = doubled(attention.STATISTICS["entropy"])
+    own.name = "own"
+    statistics = [attention.STATISTICS[name] for name in ("entropy", "received")]
+    values = attention.summary(attn, *statistics, own).values
+    assert kernels == [False], "without a rollout, no row to start from"
+    assert values["entropy"] == values["received"] == KERNEL
+    assert values["own"].shape == (2, 3, 3) and (values["own"] > 0).all()
+
+
+def test_own_statistic_that_claims_a_kernel_is_computed_by_rows(attn, kernels):
+    class Own(Peak):
+        name = "entropy"
+        in_kernels = True
+
+    assert (attention.summary(attn, Own()).entropy > 0).all()
+    assert not kernels
