@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from inspect import signature
 from unittest import mock
 
 import numpy as np
@@ -660,13 +661,34 @@ REFUSED = [
     ("train --recipe x --data digits --out OUT", "got 'x'"),
     ("train --recipe digits --data digits --out FILE/out", "FILE/out"),
     ("train --max-minutes soon", "--max-minutes"),
-    ("train --epoch 3", "No such option: --epoch"),
+    ("train --epoch 3", "No such option: --epoch. Write --set epochs=3; see"),
     ("train --fp16", "No such option: --fp16. Write --set precision=fp16; see"),
     ("train --half", "Write --set precision=fp16; see"),
     ("train --bf16=1", "Write --set precision=bf16; see"),
     ("train --amp", "Write --set precision=auto, the default; see"),
-    ("train --mixed-precision fp16", "Write --set precision=auto, the default; see"),
-    ("train --batch-size 64", "Write --set batch_size=VALUE; see"),
+    ("train --mixed-precision fp16", "Write --set precision=fp16; see"),
+    ("train --mixed-precision --tiny", "Write --set precision=auto, the default; see"),
+    ("train --mixed-precision=no", "Write --set precision=fp32; see"),
+    ("train --precision bf16-mixed", "Write --set precision=bf16; see"),
+    ("train --fp32", "Write --set precision=fp32; see"),
+    ("train --no-amp", "Write --set precision=fp32; see"),
+    ("train --tf32", "Write --set tf32=true; see"),
+    ("train --batch-size 64", "Write --set batch_size=64; see"),
+    ("train --batch-size=64", "Write --set batch_size=64; see"),
+    ("train --batch-size", "Write --set batch_size=VALUE; see"),
+    ("train -b 64", "Write --set batch_size=64; see"),
+    ("train --lr 0.1", "Write --set lr=0.1; see"),
+    ("train --learning-rate 1e-3", "Write --set lr=1e-3; see"),
+    ("train --epochs 3", "Write --set epochs=3; see"),
+    ("train --gradient-accumulation-steps 4", "Write --set accumulate=4; see"),
+    ("train --mixup 0.2", "Write --set augment.mixup=0.2; see"),
+    ("train --augment.flip 0", "Write --set augment.flip=0; see"),
+    ("train --no-compile", "Write --set compile=off; see"),
+    ("train --output-dir x", "Write --out DIRECTORY; see"),
+    ("train --gpus 2", "Write torchrun --nproc-per-node GPUS -m vitlens train; see"),
+    ("train --gibberish 2", "No such option: --gibberish"),
+    ("train --recipe digits --data digits --out OUT --device cuda:99", "The device 'cuda:99'"),
+    ("train --recipe digits --data digits --out OUT --device 0", "Did you mean cuda?"),
     ("evaluate MODEL --protocol best", "best"),
     ("evaluate MODEL --protocol fewshot --data digits --shots 1,many", "1,many"),
     ("evaluate MODEL --data digits --out FILE/a.json", "give another --out"),
@@ -819,3 +841,18 @@ def test_inspect_csv_reads_tables(tmp_path):
     vitlens("inspect", model, photo, *options)
     table = pd.read_csv(file, keep_default_na=False)
     assert table.groupby("class").image.nunique().to_dict() == {"": 1, "daisy": 2, "rose": 2}
+
+
+def test_answers_to_options_of_other_programs_name_settings_and_options():
+    settings = {field.name for field in dataclasses.fields(Recipe)}
+    assert set(cli.SYNONYMS.values()) <= settings
+    assert not settings & set(cli.SYNONYMS), "a setting's own name needs no synonym"
+    precisions = {value.partition(",")[0] for value in cli.PRECISIONS.values()}
+    for precision in precisions:
+        assert RECIPES["digits"].override(f"precision={precision}").precision == precision
+    assert RECIPES["digits"].override("compile=off").compile == "off"
+    (train,) = [c for c in cli.app.registered_commands if c.callback.__name__ == "train"]
+    parameters = signature(train.callback).parameters
+    for answer in cli.OWN_OPTIONS.values():
+        option = answer.split()[0]
+        assert not option.startswith("--") or option in ("--set",) or option[2:] in parameters

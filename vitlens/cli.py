@@ -88,7 +88,7 @@ def run() -> None:
         option = getattr(error, "option_name", None)
         advice = ""
         if option and path.endswith(" train"):
-            advice = setting_for(option)
+            advice = setting_for(option, arguments)
         if advice:
             message = error.message.rstrip(".")  # without options that are spelled similarly
         code = _fail(f"{message}{advice}; see `{path} --help`.")
@@ -108,25 +108,80 @@ def run() -> None:
 
 
 PRECISIONS = {
-    **dict.fromkeys(("fp16", "half", "float16"), "fp16"),
-    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
-    **dict.fromkeys(("fp32", "float32", "no_amp"), "fp32"),
-    **dict.fromkeys(("amp", "autocast", "mixed_precision"), "auto, the default"),
+    **dict.fromkeys(("fp16", "half", "float16", "16", "16_mixed"), "fp16"),
+    **dict.fromkeys(("bf16", "bfloat16", "bf16_mixed"), "bf16"),
+    **dict.fromkeys(("fp32", "float32", "float", "32", "no_amp", "no"), "fp32"),
+    **dict.fromkeys(("amp", "use_amp", "autocast", "mixed_precision"), "auto, the default"),
 }
-"""Precisions of training by the options of other programs."""
+"""Precisions of training by the options of other programs, and by the values of such options."""
+PRECISION_OPTIONS = ("precision", "mixed_precision", "amp_dtype", "dtype", "torch_dtype")
+SYNONYMS = {
+    **dict.fromkeys(("b", "bs", "batch", "train_batch_size"), "batch_size"),
+    **dict.fromkeys(("learning_rate", "base_lr"), "lr"),
+    **dict.fromkeys(("epoch", "num_epochs", "num_train_epochs", "max_epochs"), "epochs"),
+    **dict.fromkeys(("max_steps", "num_steps", "iterations"), "steps"),
+    **dict.fromkeys(("img_size", "imgsz", "input_size", "resolution"), "image_size"),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "accumulate"),
+    **dict.fromkeys(("grad_accum_steps", "accum_iter"), "accumulate"),
+    **dict.fromkeys(("clip_grad", "max_grad_norm", "gradient_clip_val"), "clip"),
+    **dict.fromkeys(("wd", "decay"), "weight_decay"),
+    **dict.fromkeys(("model_ema_decay", "ema", "ema_decay"), "average"),
+    "opt": "optimizer",
+    "smoothing": "label_smoothing",
+    "torch_compile": "compile",
+}
+"""Settings of a recipe by the options of other programs."""
+OWN_OPTIONS = {
+    **dict.fromkeys(("output", "output_dir", "save_dir"), "--out DIRECTORY"),
+    **dict.fromkeys(("data_dir", "data_path", "dataset"), "--data FOLDER"),
+    **dict.fromkeys(("pretrained", "finetune", "init"), "--model MODEL"),
+    **dict.fromkeys(("gpu", "cuda"), "--device cuda"),
+    "gpus": "torchrun --nproc-per-node GPUS -m vitlens train",
+    "num_workers": "--workers NUMBER",
+    "no_compile": "--set compile=off",
+}
+"""What to write in place of other programs' options that are no settings of a recipe."""
 
 
-def setting_for(option: str) -> str:
-    """End of a message about an unknown option of `train`: how to write it as a setting of the recipe, or ""."""
+def setting_for(option: str, words: list[str]) -> str:
+    """End of a message about an unknown option of `train`: what to write in its place, or "".
+
+    words: the command line, in which the option has a value or none.
+    """
     from dataclasses import fields
 
+    from vitlens.data.augment import Augment
     from vitlens.train.settings import Recipe
 
     name = option.lstrip("-").replace("-", "_")
+    value = value_of(option, words)
+    if name in OWN_OPTIONS:
+        return f". Write {OWN_OPTIONS[name]}"
+    if name in PRECISION_OPTIONS:
+        name = value.lower().replace("-", "_") or name
     if name in PRECISIONS:
         return f". Write --set precision={PRECISIONS[name]}"
-    if name in {field.name for field in fields(Recipe)}:
-        return f". Write --set {name}=VALUE"
+    setting = SYNONYMS.get(name, name)
+    if setting in {field.name for field in fields(Augment)}:
+        setting = f"augment.{setting}"
+    is_grouped = setting.startswith(("augment.", "model."))
+    types = {field.name: field.type for field in fields(Recipe)}
+    if not is_grouped and setting not in types:
+        return ""
+    if not value and types.get(setting) == "bool":
+        value = "true"
+    return f". Write --set {setting}={value or 'VALUE'}"
+
+
+def value_of(option: str, words: list[str]) -> str:
+    """Value of an option in a command line, as `--lr 0.1` or `--lr=0.1`, or "" if it has none."""
+    for word, after in zip(words, [*words[1:], "-"], strict=True):
+        name, equals, value = word.partition("=")
+        if name != option:
+            continue
+        if equals:
+            return value
+        return "" if after.startswith("-") else after
     return ""
 
 
@@ -518,7 +573,7 @@ def working_device(name: str | None):
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         kind = name.partition(":")[0]
-        meant = "cuda" if kind == "gpu" else kind
+        meant = "cuda" if kind == "gpu" or kind.isdecimal() else kind
         hint = "" if kind in DEVICES else suggestion(meant, DEVICES[1:])
         if hint:
             raise ValueError(
