@@ -2,10 +2,10 @@
 
     python -m experiments.photographs --packages DIR --out data
 
-DIR holds the unpacked Debian packages that `data/photographs.csv` names (`dpkg-deb -x PACKAGE.deb DIR`). The table has a
-row for each photograph, with author and license. Those with a kind are written to OUT/photographs/KIND, with a shorter
-side of 160 pixels. Of those in the column `listed`, 24 are drawn with seed 14, whatever they show, and the middle square
-of each is written to OUT/figure14 with 224 pixels.
+DIR holds the unpacked Debian packages that `data/photographs.csv` names (`dpkg-deb -x PACKAGE.deb DIR`). The table has
+a row for each photograph, with author and license. Those with a kind are written to OUT/photographs/KIND, with a
+shorter side of 160 pixels. Of those in the column `listed`, 24 are drawn with seed 14, whatever they show, and the
+middle square of each is written to OUT/figure14 with 224 pixels.
 """
 
 import argparse

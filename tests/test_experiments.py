@@ -150,8 +150,8 @@ def test_scripts_are_all_tested():
         for path in ROOT.glob("experiments/**/*.py")
         if "\ndef main(" in path.read_text(encoding="utf-8")
     }
-    # test_speed.py runs speed
-    assert scripts == {*RUNS, "bundle", "gpu.__main__", "readme_picture", "speed"}
+    # test_speed.py runs speed, and test_photographs.py tests photographs
+    assert scripts == {*RUNS, "bundle", "gpu.__main__", "photographs", "readme_picture", "speed"}
 
 
 def main(name, arguments):

@@ -1,0 +1,95 @@
+"""Free photographs: licenses, sizes, and the draw for Fig. 14."""
+
+import random
+import struct
+import zlib
+
+import pytest
+from PIL import Image
+from support import CHECKPOINTS
+
+from experiments import photographs
+from vitlens.data import load
+
+DATA = CHECKPOINTS.parent
+FREE = {
+    "public domain",
+    "CC0-1.0",
+    "CC-BY-2.0",
+    "CC-BY-3.0",
+    "CC-BY-4.0",
+    "CC-BY-SA-3.0",
+    "CC-BY-SA-4.0",
+}
+TABLE = photographs.read_table()
+
+
+def test_every_photograph_has_a_free_license_and_an_author():
+    assert TABLE["name"].is_unique and set(TABLE["license"]) <= FREE
+    for column in ("package", "path", "author", "source"):
+        assert (TABLE[column] != "").all()
+    stored = [path.stem for path in (DATA / "photographs").glob("*/*.jpg")]
+    stored += [path.stem[3:] for path in (DATA / "figure14").glob("*.jpg")]
+    assert set(stored) <= set(TABLE["name"])
+
+
+def test_figure_14_is_drawn_from_the_list_with_seed_14():
+    listed = sorted(TABLE["name"][TABLE["listed"] == "yes"])
+    assert len(listed) >= 40
+    expected = random.Random(14).sample(listed, 24)
+    files = sorted((DATA / "figure14").glob("*.jpg"))
+    assert [path.stem for path in files] == [f"{k:02d}-{name}" for k, name in enumerate(expected)]
+    assert sum(path.stat().st_size for path in files) < 500_000
+    for path in files:
+        with Image.open(path) as image:
+            assert image.size == (224, 224) and image.mode == "RGB"
+
+
+def test_labeled_photographs_open_as_a_data_set():
+    kinds = TABLE["kind"][TABLE["kind"] != ""].value_counts()
+    assert len(kinds) >= 5 and (kinds >= 20).all()
+    files = sorted((DATA / "photographs").glob("*/*.jpg"))
+    assert sum(path.stat().st_size for path in files) < 1_000_000
+    in_table = {(row.kind, row.name) for row in TABLE[TABLE["kind"] != ""].itertuples()}
+    assert {(path.parent.name, path.stem) for path in files} == in_table
+    for path in files:
+        with Image.open(path) as image:
+            assert min(image.size) == 160
+    train, valid = (load(DATA / "photographs", split, size=32) for split in ("train", "valid"))
+    assert train.class_names == tuple(sorted(kinds.index))
+    assert len(train) + len(valid) == len(files)
+
+
+def resource_file(version: int, stored: bytes, flags: int) -> bytes:
+    """A file of Qt resources with the one entry /folder/photo.jpg."""
+    names = b""
+    offsets = []
+    for name in ("folder", "photo.jpg"):
+        offsets.append(len(names))
+        names += struct.pack(">HI", len(name), 0) + name.encode("utf-16-be")
+    times = b"" if version == 1 else bytes(8)
+    tree = struct.pack(">IHII", 0, photographs.DIRECTORY, 1, 1) + times
+    tree += struct.pack(">IHII", offsets[0], photographs.DIRECTORY, 1, 2) + times
+    tree += struct.pack(">IHHHI", offsets[1], flags, 0, 0, 0) + times
+    data = struct.pack(">I", len(stored)) + stored
+    start = 20
+    places = (version, start, start + len(tree), start + len(tree) + len(data))
+    return b"qres" + struct.pack(">4I", *places) + tree + data + names
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_resources_reads_entries(tmp_path, version, compressed):
+    content = b"a photograph" * 20
+    stored = struct.pack(">I", len(content)) + zlib.compress(content) if compressed else content
+    file = tmp_path / "activity.rcc"
+    file.write_bytes(resource_file(version, stored, photographs.COMPRESSED * compressed))
+    assert dict(photographs.resources(file)) == {"/folder/photo.jpg": content}
+    file.write_bytes(b"zip" + bytes(20))
+    with pytest.raises(ValueError, match="must be a file of Qt resources"):
+        photographs.resources(file)
+
+
+def test_missing_package_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="lacks .* of gcompris-qt-data 3.1-2"):
+        photographs.open_photographs(TABLE, tmp_path)
