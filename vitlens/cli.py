@@ -81,9 +81,12 @@ def run() -> None:
         # seconds between the updates of a progress bar in a file
         os.environ.setdefault("TQDM_MININTERVAL", "60")
     arguments = sys.argv[1:] or ["--help"]
+    stopped = "stopped."
+    signals: list[int] = []
     try:
-        command = command_line_for(arguments)
-        code = command(arguments, prog_name="vitlens", standalone_mode=False)
+        with launcher.terminable() as signals:
+            command = command_line_for(arguments)
+            code = command(arguments, prog_name="vitlens", standalone_mode=False)
     except WrongCommandLine as error:
         path = error.ctx.command_path if error.ctx else "vitlens"
         message = error.format_message().rstrip(".")
@@ -96,17 +99,27 @@ def run() -> None:
         code = _fail(f"{message}{advice}; see `{path} --help`.")
     except (ValueError, OSError, MemoryError, FloatingPointError, ModuleNotFoundError) as error:
         code = _fail(" ".join(_sentence(error).split()))
-    except (KeyboardInterrupt, typer.Abort) as stop:
+    except Stopped as stop:
         code = 130
-        if launcher.is_first():
-            _fail(str(stop) or "stopped.")
+        stopped = str(stop)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
     except RuntimeError as error:
         from vitlens.recorder.memory import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
         code = _fail("Memory ran out; take smaller batches or images, or --stream them.")
+    if code == 130 and signals:  # of several processes, of which any may be the last
+        code = 128 + signals[0]
+        _fail(launcher.TERMINATED)
+    elif code == 130 and launcher.is_first():
+        _fail(stopped)
     raise SystemExit(code)
+
+
+class Stopped(Exception):
+    """End of a command by Ctrl-C. The message names the results that are kept."""
 
 
 PRECISIONS = {
@@ -614,7 +627,7 @@ def options(
     processes = launcher.process_count()
     if processes > 1 and command not in SHARING:
         raise ValueError(
-            f"vitlens {command} runs in one process, got {processes} (WORLD_SIZE={processes}). Start it without "
+            f"{command} runs in one process, got {processes} (WORLD_SIZE={processes}). Start it without "
             f"torchrun, or unset WORLD_SIZE. Several processes share the images of {', '.join(SHARING)}."
         )
 
@@ -723,7 +736,7 @@ def inspect(
                 except KeyboardInterrupt:
                     if not (rows and rows.images):
                         raise
-                    raise KeyboardInterrupt(
+                    raise Stopped(
                         f"stopped; {table} holds the rows of {rows.images:,} of {number:,} images."
                     ) from None
             inspections.append(made)
@@ -887,7 +900,7 @@ def explain(
         results = f"the maps of {len(explained)} of {len(shown)} images"
         if scored:
             results += " and the scores so far"
-        raise KeyboardInterrupt(f"stopped; {results} are in {out}.") from None
+        raise Stopped(f"stopped; {results} are in {out}.") from None
     finally:
         writing.close()
         files.remove_folder(out)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 SECONDS = 10
 """Time to reach the launcher."""
+
+
+TERMINATED = "ended by SIGTERM, which torchrun sends to all processes after one has ended, and a scheduler at the end."
 
 
 def process_count(variable: str = "WORLD_SIZE") -> int:
@@ -31,9 +37,39 @@ def is_first() -> bool:
     >>> vitlens.launcher.is_first()
     True
     """
-    with suppress(ValueError):
-        return process_count() == 1 or os.environ.get("RANK", "0") == "0"
-    return True
+    return not _is_one_of_several() or os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def terminable() -> Iterator[list[int]]:
+    """Context in which SIGTERM ends one of several processes as Ctrl-C does. Yields a list that receives the signal.
+
+    A single process ends at once, as without this context.
+
+    >>> with vitlens.launcher.terminable() as signals:
+    ...     signals
+    []
+    """
+    signals: list[int] = []
+    if threading.current_thread() is not threading.main_thread() or not _is_one_of_several():
+        yield signals
+        return
+
+    def interrupt(number: int, _frame: object) -> None:
+        signals.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield signals
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _is_one_of_several() -> bool:
+    with suppress(ValueError):  # reported later
+        return process_count() > 1
+    return False
 
 
 def reports_error() -> bool:
@@ -48,8 +84,7 @@ def reports_error() -> bool:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return True
     with suppress(KeyError, ValueError, RuntimeError, OSError):
-        if process_count() > 1:
-            return _count_error() == 1
+        return not _is_one_of_several() or _count_error() == 1
     return True
 
 

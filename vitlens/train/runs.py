@@ -215,7 +215,7 @@ def run(
         if account["finished"]:
             say(validation_sentence(account["validation"]))
             album.end()
-    # Else a launcher, which ends all processes after one with a signal's exit code, would end the first while it writes.
+    # Else a launcher, which ends all processes once one has failed, would end the first while it writes.
     world.wait_for_first(0, "writes the model")
     for split in (train, valid):  # a stream has counted its images by now
         if split.note not in said:
