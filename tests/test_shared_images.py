@@ -167,7 +167,6 @@ ENDS = {
 }
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists processes in /proc")
 @pytest.mark.parametrize("case", ENDS)
 def test_two_processes_end_together(case, many, tmp_path):
     """With one sentence, and whole lines in the table."""
