@@ -15,6 +15,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -22,6 +23,7 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand
 
+from vitlens import launcher
 from vitlens.names import require_known, suggestion
 from vitlens.plugins import load_plugins
 from vitlens.texts import visible
@@ -79,9 +81,12 @@ def run() -> None:
         # seconds between the updates of a progress bar in a file
         os.environ.setdefault("TQDM_MININTERVAL", "60")
     arguments = sys.argv[1:] or ["--help"]
+    stopped = "stopped."
+    signals: list[int] = []
     try:
-        command = command_line_for(arguments)
-        code = command(arguments, prog_name="vitlens", standalone_mode=False)
+        with launcher.terminable() as signals:
+            command = command_line_for(arguments)
+            code = command(arguments, prog_name="vitlens", standalone_mode=False)
     except WrongCommandLine as error:
         path = error.ctx.command_path if error.ctx else "vitlens"
         message = error.format_message().rstrip(".")
@@ -94,6 +99,9 @@ def run() -> None:
         code = _fail(f"{message}{advice}; see `{path} --help`.")
     except (ValueError, OSError, MemoryError, FloatingPointError, ModuleNotFoundError) as error:
         code = _fail(" ".join(_sentence(error).split()))
+    except Stopped as stop:
+        code = 130
+        stopped = str(stop)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except RuntimeError as error:
@@ -102,9 +110,16 @@ def run() -> None:
         if not is_out_of_memory(error):
             raise
         code = _fail("Memory ran out; take smaller batches or images, or --stream them.")
-    if code == 130:
-        _fail("stopped.")
+    if code == 130 and signals:  # of several processes, of which any may be the last
+        code = 128 + signals[0]
+        _fail(launcher.TERMINATED)
+    elif code == 130 and launcher.is_first():
+        _fail(stopped)
     raise SystemExit(code)
+
+
+class Stopped(Exception):
+    """End of a command by Ctrl-C. The message names the results that are kept."""
 
 
 PRECISIONS = {
@@ -201,7 +216,9 @@ def _sentence(error: Exception) -> str:
 
 
 def _fail(message: str) -> int:
-    print(f"vitlens: {visible(message)}", file=sys.stderr)
+    """Print why the command ends, once for all processes. Returns its exit code."""
+    if launcher.reports_error():
+        print(f"vitlens: {visible(message)}", file=sys.stderr)
     return 2
 
 
@@ -367,7 +384,9 @@ def importing() -> Iterator[None]:
 
 
 def echo(message: str, file: TextIO | None = None) -> None:
-    """Print a line above the progress bar, to stderr by default."""
+    """Print a line above the progress bar, to stderr by default. Only the first of several processes prints."""
+    if not launcher.is_first():
+        return
     from tqdm import tqdm
 
     file = file or sys.stderr
@@ -483,7 +502,7 @@ def images_of_data(
 
 
 class _Stored:
-    """(name, source) of each image of samples, which are read when they are needed."""
+    """(name, function that returns the source) of each image of samples, which are read when they are needed."""
 
     def __init__(self, samples: Samples):
         self.samples = samples
@@ -494,19 +513,13 @@ class _Stored:
 
     def __iter__(self) -> Iterator[tuple[str, object]]:
         for number, name in enumerate(self.names):
-            yield name, self.samples.source(number)
+            yield name, partial(self.samples.source, number)
 
 
-def _counted(images: Collection, bar, failures: list[str]) -> Iterator[tuple[str, object]]:
-    """The images. A bar counts those that were read, of all but those that cannot be read."""
-    for image in images:
-        before = len(failures)
-        yield image
-        if len(failures) > before:
-            bar.total -= 1
-            bar.refresh()
-        else:
-            bar.update()
+def _move(bar, read: int, left_out: int) -> None:
+    """Move a bar by the images that were read, of all but those that cannot be read."""
+    bar.total -= left_out
+    bar.update(read)
 
 
 def _without(
@@ -595,8 +608,13 @@ def print_version(requested: bool) -> None:
         raise typer.Exit
 
 
+SHARING = ("train", "evaluate", "inspect")
+"""Commands whose images several processes share."""
+
+
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool,
         Option(
@@ -605,6 +623,13 @@ def options(
     ] = False,
 ) -> None:
     """A microscope for Vision Transformers."""
+    command = context.invoked_subcommand
+    processes = launcher.process_count()
+    if processes > 1 and command not in SHARING:
+        raise ValueError(
+            f"{command} runs in one process, got {processes} (WORLD_SIZE={processes}). Start it without "
+            f"torchrun, or unset WORLD_SIZE. Several processes share the images of {', '.join(SHARING)}."
+        )
 
 
 @app.command()
@@ -654,6 +679,7 @@ def inspect(
         from vitlens import files
         from vitlens.data.sources import Columns
         from vitlens.models.opening import is_checkpoint, load_vit, same_model
+        from vitlens.processes import join
 
     model, images = model_and_images(model, images)
     if model and beside and not checkpoint and Path(model) == Path(beside):
@@ -661,11 +687,15 @@ def inspect(
     if beside and table:
         raise typer.BadParameter("--csv holds one model. Run the command again for the other one.")
     failures, complain = complaints()
+    world = join(working_device(device))
     more, classes = images_of_data(data, Columns(image_key, label_key), root) if data else ([], {})
     shown = named_images(images, model)
     more = _without(more, shown)
-    files.check_writable(out, "--out")
-    result_file(table)
+    world.require_same([[name for name, _ in images] for images in (shown, more)], "images")
+    writes = world.rank == 0
+    if writes:
+        files.check_writable(out, "--out")
+        result_file(table)
     vits = [load_vit(model, checkpoint=checkpoint, head=head, outputs=outputs)]
     if beside and is_checkpoint(beside):
         same_head = head if checkpoint else None
@@ -677,33 +707,41 @@ def inspect(
             f"{model or 'The bundled model'} and {beside} are the same model: their weights and settings are equal. "
             "Name another one after --beside."
         )
-    vits = [vit.to(working_device(device)) for vit in vits]
+    vits = [vit.to(world.device) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
     inspections = []
-    rows = report.HeadTable(table, classes) if table else None
+    rows = report.HeadTable(table, classes) if table and writes else None
     drawn_only = [name for name, _ in shown] if data and not images else []
     number = len(more) + len(shown) - len(drawn_only)
 
     def add_rows(statistics) -> None:
         named = statistics[~statistics["image"].isin(drawn_only)]
-        if len(named):
+        if rows and len(named):
             rows.add(named)
 
-    with files.lock(table, "--csv", waits=False) if table else contextlib.nullcontext():
+    with files.lock(table, "--csv", waits=False) if rows else contextlib.nullcontext():
         for vit in vits:
-            with tqdm(total=len(more), unit="image", disable=len(more) < 12) as bar:
-                counted = _counted(more, bar, failures)
-                on_rows = add_rows if table else None
+            hidden = len(more) < 12 or not writes
+            with tqdm(total=len(more), unit="image", disable=hidden) as bar:
                 try:
-                    made = report.inspect(vit, shown, counted, on_error=on_error, on_rows=on_rows)
+                    made = report.inspect(
+                        vit,
+                        shown,
+                        more,
+                        on_error=on_error,
+                        on_rows=add_rows if table else None,
+                        on_batch=partial(_move, bar),
+                        world=world,
+                    )
                 except KeyboardInterrupt:
                     if not (rows and rows.images):
                         raise
-                    echo(
-                        f"vitlens: stopped; {table} holds the rows of {rows.images:,} of {number:,} images."
-                    )
-                    raise SystemExit(130) from None
+                    raise Stopped(
+                        f"stopped; {table} holds the rows of {rows.images:,} of {number:,} images."
+                    ) from None
             inspections.append(made)
+    if not writes:
+        return 0
     paths = report.write_inspection(inspections[0], out, figure_format)
     names = [inspection.model for inspection in inspections]
     if beside and names[0] == names[1]:
@@ -862,8 +900,7 @@ def explain(
         results = f"the maps of {len(explained)} of {len(shown)} images"
         if scored:
             results += " and the scores so far"
-        echo(f"vitlens: stopped; {results} are in {out}.")
-        raise SystemExit(130) from None
+        raise Stopped(f"stopped; {results} are in {out}.") from None
     finally:
         writing.close()
         files.remove_folder(out)

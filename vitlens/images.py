@@ -67,6 +67,10 @@ class Change(str):
         new.kind = kind
         return new
 
+    def __getnewargs__(self):
+        """Arguments of `__new__` for a copy in another process."""
+        return self.kind, str(self)
+
 
 _OF_SEVERAL = {
     "dark": "have levels that use less than a quarter of 16 bits, so they may look dark",
@@ -86,13 +90,19 @@ _OF_SEVERAL = {
 class Remark(str):
     """A sentence about one image. kinds: those of its changes."""
 
+    parts: tuple[str, list[Change]]
     kinds: tuple[str, ...]
 
     def __new__(cls, subject: str, changes: Iterable[Change]):
         changes = list(changes)
         new = super().__new__(cls, f"{subject} {'; '.join(changes)}.")
+        new.parts = subject, changes
         new.kinds = tuple(change.kind for change in changes)
         return new
+
+    def __getnewargs__(self):
+        """Arguments of `__new__` for a copy in another process."""
+        return self.parts
 
 
 class Remarks:

@@ -26,10 +26,11 @@ from torch import Tensor, nn
 
 from vitlens import attention, files, filters, models, positions
 from vitlens.formatting import number, with_minus
-from vitlens.images import ImageError, Readable, Remarks, named_sources
+from vitlens.images import ImageError, InFolder, ModelInput, Readable, Remarks, named_sources
 from vitlens.models import restore, run, top_classes
 from vitlens.models.classes import predicted_classes, prediction_beside
 from vitlens.names import require_known, unknown_name
+from vitlens.processes import World
 from vitlens.recorder import supported
 from vitlens.recorder.forward import require_finite
 from vitlens.recorder.grid import TokenGrid
@@ -97,7 +98,7 @@ NUMBERS = {"beside.png": "beside.json", "heads.png": "heads.csv"}
 
 Images = object
 """Argument of `vitlens.images.named_sources`: sources of `load_image` by name, (name, source) pairs, paths or a
-folder."""
+folder. A source may be a function that returns one, which is called when the image is read."""
 Note = Callable[[str], None] | None
 
 
@@ -113,27 +114,45 @@ def prepared(
     >>> [(name, x.shape) for name, x in vitlens.report.prepared(model, [("chelsea", cat)])]
     [('chelsea', torch.Size([1, 3, 224, 224]))]
     """
-    like = next(model.parameters())
-    size = models.built_size(model)
+    readable = Readable(on_error)
+    count = 0
+    for name, source, image in _inputs(model, _sources(images, on_note), on_note):
+        if isinstance(image, ImageError):
+            readable.leave_out(source, image)
+        else:
+            count += 1
+            yield name, image
+    readable.total(count)
+
+
+def _sources(images: Images, on_note: Note) -> Iterator[tuple[str, object]]:
+    """Yield (name, source) of each image. Raises ValueError for a batch, whose images have no names."""
     if isinstance(images, Tensor | np.ndarray) and images.ndim == 4:
         raise ValueError(
             "Expected images by their names, such as {'cat': 'cat.jpg'} or [('cat', 'cat.jpg')], or their paths, got "
             f"a batch of shape {tuple(images.shape)}."
         )
-    readable = Readable(on_error)
-    count = 0
-    for name, source in named_sources(images, on_note):
+    yield from named_sources(images, on_note)
+
+
+def _inputs(
+    model: nn.Module, sources: Iterable[tuple[str, object]], on_note: Note
+) -> Iterator[tuple[str, object, Tensor | ImageError]]:
+    """Yield (name, source, input) of each image, with an ImageError in place of the input of an unusable image."""
+    like = next(model.parameters())
+    size = models.built_size(model)
+    for name, source in sources:
+        if callable(source):
+            source = source()
         try:
             image = models.preprocess(model, source, size=size, on_note=on_note)
         except ImageError as error:
             message = str(error) if name in str(error) else f"{name}: {error}"
             unusable = ImageError(message)
             unusable.__cause__ = error
-            readable.leave_out(source, unusable)
+            yield name, source, unusable
         else:
-            count += 1
-            yield name, image.to(like)
-    readable.total(count)
+            yield name, source, image.to(like)
 
 
 @dataclass(frozen=True)
@@ -283,11 +302,17 @@ def inspect(
     batch_size: int = 8,
     on_error: Note = None,
     on_rows: Callable[[DataFrame], None] | None = None,
+    on_batch: Callable[[int, int], None] | None = None,
+    world: World | None = None,
 ) -> Inspection:
     """The numbers of all inspection figures: filters, position embeddings, mean attention distance and rollout.
 
     images, on_error: as in `prepared`. data: more images, for the mean distance only. on_rows: called after each batch
     with `Summary.to_pandas(by="image")`, the statistics of its images by layer and head, such as `HeadTable.add`.
+    on_batch: called after each batch of `data` with the number of images that were read, and of those left out. world:
+    the result of `vitlens.train.join` if several processes share the images. Each returns the whole inspection, and
+    calls the functions for all images.
+
     Raises ImageError if no image can be read, UnsupportedModelError for models whose attention cannot be shown, and
     ValueError for outputs that are not finite.
 
@@ -295,49 +320,48 @@ def inspect(
     [2, 0]
     """
     model = unwrap(model)
+    world = world or World()
     notes = []
     if supported.has_gate(supported.attention_modules(model)):
         notes.append("Attention outputs pass a learned gate, which the rollout ignores.")
     pictures = []
     total = 0  # sum of the distances of all images
     count = 0
-    grid = None
-    by_head: tuple[str, ...] = ()
+    batch = None  # the last one with an image
     remarks = Remarks(notes.append)
+    measure = _BatchMeasure(model, by_image=on_rows is not None)
     for is_shown, source in ((True, images), (False, data)):
-        inputs = prepared(model, source, on_error, remarks)
-        while pairs := list(itertools.islice(inputs, batch_size)):
-            names = [name for name, _ in pairs]
-            batch = torch.cat([image for _, image in pairs])
-            with torch.inference_mode(), capture(model) as attn:
-                logits = run(model, batch)
-            grid = attn.grid
-            require_finite(model, logits)
-            rollouts = None
-            wanted = by_head  # all in the first batch, which shows those with one number per head
-            if on_rows is None:
-                wanted = ("mean_distance",)
-            if is_shown and grid.readout is not None:
-                wanted = ()
-            summary = attention.summary(attn, *wanted)
-            by_head = summary.by_head
-            if is_shown and grid.readout is not None:
-                rollouts = summary.rollout.cpu()
+        readable = Readable(on_error)
+        before = count
+        sources = _sources(source, remarks)
+        batches = world.share(_in_batches(sources, batch_size))
+        measured = (measure(pairs, is_shown) for pairs in batches)
+        for part in world.in_order(measured):
+            for note in part.notes:
+                remarks(note)
+            for file, error in part.left_out:
+                readable.leave_out(file, error)
+            if on_batch is not None and not is_shown:
+                on_batch(len(part.names), len(part.left_out))
+            if not part.names:
+                continue
+            batch = part
             if on_rows is not None:
-                on_rows(summary.to_pandas(by="image", images=names))
-            total = total + to_float64(summary.mean_distance).sum(0).cpu()
-            count += len(names)
-            if is_shown:
-                pictures += _pictures(model, names, batch, logits, rollouts)
-    if grid is None:
+                on_rows(part.rows)
+            total = total + part.distances
+            count += len(part.names)
+            pictures += part.pictures(models.output_kind(model))
+        readable.total(count - before)
+    if batch is None:
         raise ImageError("None of the images could be read, so there is nothing to inspect.")
+    grid = batch.grid
     remarks.total(count)
     rollout_count = sum(picture.rollout is not None for picture in pictures)
     if rollout_count > SHOWN:
         notes.append(f"The rollout figure shows the first {SHOWN} images.")
     if models.class_count(model) == 0:
         notes.append("The model has no classifier, so there are no class names.")
-    elif logits.dim() != 2:
+    elif not batch.has_classes:
         notes.append("The model classifies every token, so the images have no classes.")
     lacks = {}
     if grid.readout is None:
@@ -363,6 +387,96 @@ def inspect(
         notes=list(dict.fromkeys(notes)),
         lacks=lacks,
     )
+
+
+def _in_batches(items: Iterator, size: int) -> Iterator[list]:
+    """Yield lists of `size` items, the last of which may be shorter."""
+    while batch := list(itertools.islice(items, size)):
+        yield batch
+
+
+@dataclass
+class _BatchResult:
+    """Results of a batch of an inspection, which travel between processes.
+
+    names: of the images that were read, also in what follows. distances: (L, H) sum over them. rows: their statistics.
+    pixels: (B, H, W, 3), classes and rollouts: of images that are shown. left_out: (file of a folder or None, error) of
+    each unusable image.
+    """
+
+    names: list[str]
+    left_out: list[tuple[InFolder | None, ImageError]]
+    notes: list[str]
+    grid: TokenGrid | None = None
+    has_classes: bool = False
+    distances: Tensor | None = None
+    rows: DataFrame | None = None
+    pixels: np.ndarray | None = None
+    classes: list[list[tuple[str, float]]] | None = None
+    rollouts: Tensor | None = None
+
+    def pictures(self, kind: str) -> Iterator[Picture]:
+        """Yield the `Picture` of each image that is shown."""
+        if self.pixels is None:
+            return
+        images = ModelInput(self.pixels)
+        for k, name in enumerate(self.names):
+            top5 = [] if self.classes is None else self.classes[k]
+            rollout = None if self.rollouts is None else self.rollouts[k]
+            yield Picture(name, images[k], top5, rollout, kind)
+
+
+class _BatchMeasure:
+    """Function that measures the batches of an inspection. by_image: also the statistics of each image."""
+
+    def __init__(self, model: nn.Module, by_image: bool):
+        self.model = model
+        self.by_image = by_image
+        self.by_head: tuple[
+            str, ...
+        ] = ()  # statistics with one number per head, once they are known
+
+    def __call__(self, pairs: list[tuple[str, object]], is_shown: bool) -> _BatchResult:
+        result = _BatchResult([], [], [])
+        inputs = []
+        for name, source, image in _inputs(self.model, pairs, result.notes.append):
+            if isinstance(image, ImageError):
+                result.left_out.append((source if isinstance(source, InFolder) else None, image))
+            else:
+                result.names.append(name)
+                inputs.append(image)
+        if inputs:
+            self._measure(result, torch.cat(inputs), is_shown)
+        return result
+
+    def _measure(self, result: _BatchResult, batch: Tensor, is_shown: bool) -> None:
+        """Run the model on a batch (B, C, H, W), and add what the result lacks."""
+        with torch.inference_mode(), capture(self.model) as attn:
+            logits = run(self.model, batch)
+        require_finite(self.model, logits)
+        has_rollout = is_shown and attn.grid.readout is not None
+        wanted = ("mean_distance",)
+        if self.by_image:
+            wanted = self.by_head  # all in the first batch
+        if has_rollout:
+            wanted = ()
+        summary = attention.summary(attn, *wanted)
+        self.by_head = summary.by_head
+        result.grid = _on_cpu(attn.grid)
+        result.has_classes = models.class_count(self.model) != 0 and logits.dim() == 2
+        result.distances = to_float64(summary.mean_distance).sum(0).cpu()
+        if self.by_image:
+            result.rows = summary.to_pandas(by="image", images=result.names)
+        if is_shown:
+            result.pixels = np.asarray(restore(self.model, batch))
+        if is_shown and result.has_classes:
+            result.classes = top_classes(self.model, logits)
+        if has_rollout:
+            result.rollouts = summary.rollout.cpu()
+
+
+def _on_cpu(grid: TokenGrid) -> TokenGrid:
+    return grid if grid.readout is None else replace(grid, readout=grid.readout.cpu())
 
 
 class HeadTable:
@@ -406,19 +520,6 @@ class HeadTable:
         )
         files.append(self.path, text)
         self.images += rows["image"].nunique()
-
-
-def _pictures(
-    model: nn.Module, names: list[str], batch: Tensor, logits: Tensor, rollouts: Tensor | None
-) -> Iterator[Picture]:
-    """Yield the `Picture` of each image of a batch."""
-    kind = models.output_kind(model)
-    has_classes = models.class_count(model) != 0 and logits.dim() == 2
-    classes = top_classes(model, logits) if has_classes else None
-    for k, pixels in enumerate(restore(model, batch)):
-        top5 = [] if classes is None else classes[k]
-        rollout = None if rollouts is None else rollouts[k]
-        yield Picture(names[k], pixels, top5, rollout, kind)
 
 
 def write_inspection(

@@ -22,10 +22,10 @@ from support import encoded, refuses, tar
 
 import vitlens
 from vitlens import cli as vitlens_cli
-from vitlens import data, files, waiting, walk
+from vitlens import data, files, processes, waiting, walk
 from vitlens.data import imageset, named, tables
 from vitlens.images import image_files
-from vitlens.train import join, processes, read_recipe, run_folder
+from vitlens.train import join, read_recipe, run_folder
 from vitlens_paper.evaluate import read_results
 
 cannot_occur(3, door="a page in the browser", reason="it waits for nothing outside its own file")

@@ -33,10 +33,12 @@ from torchvision.transforms.functional import resized_crop
 
 from vitlens import files, waiting
 from vitlens.data.augment import Augment, seed_of
-from vitlens.data.sources import SPLITS, Columns, open_samples, process_count
+from vitlens.data.sources import SPLITS, Columns, open_samples
 from vitlens.digests import DECODED, Digests, pixel_digest, stored_digest
 from vitlens.images import MAX_ELONGATION, Change, count_changes, note_file, rgb
+from vitlens.launcher import process_count
 from vitlens.names import listed_names, require_known
+from vitlens.processes import World
 from vitlens.texts import shown
 
 CHUNK = 32  # images that a worker reads at a time, to keep shared memory small
@@ -613,6 +615,16 @@ class ImageStream(_Split):
                 if kind not in self._changed:
                     self._changed[kind] = np.zeros(len(self), bool)
                 self._changed[kind][row] = True
+
+    def share_counts(self, world: World) -> None:
+        """Count the images that any process of `world` has read, for `note`.
+
+        >>> vitlens.data.load("digits", size=32, stream=True, workers=0).share_counts(vitlens.train.World())
+        """
+        for read, changed in world.gather((self._read, self._changed)):
+            self._read = self._read | read
+            for kind, rows in changed.items():
+                self._changed[kind] = self._changed.get(kind, False) | rows
 
     @property
     def fingerprint(self) -> str:

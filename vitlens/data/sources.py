@@ -155,18 +155,6 @@ def data_root(root: str | os.PathLike | None) -> Path:
     return Path.home() / ".cache" / "vitlens"
 
 
-def process_count(variable: str) -> int:
-    """Number of processes in a variable of a launcher, such as WORLD_SIZE, or 1 without it."""
-    text = os.environ.get(variable)
-    if text is None:
-        return 1
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise ValueError(
-            f"The environment variable {variable} must be a number of processes, got {text!r}. Unset it to run alone."
-        )
-    return int(text)
-
-
 register("digits", "vitlens.data.named:digits")
 register("torch/NAME", "vitlens.data.named:torchvision_set")
 register("hfds/OWNER/SET", "vitlens.data.tables:hub")

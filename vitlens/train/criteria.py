@@ -18,10 +18,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from vitlens.data import ImageSet
 from vitlens.data.augment import Augment, Targets, normalize, seed_of, transform_batch
 from vitlens.data.imageset import lost_workers
+from vitlens.processes import World
 from vitlens.recorder.forward import eval_mode
 from vitlens.recorder.memory import is_out_of_memory
 from vitlens.train.optim import PRODUCTS
-from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
 
 WORTH_COMPILING = 2e8

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vitlens.data import ImageSet
 from vitlens.data.augment import Targets, draw_numbers, draws, generator, seed_of
 from vitlens.data.imageset import lost_workers, lost_workers_error
+from vitlens.processes import World
 from vitlens.recorder.memory import is_out_of_memory
 from vitlens.recorder.precision import deterministic_algorithms, float32_precision
 from vitlens.train.criteria import (
@@ -32,7 +33,7 @@ from vitlens.train.criteria import (
 from vitlens.train.memory import MemoryTrial
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.overflow import Overflow
-from vitlens.train.processes import World, distribute, exchange
+from vitlens.train.processes import distribute, exchange
 from vitlens.train.run_folder import STATISTICS, RunFolder, lock_log, run_facts
 from vitlens.train.settings import Recipe
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitlens.data import ImageSet
+from vitlens.processes import World
 from vitlens.recorder.memory import is_out_of_memory
 from vitlens.train.criteria import batch_statistics, restorer, validate
 from vitlens.train.optim import set_rates
-from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
 
 

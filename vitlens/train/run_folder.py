@@ -51,11 +51,12 @@ from vitlens.files import (
     require_ours,
     write,
 )
+from vitlens.processes import World
 from vitlens.texts import encode
 from vitlens.train import snapshots
 from vitlens.train.criteria import metric_name, validate
 from vitlens.train.objectives import RENAMED
-from vitlens.train.processes import World, hardware, versions
+from vitlens.train.processes import hardware, versions
 from vitlens.train.settings import Recipe
 
 DIVERGED = "Checkpoints are intact. Train into another folder with a lower lr, a longer warm-up or precision=fp32."

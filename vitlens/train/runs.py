@@ -23,10 +23,11 @@ from tqdm.auto import tqdm
 from vitlens.data import SOURCES, ImageSet, ImageStream, load
 from vitlens.data.sources import require_source
 from vitlens.files import check_writable, lock_folder, read_text, write
+from vitlens.processes import World, join
 from vitlens.train import snapshots
 from vitlens.train.criteria import build_criterion, choose_compile, choose_precision, compiles
 from vitlens.train.loop import FIRST, Step, fit
-from vitlens.train.processes import World, hardware, join, versions
+from vitlens.train.processes import hardware, versions
 from vitlens.train.recipes import read_recipe, starting_from
 from vitlens.train.run_folder import (
     BUILT_BY,
@@ -214,6 +215,8 @@ def run(
         if account["finished"]:
             say(validation_sentence(account["validation"]))
             album.end()
+    # Else a launcher, which ends all processes once one has failed, would end the first while it writes.
+    world.wait_for_first(0, "writes the model")
     for split in (train, valid):  # a stream has counted its images by now
         if split.note not in said:
             say(split.note)
@@ -442,6 +445,8 @@ def follow(
             if world.size > 1 and last.step % AGREE:
                 continue
             signaled = world.total(stop.signal)
+            if signaled and not stop.signal:
+                stop.signal = signal.SIGTERM
             seconds = world.first(time.monotonic() - start)
             late = max_minutes is not None and seconds > max_minutes * 60
             if (signaled or late) and last.step < steps:

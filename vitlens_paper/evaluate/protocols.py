@@ -327,7 +327,6 @@ def fine_tune(session: Session, tuning: Tuning, data: str) -> TunedScore:
         )
         if not account["finished"]:
             raise KeyboardInterrupt
-        world.wait_for_first(0, "writes the model")
         remove_checkpoints(folder / "checkpoints")
         model = load_model(folder / "model").to(world.device)
         images = session.to_score(session.open(data, "test", model))

@@ -6,7 +6,7 @@ Shapes: N images, M of them readable, D width of the model.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -135,8 +135,9 @@ def read(
 ) -> tuple[Tensor, Tensor]:
     """`output` (N, …) of all images of `data`, normalized as in `features`, and their labels (N,), on the CPU.
 
-    progress: title of a progress bar, or "". Raises ValueError for outputs that are not finite or −1, and the errors of
-    the data's `batches`.
+    world: processes that share the batches. Each returns all outputs, which are those of one process. progress: title
+    of a progress bar, or "". Raises ValueError for outputs that are not finite or −1, and the errors of the data's
+    `batches`.
 
     >>> digits = vitlens.data.load("digits", "valid", size=224).subset(4)
     >>> read(model, digits, top_classes(model))[0].shape
@@ -144,10 +145,21 @@ def read(
     """
     device = next(model.parameters()).device
     world = world or World(device=device)
-    rows = torch.arange(len(data)).split(min(batch, len(data) // world.size))
-    mine = rows[world.rank :: world.size]
+    rows = torch.arange(len(data)).split(batch)
+    mine = [*world.share(rows)]
+    # On the CPU if they travel.
+    place = device if world.size == 1 else torch.device("cpu")
+
+    def results() -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs and labels of the batches of this process."""
+        for images, truth in data.batches(mine):
+            outputs = output(normalize_for(model, images.to(device)))
+            if outputs.dtype in (torch.float16, torch.bfloat16):
+                outputs = outputs.float()
+            yield outputs.to(place), truth.to(place)
+
     values = None
-    labels = torch.zeros(len(data), dtype=torch.int64, device=device)
+    labels = torch.zeros(len(data), dtype=torch.int64, device=place)
     bar = tqdm(
         total=len(data),
         unit="image",
@@ -156,17 +168,14 @@ def read(
         mininterval=0.1 if sys.stderr.isatty() else 60,
     )
     with eval_mode(model), bar:
-        for row, (images, truth) in zip(mine, data.batches(mine), strict=True):
-            outputs = output(normalize_for(model, images.to(device)))
-            if outputs.dtype in (torch.float16, torch.bfloat16):
-                outputs = outputs.float()
+        for row, (outputs, truth) in zip(rows, world.in_order(results()), strict=True):
             if values is None:
                 values = outputs.new_zeros(len(data), *outputs.shape[1:])
             values[row] = outputs
-            labels[row] = truth.to(device)
-            bar.update(min(len(row) * world.size, len(data) - bar.n))
-    for shared in (values, labels):
-        world.sum([shared])
+            labels[row] = truth
+            bar.update(len(row))
+    if isinstance(data, ImageStream):
+        data.share_counts(world)
     valid = values.isfinite() if values.is_floating_point() else values >= 0
     wrong = (~valid.flatten(1).all(1)).nonzero()
     if len(wrong):

@@ -73,6 +73,9 @@ class Session:
     def images(self, split: str) -> ImageStream:
         """A split of the data, preprocessed for the model. Passes on its note."""
         images = self.open(self.evaluation.data, split)
+        if self.world.size > 1:
+            names = [images.samples.name(number) for number in range(len(images))]
+            self.world.require_same((images.labels.tolist(), names), f"images of {split}")
         self.note(images.note)
         self.opened.append(images)
         return images
