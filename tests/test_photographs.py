@@ -37,6 +37,7 @@ def test_figure_14_is_drawn_from_the_list_with_seed_14():
     listed = sorted(TABLE["name"][TABLE["listed"] == "yes"])
     assert len(listed) >= 40
     expected = random.Random(14).sample(listed, 24)
+    assert photographs.drawn(TABLE) == expected
     files = sorted((DATA / "figure14").glob("*.jpg"))
     assert [path.stem for path in files] == [f"{k:02d}-{name}" for k, name in enumerate(expected)]
     assert sum(path.stat().st_size for path in files) < 500_000
