@@ -35,9 +35,16 @@ from vitlens.train.runs import versions
 FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 INSTALL = "git clone -q {REPOSITORY} v; {sys.executable} -m pip install -q ./v captum anywidget"
+NO_ADDRESS = "On Colab, write the address of your copy of vitlens between the quotes of REPOSITORY in this cell."
+NO_CLONE = "git clone {REPOSITORY} failed. Check the address."
 SETUP = f"""\
-import os, sys; REPOSITORY = ""  # on Colab, the address of the repository, which is then installed
-if os.getenv("COLAB_RELEASE_TAG"): os.system(f"{INSTALL}"); os.chdir("v/notebooks")
+import os, sys
+REPOSITORY = ""  # on Colab, the address of the repository, which is then installed
+if os.getenv("COLAB_RELEASE_TAG"):
+    assert REPOSITORY, "{NO_ADDRESS}"
+    os.system(f"{INSTALL}")
+    assert os.path.isdir("v/notebooks"), f"{NO_CLONE}"
+    os.chdir("v/notebooks")
 from book import *"""
 FOLDED = {"tags": ["setup", "hide-input"], "jupyter": {"source_hidden": True}}
 KEPT = ("alt", "jupyter", "page", "tags", "tiny")  # of the metadata of a cell

@@ -123,10 +123,7 @@ def test_chapters_have_the_form_of_the_book(path):
     assert len(opening[0]) > 20 and 0 < (FOLDER / opening[1]).stat().st_size <= 130_000
     assert len(title.source.split("\n\n")) <= 5
     address = re.search('REPOSITORY = (".*?")', setup.source)[1]
-    assert (
-        setup.source == script("SETUP").replace('""', address, 1)
-        and len(setup.source.splitlines()) == 3
-    )
+    assert setup.source == script("SETUP").replace('""', address, 1)
     assert setup.metadata == script("FOLDED")
     assert re.search(r"^MODEL = ", subject.source, re.M) and re.search(
         r"^IMAGES = None", subject.source, re.M
@@ -145,6 +142,24 @@ def test_chapters_have_the_form_of_the_book(path):
     for source in sources(path, "code")[1:]:
         assert len(source.splitlines()) <= 14 and max(map(len, source.splitlines())) <= 120
         assert not re.search(r"TINY|VITLENS|try:", source)
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("", "write the address of your copy of vitlens between the quotes of REPOSITORY"),
+        ("nowhere", "git clone nowhere failed. Check the address."),
+    ],
+)
+def test_first_cell_on_colab_says_what_is_missing(address, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "1")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.chdir(tmp_path)
+    cell = script("SETUP").replace('""', repr(address), 1)
+    with pytest.raises(AssertionError, match=words):
+        exec(cell, {})
+    for path in CHAPTERS:
+        assert "On Colab, write the address" in read(path).cells[0].source
 
 
 @each_chapter
