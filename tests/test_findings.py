@@ -1,6 +1,7 @@
 """Findings in the prose of the chapters, recomputed from the committed models and tables."""
 
 import copy
+import itertools
 import json
 import re
 from pathlib import Path
@@ -192,9 +193,10 @@ def test_chapter_05_columns_count_little_at_equal_distances(name, expected):
     def above(places):
         cosine = (table[places] @ table[places].T).numpy()
         row, col = np.divmod(places, side)
-        down, across = np.abs(np.subtract.outer(row, row)), np.abs(np.subtract.outer(col, col))
+        down = np.abs(np.subtract.outer(row, row))
+        across = np.abs(np.subtract.outer(col, col))
         steps = np.arange(2, down.max() + 1)
-        offsets = [(a, b) for a in range(1, down.max() + 1) for b in range(1, across.max() + 1)]
+        offsets = itertools.product(range(1, down.max() + 1), range(1, across.max() + 1))
         near = [each for each in offsets if np.hypot(*each) <= steps[-1] + 1]
         means = [cosine[(down == a) & (across == b)].mean() for a, b in near]
         curve = np.polyfit([np.hypot(*each) for each in near], means, 4)
@@ -229,7 +231,8 @@ def bundled(**options) -> tuple[torch.nn.Module, torch.Tensor]:
 def brightest_tenth(maps: np.ndarray) -> np.ndarray:
     """Ten times the share of maps (…, 196) on the 19.6 patches of the largest values."""
     largest = np.sort(maps)[..., ::-1]
-    return 10 * (largest[..., :19].sum(-1) + 0.6 * largest[..., 19]) / maps.sum(-1)
+    on_tenth = largest[..., :19].sum(-1) + 0.6 * largest[..., 19]
+    return 10 * on_tenth / maps.sum(-1)
 
 
 def test_chapter_06_numbers_of_rollout():

@@ -112,7 +112,8 @@ def test_by_direction_is_the_mean_over_all_pairs_of_an_offset():
         np.hypot([1, 1, 2, 2], [1, 2, 1, 2]),
         np.array([11.0, 12, 21, 22]),
     )  # all of length 1 to 3
-    slope = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
+    right, up = x - x.mean(), y - y.mean()
+    slope = (right * up).sum() / (right**2).sum()
     assert means[2, 1].item() == pytest.approx(y.mean() + slope * (2 - x.mean()))
     far = by_direction((down**2 + across**2).sqrt())  # the same in all directions
     assert torch.allclose(far[:, 1], torch.tensor(2.0))

@@ -40,7 +40,7 @@ def start(*words: object, command: list[str] = TORCHRUN, **variables: str) -> su
 
 
 def sentences(errors: str) -> list[str]:
-    """What the processes print of vitlens, without the reports of torchrun."""
+    """Output of the processes, without the reports of torchrun."""
     return re.findall(r"vitlens: [^\r\n]*", errors)
 
 

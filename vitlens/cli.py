@@ -155,7 +155,7 @@ OWN_OPTIONS = {
     "num_workers": "--workers NUMBER",
     "no_compile": "--set compile=off",
 }
-"""What to write in place of other programs' options that are no settings of a recipe."""
+"""Options of `train`, or commands, by the options of other programs that are not settings of a recipe."""
 
 
 def setting_for(option: str, words: list[str]) -> str:

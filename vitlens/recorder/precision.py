@@ -109,7 +109,7 @@ def float32_precision(tf32: bool) -> contextlib.AbstractContextManager[None]:
 
 
 def deterministic_algorithms() -> contextlib.AbstractContextManager[None]:
-    """Compute by deterministic algorithms in this block, and raise where there is none."""
+    """Context that uses deterministic algorithms. Operations without one raise RuntimeError."""
     return _determinism.hold((True, False))
 
 
