@@ -495,6 +495,66 @@ def test_chapter_08_partners_are_found_best_after_layer_2(specimen, photos):
     )
 
 
+def test_chapter_08_tokens_know_row_and_column_alike(photos):
+    """Sums of squares of a layout without replication, on tokens of timm's own blocks."""
+    prose, _ = told("08")
+    model = load_model(SPECIMEN)
+    stream_after = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, __, out: stream_after.append(out[:, 1:].double()))
+    with torch.no_grad():
+        model(photos)
+    early = stream_after[1].numpy().reshape(6, 14, 14, 192)
+
+    def shares(tokens):
+        centered = tokens - tokens.mean((0, 1, 2))
+        total = (centered**2).mean((0, 1, 2)).sum()
+        averaged = {"row": (0, 2), "column": (0, 1), "position": 0, "image": (1, 2)}
+        groups = {name: centered.mean(axes) for name, axes in averaged.items()}
+        return {
+            name: 100 * (mean.reshape(-1, mean.shape[-1]) ** 2).mean(0).sum() / total
+            for name, mean in groups.items()
+        }
+
+    of = shares(early)
+    assert (
+        f"the row explains {of['row']:.1f} % of the variance and the column {of['column']:.1f} %"
+        in prose
+    )
+    words = f"The position as a whole explains {of['position']:.1f} %, where chance gives {100 * 195 / 1175:.1f} %"
+    assert f"{words}, and the image {of['image']:.1f} %" in prose
+    flat = early.reshape(-1, 192) - early.mean((0, 1, 2))
+    values, vectors = np.linalg.eigh(flat.T @ flat)
+    held = 100 * values[::-1] / values.sum()
+    drawn = [shares(early @ vectors[:, -k - 1][:, None])["row"] for k in (1, 2)]
+    words = "are {:.1f} and {:.1f} % row, but they hold {:.1f} and {:.1f} % of the variance"
+    assert words.format(*drawn, *held[1:3]) in prose
+
+
+@torch.no_grad()
+def test_chapter_08_pixels_and_places_are_controls(photos, specimen):
+    prose, _ = told("08")
+    closer = preprocess(specimen, list(samples().values()), size=(336, 336))[..., 56:280, 56:280]
+    cut = [
+        images.reshape(6, 3, 14, 16, 14, 16).permute(0, 2, 4, 1, 3, 5).reshape(6, 196, -1)
+        for images in (photos, closer)
+    ]
+    places = np.array([(row, column) for row in range(14) for column in range(14)])
+    ends = 1.5 * (places + 0.5) - 3.5 - 0.5
+    inside = ((ends > -0.5) & (ends < 13.5)).all(1)
+    near = np.linalg.norm(places[None] - ends[:, None], axis=2)[inside] <= 1
+    pixels = np.mean(
+        [
+            near[range(len(near)), cosine_similarity(a, b).argmax(1)[inside]].mean()
+            for a, b in zip(*cut, strict=True)
+        ]
+    )
+    same = near[:, inside].diagonal().mean()
+    words = "by chance is {:.1f} %, the same place in both images {:.1f} %, and the most similar raw pixels "
+    told_pixels = prose.split(words.format(100 * near.mean(), 100 * same))[1].split(" %")[0]
+    assert abs(float(told_pixels) - 100 * pixels) < 0.5, "rounding decides between equal patches"
+
+
 def test_chapter_08_gap_between_the_lenses():
     prose, _ = told("08")
     table = (
