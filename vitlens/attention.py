@@ -210,8 +210,9 @@ def sinks(attn: Attention) -> Tensor:
     """(B, L, P) bool mask of the sinks: patches that receive far more attention than the others of their image.
 
     A sink receives more than 20 times the median attention of the patches in the same layer, and more than 5 times
-    uniform attention, which is 1/T. Attention received is the mean over heads and all T queries. The norm of a patch
-    plays no part. Raises TypeError for an argument that is not a capture.
+    uniform attention, which is 1/T. Attention received is the mean over heads and all T queries. The median of an even
+    number of patches is the lower of the two in the middle. The norm of a patch plays no part. Raises TypeError for an
+    argument that is not a capture.
 
     >>> vitlens.attention.sinks(attn).shape
     torch.Size([2, 12, 196])

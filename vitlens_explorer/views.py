@@ -677,7 +677,12 @@ def map_panel(
     if shown.limit and not state["stretch"]:
         legend = say("similarity scale", unit=shown.unit)
     if marked:
-        words += say("sinks", count=len(marked), times=number(SINK_TIMES_MEDIAN), uniform=number(SINK_TIMES_UNIFORM))
+        words += say(
+            "sinks",
+            count=len(marked),
+            times=number(SINK_TIMES_MEDIAN),
+            uniform=number(SINK_TIMES_UNIFORM),
+        )
         hidden = state.get("sinks", False) and not state["stretch"]
     if hidden:
         rows, cols = zip(*marked, strict=True)
