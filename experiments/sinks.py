@@ -1,4 +1,4 @@
-"""Sinks: patches with outlier norms, and the share of attention on them, by layer.
+"""Outliers, which are patches with large norms, and sinks, which receive much attention, by layer.
 
     python -m experiments.sinks --data tiny-imagenet --out data/results/sinks.csv
 
@@ -10,8 +10,9 @@ A row for each model and layer: means over --images validation images, each with
 median; the share of patches above twice and above three times it, in per cent; the share of those above twice that lie
 at the border, beside the share of border patches of any grid. Then the share of the layer's attention that goes to the
 class token, to all registers, to the patch that receives most, to the patches that were above twice the median before
-the layer, and that of uniform attention for as many. Controls: the model trained from scratch, and the first one with
-random weights, on --control images.
+the layer, and that of uniform attention for as many. Then the share of the patches that are sinks of the layer
+(`vitlens.attention.sinks`), the attention that they receive, and the share of them that were above twice the median
+before the layer. Controls: the model trained from scratch, and the first one with random weights, on --control images.
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches.
 """
@@ -33,15 +34,17 @@ TIMES = 3.0
 
 @dataclass(frozen=True)
 class Sinks:
-    """Norms of the tokens after every layer and the attention that they receive in it.
+    """Norms of the tokens after every layer, the attention that they receive in it, and its sinks.
 
     norms: (B, L, T). received: (B, L, P) share of a layer's attention that goes to each patch, the mean over heads and
-    all queries. prefix: (B, L, R) share that goes to each prefix token; all shares sum to 1. grid: of the patches.
+    all queries. prefix: (B, L, R) share that goes to each prefix token; all shares sum to 1. sinks: (B, L, P) bool,
+    `attention.sinks`. grid: of the patches.
     """
 
     norms: Tensor
     received: Tensor
     prefix: Tensor
+    sinks: Tensor
     grid: TokenGrid
 
     @property
@@ -64,9 +67,8 @@ def sinks(model: nn.Module, images: Tensor) -> Sinks:
         .mean(2)
         .split([attn.grid.prefix, attn.grid.patches], -1)
     )
-    return Sinks(
-        torch.stack([tokens.norms(layer) for layer in layers], 1), patches, prefix, attn.grid
-    )
+    norms = torch.stack([tokens.norms(layer) for layer in layers], 1)
+    return Sinks(norms, patches, prefix, attention.sinks(attn), attn.grid)
 
 
 def ratios(norms: Tensor) -> Tensor:
@@ -109,6 +111,11 @@ def looked_at(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dic
                 "to_largest": 100 * seen.received.amax(-1),
                 "to_above_twice": 100 * (seen.received * entering).sum(-1),
                 "even_share": 100 * entering.sum(-1) / seen.grid.tokens,
+                "sinks": 100 * seen.sinks.double().mean(-1),
+                "to_sinks": 100 * (seen.received * seen.sinks).sum(-1),
+                "sinks_above_twice": 100
+                * (seen.sinks & entering).sum(-1)
+                / seen.sinks.sum(-1),  # NaN for an image without a sink
             }
         )
     return {name: torch.cat([part[name] for part in parts]).double() for name in parts[0]}

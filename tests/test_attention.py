@@ -82,6 +82,23 @@ def test_entropy_and_received_closed_forms():
         )
 
 
+def test_sinks_exceed_multiples_of_median_and_uniform():
+    """Uniform attention is 1/285, so a sink needs 0.0175. Shares are means over heads and all queries."""
+
+    def found(shares, base):
+        heads = torch.full((1, 2, WIDE.tokens, WIDE.tokens), base, dtype=torch.float64)
+        for patch, share in shares.items():  # all of it comes from one head
+            heads[:, 1, :, WIDE.prefix + patch] = 2 * share - base
+        heads[..., 0] += 1 - heads.sum(-1)
+        mask = attention.sinks(Maps([heads], WIDE))
+        assert mask.shape == (1, 1, WIDE.patches)
+        return mask[0, 0].nonzero().flatten().tolist()
+
+    assert found({3: 0.0174, 7: 0.0177}, base=0.0002) == [7], "5 times uniform"
+    assert found({7: 0.0610}, base=0.0030) == [7]
+    assert found({7: 0.0590}, base=0.0030) == [], "20 times the median"
+
+
 def test_mean_distance_renormalizes_without_underflow():
     """Attention to the patches underflows in float32 next to such a class token, but its distribution is known."""
     logits, distances = torch.randn(1, 1, 25, 25, generator=torch.Generator().manual_seed(0)), []

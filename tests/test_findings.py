@@ -60,10 +60,22 @@ def weights(specimen, photos):
 
 
 def test_chapter_00_sinks_take_half_of_the_last_attention(weights):
-    received = weights[:, -1].mean((1, 2))[:, 1:].double()
-    many = received > 5 / 197
-    assert round(many.sum(1).double().mean().item(), 1) == 8.5
-    assert round((received * many).sum(1).mean().item(), 2) == 0.46
+    received = weights[:, -1].mean((1, 2)).double().numpy()
+    sinks = sinks_of(received, 1)
+    count, share = sinks.sum(1).mean(), 100 * (received[:, 1:] * sinks).sum(1).mean()
+    prose, shown = told("00")
+    assert f"on average {count:.1f} of 196 patches get {share:.0f}%" in shown
+    words = f"{count:.1f} of 196 patches {{}} {share:.0f} % of the"
+    assert words.format("get") in prose and words.format("take") in prose
+
+
+@torch.no_grad()
+def test_chapters_00_and_08_most_gray_patches_are_sinks(specimen, photos, weights):
+    sinks = sinks_of(weights[:, -1].double().mean((1, 2)).numpy(), 1)
+    norms = tokens.features(specimen, photos)[0][10][:, 1:].norm(dim=2).numpy()
+    gray = norms > 1.5 * np.median(norms, axis=1, keepdims=True)
+    assert (gray.sum(), (gray & sinks).sum(), sinks.sum()) == (61, 42, 49)
+    assert "42 of 61 gray patches are [sinks]" in told("08")[0]
 
 
 def test_chapter_00_nearest_and_farthest_heads(weights):
@@ -208,6 +220,14 @@ def test_chapter_05_columns_count_little_at_equal_distances(name, expected):
     everywhere = np.arange(side**2)
     whole, upper = above(everywhere), above(everywhere[: side * (side // 2)])
     assert np.allclose([*whole, upper[1]], expected, atol=0.04)
+
+
+def sinks_of(received: np.ndarray, prefix: int) -> np.ndarray:
+    """(B, P) sinks by their definition, from the attention (B, T) that each token receives in a layer."""
+    patches = received[:, prefix:]
+    middle = (patches.shape[1] - 1) // 2
+    median = np.sort(patches)[:, [middle]]
+    return (patches > 20 * median) & (patches > 5 / received.shape[1])
 
 
 def attention_of(model: torch.nn.Module, images: torch.Tensor) -> np.ndarray:
@@ -793,15 +813,53 @@ def test_chapter_10_patch_on_the_bridge_of_the_nose_is_a_sink(specimen, photos, 
     )
 
 
-def test_chapter_10_sinks_keep_most_of_their_attention(photos):
+def test_chapter_10_sinks_are_not_the_outliers(specimen, photos, weights):
+    prose, _ = told("10")
+    received = weights[:, -1].double().mean((1, 2)).numpy()
+    sinks = sinks_of(received, 1)
+    with torch.no_grad():
+        lengths = specimen.forward_intermediates(photos, indices=[10], return_prefix_tokens=True)
+    norms = lengths[1][0][0].norm(dim=1).flatten(1).numpy()
+    outliers = norms > 2 * np.median(norms, axis=1, keepdims=True)
+    assert f"{sinks.sum()} of 1,176 patches are sinks of the last layer" in prose
+    share = 100 * (received[:, 1:] * sinks).sum(1).mean()
+    assert f"they receive {share:.1f} % of its attention" in prose
+    assert not (outliers & ~sinks).any() and f"**All {outliers.sum()} outliers are sinks" in prose
+    assert f"and {(sinks & ~outliers).sum()} sinks are no outliers" in prose
+    assert sinks[1].sum() == 8 and not outliers[1].any(), "the cat"
+    tiles = photos.reshape(6, 3, 14, 16, 14, 16).transpose(3, 4).flatten(4)
+    plainness = tiles.std(-1).mean(1).flatten(1).numpy()
+    plain = plainness < np.sort(plainness)[:, [49]]
+    assert f"{(plain & sinks).sum()} of {sinks.sum()} are in the quarter of" in prose
+
+
+def test_chapter_10_row_of_layer_11_has_the_outliers_that_enter_it():
+    prose, shown = told("10")
+    table = pd.read_csv(DATA / "results" / "sinks.csv").set_index(["model", "layer"])
+    own = table.loc["specimen"]
+    entering = own["above_twice"][10]
+    assert entering * 196 / 197 == pytest.approx(own["even_share"][11], abs=1e-3)
+    assert re.search(rf"^outliers before the layer \(%\) .* {entering:.1f}$", shown, re.M)
+    row = own.loc[11]
+    words = "{:.1f} ± {:.1f} % of all attention goes to the outliers, {:.1f} % of the patches, and"
+    assert words.format(row["to_above_twice"], row["to_above_twice_95"], entering) in prose
+    words = "and {:.1f} ± {:.1f} % to the sinks, {:.1f} %.**"
+    assert words.format(row["to_sinks"], row["to_sinks_95"], row["sinks"]) in prose
+    assert f"{row['sinks_above_twice']:.1f} % were outliers before the layer" in prose
+    assert table.loc["specimen, untrained", "sinks"].max() == 0
+    by_image = own["sinks"] * 196 / 100
+    assert by_image[9] < 0.5 < by_image[10] < 1.5 < 4.5 < by_image[11] < 5.5
+
+
+def test_chapter_10_former_sinks_keep_half_of_their_attention_with_a_register(photos):
     model = load_model(SPECIMEN)
     other = with_register(model, register_neurons(model, photos, 5, times=2.0))
     before, after = (attention_of(each, photos)[-1].mean((1, 2)) for each in (model, other))
-    six = [100 * np.sort(each)[:, -6:].sum(1).mean() for each in (after[:, 2:], before[:, 1:])]
-    words = (
-        "{:.0f} % of the last layer's attention, where it was {:.0f} %, and the register {:.0f} %"
-    )
-    assert words.format(*six, 100 * after[:, 1].mean()) in told("10")[0]
+    sinks = sinks_of(before, 1)
+    had, has = (100 * (each[:, -196:] * sinks).sum(1).mean() for each in (before, after))
+    assert has > 5 * 100 * sinks.sum(1).mean() / 198
+    words = "receive {:.1f} % of the last layer's attention, where it was {:.1f} %, and the register {:.1f} %"
+    assert words.format(has, had, 100 * after[:, 1].mean()) in told("10")[0]
 
 
 def test_chapter_10_register_and_its_controls():

@@ -565,6 +565,10 @@ def test_gallery_circles_patches():
     axes = plot.gallery(rows, circles={"image": torch.tensor(np.stack([patches, ~patches]))}).axes
     assert [len(ax.patches) for ax in axes[:4]] == [1, 7, 0, 0]
     assert tuple(axes[0].patches[0].center) == (29.5, 69.5) and axes[0].patches[0].radius == 15
+    both = {"circles": {"image": [patches, patches]}, "dashed": {"image": [patches, ~patches]}}
+    ring, outer = plot.gallery(rows, **both).axes[0].patches
+    assert outer.center == ring.center and outer.radius == 22
+    assert (ring.get_linestyle(), outer.get_linestyle()) == ("-", "--")
 
 
 def test_gallery_draws_maps_over_the_image_of_their_column():

@@ -61,6 +61,7 @@ def test_sinks_equal_norms_and_maps_of_the_blocks():
     maps = torch.stack([layer.weights() for layer in attn], 1)  # (B, L, H, T, T)
     torch.testing.assert_close(found.received, maps.mean((2, 3))[..., 1 + registers :])
     torch.testing.assert_close(found.prefix, maps.mean((2, 3))[..., : 1 + registers])
+    assert torch.equal(found.sinks, attention.sinks(attn))
     assert found.grid == attn.grid and attention.received(attn).shape == (2, 4, 3, 16)
 
 

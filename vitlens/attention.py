@@ -1,4 +1,4 @@
-"""Statistics of attention: distance, entropy, attention received, rollout.
+"""Statistics of attention: distance, entropy, attention received, sinks, rollout.
 
 A map has T² numbers per head, and every statistic is a sum over its rows. So rows are computed a block at a time, and
 no map is stored. Several statistics share one pass, from the last layer to the first, as a rollout needs. On NVIDIA's
@@ -39,6 +39,7 @@ __all__ = [
     "mean_over",
     "received",
     "rollout",
+    "sinks",
     "summary",
 ]
 __dir__ = __all__.copy
@@ -46,6 +47,9 @@ __getattr__ = unknown_name(__name__, __all__)
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26, "mps": 2**24}
+
+# A sink receives more than 20 times the median attention of the patches, and more than 5 times uniform attention.
+SINK_TIMES_MEDIAN, SINK_TIMES_UNIFORM = 20.0, 5.0
 
 
 class Statistic:
@@ -200,6 +204,25 @@ def received(attn: Attention, prefix: bool = False) -> Tensor:
     True
     """
     return _run(attn, _Received(prefix))["received"]
+
+
+def sinks(attn: Attention) -> Tensor:
+    """(B, L, P) bool mask of the sinks: patches that receive far more attention than the others of their image.
+
+    A sink receives more than 20 times the median attention of the patches in the same layer, and more than 5 times
+    uniform attention, which is 1/T. Attention received is the mean over heads and all T queries. The median of an even
+    number of patches is the lower of the two in the middle. The norm of a patch plays no part. Raises TypeError for an
+    argument that is not a capture.
+
+    >>> vitlens.attention.sinks(attn).shape
+    torch.Size([2, 12, 196])
+    """
+    _require_capture(attn, "sinks")
+    share = received(attn).mean(2)
+    median = share.median(-1, keepdim=True).values
+    above_median = share > SINK_TIMES_MEDIAN * median
+    above_uniform = share > SINK_TIMES_UNIFORM / attn.grid.tokens
+    return above_median & above_uniform
 
 
 def rollout(

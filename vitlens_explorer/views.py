@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitlens import attention, attribution, faithfulness, stream, tokens
+from vitlens.attention import SINK_TIMES_MEDIAN, SINK_TIMES_UNIFORM
 from vitlens.attribution import METHODS, Method
 from vitlens.attribution.target import Target
 from vitlens.models import preprocess, restore, scores
@@ -41,8 +42,6 @@ HEADS = {
 LOOKS, HOLDS, WRITES, WHY = "look", "hold", "decide", "why"
 """Groups of views: questions of `WORDS`, each with a line."""
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
-SINK, EVEN = 20.0, 5.0
-"""A patch is a sink if it receives more than 20 × the median and 5 × the mean attention."""
 CLEAR = 2.0
 """Standard deviations of random orders beyond which a score counts as better or worse than chance."""
 CELLS = 16
@@ -305,13 +304,10 @@ def farthest(values: np.ndarray, query: str | int | tuple[int, int]) -> float:
 
 @torch.inference_mode()
 def sinks(forward: Forward, layer: int, check: Check) -> list[tuple[int, int]]:
-    """Patches (row, column) that receive more than `SINK` times the median attention of the patches in a layer and more
-    than `EVEN` times an even share, as the mean over heads and queries."""
+    """Patches (row, column) that are `attention.sinks` in a layer."""
     one = Layers(forward, slice(layer, layer + 1), check)
-    by_head = attention.received(one, prefix=True)[0, 0].float()
-    received = forward.grid.image_map(by_head.mean(0).cpu())
-    threshold = max(SINK * received.median(), EVEN / forward.grid.tokens)
-    places = (received > threshold).nonzero()
+    shape = forward.grid.rows, forward.grid.cols
+    places = attention.sinks(one)[0, 0].unflatten(0, shape).nonzero()
     return [(row, col) for row, col in places.tolist()]
 
 
@@ -681,7 +677,12 @@ def map_panel(
     if shown.limit and not state["stretch"]:
         legend = say("similarity scale", unit=shown.unit)
     if marked:
-        words += say("sinks", count=len(marked), times=number(SINK), even=number(EVEN))
+        words += say(
+            "sinks",
+            count=len(marked),
+            times=number(SINK_TIMES_MEDIAN),
+            uniform=number(SINK_TIMES_UNIFORM),
+        )
         hidden = state.get("sinks", False) and not state["stretch"]
     if hidden:
         rows, cols = zip(*marked, strict=True)

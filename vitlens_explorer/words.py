@@ -73,7 +73,7 @@ WORDS = {
     "cropped": "The model sees the middle {cols} × {rows} of {width} × {height} pixels.",
     # the panel of a map
     "sinks": " Dashed: sinks ({count}), patches that receive more than {times} times the median attention in this "
-    "layer and {even} times an even share.",
+    "layer and {uniform} times uniform attention.",
     "hidden": "{unit}, without sinks",
     "similarity scale": "{unit}, ± the largest of other patches",
     "range": " Range over patches: {low} to {high}.",

@@ -251,6 +251,7 @@ def gallery(
     titles: Sequence[str] = (),
     captions: Mapping[str, Sequence[str]] | None = None,
     circles: Mapping[str, Sequence] | None = None,
+    dashed: Mapping[str, Sequence] | None = None,
     shared: bool = True,
     over: Sequence | None = None,
     grid: TokenGrid | None = None,
@@ -262,18 +263,19 @@ def gallery(
 
     rows: sequences of the same length of maps (h, w) or images (h, w, 3), by name. titles: above the columns. captions:
     a short line below each item of a row, by name. circles: (rows, cols) True for patches to circle in each item of a
-    row, by name. shared: True for one color scale with a bar for all rows of maps, from 0 to the largest value, and
-    another for rows with negative values, ±max. False for a scale per map, whose end is written below it in place of a
-    bar. Uniform maps are drawn as in `overlay`. over: an image for each column, the model's input, drawn in gray under
-    the maps of its column, as in `overlay`, each map on its own scale. grid: that of the maps. size: of the captions,
-    in points. width: largest width of the page in pixels. cmap: as in `tiles`.
+    row, by name. dashed: the same for larger dashed yellow circles. shared: True for one color scale with a bar for all
+    rows of maps, from 0 to the largest value, and another for rows with negative values, ±max. False for a scale per
+    map, whose end is written below it in place of a bar. Uniform maps are drawn as in `overlay`. over: an image for
+    each column, the model's input, drawn in gray under the maps of its column, as in `overlay`, each map on its own
+    scale. grid: that of the maps. size: of the captions, in points. width: largest width of the page in pixels. cmap:
+    as in `tiles`.
 
     >>> rollouts = vitlens.attention.rollout(attn).numpy()
     >>> figure = vitlens.plot.gallery({"rollout": list(rollouts)}, titles=["cat", "rocket"])
     """
     images = {name: [np.asarray(item) for item in row] for name, row in rows.items()}
     columns = len(next(iter(images.values())))
-    captions, circles = captions or {}, circles or {}
+    captions, circles, dashed = captions or {}, circles or {}, dashed or {}
     below = [None] * columns if over is None else over  # images under the maps
     with_negative, without_negative = [], []  # names of the rows that share a scale
     if shared and over is None:
@@ -308,6 +310,8 @@ def gallery(
                 write_below(ax, text, size)
             for ax, item, patches in zip(lines[name], row, circles.get(name, ()), strict=False):
                 _circle_patches(ax, item.shape[:2], np.asarray(patches))
+            for ax, item, patches in zip(lines[name], row, dashed.get(name, ()), strict=False):
+                _circle_patches(ax, item.shape[:2], np.asarray(patches), dashed=True)
         for ax, title in zip(axes[0], titles, strict=bool(titles)):
             name_above(ax, title)
         for names in (with_negative, without_negative):
@@ -340,12 +344,19 @@ def _draw_item(ax: plt.Axes, item: np.ndarray, image, grid: TokenGrid | None, cm
         bare(ax)
 
 
-def _circle_patches(ax: plt.Axes, shape: tuple[int, int], patches: np.ndarray) -> None:
-    """Draw a white ring around each patch that is True in (rows, cols), on an item of a (height, width)."""
+def _circle_patches(
+    ax: plt.Axes, shape: tuple[int, int], patches: np.ndarray, dashed: bool = False
+) -> None:
+    """Draw a white ring around each patch that is True in (rows, cols), on an item of a (height, width).
+
+    dashed: True for a larger dashed yellow ring.
+    """
     patch = np.divide(shape, patches.shape)
+    size, color, line = (1.1, "#ffd54a", "--") if dashed else (0.75, "white", "-")
     for place in np.argwhere(patches):
         y, x = (place + 0.5) * patch - 0.5
-        ring = Circle((x, y), 0.75 * max(patch), fill=False, edgecolor="white", linewidth=1.3)
+        ring = Circle((x, y), size * max(patch), fill=False)
+        ring.set(edgecolor=color, linestyle=line, linewidth=1.3)
         ring.set_path_effects([withStroke(linewidth=3, foreground=INK)])
         ax.add_patch(ring)
 

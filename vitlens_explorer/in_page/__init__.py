@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import files, texts
+from vitlens.attention import SINK_TIMES_MEDIAN, SINK_TIMES_UNIFORM
 from vitlens.images import ImageError, Readable, named_sources
 from vitlens.models import scores, weights_digest
 from vitlens.plot.scales import SIGNED
@@ -38,11 +39,9 @@ from vitlens_explorer.panels import MAPS
 from vitlens_explorer.photographs import READOUT, Forward, Photograph
 from vitlens_explorer.targets import PREDICTED
 from vitlens_explorer.views import (
-    EVEN,
     EVERY,
     INSIDE,
     LONGEST,
-    SINK,
     Choice,
     Map,
     View,
@@ -603,8 +602,8 @@ def tables() -> dict:
         "plain": "viridis",
         "signed": "RdBu_r",
         "least": SIGNED,
-        "sink": SINK,
-        "even": EVEN,
+        "sink_times_median": SINK_TIMES_MEDIAN,
+        "sink_times_uniform": SINK_TIMES_UNIFORM,
         "looking": LOOKING,
     }
 

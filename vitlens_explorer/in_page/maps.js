@@ -326,13 +326,15 @@ function tilesOf({ grid: { prefix, readout, reads } }, shares, query) {
   return tiles.map((tile) => ({ ...tile, now: tile.query === query }));
 }
 
-// Patches that receive more than `sink` times the median attention in a layer, and `even` times an even share.
-function sinksOf(record, layer, { sink, even }) {
+// Sinks of a layer, as `vitlens.attention.sinks`.
+function sinksOf(record, layer, tables) {
   const { cols, prefix } = record.grid;
   const received = patchesOf(record, meanOf(sweep(record, layer).received));
   const sorted = [...received].sort((a, b) => a - b);
   const median = sorted[Math.floor((received.length - 1) / 2)];
-  const least = Math.max(sink * median, even / (prefix.length + received.length));
+  const timesMedian = tables.sink_times_median * median;
+  const timesUniform = tables.sink_times_uniform / (prefix.length + received.length);
+  const least = Math.max(timesMedian, timesUniform);
   const sinks = [];
   received.forEach((value, i) => {
     if (value > least) sinks.push([Math.floor(i / cols), i % cols]);
@@ -388,9 +390,9 @@ function captionOf(record, map, sinks, scale, bound, tables, target) {
   words += marginWords(image[0], rows * patch[0], "bottom");
   words += marginWords(image[1], cols * patch[1], "right");
   if (sinks.length) {
-    const times = formatLikePython(tables.sink);
-    const even = formatLikePython(tables.even);
-    words += say("sinks", { count: sinks.length, times, even });
+    const times = formatLikePython(tables.sink_times_median);
+    const uniform = formatLikePython(tables.sink_times_uniform);
+    words += say("sinks", { count: sinks.length, times, uniform });
   }
   return words + (record.note || "");
 }
