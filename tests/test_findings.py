@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import re
+from inspect import signature
 from pathlib import Path
 
 import nbformat
@@ -20,6 +21,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.model_selection import StratifiedKFold
 from support import CHECKPOINTS, SPECIMEN
 
+from experiments import planted
 from experiments.registers import register_neurons, with_register
 from vitlens import attribution, capture, intervene, load_model, preprocess, samples, stream, tokens
 from vitlens.train import snapshots
@@ -321,10 +323,10 @@ def test_chapter_06_rollout_through_six_layers_is_on_the_subject():
 
 def test_chapter_07_numbers_of_three_tests():
     prose, shown = told("07")
-    planted = 100 * pd.read_csv(DATA / "results" / "planted.csv", index_col="method")["two"]
-    words = f"at a time finds {planted['occlusion']:.1f} %, gradient rollout {planted['gradient_rollout']:.1f} %, "
-    assert words + f"relevance {planted['relevance']:.1f} %" in prose
-    single = planted[["grad_cam", "attention_gradient"]]
+    found = 100 * pd.read_csv(DATA / "results" / "planted.csv", index_col="method")["two"]
+    words = f"at a time here, finds {found['occlusion']:.1f} %, gradient rollout {found['gradient_rollout']:.1f} %, "
+    assert words + f"relevance {found['relevance']:.1f} %" in prose
+    single = found[["grad_cam", "attention_gradient"]]
     assert f"one layer find {single.min():.1f} to {single.max():.1f} %" in prose
     photos = pd.read_csv(DATA / "results" / "explanations.csv", index_col="method")
     for method in ("balanced_gradients", "gradient_rollout", "grad_cam", "integrated_gradients"):
@@ -355,9 +357,51 @@ def test_chapter_07_numbers_of_three_tests():
         for name, each in maps.items()
     }
     for name, value in kept.items():
-        printed = float(re.search(rf"^{name} +([\d.]+) +[\d.]+ +[\d.]+ *$", shown, re.M)[1])
+        title = {"grad_cam": "Grad-CAM"}.get(name, name)
+        printed = float(re.search(rf"^{title} +([\d.]+) +[\d.]+ +[\d.]+ ", shown, re.M)[1])
         assert abs(value - printed) < 0.1, name
     assert kept["rollout"] == 1 and "**Relevance keeps 0.67.**" in prose
+
+
+def test_chapter_07_occlusion_is_weak_on_photographs_and_names_are_titles():
+    prose, shown = told("07")
+    photos = pd.read_csv(DATA / "results" / "explanations.csv", index_col="method")["difference"]
+    assert (photos > photos["occlusion"]).sum() == 7 and photos["occlusion"] > 0.2 > 0.01 > photos[
+        "random"
+    ]
+    assert "Occlusion, with a square of 3 × 3 patches here in place of one, gets 0.247" in prose
+    assert planted.SETTINGS["occlusion"] == {"window": 1}
+    assert signature(attribution.occlusion).parameters["window"].default == 3
+    names = [name for name in attribution.METHODS if "_" in name]
+    assert not any(name in shown for name in names)
+
+
+def test_chapter_07_random_models_share_little_with_the_trained_one():
+    """With all weights random, by other draws: a little more than with the map of another photo."""
+    prose, shown = told("07")
+    model, images = bundled()
+    with torch.no_grad():
+        target = model(images).argmax(1)
+    methods = {"rollout": "rollout", "relevance": "relevance", "direct": "direct contributions"}
+    trained = {name: getattr(attribution, name)(model, images, target) for name in methods}
+    same, other = ({name: [] for name in methods} for _ in range(2))
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(4):
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.data = weight.data.mean() + weight.data.std(correction=0) * noise
+        for name, maps in trained.items():
+            drawn = getattr(attribution, name)(model, images, target)
+            both = torch.cat([maps, drawn]).flatten(1).detach().numpy()
+            found = np.abs(spearmanr(both, axis=1).statistic[:6, 6:])
+            same[name].append(np.diag(found).mean())
+            other[name].append(found[~np.eye(6, dtype=bool)].mean())
+    for name, title in methods.items():
+        numbers = re.search(rf"^{title} +(?:[\d.]+ +)?[\d.]+ +[\d.]+ +([\d.]+) ", shown, re.M)
+        assert abs(np.mean(same[name]) - float(numbers[1])) < 0.08, name
+        assert np.mean(same[name]) > np.mean(other[name]) + 0.02, name
+        assert np.mean(other[name]) > 0.06, "more than noise"
+    assert "Every method is above its control, by little" in prose
 
 
 def test_chapter_11_order_depends_on_the_measure():
