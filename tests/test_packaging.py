@@ -135,7 +135,7 @@ def test_docs_commands_have_valid_options(tmp_path, monkeypatch):
     load_plugins("commands", cli.app)
     Path("photos").mkdir()
     for command in dict.fromkeys(found):
-        name, *arguments = shlex.split(command.strip('", '))
+        name, *arguments = shlex.split(command.strip('", &'))
         if arguments:  # else it is only named
             for file in (word for word in arguments if "/" not in word and Path(word).suffix):
                 Path(file).touch()  # typer looks whether images exist

@@ -103,6 +103,7 @@ def test_inspect_command_in_two_processes_equals_one(folder, model, tmp_path):
     assert table == (tmp_path / "one.csv").read_bytes() and table.count(b"\n") == 1 + 20 * 2 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["top1", "knn"])
 def test_evaluate_command_in_two_processes_equals_one(protocol, model, tmp_path):
     words = ["evaluate", model, "--data", "digits", "--protocol", protocol, "--device", "cpu"]
@@ -167,6 +168,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ENDS)
 def test_two_processes_end_together(case, many, tmp_path):
     """With one sentence, and whole lines in the table."""
