@@ -42,6 +42,7 @@ LINK = re.compile(r"(\]\(|(?:src|href)=\\?\")([^()\s:\"\\#]+)(?=[)#\"\\\\])")
 HOSTS = {
     "arxiv.org",
     "colab.research.google.com",
+    "creativecommons.org",
     "docs.python.org",
     "github.com",
     "kellerjordan.github.io",

@@ -14,6 +14,7 @@ from urllib.request import urlopen
 import dist
 import nbformat
 import pytest
+import torchvision
 import typer
 import yaml
 
@@ -276,6 +277,18 @@ def class_folders(folder: Path) -> None:
                 square.save(folder / split / label / f"{number}.png")
 
 
+def imagenette(root: Path) -> None:
+    """Squares of a photograph, in the folders of ten classes into which torchvision unpacks a small Imagenette."""
+    photo = samples()["coffee"]
+    for split, count in {"train": 4, "val": 1}.items():
+        for number, wnid in enumerate(torchvision.datasets.Imagenette._WNID_TO_CLASS):
+            folder = root / "imagenette2-160" / split / wnid
+            folder.mkdir(parents=True)
+            for k in range(count):
+                left = 20 * number + 4 * k + (2 if split == "val" else 0)
+                photo.crop((left, 0, left + 160, 160)).save(folder / f"{k}.JPEG")
+
+
 @pytest.mark.slow
 def test_readme_runs_from_the_wheel_in_an_empty_folder_without_a_network(tmp_path):
     wheel, _ = dist.build(tmp_path / "dist")
@@ -296,6 +309,8 @@ def test_readme_runs_from_the_wheel_in_an_empty_folder_without_a_network(tmp_pat
     samples()["chelsea"].save(empty / "cat.jpg")
     samples()["coffee"].save(empty / "photos" / "coffee.jpg")
     class_folders(empty / "FOLDER")
+    imagenette(tmp_path / "downloaded")
+    environ["VITLENS_DATA"] = str(tmp_path / "downloaded")
     commands = readme_commands("vitlens")
     assert {words[0] for words in commands} == {
         *("app", "inspect", "explain", "page", "train", "evaluate"),
