@@ -96,6 +96,7 @@ def looked_at(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dic
         )
         count, entering = twice.sum(-1), torch.zeros_like(twice)
         entering[:, 1:] = twice[:, :-1]
+        long_sinks = (seen.sinks & entering).sum(-1)
         parts.append(
             {
                 "median_norm": patches.quantile(0.5, -1),
@@ -113,9 +114,7 @@ def looked_at(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dic
                 "even_share": 100 * entering.sum(-1) / seen.grid.tokens,
                 "sinks": 100 * seen.sinks.double().mean(-1),
                 "to_sinks": 100 * (seen.received * seen.sinks).sum(-1),
-                "sinks_above_twice": 100
-                * (seen.sinks & entering).sum(-1)
-                / seen.sinks.sum(-1),  # NaN for an image without a sink
+                "sinks_above_twice": 100 * long_sinks / seen.sinks.sum(-1),  # NaN without a sink
             }
         )
     return {name: torch.cat([part[name] for part in parts]).double() for name in parts[0]}

@@ -64,7 +64,8 @@ def weights(specimen, photos):
 def test_chapter_00_sinks_take_half_of_the_last_attention(weights):
     received = weights[:, -1].mean((1, 2)).double().numpy()
     sinks = sinks_of(received, 1)
-    count, share = sinks.sum(1).mean(), 100 * (received[:, 1:] * sinks).sum(1).mean()
+    count = sinks.sum(1).mean()
+    share = 100 * (received[:, 1:] * sinks).sum(1).mean()
     prose, shown = told("00")
     assert f"on average {count:.1f} of 196 patches get {share:.0f}%" in shown
     words = f"{count:.1f} of 196 patches {{}} {share:.0f} % of the"
@@ -309,7 +310,8 @@ def test_chapter_06_rollout_through_six_layers_is_on_the_subject():
     for count, each in maps.items():
         for name, values in zip(samples(), each, strict=True):
             left, top, right, bottom = (round(14 * share) for share in boxes[name])
-            lifts[count].append(values[top:bottom, left:right].mean() / values.mean())
+            inside = values[top:bottom, left:right].mean()
+            lifts[count].append(inside / values.mean())
     means = {count: np.mean(each) for count, each in lifts.items()}
     words = "the mean on the subject is {:.2f}, where the full rollout has {:.2f} and the last layer alone {:.2f}"
     assert words.format(means[6], means[12], means[1]) in prose
@@ -591,7 +593,9 @@ def test_chapter_08_tokens_know_row_and_column_alike(photos):
     flat = early.reshape(-1, 192) - early.mean((0, 1, 2))
     values, vectors = np.linalg.eigh(flat.T @ flat)
     held = 100 * values[::-1] / values.sum()
-    drawn = [shares(early @ vectors[:, -k - 1][:, None])["row"] for k in (1, 2)]
+    drawn = []
+    for vector in (vectors[:, -2:-1], vectors[:, -3:-2]):
+        drawn.append(shares(early @ vector)["row"])
     words = "are {:.1f} and {:.1f} % row, but they hold {:.1f} and {:.1f} % of the variance"
     assert words.format(*drawn, *held[1:3]) in prose
 
@@ -739,7 +743,8 @@ def logits_without_head_91(model, images: torch.Tensor, means: torch.Tensor) -> 
         change = (silent - intact)[layer, :, 0, head]
         ends.append(ends[-1] + change @ weight.T)
     at = torch.arange(len(images)), logits.argmax(1)
-    return torch.stack([model.head(model.norm(end))[at] for end in ends] + [missing[at]]).double()
+    through_head = [model.head(model.norm(end))[at] for end in ends]
+    return torch.stack([*through_head, missing[at]]).double()
 
 
 @torch.no_grad()
@@ -761,7 +766,8 @@ def test_chapter_09_later_heads_make_up_for_head_91():
     _, last, logits = output_on_class_token(model, photos[1:2], 9)
     row = model.head.weight[logits.argmax()] * model.norm.weight
     write = model.blocks[9].attn.proj.weight[:, 64:128] @ (outputs[1, 0] - others[0, 0])
-    lost = ((write - write.mean()) @ row / last.std(unbiased=False)).item()
+    centered = write - write.mean()
+    lost = (centered @ row / last.std(unbiased=False)).item()
     assert f"the logit is {steps[0] - lost:.2f}, which is {lost:.2f} less.)" in prose
 
 
@@ -788,7 +794,9 @@ def test_chapter_09_later_heads_make_up_on_120_photographs():
         low, high = ttest_1samp(values, 0).confidence_interval(0.95)
         return f"{values.mean():.2f} ± {(high - low) / 2:.2f}"
 
-    held, back, fall = steps[0] - steps[1], steps[3] - steps[1], steps[0] - steps[5]
+    held = steps[0] - steps[1]
+    back = steps[3] - steps[1]
+    fall = steps[0] - steps[5]
     mammals = np.array([file.parent.name == "mammal" for file in files])
     assert f"silencing head 9.1 costs {interval(held)} of the logit" in prose
     assert f"In fact it costs {interval(fall)}, which may be nothing" in prose
@@ -820,7 +828,9 @@ def test_chapter_09_head_that_writes_most_reads_the_face(specimen, photos):
     for reach, words in ((1, "{} % of the area and hold {} %"), (2, "{} % and hold {} %")):
         eyes = torch.zeros(14, 14, dtype=torch.bool)
         for line, column in ((5, 4), (6, 11)):
-            eyes[line - reach : line + reach + 1, column - reach : column + reach + 1] = True
+            rows = slice(line - reach, line + reach + 1)
+            columns = slice(column - reach, column + reach + 1)
+            eyes[rows, columns] = True
         share = support[eyes].sum() / support.sum()
         assert (
             words.format(round(100 * eyes.double().mean().item()), round(100 * share.item()))
@@ -869,7 +879,8 @@ def test_chapter_10_sinks_are_not_the_outliers(specimen, photos, weights):
     share = 100 * (received[:, 1:] * sinks).sum(1).mean()
     assert f"they receive {share:.1f} % of its attention" in prose
     assert not (outliers & ~sinks).any() and f"**All {outliers.sum()} outliers are sinks" in prose
-    assert f"and {(sinks & ~outliers).sum()} sinks are no outliers" in prose
+    others = (sinks & ~outliers).sum()
+    assert f"and the other {others} sinks have ordinary norms" in prose
     assert sinks[1].sum() == 8 and not outliers[1].any(), "the cat"
     tiles = photos.reshape(6, 3, 14, 16, 14, 16).transpose(3, 4).flatten(4)
     plainness = tiles.std(-1).mean(1).flatten(1).numpy()
@@ -900,7 +911,8 @@ def test_chapter_10_former_sinks_keep_half_of_their_attention_with_a_register(ph
     other = with_register(model, register_neurons(model, photos, 5, times=2.0))
     before, after = (attention_of(each, photos)[-1].mean((1, 2)) for each in (model, other))
     sinks = sinks_of(before, 1)
-    had, has = (100 * (each[:, -196:] * sinks).sum(1).mean() for each in (before, after))
+    had = 100 * (before[:, -196:] * sinks).sum(1).mean()
+    has = 100 * (after[:, -196:] * sinks).sum(1).mean()
     assert has > 5 * 100 * sinks.sum(1).mean() / 198
     words = "receive {:.1f} % of the last layer's attention, where it was {:.1f} %, and the register {:.1f} %"
     assert words.format(has, had, 100 * after[:, 1].mean()) in told("10")[0]

@@ -39,7 +39,8 @@ def test_figure_14_is_drawn_from_the_list_with_seed_14():
     expected = random.Random(14).sample(listed, 24)
     assert photographs.drawn(TABLE) == expected
     files = sorted((DATA / "figure14").glob("*.jpg"))
-    assert [path.stem for path in files] == [f"{k:02d}-{name}" for k, name in enumerate(expected)]
+    numbered = [f"{k:02d}-{name}" for k, name in enumerate(expected)]
+    assert [path.stem for path in files] == numbered
     assert sum(path.stat().st_size for path in files) < 500_000
     for path in files:
         with Image.open(path) as image:
@@ -73,9 +74,10 @@ def resource_file(version: int, stored: bytes, flags: int) -> bytes:
     tree += struct.pack(">IHII", offsets[0], photographs.DIRECTORY, 1, 2) + times
     tree += struct.pack(">IHHHI", offsets[1], flags, 0, 0, 0) + times
     data = struct.pack(">I", len(stored)) + stored
-    start = 20
-    places = (version, start, start + len(tree), start + len(tree) + len(data))
-    return b"qres" + struct.pack(">4I", *places) + tree + data + names
+    tree_at = 20
+    data_at = tree_at + len(tree)
+    names_at = data_at + len(data)
+    return b"qres" + struct.pack(">4I", version, tree_at, data_at, names_at) + tree + data + names
 
 
 @pytest.mark.parametrize("version", [1, 2])

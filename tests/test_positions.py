@@ -114,7 +114,8 @@ def test_by_direction_is_the_mean_over_all_pairs_of_an_offset():
     )  # all of length 1 to 3
     right, up = x - x.mean(), y - y.mean()
     slope = (right * up).sum() / (right**2).sum()
-    assert means[2, 1].item() == pytest.approx(y.mean() + slope * (2 - x.mean()))
+    at_two = y.mean() + slope * (2 - x.mean())
+    assert means[2, 1].item() == pytest.approx(at_two)
     far = by_direction((down**2 + across**2).sqrt())  # the same in all directions
     assert torch.allclose(far[:, 1], torch.tensor(2.0))
     noisy = torch.rand(4, 3, 4, 3, generator=torch.Generator().manual_seed(0))

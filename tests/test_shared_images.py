@@ -239,7 +239,8 @@ def share_items(rank: int, port: int, out: Path, folder: Path) -> None:
     ordered = {}
     for count in COUNTS:
         own = [*world.share(range(count))]
-        ordered[count] = len(own), [*world.in_order(value**2 for value in own)]
+        squares = world.in_order(value**2 for value in own)
+        ordered[count] = len(own), [*squares]
     try:
         world.require_same(rank // 2, "images")
     except ValueError as error:
@@ -252,15 +253,17 @@ def share_items(rank: int, port: int, out: Path, folder: Path) -> None:
 
 
 def test_processes_return_results_in_the_order_of_one(forked, tmp_path):
-    folder = write(tmp_path / "set", {f"{c}/{i}.png": encoded(i) for c in "ab" for i in range(5)})
+    files = {f"{label}/{k}.png": encoded(k) for label in "ab" for k in range(5)}
+    folder = write(tmp_path / "set", files)
     port = free_port()
     processes = [forked(share_items, rank, port, tmp_path, folder) for rank in range(3)]
     for process in processes:
         process.join(120)
     results = [torch.load(tmp_path / f"ordered-{rank}") for rank in range(3)]
     for count in COUNTS:
+        squares = [n**2 for n in range(count)]
         assert sum(result[count][0] for result in results) == count
-        assert all(result[count][1] == [n**2 for n in range(count)] for result in results)
+        assert all(result[count][1] == squares for result in results)
     for result in results:
         assert result["refused"].startswith("The 3 processes have different images.")
         assert "3 of 6 images read so far were turned upright" in result["note"]

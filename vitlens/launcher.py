@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 
 SECONDS = 10
 """Time to reach the launcher."""
-
-
 TERMINATED = "ended by SIGTERM, which torchrun sends to all processes after one has ended, and a scheduler at the end."
 
 

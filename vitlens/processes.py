@@ -171,7 +171,8 @@ def join(device: torch.device | str | None = None) -> World:
         state = PartialState(cpu=is_cpu, timeout=timedelta(hours=6))
         return state, torch.get_num_threads()
 
-    variables = ", ".join(f"{name}={os.environ[name]}" for name in RENDEZVOUS if name in os.environ)
+    present = [name for name in RENDEZVOUS if name in os.environ]
+    variables = ", ".join(f"{name}={os.environ[name]}" for name in present)
     alternative = "Unset WORLD_SIZE to run alone."
     rank = os.environ.get("RANK", "0")
     if not rank.isdecimal() or int(rank) >= processes:

@@ -432,9 +432,8 @@ class _BatchMeasure:
     def __init__(self, model: nn.Module, by_image: bool):
         self.model = model
         self.by_image = by_image
-        self.by_head: tuple[
-            str, ...
-        ] = ()  # statistics with one number per head, once they are known
+        # Names of the statistics with one number per head, once they are known.
+        self.by_head: tuple[str, ...] = ()
 
     def __call__(self, pairs: list[tuple[str, object]], is_shown: bool) -> _BatchResult:
         result = _BatchResult([], [], [])
