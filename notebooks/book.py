@@ -10,6 +10,7 @@ import torch
 from architecture import architecture
 from PIL import Image
 from torch import Tensor
+from training_photos import open_training_photos
 
 import vitlens_explorer as widgets
 import vitlens_paper as paper
@@ -56,6 +57,7 @@ __all__ = [
     "load_model",
     "np",
     "open_images",
+    "open_training_photos",
     "overlay",
     "paper",
     "patches",

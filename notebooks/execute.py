@@ -113,7 +113,7 @@ def executed(path: Path, **own) -> nbformat.NotebookNode:
     """The notebook, run from the first cell to the last in a kernel of its own; arguments as of `prepared`."""
     book = prepared(path, **own)
     with tempfile.TemporaryDirectory() as profile:  # nobody's own IPython settings
-        environment = os.environ | {"IPYTHONDIR": profile}
+        environment = os.environ | {"IPYTHONDIR": profile, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
         client = NotebookClient(
             book, timeout=1800, kernel_name="python3", record_timing=False, coalesce_streams=True
         )

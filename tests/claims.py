@@ -24,7 +24,7 @@ UNIT = r" ?%| ?×(?! ?\d)| times\b| points?\b"
 RESULT = re.compile(
     rf"(?<![\w.,]){NUMBER}(?![\d\w])(?=((?:(?:,| and| to| or| ±|–|,? and) ?{NUMBER})*(?:{UNIT}))?)"
 )
-REFERENCES = re.compile(r"<!--((?: [0-9A-D]+:[a-z0-9-]+)+) -->")
+REFERENCES = re.compile(r"<!--((?: [0-9A-D]+b?:[a-z0-9-]+)+) -->")
 CITED = re.compile(r"\]\(D_reference\.ipynb#[a-z-]+\d{4}[a-z]?\)")
 NO_RESULTS = re.compile(
     r"^#[^\n]*$|^```.*?^```|<details>.*?</details>|<!--.*?-->|\$\$.*?\$\$|\$[^$\n]+\$|`[^`]+`"
@@ -44,8 +44,9 @@ def chapters(chosen: Sequence[str] = ()) -> list[Path]:
 
 
 def cells_of(chapter: str) -> dict[str, nbformat.NotebookNode]:
-    """The cells of a chapter, such as "9" or "A", by their ids. Empty for an unknown chapter."""
-    paths = chapters([f"{chapter.zfill(2) if chapter.isdigit() else chapter}_"])
+    """The cells of a chapter, such as "9", "2b" or "A", by their ids. Empty for an unknown chapter."""
+    name = chapter if chapter.isalpha() else chapter.zfill(3 if chapter.endswith("b") else 2)
+    paths = chapters([f"{name}_"])
     return {cell.id: cell for path in paths for cell in nbformat.read(path, as_version=4).cells}
 
 

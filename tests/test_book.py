@@ -130,18 +130,39 @@ def test_chapters_have_the_form_of_the_book(path):
     )
     prose = "\n".join(sources(path, "markdown"))
     assert number == "D" or prose.index("## What we saw") < prose.index("## Exercises")
-    tasks = next((cell.source for cell in cells if cell.id == "exercises"), "")
+    tasks = re.findall(r"^(?:\*\*\d\. |### Exercise )", prose, re.M)
     answers = script("answers")(read(path))
-    assert (
-        len(re.findall(r"^\*\*\d\. ", tasks, re.M))
-        == len(answers)
-        >= (1 if number.isalpha() else 3)
-    )
+    assert len(tasks) == len(answers) >= (1 if number.isalpha() else 3)
     for answer in answers:
         assert re.search(r"^assert .", answer, re.M)
     for source in sources(path, "code")[1:]:
         assert len(source.splitlines()) <= 14 and max(map(len, source.splitlines())) <= 120
         assert not re.search(r"TINY|VITLENS|try:", source)
+
+
+def tries(path: Path) -> dict[str, nbformat.NotebookNode]:
+    """The cells for the answers of readers, by the number of the exercise."""
+    return {cell.id[4:]: cell for cell in read(path).cells if cell.id.startswith("try-")}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in CHAPTERS if tries(path)], ids=lambda path: path.stem
+)
+def test_exercises_have_minutes_a_cell_a_hint_and_an_answer(path):
+    cells = {cell.id: cell for cell in read(path).cells}
+    order = list(cells)
+    chapter = path.stem.split("_")[0].lstrip("0") or "0"
+    for number, cell in tries(path).items():
+        task, answer = cells[f"exercise-{number}"], cells[f"answer-{number}"]
+        place = order.index(cell.id)
+        assert order[place - 1 : place + 2] == [task.id, cell.id, answer.id]
+        title = rf"^### Exercise {chapter}\.{number} ★{{1,3}} · \d+ minutes?$"
+        assert re.search(title, task.source, re.M)
+        assert re.findall("<summary>(.*?)</summary>", answer.source) == ["Hint", "Answer"]
+        given = re.findall(r"^# (assert .+)", cell.source, re.M)
+        assert given and all(each in answer.source for each in given), "the answer passes it"
+        assert not re.search("^assert", cell.source, re.M), "the cell runs without an answer"
+    assert "### An open study" in "\n".join(sources(path, "markdown"))
 
 
 @pytest.mark.parametrize(

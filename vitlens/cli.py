@@ -757,9 +757,10 @@ def inspect(
     for heading, inspection in headings.items():
         print(f"\n{heading}")
         for name, words in inspection.sentences.items():
-            print(f"  {name:11}{words}")
+            print(f"  {name:11}{report.PAPER_FIGURES[name]:15}{words}")
         for words in inspection.notes:
             print(f"  Note: {words}")
+    print("\nChapter 14 of the book compares these figures with the paper's claims.")
     return count_failures(failures, number)
 
 

@@ -92,6 +92,13 @@ COLUMNS = {
 EARLIER_SCORES = [name for name in COLUMNS["scores.csv"] if name not in PREDICTION_COLUMNS]
 """Columns of a scores.csv that an earlier version wrote."""
 
+PAPER_FIGURES = {
+    "filters": "Fig. 7 left",
+    "positions": "Fig. 7 center",
+    "distance": "Fig. 7 right",
+    "rollout": "Fig. 6",
+}
+"""Figures of the paper, by the names of `Inspection.sentences`."""
 FIGURES = "inspection.png", "distance.png", "filters.png", "positions.png", "rollout.png"
 NUMBERS = {"beside.png": "beside.json", "heads.png": "heads.csv"}
 """Files with the numbers of other figures."""

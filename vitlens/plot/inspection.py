@@ -36,10 +36,10 @@ from vitlens.plot.style import (
 from vitlens.recorder.grid import TokenGrid
 
 TITLES = {
-    "filters": "Embedding filters",
-    "positions": "Position similarity (cosine)",
-    "distance": "Mean attention distance",
-    "rollout": "Images and their attention rollouts",
+    "filters": "Embedding filters (paper, Fig. 7 left)",
+    "positions": "Position similarity, cosine (Fig. 7 center)",
+    "distance": "Mean attention distance (Fig. 7 right)",
+    "rollout": "Images and their attention rollouts (Fig. 6)",
 }
 
 
