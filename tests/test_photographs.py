@@ -4,6 +4,7 @@ import random
 import struct
 import zlib
 
+import pandas as pd
 import pytest
 from PIL import Image
 from support import CHECKPOINTS
@@ -45,6 +46,16 @@ def test_figure_14_is_drawn_from_the_list_with_seed_14():
     for path in files:
         with Image.open(path) as image:
             assert image.size == (224, 224) and image.mode == "RGB"
+
+
+def test_each_photograph_of_figure_14_has_a_box():
+    boxes = pd.read_csv(DATA / "figure14.csv")
+    files = sorted((DATA / "figure14").glob("*.jpg"))
+    assert list(boxes["photograph"]) == [path.stem for path in files]
+    sides = boxes[["left", "top", "right", "bottom"]]
+    assert ((sides >= 0) & (sides <= 1)).all(axis=None)
+    assert (boxes["right"] > boxes["left"]).all() and (boxes["bottom"] > boxes["top"]).all()
+    assert boxes["subject"].str.len().min() > 2
 
 
 def test_labeled_photographs_open_as_a_data_set():
