@@ -18,6 +18,7 @@ from vitlens import (
     attention,
     attribution,
     capture,
+    data,
     faithfulness,
     filters,
     intervene,
@@ -35,6 +36,7 @@ from vitlens import (
     top_classes,
     train,
 )
+from vitlens.data import ImageSet, ImageStream
 from vitlens.plot.mosaic import mosaic
 from vitlens.plot.painting import covered_size, resolve_grid
 from vitlens.plot.style import GRAY, WIDTH, bare, page, use_style
@@ -69,6 +71,7 @@ __all__ = [
     "run",
     "scores",
     "spectral_centroid",
+    "split_photographs",
     "tokens",
     "top_classes",
     "torch",
@@ -219,3 +222,72 @@ def by_direction(similarities: Tensor) -> Tensor:
         slope, at_step = np.polyfit(other_lengths[is_near] - step, other_means[is_near], 1)
         elsewhere.append(at_step)
     return torch.stack([in_row, in_column, torch.tensor(elsewhere)]).float()
+
+
+USED_IMAGES = 200
+"""Number of photographs that `split_photographs` uses at most, if classes are few."""
+
+
+def split_photographs(
+    folder: str | Path, size: int, most: int = 40, seed: int = 12
+) -> tuple[ImageSet, ImageSet]:
+    """Photographs to learn from and to test on, of `size` × `size` pixels, drawn as a function of `seed`.
+
+    folder: a source of `vitlens.data.load`. Of a folder without `train` and `test`, a quarter of each class is for
+    testing. most: largest number of images of a class that are used, fewer if there are over five classes. `note` of the
+    first set is a sentence with the numbers. Only images that are used are decoded. Raises ValueError for fewer than two
+    classes, and the errors of `load`.
+
+    >>> learn, test = book.split_photographs("data/photographs", size=64)
+    >>> len(learn), len(test)
+    (90, 30)
+    """
+    names = ("train", "valid", "whole")
+    learn, test, whole = (
+        data.load(folder, name, size=size, stream=True, workers=0) for name in names
+    )
+    count = len(learn.class_names)
+    if count < 2:
+        raise ValueError(f"{folder} must hold two or more class folders, got {count}. Add another.")
+    most = max(4, min(most, USED_IMAGES // count))
+    generator = torch.Generator().manual_seed(seed)
+    is_divided = len(learn) + len(test) != len(whole)  # of divided data, the whole is the test part
+    if is_divided:
+        tested = most // 4
+        there = len(learn) + len(test)
+        learn_rows = torch.cat(_draw(learn.labels, most - tested, generator))
+        test_rows = torch.cat(_draw(test.labels, tested, generator))
+    else:
+        there = len(whole)
+        drawn = _draw(whole.labels, most, generator)
+        learn = test = whole
+        learn_rows = torch.cat([rows[_quarter(rows) :] for rows in drawn])
+        test_rows = torch.cat([rows[: _quarter(rows)] for rows in drawn])
+    used = len(learn_rows) + len(test_rows)
+    cut = "all" if used == there else f"at most {most} of each class"
+    note = (
+        f"The folder has {there:,} images of {count} classes. This chapter uses {cut}: "
+        f"{len(learn_rows)} to learn from, {len(test_rows)} to test on."
+    )
+    return _decoded(learn, learn_rows, note), _decoded(test, test_rows, note)
+
+
+def _draw(labels: Tensor, most: int, generator: torch.Generator) -> list[Tensor]:
+    """Rows of at most `most` images of each class, in random order."""
+    drawn = []
+    for label in labels.unique():
+        rows = (labels == label).nonzero()[:, 0]
+        order = torch.randperm(len(rows), generator=generator)
+        drawn.append(rows[order[:most]])
+    return drawn
+
+
+def _quarter(rows: Tensor) -> int:
+    """Number of the images of a class that are for testing."""
+    return max(1, round(len(rows) / 4))
+
+
+def _decoded(stream: ImageStream, rows: Tensor, note: str) -> ImageSet:
+    """The images at some rows of a stream, in memory, in the order of the folder."""
+    images, labels = next(stream.batches([rows.sort().values]))
+    return ImageSet(images, labels, stream.class_names, note)
