@@ -234,9 +234,9 @@ def split_photographs(
     """Photographs to learn from and to test on, of `size` × `size` pixels, drawn as a function of `seed`.
 
     folder: a source of `vitlens.data.load`. Of a folder without `train` and `test`, a quarter of each class is for
-    testing. most: largest number of images of a class that are used, fewer if there are over five classes. `note` of the
-    first set is a sentence with the numbers. Only images that are used are decoded. Raises ValueError for fewer than two
-    classes, and the errors of `load`.
+    testing. most: largest number of images of a class that are used, fewer if there are over five classes. `note` of
+    the first set is a sentence with the numbers. Only images that are used are decoded. Raises ValueError for fewer
+    than two classes, and the errors of `load`.
 
     >>> learn, test = book.split_photographs("data/photographs", size=64)
     >>> len(learn), len(test)

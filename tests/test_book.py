@@ -9,6 +9,7 @@ import re
 import runpy
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import NamedTuple
 
 import claims
 import nbformat
@@ -109,6 +110,25 @@ def test_chapters_run_with_own_model_and_image(path, processes, tmp_path_factory
     assert processes.apply(run, (cells, FOLDER)) == []
 
 
+def exercises_between_sections(cells: list[nbformat.NotebookNode], number: str) -> list[int]:
+    """Places of the exercises, each with a heading, a hint, an answer and a code cell of its own with an assert."""
+    places = [place for place, cell in enumerate(cells) if "**Exercise " in cell.source]
+    for count, place in enumerate(places, 1):
+        task, own = cells[place], cells[place + 1]
+        heading = rf"\*\*Exercise {number}\.{count}\*\* ★{{1,3}} \(\d+ minutes\)"
+        assert re.fullmatch(heading, task.source.splitlines()[0]), task.id
+        folded = re.findall(r"<summary>(\w+)</summary>", task.source)
+        assert folded == ["Hint", "Answer"] and len(script("answers")(Book([task]))) == 1, task.id
+        assert own.cell_type == "code" and re.search(r"^# assert .", own.source, re.M), own.id
+    return places
+
+
+class Book(NamedTuple):
+    """Cells, as those of a notebook."""
+
+    cells: list[nbformat.NotebookNode]
+
+
 @each_chapter
 def test_chapters_have_the_form_of_the_book(path):
     cells = read(path).cells
@@ -129,14 +149,15 @@ def test_chapters_have_the_form_of_the_book(path):
         r"^IMAGES = None", subject.source, re.M
     )
     prose = "\n".join(sources(path, "markdown"))
-    assert number == "D" or prose.index("## What we saw") < prose.index("## Exercises")
-    tasks = next((cell.source for cell in cells if cell.id == "exercises"), "")
     answers = script("answers")(read(path))
-    assert (
-        len(re.findall(r"^\*\*\d\. ", tasks, re.M))
-        == len(answers)
-        >= (1 if number.isalpha() else 3)
-    )
+    at_the_end = [cell.source for cell in cells if cell.id == "exercises"]
+    if at_the_end:
+        tasks = re.findall(r"^\*\*\d\. ", at_the_end[0], re.M)
+        assert number == "D" or prose.index("## What we saw") < prose.index("## Exercises")
+    else:
+        tasks = exercises_between_sections(cells, number)
+        assert "## What we saw" in prose and "**Open study.**" in prose
+    assert len(tasks) == len(answers) >= (1 if number.isalpha() else 3)
     for answer in answers:
         assert re.search(r"^assert .", answer, re.M)
     for source in sources(path, "code")[1:]:

@@ -113,9 +113,9 @@ def test_missing_package_is_named(tmp_path):
 
 def test_split_photographs_puts_a_quarter_of_each_class_aside():
     learn, test = split_photographs(DATA / "photographs", size=16)
-    assert learn.labels.bincount().tolist() == [18] * 5 and test.labels.bincount().tolist() == [
-        6
-    ] * 5
+    assert (
+        learn.labels.bincount().tolist() == [18] * 5 and test.labels.bincount().tolist() == [6] * 5
+    )
     tested = {image.numpy().tobytes() for image in test.images}
     assert not tested & {image.numpy().tobytes() for image in learn.images}
     assert "120 images of 5 classes. This chapter uses all: 90 to learn from, 30" in learn.note
