@@ -136,7 +136,12 @@ def has_timm_parts(model: nn.Module) -> bool:
     activation = getattr(block.mlp, "act", None)
     is_exact_gelu = isinstance(activation, nn.GELU) and activation.approximate == "none"
     reads_class_token = model.cls_token is not None and model.global_pool == "token"
-    norms = [model.norm_pre, model.fc_norm, model.patch_embed.norm, getattr(block.attn, "q_norm", None)]
+    norms = [
+        model.norm_pre,
+        model.fc_norm,
+        model.patch_embed.norm,
+        getattr(block.attn, "q_norm", None),
+    ]
     has_no_more_norms = all(isinstance(norm, nn.Identity) for norm in norms)
     has_parts = model.pos_embed is not None and hasattr(block.attn, "qkv")
     return has_parts and is_exact_gelu and reads_class_token and has_no_more_norms
