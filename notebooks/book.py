@@ -1,6 +1,9 @@
 """Names that every chapter of the book uses, and what only the book draws: `from book import *`."""
 
 import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -9,16 +12,20 @@ import pandas as pd
 import torch
 from architecture import architecture
 from PIL import Image
-from torch import Tensor
+from timm.layers import PatchEmbed
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
 from training_photos import open_training_photos
 
 import vitlens_explorer as widgets
 import vitlens_paper as paper
 from vitlens import (
     TokenGrid,
+    UnsupportedModelError,
     attention,
     attribution,
     capture,
+    data,
     faithfulness,
     filters,
     intervene,
@@ -36,15 +43,20 @@ from vitlens import (
     top_classes,
     train,
 )
+from vitlens.data import ImageSet, ImageStream
+from vitlens.models import class_count
 from vitlens.plot.mosaic import mosaic
 from vitlens.plot.painting import covered_size, resolve_grid
 from vitlens.plot.style import GRAY, WIDTH, bare, page, use_style
 from vitlens.recorder.precision import to_float64
+from vitlens.recorder.supported import family, model_name, unwrap
 from vitlens_paper import evaluate, variants
+from vitlens_paper.evaluate.compute import flops
 
 __all__ = [
     "Path",
     "TokenGrid",
+    "affordable",
     "architecture",
     "attention",
     "attribution",
@@ -59,6 +71,7 @@ __all__ = [
     "open_images",
     "open_training_photos",
     "overlay",
+    "has_timm_parts",
     "paper",
     "patches",
     "pd",
@@ -67,10 +80,12 @@ __all__ = [
     "plt",
     "positions",
     "preprocess",
+    "require_parts",
     "restore",
     "run",
     "scores",
     "spectral_centroid",
+    "split_photographs",
     "tokens",
     "top_classes",
     "torch",
@@ -107,6 +122,154 @@ def pick(images: dict[str, Image.Image], name: str) -> str:
     'cat.jpg'
     """
     return name if name in images else next(iter(images))
+
+
+def has_timm_parts(model: nn.Module) -> bool:
+    """True for timm's `VisionTransformer` whose layers are those of the paper.
+
+    These are a class token that the head reads, one table of positions, queries, keys and values from one matrix, and
+    an MLP with the exact GELU. Registers and layer scale are allowed.
+
+    >>> book.has_timm_parts(vitlens.load_model("vit_tiny_patch16_224", pretrained=False))
+    True
+    """
+    if type(model) is not VisionTransformer or type(model.patch_embed) is not PatchEmbed:
+        return False
+    block = model.blocks[0]
+    if type(block) is not Block:
+        return False
+    activation = getattr(block.mlp, "act", None)
+    is_exact_gelu = isinstance(activation, nn.GELU) and activation.approximate == "none"
+    reads_class_token = model.cls_token is not None and model.global_pool == "token"
+    norms = [
+        model.norm_pre,
+        model.fc_norm,
+        model.patch_embed.norm,
+        getattr(block.attn, "q_norm", None),
+    ]
+    has_no_more_norms = all(isinstance(norm, nn.Identity) for norm in norms)
+    has_parts = model.pos_embed is not None and hasattr(block.attn, "qkv")
+    return has_parts and is_exact_gelu and reads_class_token and has_no_more_norms
+
+
+def _has_classes(model: nn.Module) -> bool:
+    return class_count(model) != 0
+
+
+def _has_readout(model: nn.Module) -> bool:
+    """True if the head reads a weighted sum of tokens. Only a forward gives the weights of an attention pool."""
+    adapter = family(unwrap(model))
+    size = adapter.preprocessing["input_size"][1:]
+    return adapter.pool is not None or adapter.grid(size).readout is not None
+
+
+def _has_positions(model: nn.Module) -> bool:
+    return family(unwrap(model)).positions() is not None
+
+
+def _has_timm_positions(model: nn.Module) -> bool:
+    table = getattr(model, "pos_embed", None)
+    is_timm = hasattr(model, "patch_embed") and isinstance(table, nn.Parameter)
+    return is_timm and _has_positions(model)
+
+
+def _adds_parts(model: nn.Module) -> bool:
+    return family(unwrap(model)).stream_problem is None
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What a chapter does with the model, the test for it, and the models that pass."""
+
+    fits: Callable[[nn.Module], bool]
+    action: str
+    models: str
+
+
+_CLASSES = _Need(_has_classes, "reads classes", "a model with a classifier")
+_READOUT = _Need(
+    _has_readout,
+    "starts its maps at the token or mean that the classifier reads",
+    "a model that reads the class token or the mean of the patches",
+)
+_POSITIONS = _Need(_has_positions, "draws learned positions", "a model with a table of positions")
+_PARTS = _Need(_adds_parts, "adds what heads and MLPs write", "a model with pre-norm layers")
+_TIMM_PARTS = _Need(
+    has_timm_parts,
+    "computes timm's VisionTransformer with a class token and exact GELU by hand",
+    'one by its name, such as "vit_base_patch16_224", or to a folder that vitlens trained',
+)
+_TIMM_POSITIONS = _Need(
+    _has_timm_positions,
+    "replaces the table of positions of a timm model",
+    'one by its name, such as "vit_base_patch16_224", or to a folder that vitlens trained',
+)
+NEEDS = {
+    "0": [_CLASSES, _READOUT],
+    "1": [_TIMM_PARTS, _CLASSES],
+    "5": [_POSITIONS],
+    "6": [_CLASSES, _READOUT],
+    "7": [_CLASSES, _READOUT],
+    "8": [_CLASSES],
+    "9": [_CLASSES, _PARTS],
+    "10": [_CLASSES],
+    "11": [_READOUT],
+    "B": [_TIMM_POSITIONS],
+}
+"""What chapters need of a model. The others take every model that `load_model` opens."""
+
+
+def require_parts(model: nn.Module, chapter: str) -> None:
+    """Raise UnsupportedModelError for a model without a part that a chapter uses.
+
+    >>> book.require_parts(vitlens.load_model("vit_tiny_patch16_224", pretrained=False), "1")
+
+    chapter: such as "7" or "B". The message is one sentence on the chapter and the model, and one on models that fit.
+    """
+    for need in NEEDS.get(chapter, []):
+        if not need.fits(model):
+            raise UnsupportedModelError(
+                f"Chapter {chapter} {need.action}, got {model_name(unwrap(model))}. Set MODEL to {need.models}."
+            )
+
+
+LIMIT = 1e14
+"""Operations after which a cell does less: eight minutes of two CPU cores, which do 210 billion a second in
+data/results/speed-cpu.csv. Not seconds, because results must not depend on what else the machine does."""
+UNANNOUNCED = 2e13
+"""Operations that a cell may take without a printed cost."""
+
+
+@torch.no_grad()
+def _seconds_of_a_forward(model: nn.Module, image: Tensor) -> float:
+    """Seconds of the fastest of three forwards. Other programs, and the first forward, take longer."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        run(model, image)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def affordable(model: nn.Module, images: Tensor, rounds: int, forwards: int, name: str) -> int:
+    """Number of rounds, 1 to `rounds`, whose operations are within `LIMIT`.
+
+    images: (B, C, H, W), of which the first one is timed. forwards: of one image in each round, where a backward counts
+    as two. name: of the rounds, such as "draws". Above `UNANNOUNCED` operations the cost is printed.
+
+    >>> book.affordable(vitlens.load_model("test_vit", pretrained=False), torch.zeros(1, 3, 160, 160), 4, 10, "draws")
+    4
+    """
+    operations = forwards * flops(model, tuple(images.shape[-2:]))
+    chosen = min(rounds, max(1, int(LIMIT / operations)))
+    if chosen == rounds and rounds * operations <= UNANNOUNCED:
+        return rounds
+    minutes = chosen * forwards * _seconds_of_a_forward(model, images[:1]) / 60
+    cost = f"{chosen * forwards:,} forwards of one image, about {minutes:.1f} minutes here"
+    if chosen < rounds:
+        cost = f"{chosen} of {rounds} {name}, because all of them take too long: {cost}"
+    print(f"{cost}.")
+    return chosen
 
 
 LIGHT = 205
@@ -221,3 +384,72 @@ def by_direction(similarities: Tensor) -> Tensor:
         slope, at_step = np.polyfit(other_lengths[is_near] - step, other_means[is_near], 1)
         elsewhere.append(at_step)
     return torch.stack([in_row, in_column, torch.tensor(elsewhere)]).float()
+
+
+USED_IMAGES = 200
+"""Number of photographs that `split_photographs` uses at most, if classes are few."""
+
+
+def split_photographs(
+    folder: str | Path, size: int, most: int = 40, seed: int = 12
+) -> tuple[ImageSet, ImageSet]:
+    """Photographs to learn from and to test on, of `size` × `size` pixels, drawn as a function of `seed`.
+
+    folder: a source of `vitlens.data.load`. Of a folder without `train` and `test`, a quarter of each class is for
+    testing. most: largest number of images of a class that are used, fewer if there are over five classes. `note` of
+    the first set is a sentence with the numbers. Only images that are used are decoded. Raises ValueError for fewer
+    than two classes, and the errors of `load`.
+
+    >>> learn, test = book.split_photographs("data/photographs", size=64)
+    >>> len(learn), len(test)
+    (90, 30)
+    """
+    names = ("train", "valid", "whole")
+    learn, test, whole = (
+        data.load(folder, name, size=size, stream=True, workers=0) for name in names
+    )
+    count = len(learn.class_names)
+    if count < 2:
+        raise ValueError(f"{folder} must hold two or more class folders, got {count}. Add another.")
+    most = max(4, min(most, USED_IMAGES // count))
+    generator = torch.Generator().manual_seed(seed)
+    is_divided = len(learn) + len(test) != len(whole)  # of divided data, the whole is the test part
+    if is_divided:
+        tested = most // 4
+        there = len(learn) + len(test)
+        learn_rows = torch.cat(_draw(learn.labels, most - tested, generator))
+        test_rows = torch.cat(_draw(test.labels, tested, generator))
+    else:
+        there = len(whole)
+        drawn = _draw(whole.labels, most, generator)
+        learn = test = whole
+        learn_rows = torch.cat([rows[_quarter(rows) :] for rows in drawn])
+        test_rows = torch.cat([rows[: _quarter(rows)] for rows in drawn])
+    used = len(learn_rows) + len(test_rows)
+    cut = "all" if used == there else f"at most {most} of each class"
+    note = (
+        f"The folder has {there:,} images of {count} classes. This chapter uses {cut}: "
+        f"{len(learn_rows)} to learn from, {len(test_rows)} to test on."
+    )
+    return _decoded(learn, learn_rows, note), _decoded(test, test_rows, note)
+
+
+def _draw(labels: Tensor, most: int, generator: torch.Generator) -> list[Tensor]:
+    """Rows of at most `most` images of each class, in random order."""
+    drawn = []
+    for label in labels.unique():
+        rows = (labels == label).nonzero()[:, 0]
+        order = torch.randperm(len(rows), generator=generator)
+        drawn.append(rows[order[:most]])
+    return drawn
+
+
+def _quarter(rows: Tensor) -> int:
+    """Number of the images of a class that are for testing."""
+    return max(1, round(len(rows) / 4))
+
+
+def _decoded(stream: ImageStream, rows: Tensor, note: str) -> ImageSet:
+    """The images at some rows of a stream, in memory, in the order of the folder."""
+    images, labels = next(stream.batches([rows.sort().values]))
+    return ImageSet(images, labels, stream.class_names, note)

@@ -28,7 +28,7 @@ REFERENCES = re.compile(r"<!--((?: [0-9A-D]+b?:[a-z0-9-]+)+) -->")
 CITED = re.compile(r"\]\(D_reference\.ipynb#[a-z-]+\d{4}[a-z]?\)")
 NO_RESULTS = re.compile(
     r"^#[^\n]*$|^```.*?^```|<details>.*?</details>|<!--.*?-->|\$\$.*?\$\$|\$[^$\n]+\$|`[^`]+`"
-    r"|(?:[Ss]ections?|Figs?\.|Figures?|Tables?|Eqs?\.|[Aa]ppendix|arXiv:?|[Hh]eads?|[Cc]hapters?) "
+    r"|(?:[Ss]ections?|Figs?\.|Figures?|Tables?|Eqs?\.|[Aa]ppendix|arXiv:?|[Hh]eads?|[Cc]hapters?|Exercises?) "
     r"[A-D]?\.?\d+(?:\.\d+)*(?:(?:,|,? and| to|–) ?[A-D]?\.?\d+(?:\.\d+)*)*",
     re.M | re.S,
 )

@@ -10,6 +10,7 @@ import runpy
 from html.parser import HTMLParser
 from pathlib import Path
 
+import book as chapters
 import claims
 import nbformat
 import numpy as np
@@ -22,9 +23,10 @@ from notebook_cells import fresh_processes, run
 from PIL import Image
 from timm.models import save_for_hf
 
-from vitlens import load_model, positions
+from vitlens import UnsupportedModelError, load_model, positions
 from vitlens.plot import alt_text
 from vitlens_explorer.outputs import hidden_by
+from vitlens_paper.evaluate import compute
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 CHAPTERS = claims.chapters()
@@ -109,6 +111,120 @@ def test_chapters_run_with_own_model_and_image(path, processes, tmp_path_factory
     assert processes.apply(run, (cells, FOLDER)) == []
 
 
+TRAINS = "12"
+"""Chapter that trains its model, which only timm's can."""
+DAILY_TRANSFORMERS = ("00", "01", "03", "06")
+REFUSES_TRANSFORMERS = ("01", "B_")
+
+
+@pytest.fixture(scope="module")
+def transformers_folder(tmp_path_factory):
+    """A folder of `save_pretrained` with random weights and a photo beside it."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("transformers") / "saved"
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=3,
+        intermediate_size=96,
+        image_size=112,
+        num_labels=10,
+    )
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    processor = transformers.ViTImageProcessor(size={"height": 112, "width": 112})
+    processor.save_pretrained(folder)
+    noise = np.random.default_rng(0).integers(0, 255, (12, 16, 3), np.uint8)
+    photo = Image.fromarray(noise).resize((640, 480), Image.Resampling.BICUBIC)
+    photo.save(folder / "my photo.jpg")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path,
+            marks=() if path.name[:2] in DAILY_TRANSFORMERS else pytest.mark.slow,
+            id=path.stem,
+        )
+        for path in CHAPTERS
+        if path.name[:2] != TRAINS
+    ],
+)
+def test_chapters_run_with_a_transformers_folder_or_refuse_it_at_once(
+    path, processes, transformers_folder
+):
+    folder = transformers_folder
+    cells = code(path, model=str(folder), images=[folder / "my photo.jpg"])
+    number = path.stem.split("_")[0].lstrip("0") or "0"
+    if path.name[:2] in REFUSES_TRANSFORMERS:
+        words = rf"^Chapter {number} .*, got saved \(ViTForImageClassification\)\. Set MODEL to "
+        setup_and_subject = cells[:2]
+        with pytest.raises(UnsupportedModelError, match=words):
+            processes.apply(run, (setup_and_subject, FOLDER))
+        return
+    lines = processes.apply(run, (cells, FOLDER))
+    others = [line for line in lines if line.strip() and "Loading weights" not in line]
+    assert others == [], "only the progress bar of transformers goes to stderr"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "refused"),
+    [
+        ("vit_tiny_patch16_224", {}, []),
+        ("vit_small_patch14_reg4_dinov2", {"num_classes": 10}, []),
+        ("vit_tiny_patch16_224", {"num_classes": 0}, ["0", "1", "6", "7", "8", "9", "10"]),
+        ("vit_base_patch16_clip_quickgelu_224", {"num_classes": 10}, ["1"]),
+        ("vit_base_patch16_siglip_224", {"num_classes": 10}, ["1"]),
+        ("beit_base_patch16_224", {}, ["1", "5", "B"]),
+        ("vit_base_patch16_xp_224", {}, ["1"]),
+        ("vit_base_resnet26d_224", {}, ["1"]),
+    ],
+)
+def test_require_parts_refuses_models_that_lack_a_part(name, arguments, refused):
+    model = timm.create_model(name, depth=1, **arguments).eval()
+    for chapter in chapters.NEEDS:
+        if chapter not in refused:
+            chapters.require_parts(model, chapter)
+            continue
+        with pytest.raises(
+            UnsupportedModelError, match=rf"^Chapter {chapter} .*got .*Set MODEL to"
+        ):
+            chapters.require_parts(model, chapter)
+
+
+def test_every_chapter_with_needs_requires_them_in_its_second_cell():
+    for path in CHAPTERS:
+        number = path.stem.split("_")[0].lstrip("0") or "0"
+        subject = sources(path, "code")[1]
+        assert (f'require_parts(model, "{number}")' in subject) == (
+            number in chapters.NEEDS and number != "11"
+        )
+        assert ('require_parts(load_model(MODEL), "11")' in subject) == (number == "11")
+
+
+def test_affordable_cuts_rounds_to_the_limit_and_prints_the_cost(monkeypatch, capsys):
+    model = timm.create_model("test_vit", num_classes=3).eval()
+    images = torch.zeros(2, 3, 160, 160)
+    operations = compute.flops(model, (160, 160))
+    assert 0 < chapters._seconds_of_a_forward(model, images[:1]) < 60
+    monkeypatch.setattr(chapters, "_seconds_of_a_forward", lambda *_: 0.3)
+    monkeypatch.setattr(chapters, "UNANNOUNCED", 400 * operations)
+    monkeypatch.setattr(chapters, "LIMIT", 1000 * operations)
+
+    def affordable(forwards: int) -> tuple[int, str]:
+        return chapters.affordable(model, images, 4, forwards, "draws"), capsys.readouterr().out
+
+    assert affordable(100) == (4, "")
+    assert affordable(200) == (4, "800 forwards of one image, about 4.0 minutes here.\n")
+    cut = "because all of them take too long"
+    two = f"2 of 4 draws, {cut}: 1,000 forwards of one image, about 5.0 minutes here.\n"
+    one = f"1 of 4 draws, {cut}: 9,000 forwards of one image, about 45.0 minutes here.\n"
+    assert affordable(500) == (2, two)
+    assert affordable(9000) == (1, one)
+
+
 @each_chapter
 def test_chapters_have_the_form_of_the_book(path):
     cells = read(path).cells
@@ -129,7 +245,8 @@ def test_chapters_have_the_form_of_the_book(path):
         r"^IMAGES = None", subject.source, re.M
     )
     prose = "\n".join(sources(path, "markdown"))
-    assert number == "D" or prose.index("## What we saw") < prose.index("## Exercises")
+    if "exercises" in {cell.id for cell in cells}:
+        assert number == "D" or prose.index("## What we saw") < prose.index("## Exercises")
     tasks = re.findall(r"^(?:\*\*\d\. |### Exercise )", prose, re.M)
     answers = script("answers")(read(path))
     assert len(tasks) == len(answers) >= (1 if number.isalpha() else 3)

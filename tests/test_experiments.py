@@ -101,6 +101,7 @@ RUNS = {
     ),
     "explorer": ([], "explorer"),
     "finetune": (["--model", results.SPECIMEN, "--data", "FOLDER"], "finetune-flowers5"),
+    "finetune_digits": ([], "finetune-digits"),
     "kills": ([], "kills"),
     "lens": (["--data", "FOLDER"], "lens"),
     "page": ([], "page"),

@@ -462,8 +462,30 @@ def paired(
     return (low + high) / 2, (high - low) / 2
 
 
-def test_chapter_12_leads_without_labels_and_filters_at_the_border():
+def test_chapter_12_layer_decay_falls_behind_less_after_twenty_epochs():
     prose, shown = told("12")
+    table = pd.read_csv(DATA / "results" / "finetune-digits.csv", keep_default_na=False)
+    (probe,) = table.loc[table["method"] == "linear probe", "top1"]
+    runs = table[table["method"] != "linear probe"].astype({"lr": float, "epochs": int})
+    assert set(runs["seed"].astype(int)) == {0, 1} and set(runs["epochs"]) == {10, 20}
+    top1 = runs.groupby(["method", "lr", "epochs"])["top1"].mean()
+    gaps = {}
+    for rate in (0.03, 0.06):
+        ahead = top1["plain", 0.03] - top1["layer decay 0.75", rate]
+        gaps[rate] = ahead
+        line = (
+            f"rate {rate}: {ahead[10]:.1f} points at 10 epochs, {ahead[20]:.1f} points at 20 epochs"
+        )
+        assert line in shown and ahead[10] > 2 * ahead[20] > 0
+    plain = top1["plain", 0.03]
+    assert f"from {gaps[0.03][10]:.1f} to {gaps[0.03][20]:.1f} points" in prose
+    assert f"to {gaps[0.06][20]:.1f} points" in prose
+    assert f"{probe:.1f} % for the probe" in prose
+    assert f"{plain[10]:.1f} % after 10 epochs and {plain[20]:.1f} % after 20" in prose
+
+
+def test_appendix_c_leads_without_labels_and_filters_at_the_border():
+    prose, shown = told("C")
     clear = []
     for file, epochs in (("masked-cpu-short", 10), ("masked-cpu", 40)):
         for name in pd.read_csv(DATA / "results" / f"{file}.csv")["model"].unique()[1:]:

@@ -4,7 +4,10 @@ import random
 import struct
 import zlib
 
+import pandas as pd
 import pytest
+import torch
+from book import split_photographs
 from PIL import Image
 from support import CHECKPOINTS
 
@@ -45,6 +48,16 @@ def test_figure_14_is_drawn_from_the_list_with_seed_14():
     for path in files:
         with Image.open(path) as image:
             assert image.size == (224, 224) and image.mode == "RGB"
+
+
+def test_each_photograph_of_figure_14_has_a_box():
+    boxes = pd.read_csv(DATA / "figure14.csv")
+    files = sorted((DATA / "figure14").glob("*.jpg"))
+    assert list(boxes["photograph"]) == [path.stem for path in files]
+    sides = boxes[["left", "top", "right", "bottom"]]
+    assert ((sides >= 0) & (sides <= 1)).all(axis=None)
+    assert (boxes["right"] > boxes["left"]).all() and (boxes["bottom"] > boxes["top"]).all()
+    assert boxes["subject"].str.len().min() > 2
 
 
 def test_labeled_photographs_open_as_a_data_set():
@@ -96,3 +109,46 @@ def test_resources_reads_entries(tmp_path, version, compressed):
 def test_missing_package_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="lacks .* of gcompris-qt-data 3.1-2"):
         photographs.open_photographs(TABLE, tmp_path)
+
+
+def test_split_photographs_puts_a_quarter_of_each_class_aside():
+    learn, test = split_photographs(DATA / "photographs", size=16)
+    assert (
+        learn.labels.bincount().tolist() == [18] * 5 and test.labels.bincount().tolist() == [6] * 5
+    )
+    tested = {image.numpy().tobytes() for image in test.images}
+    assert not tested & {image.numpy().tobytes() for image in learn.images}
+    assert "120 images of 5 classes. This chapter uses all: 90 to learn from, 30" in learn.note
+    other, _ = split_photographs(DATA / "photographs", size=16, seed=1)
+    assert not torch.equal(other.images, learn.images)
+
+
+def test_split_photographs_uses_a_part_of_a_large_folder_and_the_split_of_a_divided_one(tmp_path):
+    colors = iter(range(256))
+    for place in ("train/a", "train/b", "test/a", "test/b"):
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        for number in range(8):
+            Image.new("RGB", (8, 8), (next(colors), 0, 0)).save(folder / f"{number}.png")
+    learn, test = split_photographs(tmp_path, size=8, most=4)
+    assert "32 images of 2 classes. This chapter uses at most 4 of each class: 6" in learn.note
+    assert learn.labels.bincount().tolist() == [3, 3] and test.labels.bincount().tolist() == [1, 1]
+    assert learn.images[:, 0].max() < 16 <= test.images[:, 0].min(), "test images are from test/"
+
+
+def test_split_photographs_rejects_folders_without_classes_and_broken_files(tmp_path):
+    with pytest.raises(ValueError, match="no folders of images, one for each class"):
+        split_photographs(DATA / "photographs" / "fish", size=8)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.new("RGB", (64, 64), (number, 9, 9)).save(tmp_path / name / f"{number}.jpg")
+    broken = tmp_path / "a" / "0.jpg"
+    broken.write_bytes(broken.read_bytes()[:300])
+    with pytest.raises(ValueError, match="0.jpg .* cannot be decoded. Repair or replace it."):
+        split_photographs(tmp_path, size=8)
+    for file in (tmp_path / "b").iterdir():
+        file.unlink()
+    (tmp_path / "b").rmdir()
+    with pytest.raises(ValueError, match="must hold two or more class folders, got 1"):
+        split_photographs(tmp_path, size=8)
