@@ -23,7 +23,7 @@ from notebook_cells import fresh_processes, run
 from PIL import Image
 from timm.models import save_for_hf
 
-from vitlens import UnsupportedModelError, load_model, positions
+from vitlens import UnsupportedModelError, load_model, positions, train
 from vitlens.plot import alt_text
 from vitlens_explorer.outputs import hidden_by
 from vitlens_paper.evaluate import compute
@@ -96,12 +96,24 @@ def test_chapters_and_answers_run_offline(path, processes):
     assert processes.apply(run, (cells, FOLDER)) == [], "nothing goes to stderr"
 
 
+def with_registers(folder: Path) -> None:
+    saved(folder, "vit_small_patch14_reg4_dinov2", img_size=112, num_classes=10)
+
+
+def of_chapter_2b(folder: Path) -> None:
+    """The model that chapter 2b trains on a CPU, before its first step."""
+    smaller = ["width=96", "heads=3", "depth=6", "image_size=64", "resize=0", "num_classes=20"]
+    settings = train.recipe("photos-t4").override(*smaller)
+    train.export(settings.build(), folder, settings, [f"class {k}" for k in range(20)])
+
+
 @pytest.mark.slow
 @each_chapter
-def test_chapters_run_with_own_model_and_image(path, processes, tmp_path_factory):
-    folder = tmp_path_factory.getbasetemp() / "own"
+@pytest.mark.parametrize("write", [with_registers, of_chapter_2b])
+def test_chapters_run_with_own_model_and_image(path, write, processes, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / write.__name__
     if not folder.exists():
-        saved(folder, "vit_small_patch14_reg4_dinov2", img_size=112, num_classes=10)
+        write(folder)
         noise = np.random.default_rng(0).integers(0, 255, (12, 16, 3), np.uint8)
         Image.fromarray(noise).resize((640, 480), Image.Resampling.BICUBIC).save(
             folder / "my photo.jpg"

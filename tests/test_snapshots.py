@@ -99,6 +99,16 @@ def test_record_keeps_training_bit_identical(data):
     assert torch.equal(*results)
 
 
+def test_save_replaces_a_run_of_other_shapes(tmp_path):
+    path = tmp_path / "snapshots.npz"
+    for step in (0, 5):
+        snapshots.save(path, step, {"rollout": np.zeros((6, 8, 8))})
+    snapshots.save(path, 0, {"rollout": np.ones((1, 4, 4)), "distances": np.ones((2, 3))})
+    arrays = snapshots.load(path)
+    assert arrays["steps"].tolist() == [0]
+    assert arrays["rollout"].shape == (1, 1, 4, 4) and arrays["distances"].shape == (1, 2, 3)
+
+
 def test_save_appends_and_drops_later_steps(data, tmp_path):
     path, arrays = tmp_path / "s.npz", {"a": np.arange(3, dtype=np.float16)}
     for step in (0, 1, 4, 9):

@@ -161,8 +161,9 @@ def save(path: str | os.PathLike, step: int, arrays: dict[str, np.ndarray]) -> N
         if earlier is not None:
             before = load(path)
             rows = before["steps"] < step
-            for name, array in content.items():
-                content[name] = np.concatenate([before[name][rows], array])
+            if rows.any():  # else the file is of another run, whose arrays may have other shapes
+                for name, array in content.items():
+                    content[name] = np.concatenate([before[name][rows], array])
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **content)
         return buffer.getvalue()
