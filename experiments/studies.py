@@ -21,14 +21,16 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
+from PIL import ImageOps
 from torch import nn
 
 import vitlens_paper as paper
 from experiments.designs import STUDIES, Cell, Study, study
 from experiments.results import about, command, parser, write
 from experiments.small_data import change_under
-from vitlens import plot
+from vitlens import plot, samples
 from vitlens.data import ImageSet, load
+from vitlens.data.augment import normalize
 from vitlens.images import ModelInput
 from vitlens.scores import of_seeds, proportion, student
 from vitlens.train import export, fit, snapshots
@@ -39,9 +41,9 @@ from vitlens_paper.evaluate import compute, features, few_shot, linear_probe, su
 
 SHOTS, DRAWS = 5, 3
 PROBED = 100
-"""Validation images that attention distances, and changes under flips and rotations, are means of."""
+"""Validation images that attention distances, with those of the photograph, and changes under flips are means of."""
 KEPT = ("filters", "filters_variance", "positions", "distances", "rollout")
-PICTURE = "picture"
+PICTURE, PHOTOGRAPH = "picture", "chelsea"
 COLUMNS = {
     "filters": "Embedding filters",
     "positions": "Position similarity",
@@ -194,11 +196,22 @@ def chosen(images: ImageSet, classes: int) -> ImageSet:
 
 def look(path: Path, step: int, model: nn.Module, valid: ImageSet, plan: Recipe) -> None:
     """Store the arrays of `snapshots.record` after so many steps with labels, and the image of the first rollout."""
-    seen = snapshots.record(
-        model, snapshots.probe(valid, plan, PROBED).to(next(model.parameters()).device)
+    photograph = free_photograph(plan.image_size)
+    probe = torch.cat(
+        [
+            normalize(photograph[None], plan.mean, plan.std),
+            snapshots.probe(valid, plan, PROBED),
+        ]
     )
-    seen[PICTURE] = valid.subset(min(PROBED, len(valid))).images[0].permute(1, 2, 0).numpy()
+    seen = snapshots.record(model, probe.to(next(model.parameters()).device))
+    seen[PICTURE] = photograph.permute(1, 2, 0).numpy()
     snapshots.save(path, step, seen)
+
+
+def free_photograph(size: int) -> torch.Tensor:
+    """(3, size, size) uint8 photograph for the rollout, because images of most data sets may not be shown."""
+    square = ImageOps.fit(samples()[PHOTOGRAPH], (size, size))
+    return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
 
 def flops(model: nn.Module, plan: Recipe, patch_drop: float = 0.0) -> int:
@@ -282,10 +295,10 @@ def write_insides(
     Path(path).write_bytes(buffer.getvalue())
 
 
-def read_insides(path: Path | str) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:
-    """Arrays by model, and the image, of a file that `write_insides` wrote."""
+def read_insides(path: Path | str) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray | None]:
+    """Arrays by model, and the image or None, of a file that `write_insides` wrote."""
     arrays, found = snapshots.load(path), {}
-    picture = arrays.pop(PICTURE)
+    picture = arrays.pop(PICTURE, None)
     for key, array in arrays.items():
         model, _, name = key.rpartition("/")
         found.setdefault(model, {})[name] = array

@@ -95,6 +95,9 @@ __all__ = [
 ]
 __dir__ = __all__.copy
 
+# A notebook loads its backend at the first figure. If that is inside of `plt.style.context`, its settings are lost.
+plt.draw_if_interactive()
+
 
 def open_images(files=None) -> dict[str, Image.Image]:
     """Images by name: those of the files, named by their file names, or without files the six samples.
