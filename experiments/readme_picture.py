@@ -38,7 +38,7 @@ def inspection(model: str, out: Path) -> None:
     figure.savefig(pixels := io.BytesIO(), dpi=SHARP)
     picture = Image.open(pixels).convert("RGB")
     picture.save(
-        out, quality=85, subsampling=0, optimize=True, progressive=True
+        out, quality=76, subsampling=0, optimize=True, progressive=True
     )  # a quarter of a PNG
 
 

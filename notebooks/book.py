@@ -15,7 +15,7 @@ from PIL import Image
 from timm.layers import PatchEmbed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
-from training_photos import open_training_photos
+from training_photos import FREE_PHOTOGRAPHS, open_training_photos
 
 import vitlens_explorer as widgets
 import vitlens_paper as paper
@@ -403,7 +403,7 @@ def split_photographs(
     the first set is a sentence with the numbers. Only images that are used are decoded. Raises ValueError for fewer
     than two classes, and the errors of `load`.
 
-    >>> learn, test = book.split_photographs("data/photographs", size=64)
+    >>> learn, test = book.split_photographs(FREE_PHOTOGRAPHS, size=64)
     >>> len(learn), len(test)
     (90, 30)
     """
