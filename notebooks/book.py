@@ -54,6 +54,7 @@ from vitlens_paper import evaluate, variants
 from vitlens_paper.evaluate.compute import flops
 
 __all__ = [
+    "FREE_PHOTOGRAPHS",
     "Path",
     "TokenGrid",
     "affordable",
