@@ -3,12 +3,12 @@
 import argparse
 import io
 import json
-import os
 import pathlib
-import signal
-from dataclasses import dataclass, replace
-from pathlib import Path
+import subprocess
+import sys
+from dataclasses import replace
 
+import killed_worker
 import numpy as np
 import pytest
 import timm
@@ -19,11 +19,10 @@ from torch import nn
 
 from vitlens import UnsupportedModelError, attention, capture, load_model, report
 from vitlens.attribution.target import resolve_target
-from vitlens.data import ImageStream, Samples, load
-from vitlens.data.imageset import Fitting
+from vitlens.data import load
 from vitlens.images import samples
 from vitlens.models import data_config, pixels, preprocess, restore, scores, top_classes
-from vitlens.train import export, fit, recipe, starting_from
+from vitlens.train import export, recipe, starting_from
 
 
 def test_capture_takes_subclasses_with_timms_forward():
@@ -507,43 +506,10 @@ def test_starting_from_replaces_every_head(tmp_path):
 
 
 def test_fit_resumes_bit_for_bit_after_a_killed_worker(tmp_path):
-    @dataclass(frozen=True)
-    class Fatal:
-        """Digits, one of which kills the worker that reads it for the second time, unless a file exists."""
-
-        images: torch.Tensor
-        spared: Path
-
-        def __len__(self):
-            return len(self.images)
-
-        def __getitem__(self, i):
-            in_worker = torch.utils.data.get_worker_info() is not None
-            if i == 200 and in_worker and not self.spared.exists():
-                if (
-                    read := self.spared.with_name("read")
-                ).exists():  # in the second epoch, after some steps
-                    os.kill(os.getpid(), signal.SIGKILL)
-                read.touch()
-            return self.images[i]
-
-    digits, valid = load("digits").subset(256), load("digits", "valid").subset(40)
-    plan = recipe("digits").tiny()
-    # PyTorch raises the loss of a worker at any moment, also amid an update, so each step is saved.
-    plan = replace(plan, augment=replace(plan.augment, scale=(0.5, 1.0)), save_every=1e-9)
-
-    def weights(out: str, spared: Path) -> list[torch.Tensor]:
-        samples = Samples(
-            Fatal(digits.images, spared), digits.labels, digits.class_names, range(256)
-        )
-        stream = ImageStream(samples, 8, Fitting(8), workers=1)
-        model = plan.build()
-        for _ in fit(model, (stream, valid), plan, device="cpu", out=tmp_path / out, resume=True):
-            pass
-        return [p.detach().clone() for p in model.parameters()]
-
-    flag = tmp_path / "spared"
-    refuses("processes that read images ended", weights, "killed", flag, error=ChildProcessError)
+    script = [sys.executable, killed_worker.__file__, str(tmp_path / "killed")]
+    ended = subprocess.run(script, capture_output=True, text=True, timeout=240)
+    assert ended.returncode and "processes that read images ended" in ended.stderr
     assert [*(tmp_path / "killed" / "checkpoints").iterdir()]
-    flag.touch()
-    assert all(map(torch.equal, weights("killed", flag), weights("whole", flag)))
+    (tmp_path / "spared").touch()
+    resumed, whole = (killed_worker.weights(tmp_path / name) for name in ("killed", "whole"))
+    assert all(map(torch.equal, resumed, whole))
