@@ -171,6 +171,11 @@ def _has_positions(model: nn.Module) -> bool:
     return family(unwrap(model)).positions() is not None
 
 
+def _has_timm_classifier(model: nn.Module) -> bool:
+    bare = unwrap(model)
+    return hasattr(bare, "pretrained_cfg") and hasattr(bare, "get_classifier")
+
+
 def _has_timm_positions(model: nn.Module) -> bool:
     table = getattr(model, "pos_embed", None)
     is_timm = hasattr(model, "patch_embed") and isinstance(table, nn.Parameter)
@@ -208,6 +213,11 @@ _TIMM_POSITIONS = _Need(
     "replaces the table of positions of a timm model",
     'one by its name, such as "vit_base_patch16_224", or to a folder that vitlens trained',
 )
+_TIMM_CLASSIFIER = _Need(
+    _has_timm_classifier,
+    "gives a model of timm a new classifier",
+    'one by its name, such as "vit_base_patch16_224", or to a folder that vitlens trained',
+)
 NEEDS = {
     "0": [_CLASSES, _READOUT],
     "1": [_TIMM_PARTS, _CLASSES],
@@ -218,6 +228,7 @@ NEEDS = {
     "9": [_CLASSES, _PARTS],
     "10": [_CLASSES],
     "11": [_READOUT],
+    "12": [_TIMM_CLASSIFIER],
     "B": [_TIMM_POSITIONS],
 }
 """What chapters need of a model. The others take every model that `load_model` opens."""

@@ -123,10 +123,8 @@ def test_chapters_run_with_own_model_and_image(path, write, processes, tmp_path_
     assert processes.apply(run, (cells, FOLDER)) == []
 
 
-TRAINS = "12"
-"""Chapter that trains its model, which only timm's can."""
 DAILY_TRANSFORMERS = ("00", "01", "03", "06")
-REFUSES_TRANSFORMERS = ("01", "B_")
+REFUSES_TRANSFORMERS = ("01", "12", "B_")
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +159,6 @@ def transformers_folder(tmp_path_factory):
             id=path.stem,
         )
         for path in CHAPTERS
-        if path.name[:2] != TRAINS
     ],
 )
 def test_chapters_run_with_a_transformers_folder_or_refuse_it_at_once(

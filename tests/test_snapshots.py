@@ -99,6 +99,24 @@ def test_record_keeps_training_bit_identical(data):
     assert torch.equal(*results)
 
 
+def test_record_takes_models_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=96,
+        image_size=32,
+        patch_size=8,
+        num_labels=10,
+    )
+    model = transformers.ViTForImageClassification(config).eval()
+    arrays = snapshots.record(model, torch.randn(2, 3, 32, 32))
+    assert arrays["distances"].shape == (2, 3) and arrays["rollout"].shape == (2, 4, 4)
+    assert arrays["positions"].shape == (4, 4, 4, 4)
+
+
 def test_save_replaces_a_run_of_other_shapes(tmp_path):
     path = tmp_path / "snapshots.npz"
     for step in (0, 5):

@@ -80,7 +80,7 @@ def record(
     >>> vitlens.train.snapshots.record(model, images)["distances"].shape
     (12, 3)
     """
-    from vitlens.models import class_count, scores
+    from vitlens.models import class_count, run, scores
 
     arrays: dict[str, Tensor] = {}
 
@@ -98,7 +98,7 @@ def record(
         add(_attention, model, images)
         logits = arrays.pop("logits", None)
         if logits is None:
-            logits = model(images)
+            logits = run(model, images)
         if class_count(model):
             arrays["top1_confidence"] = scores(model, logits).amax(-1)
         if hasattr(getattr(model, "objective", None), "predict_pictures"):
@@ -128,10 +128,11 @@ def _positions(model: nn.Module) -> dict[str, Tensor]:
 def _attention(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     """The arrays of attention, and the logits of the captured forward pass."""
     from vitlens import attention
+    from vitlens.models import run
     from vitlens.recorder.record import capture
 
     with capture(model) as attn:
-        logits = model(images)
+        logits = run(model, images)
     return {
         "distances": attention.mean_distance(attn).mean(dim=0),
         "rollout": attention.rollout(attn)[:ROLLOUTS],
