@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 MATHJAX = "mathjax@3.2.2"
-CHAPTERS, APPENDICES = "[0-9][0-9]_*.ipynb", "[A-Z]_*.ipynb"
+CHAPTERS, APPENDICES = "[0-9][0-9]*_*.ipynb", "[A-Z]_*.ipynb"
 DOCS = [
     "questions",
     "explaining",
