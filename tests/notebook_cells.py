@@ -46,7 +46,8 @@ def fresh_processes():
 def run(cells: list[str], folder: Path) -> list[str]:
     """Lines that code cells write to stderr, run one by one in a folder. A cell that fails raises its error."""
     torch.set_num_threads(1)  # models are small, and several workers share the cores
-    os.environ.pop("VITLENS_REAL_DATA", None)  # chapter 2b takes crops of photographs, as in a clone
+    # Without the variable, chapter 2b takes crops of photographs, as in a clone.
+    os.environ.pop("VITLENS_REAL_DATA", None)
     os.chdir(folder)
     with tempfile.TemporaryDirectory() as profile, tempfile.TemporaryFile("w+") as errors:
         os.environ["IPYTHONDIR"] = profile  # nobody's own settings
