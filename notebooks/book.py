@@ -188,7 +188,7 @@ def _adds_parts(model: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _Need:
-    """What a chapter does with the model, the test for it, and the models that pass."""
+    """A requirement of a chapter: the use of the model, the test for it, and the models that pass."""
 
     fits: Callable[[nn.Module], bool]
     action: str
@@ -231,7 +231,7 @@ NEEDS = {
     "12": [_TIMM_CLASSIFIER],
     "B": [_TIMM_POSITIONS],
 }
-"""What chapters need of a model. The others take every model that `load_model` opens."""
+"""Requirements of chapters. The others take every model that `load_model` opens."""
 
 
 def require_parts(model: nn.Module, chapter: str) -> None:

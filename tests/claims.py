@@ -45,8 +45,10 @@ def chapters(chosen: Sequence[str] = ()) -> list[Path]:
 
 def cells_of(chapter: str) -> dict[str, nbformat.NotebookNode]:
     """The cells of a chapter, such as "9", "2b" or "A", by their ids. Empty for an unknown chapter."""
-    name = chapter if chapter.isalpha() else chapter.zfill(3 if chapter.endswith("b") else 2)
-    paths = chapters([f"{name}_"])
+    number = chapter.removesuffix("b")
+    letter = chapter.removeprefix(number)
+    name = number.zfill(2) if number.isdigit() else number
+    paths = chapters([f"{name}{letter}_"])
     return {cell.id: cell for path in paths for cell in nbformat.read(path, as_version=4).cells}
 
 
