@@ -195,6 +195,9 @@ class _Need:
     models: str
 
 
+_TIMM_MODELS = (
+    'one by its name, such as "vit_base_patch16_224", or to a folder that vitlens trained'
+)
 _CLASSES = _Need(_has_classes, "reads classes", "a model with a classifier")
 _READOUT = _Need(
     _has_readout,
@@ -206,17 +209,17 @@ _PARTS = _Need(_adds_parts, "adds what heads and MLPs write", "a model with pre-
 _TIMM_PARTS = _Need(
     has_timm_parts,
     "computes timm's VisionTransformer with a class token and exact GELU by hand",
-    'one by its name, such as "vit_base_patch16_224", or to a folder that vitlens trained',
+    _TIMM_MODELS,
 )
 _TIMM_POSITIONS = _Need(
     _has_timm_positions,
     "replaces the table of positions of a timm model",
-    'one by its name, such as "vit_base_patch16_224", or to a folder that vitlens trained',
+    _TIMM_MODELS,
 )
 _TIMM_CLASSIFIER = _Need(
     _has_timm_classifier,
     "gives a model of timm a new classifier",
-    'one by its name, such as "vit_base_patch16_224", or to a folder that vitlens trained',
+    _TIMM_MODELS,
 )
 NEEDS = {
     "0": [_CLASSES, _READOUT],

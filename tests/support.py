@@ -638,3 +638,19 @@ def reference_attention(model, picture=PICTURE, size=None, **kwargs):
     for handle in handles:
         handle.remove()
     return torch.cat(unfused_maps(model, x)).numpy(), torch.stack(seen).numpy(), logits
+
+
+def vit_of_transformers(image_size: int, patch_size: int, layers: int = 2) -> torch.nn.Module:
+    """A small ViT of transformers for ten classes, with random weights, in eval mode."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=3,
+        intermediate_size=96,
+        image_size=image_size,
+        patch_size=patch_size,
+        num_labels=10,
+    )
+    return transformers.ViTForImageClassification(config).eval()

@@ -21,6 +21,7 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from notebook_cells import fresh_processes, run
 from PIL import Image
+from support import vit_of_transformers
 from timm.models import save_for_hf
 
 from vitlens import UnsupportedModelError, load_model, positions, train
@@ -132,16 +133,7 @@ def transformers_folder(tmp_path_factory):
     """A folder of `save_pretrained` with random weights and a photo beside it."""
     transformers = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("transformers") / "saved"
-    torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        hidden_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=3,
-        intermediate_size=96,
-        image_size=112,
-        num_labels=10,
-    )
-    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    vit_of_transformers(image_size=112, patch_size=16, layers=4).save_pretrained(folder)
     processor = transformers.ViTImageProcessor(size={"height": 112, "width": 112})
     processor.save_pretrained(folder)
     noise = np.random.default_rng(0).integers(0, 255, (12, 16, 3), np.uint8)

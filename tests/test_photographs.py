@@ -129,7 +129,9 @@ def test_split_photographs_uses_a_part_of_a_large_folder_and_the_split_of_a_divi
         folder = tmp_path / place
         folder.mkdir(parents=True)
         for number in range(8):
-            Image.new("RGB", (8, 8), (next(colors), 0, 0)).save(folder / f"{number}.png")
+            red = next(colors)
+            image = Image.new("RGB", (8, 8), (red, 0, 0))
+            image.save(folder / f"{number}.png")
     learn, test = split_photographs(tmp_path, size=8, most=4)
     assert "32 images of 2 classes. This chapter uses at most 4 of each class: 6" in learn.note
     assert learn.labels.bincount().tolist() == [3, 3] and test.labels.bincount().tolist() == [1, 1]

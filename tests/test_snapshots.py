@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from support import vit_of_transformers
 
 from vitlens import attention, filters, positions
 from vitlens.data import load
@@ -100,18 +101,7 @@ def test_record_keeps_training_bit_identical(data):
 
 
 def test_record_takes_models_of_transformers():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        hidden_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=96,
-        image_size=32,
-        patch_size=8,
-        num_labels=10,
-    )
-    model = transformers.ViTForImageClassification(config).eval()
+    model = vit_of_transformers(image_size=32, patch_size=8)
     arrays = snapshots.record(model, torch.randn(2, 3, 32, 32))
     assert arrays["distances"].shape == (2, 3) and arrays["rollout"].shape == (2, 4, 4)
     assert arrays["positions"].shape == (4, 4, 4, 4)
