@@ -163,7 +163,7 @@ def normalized(book: nbformat.NotebookNode, keeps_notes: bool = False) -> nbform
 def fallback(still: bytes) -> bytes:
     """A still as PNG at half its size, for readers that show no HTML."""
     picture = open_image(still).convert("RGB").reduce(2)
-    return encoded(picture.quantize(256, Image.Quantize.MAXCOVERAGE))
+    return encoded(picture.quantize(256, Image.Quantize.MAXCOVERAGE), "PNG", optimize=True)
 
 
 def open_image(file: bytes) -> Image.Image:
@@ -173,8 +173,8 @@ def open_image(file: bytes) -> Image.Image:
 def compact(png: bytes) -> bytes:
     """A figure, in even numbers of pixels, in a small file. JPEG and WebP, of stills and animations, stay as they are.
 
-    Every pixel is kept, in a palette if it has no more than 256 colors, except where a JPEG whose losses nobody sees is
-    a fifth smaller, as with photographs. In a chart, whose other colors are edges of letters and shades of bands, up to
+    Every pixel is kept, in a lossless WebP, except where a JPEG whose losses nobody sees is a fifth smaller, as with
+    photographs. In a chart, whose other colors are edges of letters and shades of bands, up to
     EDGES of the pixels may be UNSEEN off in a palette. Dithering would put dots into maps that no model made.
     """
     picture = open_image(png)
@@ -186,17 +186,16 @@ def compact(png: bytes) -> bytes:
     few = picture.quantize(256, method)
     off = np.abs(np.asarray(picture, int) - np.asarray(few.convert("RGB"), int)).max(2)
     like_the_picture = off.max() <= UNSEEN and (off > 0).mean() <= EDGES
-    exact = encoded(few if like_the_picture else picture)
-    file = io.BytesIO()
-    picture.save(file, "JPEG", quality=78, subsampling=0, optimize=True, progressive=True)
-    jpeg = file.getvalue()
+    kept = few.convert("RGB") if like_the_picture else picture
+    exact = encoded(kept, "WEBP", lossless=True, exact=True, quality=100, method=6)
+    jpeg = encoded(picture, "JPEG", quality=78, subsampling=0, optimize=True, progressive=True)
     return jpeg if 5 * len(jpeg) < 4 * len(exact) else exact
 
 
-def encoded(picture: Image.Image) -> bytes:
-    """A picture as a PNG file."""
+def encoded(picture: Image.Image, kind: str, **options) -> bytes:
+    """A picture as a file of a kind, with Pillow's options for it."""
     file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True)
+    picture.save(file, kind, **options)
     return file.getvalue()
 
 
