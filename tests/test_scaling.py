@@ -114,6 +114,26 @@ def test_few_shot_draws_curves_with_intervals(drawn):
     }
 
 
+def test_few_shot_colors_curves_by_kind():
+    """Vision Transformers are blue and ResNets gray in all figures, as in Fig. 5."""
+
+    def looks(*names):
+        (ax,) = paper.few_shot({name: [(9, 10), (90, 50)] for name in names}).axes
+        return [(to_hex(line.get_color()), line.get_linestyle()) for line in ax.lines]
+
+    blue, gray, green = "#0173b2", to_hex("0.45"), "#029e73"
+    assert looks("ResNet, equal steps", "ViT, patch 4", "ResNet, equal epochs", "R50+ViT-B/16") == [
+        (gray, "-"),
+        (blue, "-"),
+        (gray, "--"),
+        (green, "-"),
+    ]
+    assert looks("BiT-M", "R152x4", "DeiT-ViT")[:2] == [(gray, "-"), (gray, "--")]
+    unknown = looks("ViT", "ResNet", "Mixer")
+    assert len({color for color, _ in unknown}) == 3, "a name that tells no kind"
+    assert len({color for color, _ in looks(*(f"ViT-{k}" for k in range(6)))}) == 6
+
+
 def test_few_shot_ticks_are_sizes_or_round_numbers():
     def ticks(*sizes):
         axis = paper.few_shot({"a": [(n, 50) for n in sizes]}).axes[0].xaxis

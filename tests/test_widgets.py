@@ -32,6 +32,7 @@ from vitlens import (
 )
 from vitlens.images import samples
 from vitlens.plot.style import png
+from vitlens_explorer import details
 from vitlens_explorer.comparison import matching_patch
 
 
@@ -148,6 +149,22 @@ def test_widgets_show_a_still_image_without_a_kernel(vit):
         assert np.abs(corners - expected).max() <= 2
         assert data["text/plain"] == f"{explorer.frame['panels'][0]['title']}. {caption(explorer)}"
         assert f"row 1, column 2, layer {layer}, mean over heads" in data["text/plain"]
+
+
+def test_tour_shows_its_steps_without_a_kernel(vit):
+    model = vit()
+    plain = still_bundle(widgets.explore(model, PICTURE))
+    widget = widgets.tour(model, PICTURE)
+    widget.set(layer=1, row=2, column=3)
+    told = still_bundle(widget)
+    steps = details.tour(widget.page.forward, 1, "mean", 2, 3)["sentences"]
+    numbered = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
+    assert told["text/plain"] == " ".join(["The tour in its steps:", *numbered])
+    assert "The tour" not in plain["text/plain"]
+    sizes = [
+        Image.open(io.BytesIO(base64.b64decode(each["image/png"]))).width for each in (plain, told)
+    ]
+    assert sizes == [450, 900]
 
 
 def test_widgets_show_all_panels_without_a_kernel(vit):

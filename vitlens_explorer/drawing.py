@@ -179,10 +179,11 @@ class _Text:
     anchor: str = "la"
 
 
-def still(frame: dict, pictures: dict[str, bytes]) -> dict[str, str]:
+def still(frame: dict, pictures: dict[str, bytes], steps: Sequence[str] = ()) -> dict[str, str]:
     """A frame as an output for readers without a kernel. Its alt text is the titles and captions of the panels.
 
-    Panels are side by side where they fit. Drawn without Matplotlib's figures, whose import takes half a second.
+    Panels are side by side where they fit. steps: sentences of the tour, which are in the place of the next panel.
+    Drawn without Matplotlib's figures, whose import takes half a second.
     """
     texts, images = [], []
     left = top = bottom = across = 0
@@ -195,13 +196,19 @@ def still(frame: dict, pictures: dict[str, bytes]) -> dict[str, str]:
         left += width
         bottom = max(bottom, below)
         across = max(across, left)
+    if steps:
+        numbered = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
+        bottom = max(bottom, _lay_out_steps(numbered, (left, top), texts))
+        across = WIDTH
     note = "A still image. Run the cell for the interactive one."
     texts.append(_Text(MARGIN, bottom, note, 11))
     size = across, bottom + NOTE
     page = _draw_page(size, images, texts)
     sharp = io.BytesIO()
     page.save(sharp, "JPEG", quality=75, optimize=True)
-    alt = " ".join(f"{panel['title']}. {panel['words']}" for panel in frame["panels"])
+    alt = " ".join([f"{panel['title']}. {panel['words']}" for panel in frame["panels"]])
+    if steps:
+        alt = " ".join(["The tour in its steps:", *numbered])
     return bundle(png(page.resize(size)), alt, across, sharp.getvalue())
 
 
@@ -222,6 +229,19 @@ def _lay_out(panel: dict, picture: Image.Image, place, texts: list, images: list
     words = wrap(panel["words"], width, 6.4)
     texts.append(_Text(left, below, words))
     return below + LINE * len(words.splitlines()) + 12
+
+
+def _lay_out_steps(steps: Sequence[str], place: tuple[int, int], texts: list) -> int:
+    """Add sentences below each other from (left, top) to the right edge, and return where they end."""
+    left, top = place
+    left += MARGIN
+    texts.append(_Text(left, top + 10, "The tour", 15))
+    below = top + TITLE
+    for step in steps:
+        words = wrap(step, WIDTH - left - MARGIN, 6.4)
+        texts.append(_Text(left, below, words))
+        below += LINE * len(words.splitlines()) + 12
+    return below
 
 
 def _sharp(*lengths: float) -> tuple[int, ...]:

@@ -518,8 +518,7 @@ class Explorer(Page):
         state, choice = self.state, self.choice
         layer = content.get("layer", state["layer"])
         if content["ask"] == "tour":
-            head = state["head"] if isinstance(state["head"], int) else MEAN
-            answer = details.tour(self.forward, layer, head, state["row"], state["column"])
+            answer = self._tour(layer)
         else:
             head = content.get("head", choice.head)
             query = content.get("query", query_of(state))
@@ -528,6 +527,16 @@ class Explorer(Page):
             answer = details.value(self.forward, layer, head, query, content.get("key"))
         colors = Scale("viridis", 0, 1).table(0.9, "value")  # of small maps
         return answer, [colors.tobytes()]
+
+    def _tour(self, layer: int) -> dict:
+        """The numbers of the tour for the chosen patch and head in a layer."""
+        state = self.state
+        head = state["head"] if isinstance(state["head"], int) else MEAN
+        return details.tour(self.forward, layer, head, state["row"], state["column"])
+
+    def tour_steps(self) -> list[str]:
+        """The sentences of the tour if the front end shows it in place of the explorer."""
+        return self._tour(self.state["layer"])["sentences"] if self.guided else []
 
     def _look(self, patch: tuple[int, int], check: Check) -> tuple[dict, list[bytes]]:
         """The map from a patch under the pointer."""

@@ -85,7 +85,8 @@ class Widget(anywidget.AnyWidget):
 
     def _ipython_display_(self, **_) -> None:
         """Display the widget, and a still image of its current frame for readers without a kernel."""
-        display_widget(self, still(self.frame, self.pictures))
+        steps = QUICK.run(lambda check: self.page.tour_steps())
+        display_widget(self, still(self.frame, self.pictures, steps))
 
     def save_page(self, path: str | os.PathLike) -> Path:
         """Write the current photo of an explorer as one HTML file, as `save_page`, and return its path.

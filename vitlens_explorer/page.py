@@ -72,6 +72,10 @@ class Page:
         """The change that a message of the browser asks for."""
         raise NotImplementedError
 
+    def tour_steps(self) -> list[str]:
+        """Sentences that a still image has beside its first panel."""
+        return []
+
     def begin(self) -> None:
         """Prepare for an answer, before its messages are processed."""
 

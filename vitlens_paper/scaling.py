@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,6 +16,8 @@ from vitlens_paper.tables import Published
 
 KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45", "^")}
 NAMES = {"ViT": "ViT", "hybrid": "hybrid, on an R50", "ResNet": "ResNet (BiT)"}
+STYLES = ("-", "--", ":", "-.")
+"""Lines of the curves of one kind, in their order."""
 LEFT = {"ViT-B/32", "ViT-L/32", "R50+ViT-B/32", "R50+ViT-L/32", "R50+ViT-L/16", "R152x1"}
 """Models of Table 6 whose names are left of their points in Fig. 5. The other names are on the right."""
 LIMITS = {"VTAB": (65, 80), "Natural": (70, 90), "Specialized": (80, 90), "Structured": (50, 70)}
@@ -208,7 +211,8 @@ def few_shot(
     curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in percent.
 
     The interval from low to high is a band for up to three curves, and error bars for more. Only your curves are drawn,
-    because the paper prints no numbers. The legend lists the curves by their last accuracy.
+    because the paper prints no numbers. The legend lists the curves by their last accuracy. Curves whose names all tell
+    the kind of their model, such as "ViT, patch 4" and "ResNet", have the color of the kind and differ by their lines.
 
     >>> figure = vitlens_paper.few_shot({"ViT": [(1_000_000, 40.0), (10_000_000, 55.0)]})
     """
@@ -217,13 +221,14 @@ def few_shot(
         rule(ax)
         ax.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
         lines = []
-        for color, (name, rows) in zip(palette(len(series)), series.items(), strict=True):
+        for (color, line), (name, rows) in zip(_looks(series), series.items(), strict=True):
             images = rows[:, 0]
             accuracies = rows[:, 1]
             lines += ax.plot(
                 images,
                 accuracies,
-                "o-",
+                line,
+                marker="o",
                 color=color,
                 ms=6,
                 mec="white",
@@ -244,6 +249,26 @@ def few_shot(
         lines = sorted(lines, key=lambda line: -line.get_ydata()[-1])
         ax.legend(handles=lines, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
     return result
+
+
+def _looks(names: Collection[str]) -> list[tuple[str, str]]:
+    """(color, line) of curves: one color for each kind of model if all names tell it, else one for each curve."""
+    kinds = [_kind(name) for name in names]
+    few = max(map(kinds.count, kinds), default=0) <= len(STYLES)
+    if None in kinds or not few:
+        return [(color, "-") for color in palette(len(names))]
+    return [(KINDS[kind][0], STYLES[kinds[:place].count(kind)]) for place, kind in enumerate(kinds)]
+
+
+def _kind(name: str) -> str | None:
+    """Kind of a model in `KINDS` by its name, such as "R50+ViT-B/16", "hybrid", "R152x4" or "ViT, patch 4"."""
+    has_resnet = re.search(r"resnet|\bbit\b|\br\d+", name, re.IGNORECASE)
+    has_vit = re.search(r"\bvit", name, re.IGNORECASE)
+    if "hybrid" in name.lower() or (has_resnet and has_vit):
+        return "hybrid"
+    if has_resnet:
+        return "ResNet"
+    return "ViT" if has_vit else None
 
 
 def _sort_rows(rows) -> np.ndarray:
