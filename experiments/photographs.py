@@ -1,11 +1,12 @@
 """Free photographs: a labeled folder of five kinds, and 24 drawn at random for the paper's Fig. 14.
 
-    python -m experiments.photographs --packages DIR --out data
+    python -m experiments.photographs --packages DIR --out data --samples vitlens_explorer/photos
 
 DIR holds the unpacked Debian packages that `data/photographs.csv` names (`dpkg-deb -x PACKAGE.deb DIR`). The table has
 a row for each photograph, with author and license. Those with a kind are written to OUT/photographs/KIND, with a
 shorter side of 160 pixels. Of those in the column `listed`, 24 are drawn with seed 14, whatever they show, and the
-middle square of each is written to OUT/figure14 with 224 pixels.
+middle square of each is written to OUT/figure14 with 224 pixels. The samples of live pages, which their table of
+photos names, are written to --samples as middle squares of 320 pixels.
 """
 
 import argparse
@@ -21,13 +22,15 @@ import skimage
 import sklearn.datasets
 from PIL import Image, ImageOps
 
+from vitlens_explorer.photos import SAMPLES
+
 TABLE = Path(__file__).parents[1] / "data" / "photographs.csv"
 INSTALLED = {
     "scikit-image": Path(skimage.__file__).parent / "data",
     "scikit-learn": Path(sklearn.datasets.__file__).parent / "images",
 }
 """Folders of photographs in Python packages."""
-SIDE, SQUARE = 160, 224
+SIDE, SQUARE, SAMPLE = 160, 224, 320
 DRAWN, SEED = 24, 14
 DIRECTORY, COMPRESSED = 2, 1
 """Flags of an entry in a file of Qt resources."""
@@ -119,15 +122,28 @@ def write_drawn(photographs: dict[str, Image.Image], names: Sequence[str], out: 
         square.save(out / f"{number:02d}-{name}.jpg", quality=85, optimize=True)
 
 
+def write_samples(photographs: dict[str, Image.Image], out: Path) -> None:
+    """Write the middle squares of the sample photographs of live pages that have a file."""
+    for sample in SAMPLES:
+        if sample.listed:
+            square = ImageOps.fit(
+                photographs[sample.listed], (SAMPLE, SAMPLE), Image.Resampling.BICUBIC
+            )
+            square.save(out / f"{sample.name}.jpg", quality=82, optimize=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--packages", type=Path, required=True, help="unpacked Debian packages")
     options.add_argument("--out", type=Path, required=True, help="folder to write to")
+    options.add_argument("--samples", type=Path, help="folder for the samples of live pages")
     options = options.parse_args(arguments)
     table = read_table()
     photographs = open_photographs(table, options.packages)
     write_labeled(photographs, table, options.out / "photographs")
     write_drawn(photographs, drawn(table), options.out / "figure14")
+    if options.samples:
+        write_samples(photographs, options.samples)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from vitlens_explorer.explorer import BARS, LOOKING, Explorer
 from vitlens_explorer.lanes import Check, never_cancel
 from vitlens_explorer.panels import MAPS
 from vitlens_explorer.photographs import READOUT, Forward, Photograph
+from vitlens_explorer.photos import named_right
 from vitlens_explorer.targets import PREDICTED
 from vitlens_explorer.views import (
     EVERY,
@@ -144,9 +145,12 @@ def explorer_of(
     images: object,
     *,
     size: tuple[int, int] | None = None,
-    samples: int = 1,
+    live: bool = False,
 ) -> Explorer:
-    """An explorer of these images only, or of the first sample photographs."""
+    """An explorer of these images only, or of the first sample photograph.
+
+    live: True for the sample photographs that the model names right, in place of the first one.
+    """
     photographs = _photographs(images)
     if photographs:
         first = next(iter(photographs))
@@ -155,7 +159,11 @@ def explorer_of(
         photographs[first] = replace(page.photograph, note=notes)  # the model has run on it
     else:
         page = Explorer(model, None, size=size)
-        photographs = dict(list(page.photographs.items())[:samples])
+        first = page.state["photograph"]
+        photographs = {first: page.photographs[first]}
+        if live:
+            others = {name: Photograph(image) for name, image in named_right(model).items()}
+            photographs = others | photographs if first in others else photographs | others
     page.state = page.state | {"photographs": photographs, "photograph": next(iter(photographs))}
     return page
 

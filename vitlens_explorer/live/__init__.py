@@ -80,9 +80,9 @@ def save_live_page(
 ) -> Path:
     """Write the explorer with the model itself as one HTML file, which takes photos without Python and network.
 
-    images: as for `save_page`, which the file contains as the model gets them, by default six sample
-    photographs. progress: called with the name of each step. Raises UnsupportedModelError for models that the scripts
-    cannot run, and ImageError for images that cannot be read.
+    images: as for `save_page`, which the file contains as the model gets them, by default the sample photographs of
+    `vitlens_explorer.photos` that the model names right. progress: called with the name of each step. Raises
+    UnsupportedModelError for models that the scripts cannot run, and ImageError for images that cannot be read.
     """
     from vitlens_explorer import in_page
     from vitlens_explorer.drawing import png
@@ -92,7 +92,7 @@ def save_live_page(
 
     model = unwrap(model)
     _config(model)  # raises before the work
-    page = in_page.explorer_of(model, images, samples=6)
+    page = in_page.explorer_of(model, images, live=True)
     photographs = page.photographs
     progress("mean outputs of heads")
     network, weights = serialize(model, mean_head_outputs(model, page.forward.batch, never_cancel))
