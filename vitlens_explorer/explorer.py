@@ -380,12 +380,23 @@ class Explorer(Page):
             **shown.beside,
             "about": self.note,
             "model": forward.name,
+            "headline": say("headline"),
+            "lead": say("lead"),
+            "doubt": forward.doubt,
+            "knows": self._knows(),
             "pages": self.write_page is not None,
             "uploads": LARGEST_UPLOAD,
             "saves": True,
             "asks": self.asks,
             "tour": self.guided,
         }
+
+    def _knows(self) -> str:
+        """The heading of the list of classes, or "" for a model without names of classes."""
+        forward = self.forward
+        if not (forward.classes and forward.names):
+            return ""
+        return say("knows", count=f"{forward.classes:,}")
 
     def _bars(self, forward: Forward, whole: Forward) -> list[dict]:
         """Bars of the most probable classes, with their probabilities before heads were switched off."""
@@ -519,6 +530,8 @@ class Explorer(Page):
         layer = content.get("layer", state["layer"])
         if content["ask"] == "tour":
             answer = self._tour(layer)
+        elif content["ask"] == "names":
+            answer = {"names": [self.forward.full(k) for k in range(self.forward.classes)]}
         else:
             head = content.get("head", choice.head)
             query = content.get("query", query_of(state))

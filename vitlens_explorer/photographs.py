@@ -46,6 +46,8 @@ READOUT, PATCH = "readout", "patch"
 """Queries besides the positions of prefix tokens: what the classifier head reads, and the patch in a row and column."""
 LIKELIEST = 10
 """Number of classes that the menus offer."""
+STANDS_OUT = 0.3
+"""Smallest probability of the likeliest class without a remark that none stands out."""
 KEPT = 256 * 2**20
 """Largest number of bytes of uploads and captures of a page. The `LATEST` captures are always kept."""
 LATEST = 2
@@ -157,6 +159,15 @@ class Forward:
     def prediction_beside(self, target: int) -> str:
         """A sentence with the prediction, or "" if it is the target alone."""
         return prediction_beside(self.outputs, self._shares, target, self.class_words)
+
+    @property
+    def doubt(self) -> str:
+        """A sentence if no class stands out, or ""."""
+        if not self.likeliest or self.outputs == "value":
+            return ""
+        if self.share(self.likeliest[0]) >= STANDS_OUT:
+            return ""
+        return say("doubt", count=f"{self.classes:,}")
 
     @property
     def bytes(self) -> int:

@@ -87,9 +87,14 @@ WORDS = {
     "right": "at the right",
     "squeezed": " The photo is squeezed {times} times.",
     "look from": "the patch to look from",
+    # what the page is, and what the model knows
+    "headline": "What a Vision Transformer sees",
+    "lead": "A neural network reads a photo as small squares, its patches. Here you see what it looks at.",
+    "knows": "The model knows {count} names",
+    "doubt": "No class stands out. The photo may show none of the {count} things whose names the model knows.",
     # questions, each with a line
     "question look": "Where does it look?",
-    "line look": "Each square is a patch. Click one to see where it looks.",
+    "line look": "Each square is a patch. Move over the photo to see where a patch looks, and click to stay there.",
     "question hold": "What has the patch become?",
     "line hold": "Each layer rewrites the tokens. Click a patch to find the patches that have become similar to it.",
     "question decide": "Which heads decide?",

@@ -12,6 +12,7 @@ from PIL import Image
 from browser.fronts import MARKS, START, App, faults, move, see
 from vitlens.images import samples
 from vitlens_explorer.views import views
+from vitlens_explorer.words import say
 
 pytestmark = MARKS
 
@@ -338,7 +339,8 @@ def test_app_layout_stays_put(browser, served):
         tab.page.evaluate("scrollTo(0, 1e6)")
         assert tab.page.evaluate("scrollY") > 50
         assert tab.page.locator(".panels").evaluate(box)[1] == 8, "the picture stays in view"
-        assert tab.page.locator("main h1").inner_text() == "chelsea · vit"
+        assert tab.page.locator("main h1").inner_text() == say("headline")
+        assert tab.page.locator(".heading").inner_text() == "chelsea · vit"
 
 
 def test_app_follows_color_preferences(browser, served):

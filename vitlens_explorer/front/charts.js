@@ -29,6 +29,44 @@ function makeBars(rows, send) {
   });
 }
 
+const MOST_NAMES = 60; // names in the list at once
+
+// The names that a model knows, as a fold with a search. A click explains the class.
+function makeNames(model, send) {
+  let names = null;
+  const search = make("input", { type: "search", "aria-label": "Search the names" });
+  const list = make("ul", {});
+  const rest = make("p", { class: "note" });
+  const summary = make("summary", {});
+  const ask = () => model.send({ ask: "names", number: nextNumber() }, undefined, []);
+  const draw = () => {
+    const wanted = search.value.trim().toLowerCase();
+    const found = names.flatMap((name, k) => (name.toLowerCase().includes(wanted) ? [[k, name]] : []));
+    const items = found.slice(0, MOST_NAMES).map(([k, name]) => {
+      const title = `Why “${name}”?`;
+      return make("li", {}, makeButton(name, () => send({ why: k }), { class: "name", title }));
+    });
+    list.replaceChildren(...items);
+    const more = found.length - items.length;
+    rest.textContent = more > 0 ? `and ${more.toLocaleString("en")} more` : "";
+    if (!found.length) rest.textContent = "None of them has these letters.";
+  };
+  const ontoggle = () => {
+    if (node.open && !names) ask();
+  };
+  search.addEventListener("input", () => names && draw());
+  const node = make("details", { class: "knows", ontoggle }, summary, search, list, rest);
+  const receive = (answer) => {
+    names = answer.names;
+    draw();
+  };
+  const update = (words) => {
+    node.hidden = !words;
+    summary.textContent = words || "";
+  };
+  return { node, receive, update };
+}
+
 // The most probable class after each layer. A click selects the layer.
 function makeLayerBars({ title, rows, layer, note }, send) {
   const items = rows.map((row) => {

@@ -94,6 +94,23 @@ function renew(node, described, makeNodes) {
   findStops()[focused]?.focus();
 }
 
+// Whether something was kept for this session of the page. Some browsers forbid it for pages opened from disk.
+function isInSession(key) {
+  try {
+    return sessionStorage.getItem(key) !== null;
+  } catch {
+    return false;
+  }
+}
+
+function keepInSession(key) {
+  try {
+    sessionStorage.setItem(key, "yes");
+  } catch {
+    // it is then done again after a reload
+  }
+}
+
 // A file to download. Browsers ask before a second one, so what is saved together is one file.
 function download(name, bytes) {
   const address = URL.createObjectURL(new Blob([bytes]));

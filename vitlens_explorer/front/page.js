@@ -266,7 +266,9 @@ function render({ model, el }) {
   const meter = make("progress", { "aria-label": "Progress" });
   const progress = part("notice progress", amount, meter, makeSmallButton("Cancel", cancel));
 
-  const heading = make(ALONE ? "h1" : "p", { class: "heading" });
+  const headline = make("h1", { class: "headline" });
+  const lead = make("p", { class: "lead" });
+  const heading = make("p", { class: "heading" });
   const busy = make("span", { class: "busy", role: "status" });
   const file = make("input", {
     type: "file",
@@ -294,17 +296,21 @@ function render({ model, el }) {
   });
   const about = make("p", { class: "note about", "aria-live": "polite" });
   const bars = make("ol", { class: "bars", "aria-label": "Most likely classes" });
+  const doubt = make("p", { class: "note doubt" });
+  const known = makeNames(model, send);
   const contributions = makeSection("parts");
   const lens = makeSection("lens");
   const score = makeSection("score", { "aria-live": "polite" });
   const mosaic = makeMosaic(drag);
-  const heads = make("section", { class: "heads" }, mosaic.node);
+  const glimpse = make("canvas", { class: "glimpse", "aria-hidden": "true" }); // of the map, on a phone
+  const heads = make("section", { class: "heads" }, glimpse, mosaic.node);
   const six = makeSix(send);
   const charts = part("charts", heads, six.node, contributions, lens, score);
-  const side = part("side", part("choices", bars, controls, folds, about), charts);
+  const side = part("side", part("choices", bars, doubt, known.node, controls, folds, about), charts);
   const body = part("body", panels, side);
   const header = part("header", heading, tools);
-  const root = part("vitlens", header, part("notices", warning, progress), top, body);
+  const intro = ALONE ? [part("intro", headline, lead)] : [];
+  const root = part("vitlens", ...intro, header, part("notices", warning, progress), top, body);
 
   const surroundings = ALONE ? document : root;
   const guide = makeGuide({ model, root, send, isWaiting, panels: knownPanels });
@@ -334,6 +340,9 @@ function render({ model, el }) {
     const makeScore = (each) => makeCurves(each, frame.panels[0], pictures.picture, reveal);
     if (!isWaiting()) aim.at = null;
     renew(bars, frame.bars?.length ? frame.bars : null, (each) => makeBars(each, send));
+    doubt.textContent = frame.doubt || "";
+    doubt.hidden = !frame.doubt;
+    known.update(frame.knows);
     renew(contributions, frame.parts, (each) => makeContributions(each, send, aim));
     renew(lens, frame.lens, (each) => makeLayerBars(each, send));
     renew(score, frame.score, makeScore);
@@ -352,6 +361,8 @@ function render({ model, el }) {
     const names = [photo, frame.model].filter(Boolean);
     heading.hidden = !frame.model;
     heading.textContent = names.join(" · ");
+    headline.textContent = frame.headline || "";
+    lead.textContent = frame.lead || "";
     if (ALONE) document.title = [...names, "vitlens"].join(" · ");
   };
   const draw = async () => {
@@ -369,8 +380,10 @@ function render({ model, el }) {
       knownPanels.get(panel.name).update(panel, pictures, isWaiting),
     );
     await Promise.all(updates);
+    const { small } = await readPixels(pictures[frame.panels[0].picture]);
     if (own !== drawings) return; // a later frame was faster
     notify();
+    putImage(glimpse, paintMap(small, frame.panels[0]));
     drawHeading(frame);
     address?.afterDrawing();
     about.textContent = frame.about || "";
@@ -382,7 +395,8 @@ function render({ model, el }) {
   // ---------------------------------------------------------------- the model
 
   const receive = (content, buffers) => {
-    if (content.ask) guide.receive(content, buffers);
+    if (content.ask === "names") known.receive(content.answer);
+    else if (content.ask) guide.receive(content, buffers);
     else if (content.file && content.file === coming?.id) coming.confirm(content);
     else if ("progress" in content) {
       long = content.progress;

@@ -2,6 +2,9 @@
 
 const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
 const LOOKS = 84; // milliseconds between two maps that follow the pointer: 12 in a second
+const GLANCE = 900; // milliseconds for which the first gesture shows the map of a patch
+const LINKED = Boolean(location.hash); // the page was opened by a link to a state
+const GLANCED = "vitlens-glanced"; // key of the session: the first gesture has been shown
 const LAYER = 600; // milliseconds for which playing shows a layer
 const BUSY = "button, select, input, textarea, summary, a, dialog, [contenteditable=true]"; // which take the space key
 
@@ -257,6 +260,35 @@ function makeGuide({ model, root, send, isWaiting, panels }) {
     lookFrom(follows && !event.shiftKey ? cell : null);
     drawQuestion();
   };
+
+  // The first gesture: the map wanders over some patches, once in a session, until the user does anything.
+  let glances = null; // patches that are still to be shown
+  const endGlances = () => {
+    if (!glances) return;
+    glances = null;
+    root.classList.remove("glancing");
+    stopLooking();
+  };
+  const glance = () => {
+    if (!glances) return;
+    if (!glances.length) {
+      endGlances();
+      return;
+    }
+    lookFrom(glances.shift());
+    setTimeout(glance, GLANCE);
+  };
+  const startGlances = () => {
+    const isFirst = ALONE && !LINKED && !isInSession(GLANCED);
+    if (!isFirst || STILL.matches || !canAsk("look") || !pinned) return;
+    keepInSession(GLANCED);
+    const { rows, cols } = findMap().panel();
+    const [row, col] = pinned;
+    const middle = [Math.floor(0.7 * rows), Math.floor(0.5 * cols)];
+    glances = [findKey(), [row, cols - 1 - col], middle];
+    root.classList.add("glancing");
+    setTimeout(glance, GLANCE);
+  };
   const receiveLook = (answer, values, colors) => {
     asked = null;
     if (target && !answer.problem) {
@@ -350,6 +382,7 @@ function makeGuide({ model, root, send, isWaiting, panels }) {
     drawQuestion();
     if (!detail.hidden && !isWaiting()) ask("value", { key: findKey() });
     look();
+    startGlances();
     player.continueAfter(isWaiting);
     const photo = findControl("photograph")?.value;
     if (frame.tour && photo !== toured) ask("tour");
@@ -373,6 +406,9 @@ function makeGuide({ model, root, send, isWaiting, panels }) {
   root.addEventListener("pointerleave", stopLooking);
   root.addEventListener("keydown", stopLooking);
   root.addEventListener("pointerdown", openOnShift, true);
+  for (const event of ["pointermove", "pointerdown", "keydown"]) {
+    root.addEventListener(event, endGlances);
+  }
   root.append(tour.dialog);
   const stop = () => keys.removeEventListener("keydown", player.onSpace, true);
   return { tourButton, afterDrawing, receive, stop };

@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import matplotlib as mpl
@@ -33,8 +34,9 @@ from vitlens.recorder.supported import UnsupportedModelError, family
 from vitlens.stream import read_each
 from vitlens_explorer import front
 from vitlens_explorer.controls import Control
+from vitlens_explorer.drawing import still
 from vitlens_explorer.explorer import BARS, LOOKING, Explorer
-from vitlens_explorer.lanes import Check, never_cancel
+from vitlens_explorer.lanes import QUICK, Check, never_cancel
 from vitlens_explorer.panels import MAPS
 from vitlens_explorer.photographs import READOUT, Forward, Photograph
 from vitlens_explorer.photos import named_right
@@ -85,8 +87,12 @@ PAGE_HTML = (
     '<!DOCTYPE html><html lang="en" class="vitlens-page"><meta charset="utf-8">'
     '<meta http-equiv="Content-Security-Policy" content="{policy}">'
     '<meta name="viewport" content="width=device-width"><meta name="generator" content="vitlens {version}">'
+    '<meta name="description" content="{description}"><meta property="og:title" content="{title}">'
+    '<meta property="og:description" content="{description}"><meta property="og:type" content="website">'
     "<title>{title}</title><style>{style}</style>"
-    '<main id="page"><div class="opening"><p role="status">Opening …</p></div></main><footer>{footer}</footer>'
+    '<main id="page"><div class="opening"><p role="status">Opening …</p>{still}'
+    "<noscript><p>{lead} This is a still image of it. The page needs scripts, which are off here.</p></noscript>"
+    "</div></main><footer>{footer}{home}</footer>"
     '<script type="application/octet-stream" id="data">{data}</script><script type="module">{script}</script></html>\n'
 )
 
@@ -185,7 +191,7 @@ def write_page(
         content = _content(page, names, scores, progress, check)
     finally:
         page.state = before
-    text = document(content, names, front.join_scripts(IN_PAGE, PAGE_SCRIPTS))
+    text = document(content, names, front.join_scripts(IN_PAGE, PAGE_SCRIPTS), still=still_of(page))
     files.write(path, text)
     return path
 
@@ -196,10 +202,32 @@ def photos_sentence(names: Sequence[str]) -> str:
     return f"This file contains {photos}: {', '.join(map(texts.shown, names))}."
 
 
-def document(content: dict, names: Sequence[str], script: str, more: str = "") -> str:
+def still_of(page: Explorer) -> str:
+    """HTML of a still image of an explorer, for previews of files and browsers without scripts."""
+    first = QUICK.run(page.first)
+    return still(first.frame, first.pictures)["text/html"]
+
+
+def home_link() -> str:
+    """HTML of a link to the project, or "" if this installation names no address."""
+    try:
+        addresses = metadata("vitlens").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    for line in addresses:
+        _, _, address = line.partition(", ")
+        if address.startswith("https://"):
+            return f' <a href="{html.escape(address)}">{html.escape(address)}</a>'
+    return ""
+
+
+def document(
+    content: dict, names: Sequence[str], script: str, more: str = "", still: str = ""
+) -> str:
     """A page as HTML, with its content and the script that opens it, in a scope within that of the front end.
 
     names: names of the photos. more: further sources of scripts in the page's policy, such as " 'wasm-unsafe-eval'".
+    still: HTML that is shown until the scripts run.
     """
     from vitlens import __version__
 
@@ -218,6 +246,10 @@ def document(content: dict, names: Sequence[str], script: str, more: str = "") -
         policy=PAGE_POLICY.format(digest=digest, more=more),
         version=__version__,
         title=html.escape(title),
+        description=html.escape(f"{say('headline')}: {title}. {say('lead')}"),
+        lead=html.escape(say("lead")),
+        still=still,
+        home=home_link(),
         style=front.style(),
         footer=html.escape(footer),
         data=base64.b64encode(data).decode(),

@@ -3,6 +3,7 @@
 
 const BARS = 5; // likeliest classes in the list
 const TYPED = 10; // largest number of typed classes in the menus
+const STANDS_OUT = 0.3; // smallest probability of the likeliest class without a remark that none stands out
 const SIX = 6; // maps side by side
 const ZIP_HEADER = 10; // bytes of gzip before the deflated data
 const ZIP_FOOTER = 8; // bytes of gzip after it: checksum and size
@@ -59,6 +60,8 @@ class PageSource extends Source {
         answer = { ...panel, values: null, scale: { ...panel.scale, colors: null } };
       } else if (ask === "tour") {
         answer = record.tour || (await this.page.tour(this));
+      } else if (ask === "names") {
+        answer = { names: [...record.shares.keys()].map(record.full) };
       } else {
         answer = explainWeight(record, { ...choice, query, key: null, ...question });
       }
@@ -240,6 +243,10 @@ class PageSource extends Source {
       panels: [this.panel(choice, map)],
       controls: this.controls(),
       model: page.model,
+      headline: say("headline"),
+      lead: say("lead"),
+      doubt: this.doubt(),
+      knows: this.knows(),
       bars: this.bars(choice),
       mosaic: this.mosaic(choice),
       six: this.six(choice),
@@ -256,6 +263,22 @@ class PageSource extends Source {
       asks: this.asks,
     };
     this.emit("change:frame");
+  }
+
+  // A sentence if no class stands out, or "".
+  doubt() {
+    const { likeliest, outputs, shares } = this.record;
+    if (!likeliest.length || outputs === "value") return "";
+    if (shares[likeliest[0]] >= STANDS_OUT) return "";
+    return say("doubt", { count: shares.length.toLocaleString("en") });
+  }
+
+  // The heading of the list of classes, or "" if the file does not have all their names.
+  knows() {
+    const { names } = this.page;
+    const count = this.record.shares.length;
+    if (!count || !names || Object.keys(names).length < count) return "";
+    return say("knows", { count: count.toLocaleString("en") });
   }
 
   // Sends the picture, the model's input, the numbers and the settings as one zip file.

@@ -94,6 +94,7 @@ def save_live_page(
     _config(model)  # raises before the work
     page = in_page.explorer_of(model, images, live=True)
     photographs = page.photographs
+    still = in_page.still_of(page)
     progress("mean outputs of heads")
     network, weights = serialize(model, mean_head_outputs(model, page.forward.batch, never_cancel))
     photos = []
@@ -133,7 +134,7 @@ def save_live_page(
         front.join_scripts(in_page.IN_PAGE, [opening]),
     ]
     policy = " 'wasm-unsafe-eval' blob:"
-    text = in_page.document(content, [*photographs], "\n".join(scripts), policy)
+    text = in_page.document(content, [*photographs], "\n".join(scripts), policy, still)
     path = Path(path)
     files.write(path, text)
     return path
