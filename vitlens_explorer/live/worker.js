@@ -18,8 +18,17 @@ function afterForward(compute) {
 
 const TASKS = {
   async open({ about, weights, wasm, probes }) {
-    vit = await Vit.open(about, weights, wasm);
+    vit = await Vit.open(about, tensorsOf(about.tensors, weights), wasm);
     await prove(probes);
+  },
+
+  // The description of a dropped model, which the worker runs from here on: {about, notes, labels, imagenet}.
+  async read({ files, size = null, wasm }) {
+    const { tensors, ...model } = await openFiles(files, size);
+    vit = null; // the memory of the model before is free first
+    vit = await Vit.open(model.about, tensors, wasm);
+    lastKey = "";
+    return model;
   },
 
   // A file as the model's input, its picture for the page, and what to say about it.
