@@ -2,15 +2,17 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from PIL import Image
 from support import CHECKPOINTS
 from timm.models import save_for_hf
 from torch import nn
@@ -25,10 +27,9 @@ JAVASCRIPT = Path(__file__).parent / "javascript"
 BOUND = 1e-4
 """Largest difference from PyTorch, as a share of the largest value."""
 SMALL = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=5)
-HUB = dict(
-    hidden_size=48, num_hidden_layers=2, num_attention_heads=3, image_size=32, patch_size=8
-)
+HUB = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, image_size=32, patch_size=8)
 LABELS = {"id2label": {0: "ant", 1: "bee", 2: "cat"}, "label2id": {"ant": 0, "bee": 1, "cat": 2}}
+PARTS = ("configs", "processors", "processorOf")
 METHODS = sorted(live.LIVE_METHODS)
 pytestmark = pytest.mark.skipif(not shutil.which("node"), reason="needs Node.js")
 
@@ -48,7 +49,8 @@ def run_node(folder: Path, *tests: str) -> str:
     done = subprocess.run(
         command, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False
     )
-    assert not done.returncode, done.stdout[-6000:] + done.stderr[-2000:]
+    failed = re.findall(r"^not ok .*?^  \.\.\.", done.stdout, re.DOTALL | re.MULTILINE)
+    assert not done.returncode, "\n".join(failed) + done.stderr
     return done.stdout
 
 
@@ -80,7 +82,9 @@ class Cases:
         values.detach().float().contiguous().numpy().tofile(self.folder / name)
         return name
 
-    def add(self, name: str, files: str, model: nn.Module, *, side: int, maps: bool = False, **more):
+    def add(
+        self, name: str, files: str, model: nn.Module, *, side: int, maps: bool = False, **more
+    ):
         """Add a case. files: directory of the model's files. side: of the image, in pixels."""
         image = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))
         number = len(self.cases)
@@ -98,13 +102,17 @@ class Cases:
         outputs["input"] = self.store(f"{number}.input.bin", image)
         methods = METHODS if maps else []
         stored = {
-            method: self.store(f"{number}.{method}.bin", attribution.METHODS[method](model, image, 1)[0])
+            method: self.store(
+                f"{number}.{method}.bin", attribution.METHODS[method](model, image, 1)[0]
+            )
             for method in methods
         }
         case = dict(name=name, files=files, outputs=outputs, maps=stored, notes=[], labels=None)
         self.cases.append(case | {"imagenet": False} | more)
 
-    def add_timm(self, name: str, architecture: str, *, maps: bool = True, case: dict | None = None, **sizes):
+    def add_timm(
+        self, name: str, architecture: str, *, maps: bool = True, case: dict | None = None, **sizes
+    ):
         model = timm_model(architecture, **sizes)
         files = f"model{len(self.cases)}"
         save_for_hf(model, self.folder / files, safe_serialization=True)
@@ -174,8 +182,7 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
 def run_hub(model: nn.Module, image: torch.Tensor) -> dict[str, list[torch.Tensor]]:
     """Attention, and logits or features, of a model of transformers."""
     options = {"output_attentions": True}
-    sized = ("Dinov2", "Siglip", "CLIP")
-    if not type(model).__name__.startswith(sized):
+    if image.shape[-1] != HUB["image_size"] and not type(model).__name__.startswith("Dinov2"):
         options["interpolate_pos_encoding"] = True
     outputs = model(image, **options)
     kept = {"attention": [weights[0] for weights in outputs.attentions]}
@@ -184,20 +191,29 @@ def run_hub(model: nn.Module, image: torch.Tensor) -> dict[str, list[torch.Tenso
     if "pooler" in dict(model.named_children()):
         return kept | {"features": [outputs.last_hidden_state[0, 0]]}
     features = getattr(outputs, "pooler_output", None)
-    return kept | {"features": [outputs.last_hidden_state[0, 0] if features is None else features[0]]}
+    return kept | {
+        "features": [outputs.last_hidden_state[0, 0] if features is None else features[0]]
+    }
 
 
 def add_timm_models(cases: Cases) -> None:
     cases.add_timm("timm ViT", "vit_tiny_patch16_224")
     cases.add_timm("timm DeiT, distilled", "deit_tiny_distilled_patch16_224")
     cases.add_timm("timm DeiT III", "deit3_small_patch16_224")
-    cases.add_timm("timm registers, LayerScale, mean", "vit_little_patch16_reg4_gap_256", mlp_ratio=4)
+    cases.add_timm(
+        "timm registers, LayerScale, mean", "vit_little_patch16_reg4_gap_256", mlp_ratio=4
+    )
     cases.add_timm("timm registers in positions", "test_vit2")
     cases.add_timm("timm DINOv2 with registers", "vit_small_patch14_reg4_dinov2")
     cases.add_timm("timm quick GELU, norm before", "vit_base_patch32_clip_quickgelu_224")
+    twin = dict(name="vit_base_patch32_clip_224", twin="vit_base_patch32_clip_quickgelu_224")
+    note = {"notes": [say("twin", **twin)]}
+    cases.add_timm("timm CLIP", "vit_base_patch32_clip_224", case=note)
     cases.add_timm("timm GELU by tanh", "vit_base_patch32_siglip_gap_256")
     cases.add_timm("timm qkv without bias", "vit_tiny_patch16_224", qkv_bias=False)
-    cases.add_timm("timm mean of normalized tokens", "vit_tiny_patch16_224", global_pool="avg", fc_norm=False)
+    cases.add_timm(
+        "timm mean of normalized tokens", "vit_tiny_patch16_224", global_pool="avg", fc_norm=False
+    )
     cases.add_timm("timm without head", "vit_small_patch14_dinov2", num_classes=0, maps=False)
 
 
@@ -205,9 +221,16 @@ def add_hub_models(cases: Cases) -> None:
     mlp = {"intermediate_size": 96}
     vit = transformers.ViTConfig(**HUB, **mlp, **LABELS)
     names = ["ant", "bee", "cat"]
-    cases.add_hub("ViTForImageClassification", "ViTForImageClassification", vit, labels=names, maps=True)
+    cases.add_hub(
+        "ViTForImageClassification", "ViTForImageClassification", vit, labels=names, maps=True
+    )
     unused = say("unused tensors", count=2, names="pooler.dense.bias, pooler.dense.weight")
-    cases.add_hub("ViTModel", "ViTModel", transformers.ViTConfig(**HUB, **mlp, qkv_bias=False), notes=[NO_PROCESSOR, unused])
+    cases.add_hub(
+        "ViTModel",
+        "ViTModel",
+        transformers.ViTConfig(**HUB, **mlp, qkv_bias=False),
+        notes=[NO_PROCESSOR, unused],
+    )
     squeezed = {"resized": 40, "squeezed": True, "interpolation": "bilinear", "image": [32, 32]}
     cases.add_hub(
         "DeiT",
@@ -241,17 +264,45 @@ def add_hub_models(cases: Cases) -> None:
     for title in ("Dinov2Model", "Dinov2WithRegistersModel"):
         config, note = kinds[title]
         cases.add_hub(f"{title} at a smaller grid", title, config, notes=[moved, note], **smaller)
+    vit = transformers.ViTConfig(**HUB, **mlp, num_labels=3)
+    cases.add_hub(
+        "ViT at another size",
+        "ViTForImageClassification",
+        vit,
+        side=24,
+        size=24,
+        notes=[NO_PROCESSOR, moved],
+    )
     clip = transformers.CLIPVisionConfig(**HUB, **mlp)
+    cases.add_hub(
+        "CLIP at another size",
+        "CLIPVisionModel",
+        clip,
+        side=24,
+        size=24,
+        notes=[NO_PROCESSOR, moved],
+    )
+    clip = transformers.CLIPVisionConfig(**HUB, **mlp, hidden_act="gelu")
     cases.add_hub("CLIP", "CLIPVisionModel", clip)
     tower = {"vision_config": HUB | mlp, "num_labels": 3}
     norm = "vision_model.post_layernorm"
     unused = say("unused tensors", count=2, names=f"{norm}.bias, {norm}.weight")
-    cases.add_hub("CLIPForImageClassification", "CLIPForImageClassification", transformers.CLIPConfig(**tower), notes=[NO_PROCESSOR, unused])
+    cases.add_hub(
+        "CLIPForImageClassification",
+        "CLIPForImageClassification",
+        transformers.CLIPConfig(**tower),
+        notes=[NO_PROCESSOR, unused],
+    )
     siglip = transformers.SiglipConfig(**tower)
     attention = "vision_model.head.attention"
     listed = f"{attention}.in_proj_bias, {attention}.in_proj_weight, {attention}.out_proj.bias"
     unused = say("unused tensors", count=11, names=listed)
-    cases.add_hub("SiglipForImageClassification", "SiglipForImageClassification", siglip, notes=[NO_PROCESSOR, unused])
+    cases.add_hub(
+        "SiglipForImageClassification",
+        "SiglipForImageClassification",
+        siglip,
+        notes=[NO_PROCESSOR, unused],
+    )
 
 
 def add_stored_types(cases: Cases) -> None:
@@ -274,10 +325,22 @@ def add_real_sizes(cases: Cases) -> None:
         model = load_model(CHECKPOINTS / name)
         config = data_config(model)
         side = config["input_size"][-1]
-        about = {"resized": int(side / config["crop_pct"]), "interpolation": config["interpolation"]}
+        about = {
+            "resized": int(side / config["crop_pct"]),
+            "interpolation": config["interpolation"],
+        }
         labels = json.loads((CHECKPOINTS / name / "config.json").read_text())["label_names"]
         is_imagenet = name == "deit_tiny"
-        cases.add(name, name, model, side=side, about=about, labels=labels, imagenet=is_imagenet, maps=name == "planted")
+        cases.add(
+            name,
+            name,
+            model,
+            side=side,
+            about=about,
+            labels=labels,
+            imagenet=is_imagenet,
+            maps=name == "planted",
+        )
     files = "vit384"
     model = randomize(timm.create_model("vit_tiny_patch16_384"))
     save_for_hf(model, cases.folder / files, safe_serialization=True)
@@ -298,3 +361,46 @@ def test_models_of_both_libraries_equal_torch(tmp_path):
     output = run_node(tmp_path, "models.test.mjs")
     print(output)
     assert f"# pass {len(cases.cases)}\n" in output
+
+
+def test_squeezed_photos_equal_pillow(tmp_path):
+    """DeiT of transformers squeezes a photo before its middle is cut."""
+    levels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8)
+    mean, std = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
+    photo = Image.fromarray(levels).resize((40, 40), Image.Resampling.BICUBIC)
+    seen = np.asarray(photo.crop((4, 4, 36, 36)))
+    expected = (
+        torch.tensor(seen).permute(2, 0, 1) / 255 - torch.tensor(mean)[:, None, None]
+    ) / torch.tensor(std)[:, None, None]
+    expected.numpy().tofile(tmp_path / "expected.bin")
+    about = dict(
+        image=[32, 32], resized=40, squeezed=True, interpolation="bicubic", mean=mean, std=std
+    )
+    photo = {"width": 70, "height": 50, "levels": levels.ravel().tolist(), "about": about}
+    (tmp_path / "photo.json").write_text(json.dumps(photo))
+    write_scripts(tmp_path)
+    run_node(tmp_path, "pixels.test.mjs")
+
+
+@pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.slow)])
+def test_known_models_equal_the_libraries(step, monkeypatch):
+    """Every architecture of known.json that this timm has, or every twentieth group, and all of transformers."""
+    stored = json.loads(live.KNOWN.read_text(encoding="utf-8"))
+    groups = stored["timm"][::step]
+    names = [name for group in groups for name in group["names"] if timm.is_model(name)]
+    monkeypatch.setattr(timm, "list_models", lambda module: names if module == "deit" else [])
+    written = json.loads(json.dumps(known.known_models()))
+    assert {title: stored[title] for title in PARTS} == {title: written[title] for title in PARTS}
+    settings = settings_by_name(stored)
+    assert settings_by_name(written) == {name: settings[name] for name in names}
+
+
+def settings_by_name(content: dict) -> dict:
+    return {name: group | {"names": []} for group in content["timm"] for name in group["names"]}
+
+
+def test_hostile_files_end_in_a_sentence(tmp_path):
+    save_for_hf(timm_model("vit_tiny_patch16_224"), tmp_path / "model", safe_serialization=True)
+    write_scripts(tmp_path)
+    output = run_node(tmp_path, "hostile.test.mjs")
+    assert int(output.split("# pass ")[1].split()[0]) > 100

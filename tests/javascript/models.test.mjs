@@ -47,12 +47,25 @@ function attentionOf({ q, k }, H, T, K) {
     const most = Math.max(...logits);
     const powers = logits.map((logit) => Math.exp(logit - most));
     const sum = powers.reduce((total, power) => total + power, 0);
-    weights.set(powers.map((power) => power / sum), row * T);
+    weights.set(
+      powers.map((power) => power / sum),
+      row * T,
+    );
   }
   return weights;
 }
 
-for (const { name, files, size, outputs, maps, notes, about: expected, labels, imagenet } of cases) {
+for (const {
+  name,
+  files,
+  size,
+  outputs,
+  maps,
+  notes,
+  about: expected,
+  labels,
+  imagenet,
+} of cases) {
   test(name, async () => {
     const dropped = filesOf(files);
     const model = await openFiles(dropped, size);
@@ -64,7 +77,8 @@ for (const { name, files, size, outputs, maps, notes, about: expected, labels, i
     }
     if (!outputs.logits) assert.equal(record.logits.length, 0);
     record.tokens.forEach((tokens, layer) => {
-      if (outputs.tokens) errors[`tokens ${layer}`] = errorOf(tokens, floats(outputs.tokens[layer]));
+      if (outputs.tokens)
+        errors[`tokens ${layer}`] = errorOf(tokens, floats(outputs.tokens[layer]));
     });
     const attention = outputs.attention || {};
     for (const [layer, file] of Object.entries(attention)) {

@@ -6,7 +6,8 @@ import vm from "node:vm";
 
 export const folder = process.env.VITLENS_FILES; // with worker.js, words.json, kernels.wasm and cases.json
 
-const NAMES = "Vit, openFiles, readCheckpoint, loadTensor, explainClass, resizePositions, tensorsOf, say, preprocess";
+const NAMES =
+  "Vit, openFiles, readCheckpoint, loadTensor, explainClass, resizePositions, tensorsOf, say, preprocess";
 
 export function loadScripts() {
   globalThis.addEventListener = () => {};

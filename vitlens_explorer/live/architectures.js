@@ -6,10 +6,34 @@ const PATCHES_LIMIT = 16384; // patches of an image
 const MOST_CLASSES = 1_000_000;
 const IMAGENET_TAG = /(^|[_.])in1k($|[_.])/;
 const ARGUMENTS = new Set([
-  "img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth", "num_heads", "mlp_ratio",
-  "qkv_bias", "proj_bias", "init_values", "class_token", "no_embed_class", "reg_tokens", "pre_norm", "final_norm",
-  "fc_norm", "act_layer", "dynamic_img_size", "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate",
-  "attn_drop_rate", "drop_path_rate", "weight_init", "fix_init",
+  "img_size",
+  "patch_size",
+  "in_chans",
+  "num_classes",
+  "global_pool",
+  "embed_dim",
+  "depth",
+  "num_heads",
+  "mlp_ratio",
+  "qkv_bias",
+  "proj_bias",
+  "init_values",
+  "class_token",
+  "no_embed_class",
+  "reg_tokens",
+  "pre_norm",
+  "final_norm",
+  "fc_norm",
+  "act_layer",
+  "dynamic_img_size",
+  "drop_rate",
+  "pos_drop_rate",
+  "patch_drop_rate",
+  "proj_drop_rate",
+  "attn_drop_rate",
+  "drop_path_rate",
+  "weight_init",
+  "fix_init",
 ]); // of timm's `model_args` that the tensors show, that this file reads, or that count in training only
 const TIMM_ACTIVATIONS = ["gelu", "gelu_tanh", "quick_gelu"];
 const HUB_ACTIVATIONS = {
@@ -159,7 +183,8 @@ function towerNames(prefix) {
     embedBias: false,
     normPre: `${prefix}pre_layrnorm`,
     heads: ["classifier"],
-    unused: /(^|\.)embeddings\.position_ids$|^text_model\.|^(visual|text)_projection\.weight$|^logit_(scale|bias)$/,
+    unused:
+      /(^|\.)embeddings\.position_ids$|^text_model\.|^(visual|text)_projection\.weight$|^logit_(scale|bias)$/,
     block: (layer) => {
       const block = `${prefix}encoder.layers.${layer}`;
       return {
@@ -203,7 +228,10 @@ const HUB_MODELS = {
   CLIPVisionModelWithProjection: { names: clipNames("vision_model."), reads: "token" },
   CLIPModel: { names: clipNames("vision_model."), reads: "token" },
   CLIPForImageClassification: {
-    names: { ...towerNames("vision_model."), unused: /^vision_model\.(post_layernorm\.(weight|bias)|embeddings\.position_ids)$/ },
+    names: {
+      ...towerNames("vision_model."),
+      unused: /^vision_model\.(post_layernorm\.(weight|bias)|embeddings\.position_ids)$/,
+    },
     reads: "patches",
     classifies: true,
   },
@@ -279,6 +307,14 @@ function findTimm(architecture) {
   return found;
 }
 
+// The note on an architecture that another one differs from by its activation only.
+function twinNotes(architecture) {
+  const [name] = architecture.split(".");
+  const twin = name.replace("_clip_", "_clip_quickgelu_");
+  const exists = twin !== name && KNOWN.timm.some(({ names }) => names.includes(twin));
+  return exists ? [["twin", { name, twin }]] : [];
+}
+
 // What a timm configuration says about the forward.
 function readTimm(config, supply) {
   const { architecture } = config;
@@ -300,9 +336,11 @@ function readTimm(config, supply) {
   const stated = firstOf(config.global_pool, pool);
   if (stated !== pool) refuse("two pools", { stated: clip(stated), pool });
   const pretrained = firstOf(config.pretrained_cfg, config);
-  if (!isObject(pretrained)) refuse("bad value", { name: "pretrained_cfg", value: clip(pretrained) });
+  if (!isObject(pretrained))
+    refuse("bad value", { name: "pretrained_cfg", value: clip(pretrained) });
   const classes = firstOf(args.num_classes, config.num_classes, pretrained.num_classes);
   const reads = { token: "token", avg: "patches" }[pool];
+  const { notes, ...pixels } = readTimmPixels(config, pretrained, args);
   return {
     names: TIMM_NAMES,
     library: "timm",
@@ -321,7 +359,8 @@ function readTimm(config, supply) {
     classes: firstOf(classes, 1000),
     outputs: config.outputs,
     imageSize: null,
-    ...readTimmPixels(config, pretrained, args),
+    ...pixels,
+    notes: args.act_layer ? notes : [...notes, ...twinNotes(architecture)],
     ...readTimmClasses(config, pretrained),
   };
 }
@@ -369,7 +408,8 @@ function readTimmPixels(config, pretrained, args) {
     refuse("bad value", { name: "crop_pct", value: clip(share) });
   }
   const mode = firstOf(pretrained.crop_mode, "center");
-  if (!["center", "squash"].includes(mode)) refuse("bad value", { name: "crop_mode", value: clip(mode) });
+  if (!["center", "squash"].includes(mode))
+    refuse("bad value", { name: "crop_mode", value: clip(mode) });
   const interpolation = firstOf(pretrained.interpolation, "bicubic");
   if (!["bilinear", "bicubic"].includes(interpolation)) {
     refuse("bad value", { name: "interpolation", value: clip(interpolation) });
@@ -404,6 +444,7 @@ function readHub(config, processor, supply) {
   if (typeof kind !== "string" || !Object.hasOwn(HUB_MODELS, kind)) {
     refuse("unknown class", { name: clip(kind), names: Object.keys(HUB_MODELS).join(", ") });
   }
+  if (config.auto_map) refuse("own code");
   const model = HUB_MODELS[kind];
   const isNested = isObject(config.vision_config);
   const own = isNested ? config.vision_config : config;
@@ -461,6 +502,20 @@ function readHubSize(size, usual) {
   return { side: readSide(size, "size"), squeezed };
 }
 
+// The defaults of the preprocessing class that a file names, else of the class that belongs to the model.
+function usualProcessor(processor, family) {
+  const named = firstOf(processor?.image_processor_type, processor?.feature_extractor_type);
+  if (named === undefined) return KNOWN.processors[KNOWN.processorOf[family]];
+  const title = String(named).replace(/(ImageProcessor|FeatureExtractor)(Fast|Pil)?$/, "");
+  if (!Object.hasOwn(KNOWN.processors, title)) {
+    refuse("unknown processor", {
+      name: clip(named),
+      names: Object.keys(KNOWN.processors).join(", "),
+    });
+  }
+  return KNOWN.processors[title];
+}
+
 // The sizes of a preprocessing that its file does not state: the library's if they fit the model, else the model's.
 function usualSizes({ size, crop_size: crop }, imageSize) {
   const usual = firstOf(crop, size);
@@ -471,7 +526,7 @@ function usualSizes({ size, crop_size: crop }, imageSize) {
 
 // transformers' preprocessing, from preprocessor_config.json or the defaults of the model's library.
 function readHubPixels(processor, family, imageSize) {
-  const usual = KNOWN.processors[family];
+  const usual = usualProcessor(processor, family);
   const notes = [];
   let given = processor;
   if (!given) {
@@ -555,13 +610,18 @@ function planTokens(supply, { names, width: D, special, placesAll, library }) {
 function takeRows(supply, name, count, D) {
   const tensor = supply.take(name);
   if (countOf(tensor.shape) !== count * D || tensor.shape.at(-1) !== D) {
-    refuse("wrong shape", { tensor: name, shape: shown(tensor.shape), expected: `1 × ${count} × ${D}` });
+    refuse("wrong shape", {
+      tensor: name,
+      shape: shown(tensor.shape),
+      expected: `1 × ${count} × ${D}`,
+    });
   }
   return tensor;
 }
 
 // Float32 numbers of several tensors one after another.
 async function joinValues(tensors) {
+  if (tensors.length === 1) return tensors[0].values();
   const joined = new Float32Array(sumOf(tensors.map(({ shape }) => countOf(shape))));
   let at = 0;
   for (const { shape, values } of tensors) {
@@ -588,7 +648,11 @@ function planLinear(supply, tensors, target, sources, { rows, depth, biased = tr
     const tensor = supply.take(name);
     const [own, ...others] = tensor.shape;
     if (own !== share || countOf(others) !== depth) {
-      refuse("wrong shape", { tensor: clip(name), shape: shown(tensor.shape), expected: `${share} × ${depth}` });
+      refuse("wrong shape", {
+        tensor: clip(name),
+        shape: shown(tensor.shape),
+        expected: `${share} × ${depth}`,
+      });
     }
     return tensor;
   });
@@ -623,7 +687,9 @@ function planHead(supply, tensors, { names, reads, width: D }) {
     planLinear(supply, parts, "head", [name], { rows: classes, depth: D });
     return parts;
   });
-  const [weight, bias] = ["head.weight", "head.bias"].map((name) => heads.map((head) => head[name]));
+  const [weight, bias] = ["head.weight", "head.bias"].map((name) =>
+    heads.map((head) => head[name]),
+  );
   tensors["head.weight"] = { shape: [classes, 2 * D], values: () => besideHalved(weight, D) };
   tensors["head.bias"] = { shape: [classes], values: () => besideHalved(bias, 1, true) };
   return classes;
@@ -682,10 +748,24 @@ function planLayers(supply, tensors, { names, width: D, layers, qkvBias, projBia
     const { scale1, scale2 } = scaled ? scales : {};
     planNorm(supply, tensors, `${layer}.norm1`, norm1, D);
     planLinear(supply, tensors, `${layer}.qkv`, qkv, { rows: 3 * D, depth: D, biased: qkvBias });
-    planLinear(supply, tensors, `${layer}.proj`, [proj], { rows: D, depth: D, biased: projBias, scale: scale1 });
+    planLinear(supply, tensors, `${layer}.proj`, [proj], {
+      rows: D,
+      depth: D,
+      biased: projBias,
+      scale: scale1,
+    });
     planNorm(supply, tensors, `${layer}.norm2`, norm2, D);
-    planLinear(supply, tensors, `${layer}.fc1`, [fc1], { rows: hidden, depth: D, biased: projBias });
-    planLinear(supply, tensors, `${layer}.fc2`, [fc2], { rows: D, depth: hidden, biased: projBias, scale: scale2 });
+    planLinear(supply, tensors, `${layer}.fc1`, [fc1], {
+      rows: hidden,
+      depth: D,
+      biased: projBias,
+    });
+    planLinear(supply, tensors, `${layer}.fc2`, [fc2], {
+      rows: D,
+      depth: hidden,
+      biased: projBias,
+      scale: scale2,
+    });
   }
   return hidden;
 }
@@ -723,7 +803,11 @@ function describeModel(config, stored, { processor = null, size = null, labels =
   const side = sideOf(plan, size, built * plan.patch);
   const grid = side / plan.patch;
   if (grid ** 2 > PATCHES_LIMIT) refuse("many patches", { patches: grid ** 2 });
-  planLinear(supply, tensors, "embed", [names.embed], { rows: D, depth: 3 * plan.patch ** 2, biased: plan.embedBias });
+  planLinear(supply, tensors, "embed", [names.embed], {
+    rows: D,
+    depth: 3 * plan.patch ** 2,
+    biased: plan.embedBias,
+  });
   const hidden = planLayers(supply, tensors, plan);
   planNorms(supply, tensors, plan);
   const classes = plan.classifies ? planHead(supply, tensors, plan) : 0;
@@ -736,7 +820,10 @@ function describeModel(config, stored, { processor = null, size = null, labels =
   }
   const positions = readOnce(places);
   const moved = { from: built, to: grid, smooth: Boolean(plan.smooth), D, placed };
-  tensors.prefix = { shape: [count, D], values: () => prefixValues(tokens, positions, moved, count) };
+  tensors.prefix = {
+    shape: [count, D],
+    values: () => prefixValues(tokens, positions, moved, count),
+  };
   tensors.positions = { shape: [grid ** 2, D], values: () => patchPositions(positions, moved) };
   const notes = [...plan.notes];
   if (grid !== built) {

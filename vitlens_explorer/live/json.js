@@ -2,7 +2,7 @@
 
 const LONGEST_JSON = 16 * 2 ** 20; // bytes
 const DEEPEST_JSON = 32; // objects and lists within each other
-const MOST_NAMES = 200_000; // names of a JSON text
+const MOST_STRINGS = 200_000; // of a JSON text
 const LONGEST_NAME = 80; // characters of a name in a sentence
 
 // Raises an error that the page has words for.
@@ -12,7 +12,7 @@ function refuse(problem, fields = {}) {
 
 // A name or value of a file as a sentence shows it: one line, and not longer than `LONGEST_NAME`.
 function clip(value) {
-  const text = typeof value === "string" ? value : (JSON.stringify(value) ?? String(value));
+  const text = typeof value === "string" ? value : (JSON.stringify(value) ?? "nothing");
   const line = text.replace(/[\p{C}\p{Z}]+/gu, " ");
   return line.length > LONGEST_NAME ? `${line.slice(0, LONGEST_NAME)}…` : line;
 }
@@ -32,7 +32,14 @@ function endOfString(text, start) {
   return text.length;
 }
 
-// Refuses JSON that is nested too deep or gives a name twice, which `JSON.parse` would accept.
+// True if a colon follows after spaces, so that the string before is a name.
+function isBeforeColon(text, end) {
+  let at = end;
+  while (at < text.length && " \t\n\r".includes(text[at])) at += 1;
+  return text[at] === ":";
+}
+
+// Refuses JSON that is nested too deep, has too many strings or gives a name twice, which `JSON.parse` would accept.
 function checkJson(text, file) {
   const open = []; // names of each object and list around the current place
   let count = 0;
@@ -41,14 +48,9 @@ function checkJson(text, file) {
     const sign = text[at];
     if (sign === '"') {
       const end = endOfString(text, at);
-      if (/^\s*:/.test(text.slice(end, end + 8))) {
-        const name = text.slice(at, end);
-        const names = open.at(-1);
-        if (names?.has(name)) refuse("name twice", { file, name: clip(name.slice(1, -1)) });
-        names?.add(name);
-        count += 1;
-        if (count > MOST_NAMES) refuse("many names", { file });
-      }
+      if (isBeforeColon(text, end)) addName(open.at(-1), text.slice(at + 1, end - 1), file);
+      count += 1;
+      if (count > MOST_STRINGS) refuse("many names", { file });
       at = end;
       continue;
     }
@@ -57,6 +59,13 @@ function checkJson(text, file) {
     if (open.length > DEEPEST_JSON) refuse("deep JSON", { file });
     at += 1;
   }
+}
+
+// Adds a name of an object, as it is written in the text.
+function addName(names, written, file) {
+  const name = written.includes("\\") ? JSON.parse(`"${written}"`) : written;
+  if (names?.has(name)) refuse("name twice", { file, name: clip(name) });
+  names?.add(name);
 }
 
 // The value of a JSON text in UTF-8. `file` is its name for sentences.

@@ -39,14 +39,14 @@ SETTINGS = (
     "patch_size",
 )
 PROCESSORS = {
-    "vit": "ViTImageProcessor",
-    "deit": "DeiTImageProcessor",
-    "dinov2": "BitImageProcessor",
-    "dinov2_with_registers": "BitImageProcessor",
-    "clip_vision_model": "CLIPImageProcessor",
-    "siglip_vision_model": "SiglipImageProcessor",
+    "vit": "ViT",
+    "deit": "DeiT",
+    "dinov2": "Bit",
+    "dinov2_with_registers": "Bit",
+    "clip_vision_model": "CLIP",
+    "siglip_vision_model": "Siglip",
 }
-"""Class of transformers' preprocessing by the `model_type` of the model."""
+"""Class of transformers' preprocessing by the `model_type` of the model, without "ImageProcessor"."""
 STEPS = (
     *("do_resize", "size", "resample", "do_center_crop", "crop_size"),
     *("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"),
@@ -54,12 +54,12 @@ STEPS = (
 
 
 def known_models() -> dict:
-    """The content of known.json: {"timm": groups of architectures, "configs", "processors"}.
+    """The content of known.json: {"timm": groups of architectures, "configs", "processors", "processorOf"}.
 
     A group has the `names` of architectures that differ in nothing else.
 
     >>> sorted(live.known.known_models())
-    ['configs', 'processors', 'timm']
+    ['configs', 'processorOf', 'processors', 'timm']
     """
     import transformers
 
@@ -68,14 +68,20 @@ def known_models() -> dict:
         for kind, title in CONFIGS.items()
     }
     processors = {
-        kind: {
-            name: value
-            for name, value in getattr(transformers, title)().to_dict().items()
-            if name in STEPS
-        }
-        for kind, title in PROCESSORS.items()
+        title: _steps(getattr(transformers, f"{title}ImageProcessor")())
+        for title in dict.fromkeys(PROCESSORS.values())
     }
-    return {"timm": _timm_groups(), "configs": configs, "processors": processors}
+    return {
+        "timm": _timm_groups(),
+        "configs": configs,
+        "processors": processors,
+        "processorOf": PROCESSORS,
+    }
+
+
+def _steps(processor: object) -> dict:
+    """Settings of a preprocessing that a page reads."""
+    return {name: value for name, value in processor.to_dict().items() if name in STEPS}
 
 
 def _timm_groups() -> list[dict]:
@@ -109,7 +115,9 @@ def _is_plain(model: nn.Module) -> bool:
         and parts <= PARTS | ACTIVATIONS.keys()
         and model.global_pool in ("token", "avg")
         and not model.pool_include_prefix
-        and not any(re.search(r"\.(attn|mlp)\.(\w_)?norm\.", weight) for weight in model.state_dict())
+        and not any(
+            re.search(r"\.(attn|mlp)\.(\w_)?norm\.", weight) for weight in model.state_dict()
+        )
     )
 
 
@@ -141,7 +149,7 @@ def main() -> None:
     known = known_models()
     groups = [json.dumps(group) for group in known["timm"]]
     parts = ['"timm": [\n' + ",\n".join(groups) + "\n]"]
-    for title in ("configs", "processors"):
+    for title in ("configs", "processors", "processorOf"):
         lines = [f"{json.dumps(kind)}: {json.dumps(value)}" for kind, value in known[title].items()]
         parts.append(f'"{title}": {{\n' + ",\n".join(lines) + "\n}")
     KNOWN.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")

@@ -215,7 +215,10 @@ function resizedSides({ width, height }, { resized: short, squeezed }) {
 // RGB levels of the middle of an image that was resized.
 function cutMiddle(photo, vit) {
   const { data, width, height } = photo;
-  const { image: [side], interpolation } = vit;
+  const {
+    image: [side],
+    interpolation,
+  } = vit;
   const [across, down] = resizedSides(photo, vit);
   const levels = resize(data, width, height, across, down, interpolation);
   const left = roundLikePython((across - side) / 2);

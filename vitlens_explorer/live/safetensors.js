@@ -114,7 +114,8 @@ async function readShards(index, files) {
     }
   }
   for (const tensor of Object.keys(map)) {
-    if (!tensors.has(tensor)) refuse("lost tensor", { file: clip(map[tensor]), tensor: clip(tensor) });
+    if (!tensors.has(tensor))
+      refuse("lost tensor", { file: clip(map[tensor]), tensor: clip(tensor) });
   }
   return tensors;
 }
@@ -155,7 +156,8 @@ function tableOfHalves() {
 function decodeWeights(buffer, dtype) {
   if (dtype === "F32") return new Float32Array(buffer);
   const short = new Uint16Array(buffer);
-  if (dtype === "BF16") return new Float32Array(Uint32Array.from(short, (bits) => bits << 16).buffer);
+  if (dtype === "BF16")
+    return new Float32Array(Uint32Array.from(short, (bits) => bits << 16).buffer);
   halves ||= tableOfHalves();
   return Float32Array.from(short, (bits) => halves[bits]);
 }
