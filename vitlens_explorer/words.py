@@ -257,6 +257,7 @@ WORDS = {
     "label count": "The names are {count}, and the model has {classes} classes. Choose a file with a name a line.",
     "too large": "The model needs {size} MB, and a page can hold 4,096 MB. Choose a smaller model or size.",
     "no memory": "The browser has no {size} MB free for the model. Close other tabs, or choose a smaller model.",
+    "no classes": "The model has no classes, so there is no class to explain. Choose a view that needs none.",
     # notes on the files of a model
     "twin": "The activation is in no tensor. {name} uses GELU. For weights that were trained with quick GELU, as "
     "OpenAI's, change the architecture of config.json to {twin}.",

@@ -583,7 +583,7 @@ function countLayers(supply, names) {
   return layers;
 }
 
-// Special tokens and positions: {tokens, places: table of positions, count: of special tokens, placed: those that have a
+// Special tokens and positions: {tokens, places: table of positions, count: of special tokens, placed: those with a
 // position, side: of the grid of the positions}. Registers of transformers have no positions.
 function planTokens(supply, { names, width: D, special, placesAll, library }) {
   const isTimm = library === "timm";

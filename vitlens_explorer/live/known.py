@@ -12,6 +12,7 @@ import re
 
 from torch import nn
 
+from vitlens import files
 from vitlens_explorer.live import KNOWN, PARTS
 
 TIMM_CLASSES = {
@@ -57,9 +58,6 @@ def known_models() -> dict:
     """The content of known.json: {"timm": groups of architectures, "configs", "processors", "processorOf"}.
 
     A group has the `names` of architectures that differ in nothing else.
-
-    >>> sorted(live.known.known_models())
-    ['configs', 'processorOf', 'processors', 'timm']
     """
     import transformers
 
@@ -152,7 +150,7 @@ def main() -> None:
     for title in ("configs", "processors", "processorOf"):
         lines = [f"{json.dumps(kind)}: {json.dumps(value)}" for kind, value in known[title].items()]
         parts.append(f'"{title}": {{\n' + ",\n".join(lines) + "\n}")
-    KNOWN.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
+    files.write(KNOWN, "{" + ",\n".join(parts) + "}\n")
 
 
 if __name__ == "__main__":

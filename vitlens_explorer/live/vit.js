@@ -300,7 +300,8 @@ class Vit {
   }
 
   // Runs the model. `off` lists the [layer, head] that give zero, or their mean over other photos if `mean`. Returns
-  // {layers: [{q, k: (H, T, K), scale}], tokens: [(T, D) after each layer], features, logits} with scaled q, and keeps it.
+  // {layers: [{q, k: (H, T, K), scale}], tokens: [(T, D) after each layer], features, logits} with scaled q, and keeps
+  // it.
   forward(input, off = [], mean = false) {
     const { width: D, tokens: T, scale } = this;
     const { x } = this.held;
