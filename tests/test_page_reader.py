@@ -13,6 +13,7 @@ import timm
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from support import CHECKPOINTS
 from timm.models import save_for_hf
 from torch import nn
@@ -318,6 +319,40 @@ def add_stored_types(cases: Cases) -> None:
     assert len([*(cases.folder / cases.cases[-1]["files"]).glob("*.safetensors")]) > 2
 
 
+def add_older_layouts(cases: Cases) -> None:
+    """timm's flat configuration, with names in a text file, and what transformers wrote before version 5."""
+    files = cases.folder / "flat"
+    model = timm_model("vit_tiny_patch16_224")
+    save_for_hf(model, files, safe_serialization=True)
+    config = json.loads((files / "config.json").read_text())
+    pretrained = config.pop("pretrained_cfg")
+    flat = {name: pretrained[name] for name in ("input_size", "mean", "std")}
+    (files / "config.json").write_text(json.dumps(config | flat))
+    (files / "names.txt").write_text("ant\nbee\ncat\ndog\nélan\n", encoding="utf-8")
+    note = say("assumed", names="interpolation, crop_pct", library="timm")
+    about = {"resized": 36, "interpolation": "bicubic"}
+    labels = ["ant", "bee", "cat", "dog", "élan"]
+    cases.add("timm flat", "flat", model, side=32, notes=[note], about=about, labels=labels)
+    files = cases.folder / "clip"
+    model = hub_model("CLIPVisionModel", transformers.CLIPVisionConfig(**HUB, intermediate_size=96))
+    model.save_pretrained(files)
+    weights = load_file(files / "model.safetensors")
+    older = {f"vision_model.{name}": values for name, values in weights.items()}
+    older["vision_model.embeddings.position_ids"] = torch.arange(17)[None]
+    save_file(older, files / "model.safetensors")
+    processor = {"feature_extractor_type": "CLIPFeatureExtractor", "size": 32, "crop_size": 32}
+    (files / "preprocessor_config.json").write_text(json.dumps(processor))
+    name = "vision_model.embeddings.position_ids"
+    note = say("unused tensors", count=1, names=name)
+    about = {
+        "resized": 32,
+        "squeezed": False,
+        "interpolation": "bicubic",
+        "activation": "quick_gelu",
+    }
+    cases.add("CLIP of transformers 4", "clip", model, side=32, notes=[note], about=about)
+
+
 def add_real_sizes(cases: Cases) -> None:
     """The bundled DeiT-Tiny, models of vitlens, and a model for 384 pixels at 224."""
     for name in ("deit_tiny", "planted", "vit_tiny_patch8_64"):
@@ -354,6 +389,7 @@ def test_models_of_both_libraries_equal_torch(tmp_path):
     add_timm_models(cases)
     add_hub_models(cases)
     add_stored_types(cases)
+    add_older_layouts(cases)
     add_real_sizes(cases)
     write_scripts(tmp_path)
     text = json.dumps({"bound": BOUND, "cases": cases.cases})

@@ -225,6 +225,8 @@ WORDS = {
     "unknown architecture": "The architecture “{name}” is not one that a page runs: timm's plain Vision Transformers "
     "that read a class token or a mean. The number of heads is in no tensor, so it is not guessed. Use vitlens app.",
     "unknown class": "The class “{name}” of config.json is not one that a page runs: {names}. Use vitlens app.",
+    "two classes": "config.json names the class {name} and the model_type “{type}”. Expected {expected}. Get the file "
+    "again.",
     "own code": "config.json names Python code of its own (auto_map), which a page cannot run. Use vitlens app.",
     "unknown processor": "The class “{name}” of preprocessor_config.json is not one that a page runs: {names}. Use "
     "vitlens app.",

@@ -140,7 +140,7 @@ const HOSTILE = {
   "an entry of null": ["bad entry", files(pack({ ...header, [first]: null }))],
   "an entry of text": ["bad entry", files(pack({ ...header, [first]: "F32" }))],
   "no type": ["bad type", files(withEntry({ dtype: undefined }))],
-  "type of an object": ["bad type", files(withEntry({ dtype: "constructor" }))],
+  "type of a tensor of an object": ["bad type", files(withEntry({ dtype: "constructor" }))],
   "type of a number": ["bad type", files(withEntry({ dtype: 4 }))],
   "negative side": ["bad shape", files(withEntry({ shape: [-1, 48] }))],
   "side of half": ["bad shape", files(withEntry({ shape: [0.5] }))],
@@ -256,6 +256,14 @@ const HOSTILE = {
   "class of an object": [
     "unknown class",
     files(weights, { "config.json": '{"model_type": "vit", "architectures": ["__proto__"]}' }),
+  ],
+  "class of another type": [
+    "two classes",
+    files(weights, { "config.json": JSON.stringify({ ...hub, model_type: "deit" }) }),
+  ],
+  "type of an object": [
+    "two classes",
+    files(weights, { "config.json": JSON.stringify({ ...hub, model_type: "constructor" }) }),
   ],
   "code of its own": [
     "own code",

@@ -45,7 +45,14 @@ const HUB_ACTIVATIONS = {
   quick_gelu: "quick_gelu",
 };
 const OUTPUT_KINDS = { multi_label_classification: "independent", regression: "value" };
-const INTERPOLATIONS = { 2: "bilinear", 3: "bicubic" }; // Pillow's numbers
+const INTERPOLATIONS = new Map([
+  [2, "bilinear"],
+  [3, "bicubic"],
+]); // by Pillow's number
+const TOWERS = new Map([
+  ["clip", "clip_vision_model"],
+  ["siglip", "siglip_vision_model"],
+]); // type of the image tower by that of the whole model
 
 const countOf = (shape) => shape.reduce((product, side) => product * side, 1);
 const shown = (shape) => shape.join(" × ") || "a single number";
@@ -199,35 +206,62 @@ function towerNames(prefix) {
   };
 }
 
-// transformers' classes: names of the tensors, the `reads` of the head, and its number of classes if it has one.
-// `sharp`: positions are resized without antialiasing.
+// transformers' classes: {family: `model_type` of the image tower, names: of the tensors, reads: what the head reads,
+// classifies: true with a classifier, smooth: true if positions are resized with antialiasing}.
 const HUB_MODELS = {
-  ViTModel: { names: vitNames(""), reads: "token" },
-  ViTForImageClassification: { names: vitNames("vit."), reads: "token", classifies: true },
-  DeiTModel: { names: deitNames(""), reads: "token" },
-  DeiTForImageClassification: { names: deitNames("deit."), reads: "token", classifies: true },
+  ViTModel: { family: "vit", names: vitNames(""), reads: "token" },
+  ViTForImageClassification: {
+    family: "vit",
+    names: vitNames("vit."),
+    reads: "token",
+    classifies: true,
+  },
+  DeiTModel: { family: "deit", names: deitNames(""), reads: "token" },
+  DeiTForImageClassification: {
+    family: "deit",
+    names: deitNames("deit."),
+    reads: "token",
+    classifies: true,
+  },
   DeiTForImageClassificationWithTeacher: {
+    family: "deit",
     names: { ...deitNames("deit."), heads: ["cls_classifier", "distillation_classifier"] },
     reads: "two tokens",
     classifies: true,
   },
-  Dinov2Model: { names: dinoNames(""), reads: "token" },
+  Dinov2Model: { family: "dinov2", names: dinoNames(""), reads: "token" },
   Dinov2ForImageClassification: {
+    family: "dinov2",
     names: dinoNames("dinov2."),
     reads: "token and patches",
     classifies: true,
   },
-  Dinov2WithRegistersModel: { names: registerNames(""), reads: "token", smooth: true },
+  Dinov2WithRegistersModel: {
+    family: "dinov2_with_registers",
+    names: registerNames(""),
+    reads: "token",
+    smooth: true,
+  },
   Dinov2WithRegistersForImageClassification: {
+    family: "dinov2_with_registers",
     names: registerNames("dinov2_with_registers."),
     reads: "token and patches",
     classifies: true,
     smooth: true,
   },
-  CLIPVisionModel: { names: [clipNames(""), clipNames("vision_model.")], reads: "token" },
-  CLIPVisionModelWithProjection: { names: clipNames("vision_model."), reads: "token" },
-  CLIPModel: { names: clipNames("vision_model."), reads: "token" },
+  CLIPVisionModel: {
+    family: "clip_vision_model",
+    names: [clipNames(""), clipNames("vision_model.")],
+    reads: "token",
+  },
+  CLIPVisionModelWithProjection: {
+    family: "clip_vision_model",
+    names: clipNames("vision_model."),
+    reads: "token",
+  },
+  CLIPModel: { family: "clip_vision_model", names: clipNames("vision_model."), reads: "token" },
   CLIPForImageClassification: {
+    family: "clip_vision_model",
     names: {
       ...towerNames("vision_model."),
       unused: /^vision_model\.(post_layernorm\.(weight|bias)|embeddings\.position_ids)$/,
@@ -236,6 +270,7 @@ const HUB_MODELS = {
     classifies: true,
   },
   SiglipForImageClassification: {
+    family: "siglip_vision_model",
     names: siglipNames("vision_model."),
     reads: "patches",
     classifies: true,
@@ -257,7 +292,7 @@ function siglipNames(prefix) {
   };
 }
 
-// `first`, or `second` if it is absent.
+// The first of some values that is not absent.
 const firstOf = (...values) => values.find((value) => value !== undefined && value !== null);
 
 // An option that must be a whole number from 1 to a limit.
@@ -291,8 +326,8 @@ function readColors(value, name, isValid) {
   return value;
 }
 
-const isFinite = (value) => Number.isFinite(value) && Math.abs(value) < 1000;
-const isPositive = (value) => isFinite(value) && value > 0;
+const isBounded = (value) => Number.isFinite(value) && Math.abs(value) < 1000;
+const isPositive = (value) => isBounded(value) && value > 0;
 
 // Refuses a number of the configuration that is not that of the tensors.
 function compare(name, stated, held) {
@@ -408,8 +443,9 @@ function readTimmPixels(config, pretrained, args) {
     refuse("bad value", { name: "crop_pct", value: clip(share) });
   }
   const mode = firstOf(pretrained.crop_mode, "center");
-  if (!["center", "squash"].includes(mode))
+  if (!["center", "squash"].includes(mode)) {
     refuse("bad value", { name: "crop_mode", value: clip(mode) });
+  }
   const interpolation = firstOf(pretrained.interpolation, "bicubic");
   if (!["bilinear", "bicubic"].includes(interpolation)) {
     refuse("bad value", { name: "interpolation", value: clip(interpolation) });
@@ -419,7 +455,7 @@ function readTimmPixels(config, pretrained, args) {
     resized: (side) => Math.floor(side / share),
     squeezed: mode === "squash",
     interpolation,
-    mean: readColors(firstOf(pretrained.mean, [0.485, 0.456, 0.406]), "mean", isFinite),
+    mean: readColors(firstOf(pretrained.mean, [0.485, 0.456, 0.406]), "mean", isBounded),
     std: readColors(firstOf(pretrained.std, [0.229, 0.224, 0.225]), "std", isPositive),
     notes,
   };
@@ -448,10 +484,9 @@ function readHub(config, processor, supply) {
   const model = HUB_MODELS[kind];
   const isNested = isObject(config.vision_config);
   const own = isNested ? config.vision_config : config;
-  const type = { clip: "clip_vision_model", siglip: "siglip_vision_model" }[config.model_type];
-  const family = firstOf(type, config.model_type);
-  if (typeof family !== "string" || !Object.hasOwn(KNOWN.configs, family)) {
-    refuse("unknown class", { name: clip(family), names: Object.keys(HUB_MODELS).join(", ") });
+  const family = firstOf(TOWERS.get(config.model_type), config.model_type);
+  if (family !== model.family) {
+    refuse("two classes", { name: kind, type: clip(config.model_type), expected: model.family });
   }
   const defaults = KNOWN.configs[family];
   const settingOf = (name) => firstOf(own[name], defaults[name]);
@@ -541,7 +576,7 @@ function readHubPixels(processor, family, imageSize) {
   if (!(Math.abs(factor * 255 - 1) < 1e-6)) {
     refuse("bad value", { name: "rescale_factor", value: clip(factor) });
   }
-  const interpolation = INTERPOLATIONS[stepOf("resample")];
+  const interpolation = INTERPOLATIONS.get(stepOf("resample"));
   if (!interpolation) refuse("bad value", { name: "resample", value: clip(stepOf("resample")) });
   const { side, squeezed } = readHubSize(stepOf("size"), usual.size);
   const crops = stepOf("do_center_crop") === true;
@@ -556,7 +591,7 @@ function readHubPixels(processor, family, imageSize) {
     resized: (wanted) => (wanted === cut ? side : Math.round((wanted * side) / cut)),
     squeezed,
     interpolation,
-    mean: readColors(mean, "image_mean", isFinite),
+    mean: readColors(mean, "image_mean", isBounded),
     std: readColors(std, "image_std", isPositive),
     notes,
   };
@@ -742,7 +777,7 @@ function labelsOf({ labels }, classes, dropped) {
 
 // Layers in the order in which they are computed.
 function planLayers(supply, tensors, { names, width: D, layers, qkvBias, projBias, scaled }) {
-  const hidden = supply.shape(`${names.block(0).fc1}.weight`)[0];
+  const [hidden = 0] = supply.shape(`${names.block(0).fc1}.weight`);
   for (let layer = 0; layer < layers; layer += 1) {
     const { norm1, qkv, proj, norm2, fc1, fc2, ...scales } = names.block(layer);
     const { scale1, scale2 } = scaled ? scales : {};
