@@ -437,6 +437,10 @@ def settings_by_name(content: dict) -> dict:
 
 def test_hostile_files_end_in_a_sentence(tmp_path):
     save_for_hf(timm_model("vit_tiny_patch16_224"), tmp_path / "model", safe_serialization=True)
+    config = transformers.ViTConfig(**HUB, intermediate_size=96, num_labels=3)
+    hub_model("ViTForImageClassification", config).save_pretrained(tmp_path / "hub")
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    processor.save_pretrained(tmp_path / "hub")
     write_scripts(tmp_path)
     output = run_node(tmp_path, "hostile.test.mjs")
     assert int(output.split("# pass ")[1].split()[0]) > 100

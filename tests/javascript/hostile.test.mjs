@@ -346,6 +346,44 @@ test("200 files with changed bytes are refused or open as a whole", async () => 
   assert.ok(refused > 150, `${refused} refused`);
 });
 
+// A copy of a configuration with another value at a place, which may be in an object within it.
+function changeOne(content, next, value) {
+  const names = Object.keys(content);
+  const name = names[Math.floor(next() * names.length)];
+  const inner = content[name];
+  const isObject = inner && typeof inner === "object" && Object.keys(inner).length;
+  return { ...content, [name]: isObject && next() < 0.7 ? changeOne(inner, next, value) : value };
+}
+
+const VALUES = [null, -1, 0, 0.5, 1e300, "", "constructor", [], [[]], {}, true, false, [3, "a"]];
+
+test("500 changed configurations of both libraries are refused or open as a whole", async () => {
+  const next = random(2);
+  let refused = 0;
+  for (let i = 0; i < 500; i += 1) {
+    const from = path.join(folder, i % 2 ? "hub" : "model");
+    const names = ["config.json", "preprocessor_config.json"];
+    const texts = names
+      .slice(0, 1 + (i % 2))
+      .map((name) => [name, readFileSync(path.join(from, name))]);
+    const which = Math.floor(next() * texts.length);
+    const value = VALUES[Math.floor(next() * VALUES.length)];
+    texts[which][1] = JSON.stringify(changeOne(JSON.parse(texts[which][1]), next, value));
+    const dropped = files(
+      readFileSync(path.join(from, "model.safetensors")),
+      Object.fromEntries(texts),
+    );
+    const start = performance.now();
+    const error = await open(dropped).then(
+      () => null,
+      (reason) => reason,
+    );
+    if (error) checkRefusal(error, performance.now() - start);
+    if (error) refused += 1;
+  }
+  assert.ok(refused > 150 && refused < 500, `${refused} refused`);
+});
+
 test("a file of any first bytes is refused", async () => {
   const next = random(1);
   for (let i = 0; i < 200; i += 1) {
