@@ -25,6 +25,7 @@ REQUIRED = (
     "vitlens/bundled/LICENSE",
     "vitlens_explorer/app.js",
     "vitlens_explorer/live/kernels.wasm",
+    "vitlens_explorer/live/known.json",
     "vitlens_explorer/py.typed",
     "vitlens_paper/table_5.csv",
     "vitlens_paper/py.typed",

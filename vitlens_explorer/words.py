@@ -183,6 +183,96 @@ WORDS = {
     "not additive": "Parts add up to the logit only if heads are on or replaced with zero. Replace with zero, or turn "
     "the heads on.",
     "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",
+    # files of a model that a page refuses
+    "no weights": "Expected model.safetensors and config.json, got no weights. Choose both files of a model.",
+    "several weights": "Expected one .safetensors file, got {count} without model.safetensors.index.json. Choose the "
+    "files of one model.",
+    "no index": "The weights are in several files. Choose all of them and {file}, which lists their tensors.",
+    "no shard": "The index lists {file}, which was not chosen. Choose all files of the model.",
+    "wrong shard": "{file} holds “{tensor}”, which the index does not list for this file. Get the files again.",
+    "lost tensor": "The index lists “{tensor}” in {file}, which lacks it. Get the files again.",
+    "bad index": "{file} has no weight_map with a file for each tensor. Get the file again.",
+    "no config": "Expected config.json beside the weights, which has the number of heads. Choose it, too.",
+    "pickle": "“{file}” is a pickle, which can run code when it is read, so a page does not open it. Convert it in "
+    "Python:\nimport torch\nfrom safetensors.torch import save_file\n"
+    'weights = torch.load("{code}", map_location="cpu", weights_only=True)\n'
+    "weights = dict((name, tensor.clone().contiguous()) for name, tensor in weights.items())\n"
+    'save_file(weights, "model.safetensors")',
+    "pointer": "“{file}” is a pointer of Git LFS, a text of a few lines in place of the file. Run git lfs pull.",
+    "web page": "“{file}” is a web page, as a download saves when it needs a login. Download the file itself.",
+    "compressed": "“{file}” is compressed. Unpack it first.",
+    "other weights": "“{file}” is in another format than safetensors. Save the model with save_pretrained.",
+    "short weights": "“{file}” has {size} bytes, too few for a safetensors file. Get the whole file.",
+    "long header": "“{file}” declares a header of {length} bytes, and at most 16 MB are read. Expected a safetensors "
+    "file. Get the file again.",
+    "cut header": "“{file}” declares a header of {length} bytes and ends before it does. Get the whole file.",
+    "long JSON": "“{file}” has over 16 MB, too much for a file of settings. Choose the config.json of the model.",
+    "no JSON": "“{file}” holds no JSON object in UTF-8 where one was expected. Get the file again.",
+    "deep JSON": "“{file}” nests more than 32 objects or lists. Get the file again.",
+    "many names": "“{file}” has over 200,000 names and texts, more than any model. Get the file again.",
+    "name twice": "“{file}” has the name “{name}” twice, so it is unclear which counts. Save the model again.",
+    "no tensors": "“{file}” holds no tensors. Get the file again.",
+    "bad entry": "“{file}” describes “{tensor}” without type, shape and offsets. Save the model again.",
+    "bad type": "“{tensor}” in “{file}” has the type {type}, which safetensors does not have. Save the model again.",
+    "bad shape": "“{tensor}” in “{file}” has the shape {shape}. Expected up to 8 whole numbers. Save the model again.",
+    "bad offsets": "“{tensor}” in “{file}” has the offsets {offsets}. Expected two whole numbers. Save the model "
+    "again.",
+    "outside": "“{tensor}” has the offsets {offsets}, beyond the end of “{file}”. Get the whole file.",
+    "bad size": "“{tensor}” in “{file}” has {held} bytes, and its shape needs {bytes}. Save the model again.",
+    "overlap": "“{tensor}” in “{file}” shares bytes with another tensor. Save the model again.",
+    "gap": "“{file}” has bytes that belong to no tensor. Save the model again.",
+    "other type": "“{tensor}” in “{file}” has the type {type}. Expected F32, F16 or BF16. Save the model in one of "
+    "them.",
+    "changed file": "“{file}” changed while “{tensor}” was read. Choose it again.",
+    "not finite": "“{tensor}” in “{file}” has values that are not finite. Save the model again.",
+    "unknown config": "config.json has neither timm's “architecture” nor transformers' “model_type”. Save the model "
+    "with save_pretrained of its library.",
+    "unknown architecture": "The architecture “{name}” is not one that a page runs: timm's plain Vision Transformers "
+    "that read a class token or a mean. The number of heads is in no tensor, so it is not guessed. Use vitlens app.",
+    "unknown class": "The class “{name}” of config.json is not one that a page runs: {names}. Use vitlens app.",
+    "two classes": "config.json names the class {name} and the model_type “{type}”. Expected {expected}. Get the file "
+    "again.",
+    "own code": "config.json names Python code of its own (auto_map), which a page cannot run. Use vitlens app.",
+    "unknown processor": "The class “{name}” of preprocessor_config.json is not one that a page runs: {names}. Use "
+    "vitlens app.",
+    "unknown argument": "config.json sets {name} to {value}, which a page does not know. Use vitlens app.",
+    "unknown activation": "The activation “{name}” is not one that a page runs: GELU, exact, by tanh or quick. Use "
+    "vitlens app.",
+    "unknown pool": "The read-out “{name}” is not one that a page runs: token or avg. Use vitlens app.",
+    "two pools": "config.json gives the read-out “{stated}”, and its architecture reads {pool}. Add global_pool to "
+    "model_args to say which is right.",
+    "bad number": "{name} must be a whole number from 1 to {most}, got {value}.",
+    "bad value": "config.json or preprocessor_config.json sets {name} to {value}, which a page does not run. Use "
+    "vitlens app.",
+    "not square": "{name} is {value}. Expected a square, as a page shows the square middle of a photo. Use vitlens "
+    "app.",
+    "not colors": "The model takes {channels} channels. Expected 3, red, green and blue. Use vitlens app.",
+    "other size": "config.json gives {stated} as its {name}, and the weights have {held}. Choose the config.json that "
+    "belongs to the weights.",
+    "wrong shape": "“{tensor}” has the shape {shape}. Expected {expected}. Choose the config.json that belongs to the "
+    "weights.",
+    "missing tensor": "The weights have no “{tensor}”, which the model needs. Choose the config.json that belongs to "
+    "the weights.",
+    "unknown tensors": "{count} tensors of the weights are not part of the model that config.json describes: {names}. "
+    "Choose the config.json that belongs to the weights, or use vitlens app.",
+    "uneven heads": "{heads} heads do not divide the width {width}. Choose the config.json that belongs to the "
+    "weights.",
+    "odd width": "The model has a width of {width}. Expected multiples of 8 for tokens, heads and MLPs. Use vitlens "
+    "app.",
+    "cut patches": "{size} pixels are not a multiple of the patches of {patch} pixels. Choose another size.",
+    "many patches": "The image has {patches} patches, and at most 16,384 are computed. Choose a smaller size.",
+    "label count": "The names are {count}, and the model has {classes} classes. Choose a file with a name a line.",
+    "too large": "The model needs {size} MB, and a page can hold 4,096 MB. Choose a smaller model or size.",
+    "no memory": "The browser has no {size} MB free for the model. Close other tabs, or choose a smaller model.",
+    "no classes": "The model has no classes, so there is no class to explain. Choose a view that needs none.",
+    # notes on the files of a model
+    "twin": "The activation is in no tensor. {name} uses GELU. For weights that were trained with quick GELU, as "
+    "OpenAI's, change the architecture of config.json to {twin}.",
+    "assumed": "config.json does not give {names}, so the defaults of {library} are used.",
+    "no processor": "There is no {file}, so photos are prepared by the defaults of transformers.",
+    "resized positions": "Its positions were resized from {from} × {from} to {to} × {to} patches, as {library} does "
+    "it.",
+    "unused tensors": "{count} tensors are not needed for its forward: {names}.",
     "no such value": "{name} has no value {value}.",
     "no such head": "There is no head “{value}”. A head is its layer and its number, such as 0.2.",
     "no class": "No class is named “{name}”. Give whole words of a name, or a number.",

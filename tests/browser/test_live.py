@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import transformers
 from PIL import Image
 from support import WIDE
 
@@ -81,6 +82,7 @@ const plain = (value) => {{
 window.ask = (task, given) => new Promise((done) => {{
   for (const name of ["weights", "wasm", "bytes"]) if (name in given) given[name] = bytes(given[name]);
   if ("probes" in given) given.probes = given.probes.map(given_bytes);
+  if ("files" in given) given.files = given.files.map(([name, data]) => new File([bytes(data)], name));
   if ("input" in given) given.input = new Float32Array(bytes(given.input));
   const {{ port1, port2 }} = new MessageChannel();
   port1.onmessage = ({{ data }}) => done(plain(data));
@@ -120,7 +122,8 @@ class Page:
             name: text(value) if isinstance(value, bytes) else value
             for name, value in given.items()
         }
-        given |= {"input": text(given["input"].numpy().tobytes())} if "input" in given else {}
+        if isinstance(given.get("input"), torch.Tensor):
+            given["input"] = text(given["input"].numpy().tobytes())
         answer = self.page.evaluate("([task, given]) => ask(task, given)", [task, given])
         assert "error" not in answer, answer["error"]
         return arrays(answer).get("result")
@@ -228,6 +231,31 @@ def test_forward_and_backward_equal_torch(page, name):
         assert found["classes"] == classes.tolist()
         near(found["shares"], shares, "lens")
         near(found["of"]["5"], each[0].softmax(-1)[attn.grid.prefix :, 5], "lens of a class")
+
+
+def test_worker_reads_a_model_from_its_own_files(browser, tmp_path):
+    """A distilled DeiT of transformers, and a pickle, which leaves the model as it was."""
+    sizes = dict(num_hidden_layers=2, num_attention_heads=3, hidden_size=192, image_size=SIZE)
+    config = transformers.DeiTConfig(**sizes, intermediate_size=384, num_labels=10)
+    model = transformers.DeiTForImageClassificationWithTeacher(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    paths = [tmp_path / "model" / name for name in ("config.json", "model.safetensors")]
+    page = Page(browser, tmp_path)
+    wasm = (live.LIVE / "kernels.wasm").read_bytes()
+    opened = page.ask(
+        "read", files=[[path.name, text(path.read_bytes())] for path in paths], wasm=wasm
+    )
+    assert opened["about"]["heads"] == 3 and opened["labels"] is None
+    batch = torch.randn(1, 3, SIZE, SIZE)
+    given = {"key": "a", "input": text(batch.numpy().tobytes()), "off": [], "mean": False}
+    with torch.no_grad():
+        exact = model(batch).logits[0]
+    near(page.ask("forward", **given)["logits"], exact, "logits")
+    pickle = {"files": [["pytorch_model.bin", text(b"PK\x03\x04")]], "wasm": text(wasm)}
+    refused = page.page.evaluate("given => ask('read', given)", pickle)
+    assert refused["problem"] == "pickle"
+    assert "weights_only=True" in say(refused["problem"], **refused["fields"])
+    near(page.ask("forward", **given)["logits"], exact, "logits after a refusal")
 
 
 @pytest.mark.parametrize("way", ["zero", "mean"])

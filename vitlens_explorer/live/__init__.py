@@ -3,7 +3,9 @@
 The scripts run plain pre-norm Vision Transformers of timm with a class token or a mean as read-out, of the sizes Ti and
 S. `vit.js` is the forward, `gradients.js` the backward, `kernels.wat` their inner loops (assembled in `kernels.wasm`),
 `files.js` and `pixels.js` the preprocessing, `worker.js` the thread in which they run, and `page.js` its use by the
-page's source.
+page's source. `safetensors.js` and `architectures.js` open a model from its own files, `config.json` and
+`model.safetensors`, in the layouts of timm and transformers; `json.js` checks JSON, `positions.js` resizes positions,
+and `known.json` holds what such files leave out.
 
 Shapes: L layers, R prefix tokens, T tokens, D width.
 """
@@ -11,6 +13,7 @@ Shapes: L layers, R prefix tokens, T tokens, D width.
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,7 +37,19 @@ from vitlens_explorer import front, lanes
 from vitlens_explorer.words import say
 
 LIVE = Path(__file__).parent
-WORKER_SCRIPTS = ("vit", "gradients", "files", "pixels", "worker")
+KNOWN = LIVE / "known.json"
+"""What the files of a model leave out, written by `vitlens_explorer.live.known`."""
+WORKER_SCRIPTS = (
+    "json",
+    "safetensors",
+    "vit",
+    "gradients",
+    "files",
+    "pixels",
+    "positions",
+    "architectures",
+    "worker",
+)
 """Names of the worker's scripts in the order in which they are joined. They share one scope."""
 PARTS = {
     "VisionTransformer",
@@ -69,7 +84,9 @@ MOST_PARAMETERS = 32_000_000
 
 def worker_script() -> str:
     """The worker's scripts as one classic script, because module workers do not start in a page opened from disk."""
-    return front.join_scripts(LIVE, ["../front/values", "../in_page/numbers", *WORKER_SCRIPTS])
+    scripts = front.join_scripts(LIVE, ["../front/values", "../in_page/numbers", *WORKER_SCRIPTS])
+    known = json.dumps(json.loads(KNOWN.read_text(encoding="utf-8")), separators=(",", ":"))
+    return f"const KNOWN = {known};\n{scripts}"
 
 
 def save_live_page(

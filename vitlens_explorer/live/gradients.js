@@ -24,28 +24,36 @@ function normBackward(vit, x, gradient, name, sum, { rows = vit.tokens, fixed = 
 
 // c = gradient · weights, the gradient at the input of a linear layer.
 function linearBackward(vit, gradient, name, c) {
-  const { shape, values } = vit.weights[`${name}.weight`];
-  const [depth, cols] = shape;
+  const [depth, cols] = vit.shapes.get(`${name}.weight`);
   const { back } = vit.held;
-  pack(values(), 0, cols, 1, depth, cols, back);
+  vit.packTransposed(name, back);
   vit.multiply(gradient, back, c, { rows: vit.tokens, cols, depth });
+}
+
+// The gradient (D) of the logit of a class, or of its difference to another, at the pooled tokens of a read-out.
+function pooledBackward(vit, x, { target, against }, k, fixed) {
+  const { width: D, readouts, held } = vit;
+  const gradient = new Float32Array(D);
+  for (let i = 0; i < D; i += 1) {
+    gradient[i] = vit.weightAt("head", target, k * D + i);
+    if (against !== null) gradient[i] -= vit.weightAt("head", against, k * D + i);
+  }
+  if (!held["fc_norm.weight"]) return gradient;
+  const sum = new Float32Array(D);
+  normBackward(vit, vit.pool(x, readouts[k]), gradient, "fc_norm", sum, { rows: 1, fixed });
+  return sum;
 }
 
 // The gradient (T, D) of the logit of a class, or of its difference to another, at tokens x that are read by the head.
 function readBackward(vit, x, { target, against }, fixed = false) {
-  const { width: D, readout, held, weights } = vit;
-  const head = weights["head.weight"].values();
-  let gradient = head.slice(target * D, (target + 1) * D);
-  if (against !== null) gradient = gradient.map((value, i) => value - head[against * D + i]);
-  if (held["fc_norm.weight"]) {
-    const normalized = gradient;
-    gradient = new Float32Array(D);
-    normBackward(vit, vit.pool(x), normalized, "fc_norm", gradient, { rows: 1, fixed });
-  }
-  const shared = new Float32Array(x.length); // the gradient of each token by its share of the read-out
-  readout.forEach((share, t) => {
-    if (!share) return;
-    for (let i = 0; i < D; i += 1) shared[t * D + i] = gradient[i] * share;
+  const { width: D, readouts, held } = vit;
+  const shared = new Float32Array(x.length); // the gradient of each token by its share of the read-outs
+  readouts.forEach((readout, k) => {
+    const gradient = pooledBackward(vit, x, { target, against }, k, fixed);
+    readout.forEach((share, t) => {
+      if (!share) return;
+      for (let i = 0; i < D; i += 1) shared[t * D + i] += gradient[i] * share;
+    });
   });
   if (!held["norm.weight"]) return shared;
   const sum = new Float32Array(x.length);
@@ -56,17 +64,17 @@ function readBackward(vit, x, { target, against }, fixed = false) {
 // From the gradient `g` at the tokens after a layer to those before its MLP, in place. `fixed` takes Φ(x) in GELU's
 // x·Φ(x) as a constant, too.
 function mlpBackward(vit, layer, fixed = false) {
-  const { kernels, kept } = vit;
+  const { kept } = vit;
   const { g, y, wide, spare } = vit.held;
   const inputs = kept.hidden[layer];
   const size = vit.tokens * vit.hidden;
   spare.set(inputs);
   linearBackward(vit, g, `${layer}.fc2`, wide);
   if (fixed) {
-    kernels.gelu(spare.byteOffset, size);
+    vit.activate(spare, size);
     for (let i = 0; i < size; i += 1) wide[i] *= inputs[i] ? spare[i] / inputs[i] : 0.5;
   } else {
-    kernels.gelu_slope(wide.byteOffset, spare.byteOffset, size);
+    vit.activateBackward(wide, spare, size);
   }
   linearBackward(vit, wide, `${layer}.fc1`, y);
   normBackward(vit, kept.middles[layer], y, `${layer}.norm2`, g, { fixed });
@@ -179,10 +187,18 @@ function gradCam(vit, atNorm) {
   return positivePart(cam);
 }
 
-// Maps (T) from the gradients of attention: relevance, gradient rollout and those of the last layer alone.
+// Maps (T) from the gradients of attention: relevance, gradient rollout and those of the last layer alone. A head that
+// reads several vectors beside each other has no single row to begin with, so only Grad-CAM remains.
 function gradientMaps(vit, of) {
   const { tokens: T, readout } = vit;
   const last = vit.layers - 1;
+  if (!readout) {
+    let only;
+    backward(vit, of, (layer, { atNorm }) => {
+      if (layer === last) only = gradCam(vit, atNorm);
+    });
+    return { grad_cam: only };
+  }
   let relevance = Float64Array.from(readout);
   let passed = relevance;
   let still = relevance; // what has not passed an attention
@@ -285,6 +301,15 @@ function decompose(vit, of) {
   return { logit, embedding, heads, mlps, biases, written };
 }
 
+// Repeats each token (D) for every read-out, in place: a head that reads several vectors reads the same token in each.
+function repeatTokens({ width: D, tokens: T, readouts }, tokens) {
+  const count = readouts.length;
+  for (let t = T - 1; t >= 0 && count > 1; t -= 1) {
+    const token = tokens.slice(t * D, (t + 1) * D);
+    for (let k = 0; k < count; k += 1) tokens.set(token, (t * count + k) * D);
+  }
+}
+
 // The raw lens after a layer, as `vitlens.stream.lens`: the likeliest class of the read-out and of each token alone,
 // its share, and the shares that each patch gives some classes: {classes (1 + T), shares (1 + T), of: {class: (P)}}.
 function readLens(vit, layer, targets) {
@@ -295,6 +320,7 @@ function readLens(vit, layer, targets) {
   const norm = ["norm", "fc_norm"].find((name) => vit.held[`${name}.weight`]);
   if (norm) vit.norm(tokens, wide, norm);
   else wide.set(tokens);
+  repeatTokens(vit, wide);
   vit.linear(wide, "head", y);
   const cols = roundUp(C, 8);
   for (let t = 0; t < T; t += 1) logits.push(y.slice(t * cols, t * cols + C));

@@ -10,11 +10,6 @@ const EDGE = 8; // side of a block of a JPEG
 const GRAY = 128; // level of the blocks that a JPEG lacks
 let proven = new Set(); // kinds of files that this browser decodes as Pillow
 
-// Raises an error that the page has words for.
-function refuse(problem, fields = {}) {
-  throw Object.assign(Error(problem), { problem, fields });
-}
-
 // Decodes a small file of each kind, and compares it with Pillow's levels.
 async function prove(probes) {
   const found = new Set();
@@ -148,8 +143,8 @@ function fixWeight(weight) {
   return Math.trunc((weight < 0 ? -0.5 : 0.5) + scaled);
 }
 
-// For each of `to` pixels: the first of the `from` pixels that it sums, and their weights in units of 2⁻²².
-function weightsOf(from, to, { reach, weightAt }) {
+// For each of `to` pixels: the first of the `from` pixels that it sums, and their weights, whose sum is 1.
+function sharesOfPixels(from, to, { reach, weightAt }) {
   const scale = from / to;
   const stretch = Math.max(scale, 1);
   const support = reach * stretch;
@@ -163,8 +158,14 @@ function weightsOf(from, to, { reach, weightAt }) {
       weights.push(weightAt(Math.abs((k + first - center + 0.5) * nearer)));
     }
     const sum = sumOf(weights);
-    return [first, weights.map((weight) => fixWeight(weight / sum))];
+    return [first, weights.map((weight) => weight / sum)];
   });
+}
+
+// `sharesOfPixels` with weights in units of 2⁻²².
+function weightsOf(from, to, filter) {
+  const shares = sharesOfPixels(from, to, filter);
+  return shares.map(([first, weights]) => [first, weights.map(fixWeight)]);
 }
 
 // One pass of Pillow's resize. `lines` lines lie `line` values apart, their pixels `step` values.
@@ -202,11 +203,23 @@ function roundLikePython(x) {
   return Math.abs(x % 1) === 0.5 ? 2 * Math.round(x / 2) : Math.round(x);
 }
 
-// RGB levels of the middle of an image, whose shorter side is resized.
-function cutMiddle({ data, width, height }, { image: [side], resized: short, interpolation }) {
+// Width and height to which an image is resized: its shorter side, or both sides if the photo is `squeezed`.
+function resizedSides({ width, height }, { resized: short, squeezed }) {
+  if (squeezed) return [short, short];
   const least = Math.min(width, height);
   const across = width === least ? short : Math.trunc((short * width) / least);
   const down = height === least ? short : Math.trunc((short * height) / least);
+  return [across, down];
+}
+
+// RGB levels of the middle of an image that was resized.
+function cutMiddle(photo, vit) {
+  const { data, width, height } = photo;
+  const {
+    image: [side],
+    interpolation,
+  } = vit;
+  const [across, down] = resizedSides(photo, vit);
   const levels = resize(data, width, height, across, down, interpolation);
   const left = roundLikePython((across - side) / 2);
   const top = roundLikePython((down - side) / 2);

@@ -1,10 +1,12 @@
-// The forward of a plain pre-norm Vision Transformer, as timm computes it, which keeps every query, key and token.
+// The forward of a plain pre-norm Vision Transformer, as timm and transformers compute it, which keeps every query, key
+// and token.
 //
 // Shapes: T tokens = R prefix + P patches, D width, H heads, K = D / H, F width of the MLP. Matrices in the memory that
 // WebAssembly shares have rows in multiples of 4 and columns in multiples of 8; what is beyond T is never read.
 
 const HIDDEN = -1e30; // added to the scores of the keys beyond T, so that their softmax is 0
 const WASM_PAGE = 65536; // bytes
+const LARGEST_MEMORY = 2 ** 32; // bytes
 
 const roundUp = (count, to) => Math.ceil(count / to) * to;
 
@@ -13,10 +15,11 @@ function tensorsOf(list, bytes) {
   const tensors = {};
   let at = 0;
   for (const { name, shape, half } of list) {
-    const size = shape.reduce((product, side) => product * side, half ? 2 : 4);
-    const stored = { type: half ? "f2" : "f4", data: new Uint8Array(bytes, at, size) };
-    tensors[name] = { shape, values: () => decodeFloats(stored) };
-    at += size;
+    const from = at;
+    const to = shape.reduce((product, side) => product * side, half ? 2 : 4) + from;
+    const values = () => decodeWeights(bytes.slice(from, to), half ? "F16" : "F32");
+    tensors[name] = { shape, values };
+    at = to;
   }
   return tensors;
 }
@@ -46,10 +49,21 @@ function moments(x, start, D, eps) {
   return [mean, 1 / Math.sqrt(variance / D + eps)];
 }
 
+// Memory for WebAssembly. Refuses sizes that it cannot have, and those for which there is no room.
+function newMemory(bytes) {
+  const size = Math.ceil(bytes / 2 ** 20).toLocaleString("en");
+  if (!(bytes <= LARGEST_MEMORY)) refuse("too large", { size });
+  try {
+    return new WebAssembly.Memory({ initial: Math.ceil(bytes / WASM_PAGE) });
+  } catch {
+    return refuse("no memory", { size });
+  }
+}
+
 // Arrays of the given sizes by name, in one memory for WebAssembly.
 function allocate(sizes) {
   const total = sumOf(Object.values(sizes).map((count) => roundUp(count, 4)));
-  const memory = new WebAssembly.Memory({ initial: Math.ceil((4 * total) / WASM_PAGE) });
+  const memory = newMemory(4 * total);
   const held = {};
   let at = 0;
   for (const [name, count] of Object.entries(sizes)) {
@@ -59,24 +73,39 @@ function allocate(sizes) {
   return { memory, held };
 }
 
+// Approximations of GELU: x·σ(u) with u(x), and its slope.
+const GELU_SCALE = Math.sqrt(8 / Math.PI);
+const GELU_CUBE = 0.044715;
+const APPROXIMATIONS = {
+  gelu_tanh: {
+    bend: (x) => GELU_SCALE * (x + GELU_CUBE * x ** 3),
+    slope: (x) => GELU_SCALE * (1 + 3 * GELU_CUBE * x ** 2),
+  },
+  quick_gelu: { bend: (x) => 1.702 * x, slope: () => 1.702 },
+};
+
+const sigmoid = (x) => 1 / (1 + Math.exp(-x));
+
 class Vit {
-  static async open(about, bytes, wasm) {
+  // A model from its description, its tensors by name ({shape, values()}, also as promises) and kernels.wasm. A tensor
+  // is packed and let go before the next is read.
+  static async open(about, tensors, wasm) {
     const vit = new Vit();
-    Object.assign(vit, about, { weights: tensorsOf(about.tensors, bytes) });
-    const { width: D, tokens: T, heads: H, weights } = vit;
+    Object.assign(vit, { activation: "gelu", readouts: [about.readout] }, about);
+    vit.shapes = new Map(Object.entries(tensors).map(([name, { shape }]) => [name, shape]));
+    const { width: D, tokens: T, heads: H } = vit;
     vit.K = D / H;
     vit.M = roundUp(T, 4) + 4;
     vit.N = roundUp(T, 8);
     const { memory, held } = allocate(vit.sizes());
     vit.held = held;
     for (const matrix of vit.matrices()) {
-      const { shape, values } = weights[`${matrix}.weight`];
-      const [cols, depth] = shape;
-      pack(values(), 0, 1, depth, depth, cols, held[matrix]);
-      held[`${matrix}.bias`].set(weights[`${matrix}.bias`].values());
+      const [cols, depth] = vit.shapes.get(`${matrix}.weight`);
+      pack(await tensors[`${matrix}.weight`].values(), 0, 1, depth, depth, cols, held[matrix]);
+      held[`${matrix}.bias`].set(await tensors[`${matrix}.bias`].values());
     }
-    for (const name of Object.keys(weights)) {
-      if (/norm|prefix|positions|means/.test(name)) held[name] = weights[name].values();
+    for (const name of vit.shapes.keys()) {
+      if (/norm|prefix|positions|means/.test(name)) held[name] = await tensors[name].values();
     }
     held.absent.fill(HIDDEN, T);
     const { instance } = await WebAssembly.instantiate(wasm, { page: { memory } });
@@ -86,7 +115,7 @@ class Vit {
 
   // Names of the linear layers.
   matrices() {
-    const names = Object.keys(this.weights).filter((name) => !name.includes("norm"));
+    const names = [...this.shapes.keys()].filter((name) => !name.includes("norm"));
     return names
       .filter((name) => name.endsWith(".weight"))
       .map((name) => name.slice(0, -".weight".length));
@@ -94,13 +123,13 @@ class Vit {
 
   // Sizes of the arrays in the memory by name: work space, and the weights and biases of the linear layers.
   sizes() {
-    const { width: D, hidden: F, patch, classes, weights, K, M, N } = this;
+    const { width: D, hidden: F, patch, classes, readouts, shapes, K, M, N } = this;
     const pixels = 3 * patch[0] * patch[1]; // of a patch
-    const wide = M * Math.max(F, 3 * D);
+    const wide = M * Math.max(F, 3 * D, readouts.length * D);
     const sizes = {
       x: M * D,
       y: M * Math.max(D, roundUp(classes, 8)),
-      o: M * D,
+      o: Math.max(M, 4 * readouts.length) * D,
       g: M * D,
       small: N * K,
       spare: wide,
@@ -113,7 +142,7 @@ class Vit {
       absent: N,
     };
     for (const matrix of this.matrices()) {
-      const [cols, depth] = weights[`${matrix}.weight`].shape;
+      const [cols, depth] = shapes.get(`${matrix}.weight`);
       sizes[matrix] = depth * roundUp(cols, 8);
       sizes[`${matrix}.bias`] = roundUp(cols, 8);
     }
@@ -133,8 +162,8 @@ class Vit {
 
   // c = a · weightsᵀ + bias, as a linear layer computes it.
   linear(a, name, c, rows = this.tokens, to = 0) {
-    const { held, weights } = this;
-    const [cols, depth] = weights[`${name}.weight`].shape;
+    const { held, shapes } = this;
+    const [cols, depth] = shapes.get(`${name}.weight`);
     const bias = held[`${name}.bias`];
     this.multiply(a, held[name], c, { rows, cols, depth, bias, cCols: roundUp(cols, 8), to });
   }
@@ -193,9 +222,31 @@ class Vit {
     if (held["norm_pre.weight"]) this.norm(x, x, "norm_pre");
   }
 
-  // The tokens (T, D) that the head reads, each with its share.
-  pool(tokens) {
-    const { width: D, readout } = this;
+  // The weight of a linear layer at an output and input, from its packed matrix.
+  weightAt(name, output, input) {
+    const [, depth] = this.shapes.get(`${name}.weight`);
+    return this.held[name][(output - (output % 8)) * depth + 8 * input + (output % 8)];
+  }
+
+  // Packs the transposed weights (cols, depth) of a linear layer, for products with gradients.
+  packTransposed(name, target) {
+    const [cols, depth] = this.shapes.get(`${name}.weight`);
+    const matrix = this.held[name];
+    let to = 0;
+    for (let panel = 0; panel < depth; panel += 8) {
+      for (let output = 0; output < cols; output += 1) {
+        const from = (output - (output % 8)) * depth + (output % 8);
+        for (let input = panel; input < panel + 8; input += 1) {
+          target[to] = input < depth ? matrix[from + 8 * input] : 0;
+          to += 1;
+        }
+      }
+    }
+  }
+
+  // The vector (D) of a read-out, from tokens (T, D) and their shares.
+  pool(tokens, readout) {
+    const { width: D } = this;
     const pooled = new Float32Array(D);
     readout.forEach((share, t) => {
       if (!share) return;
@@ -204,20 +255,53 @@ class Vit {
     return pooled;
   }
 
-  // Logits from the tokens of the last layer, normalized before or after they are pooled.
-  read(x) {
-    const { held } = this;
-    const { wide, o, y } = held;
+  // What the head reads, (D) for each read-out one after another, normalized before or after the tokens are pooled.
+  features(x) {
+    const { width: D, readouts, held } = this;
+    const { wide, o } = held;
     const normalizes = Boolean(held["norm.weight"]);
     if (normalizes) this.norm(x, wide, "norm");
-    o.set(this.pool(normalizes ? wide : x));
-    if (held["fc_norm.weight"]) this.norm(o, o, "fc_norm", 1);
-    this.linear(o, "head", y, 1);
-    return y.slice(0, this.classes);
+    readouts.forEach((readout, k) => o.set(this.pool(normalizes ? wide : x, readout), k * D));
+    if (held["fc_norm.weight"]) this.norm(o, o, "fc_norm", readouts.length);
+    return o.slice(0, readouts.length * D);
+  }
+
+  // Logits from the tokens of the last layer, none of a model without a head.
+  read(x) {
+    const { held, classes } = this;
+    held.o.set(this.features(x));
+    if (!classes) return new Float32Array(0);
+    this.linear(held.o, "head", held.y, 1);
+    return held.y.slice(0, classes);
+  }
+
+  // The activation of `count` values of the MLP, in place.
+  activate(values, count) {
+    if (this.activation === "gelu") {
+      this.kernels.gelu(values.byteOffset, count);
+      return;
+    }
+    const { bend } = APPROXIMATIONS[this.activation];
+    for (let i = 0; i < count; i += 1) values[i] *= sigmoid(bend(values[i]));
+  }
+
+  // Multiplies `count` gradients by the slope of the activation at `inputs`.
+  activateBackward(gradients, inputs, count) {
+    if (this.activation === "gelu") {
+      this.kernels.gelu_slope(gradients.byteOffset, inputs.byteOffset, count);
+      return;
+    }
+    const { bend, slope } = APPROXIMATIONS[this.activation];
+    for (let i = 0; i < count; i += 1) {
+      const x = inputs[i];
+      const share = sigmoid(bend(x));
+      gradients[i] *= share * (1 + x * (1 - share) * slope(x));
+    }
   }
 
   // Runs the model. `off` lists the [layer, head] that give zero, or their mean over other photos if `mean`. Returns
-  // {layers: [{q, k: (H, T, K), scale}], tokens: [(T, D) after each layer], logits} with scaled q, and keeps it.
+  // {layers: [{q, k: (H, T, K), scale}], tokens: [(T, D) after each layer], features, logits} with scaled q, and keeps
+  // it.
   forward(input, off = [], mean = false) {
     const { width: D, tokens: T, scale } = this;
     const { x } = this.held;
@@ -232,6 +316,7 @@ class Vit {
       record.layers.push({ scale, ...this.split(kept.qkv[layer]) });
       record.tokens.push(kept.begins[layer + 1]);
     }
+    record.features = this.features(x);
     record.logits = this.read(x);
     return record;
   }
@@ -269,7 +354,7 @@ class Vit {
     this.norm(x, y, `${layer}.norm2`);
     this.linear(y, `${layer}.fc1`, wide);
     kept.hidden.push(wide.slice(0, T * F));
-    this.kernels.gelu(wide.byteOffset, T * F);
+    this.activate(wide, T * F);
     this.linear(wide, `${layer}.fc2`, y);
     kept.begins.push(this.add(y));
   }

@@ -16,10 +16,27 @@ function afterForward(compute) {
   };
 }
 
+// The task of a function that needs classes.
+function withClasses(compute) {
+  return afterForward((given) => {
+    if (!vit.classes) refuse("no classes");
+    return compute(given);
+  });
+}
+
 const TASKS = {
   async open({ about, weights, wasm, probes }) {
-    vit = await Vit.open(about, weights, wasm);
+    vit = await Vit.open(about, tensorsOf(about.tensors, weights), wasm);
     await prove(probes);
+  },
+
+  // The description of a dropped model, which the worker runs from here on: {about, notes, labels, imagenet}. After a
+  // refusal it runs the model before.
+  async read({ files, size = null, wasm }) {
+    const { tensors, ...model } = await openFiles(files, size);
+    vit = await Vit.open(model.about, tensors, wasm);
+    lastKey = "";
+    return model;
   },
 
   // A file as the model's input, its picture for the page, and what to say about it.
@@ -31,10 +48,10 @@ const TASKS = {
   },
 
   forward: runForward,
-  why: afterForward((given) => explainClass(vit, given)),
-  contributions: afterForward((given) => decompose(vit, given)),
+  why: withClasses((given) => explainClass(vit, given)),
+  contributions: withClasses((given) => decompose(vit, given)),
   stream: afterForward(({ at }) => vit.stream(at)),
-  lens: afterForward(({ targets }) =>
+  lens: withClasses(({ targets }) =>
     Array.from({ length: vit.layers }, (_, layer) => readLens(vit, layer, targets)),
   ),
 };
