@@ -271,7 +271,7 @@ function makeGuide({ model, root, send, isWaiting, panels }) {
   };
   const glance = () => {
     if (!glances) return;
-    if (!glances.length) {
+    if (!glances.length || !canAsk("look")) {
       endGlances();
       return;
     }
@@ -373,6 +373,7 @@ function makeGuide({ model, root, send, isWaiting, panels }) {
     if (!how.isConnected) map.node.querySelector(".beneath").after(actions);
     if (!detail.isConnected) map.node.append(detail);
     const { selected, rows, cols } = map.panel();
+    if (!canAsk("look") || !isEqual(selected, pinned)) endGlances();
     if (!isEqual(selected, pinned) || key?.[0] >= rows || key?.[1] >= cols) {
       target = null;
       key = null;

@@ -1,0 +1,131 @@
+"""What a page says and shows to somebody who opens it for the first time."""
+
+import re
+
+import pytest
+from support import SPECIMEN
+
+from browser.fronts import MARKS
+from browser.test_page import opened
+from vitlens import load_model, samples
+from vitlens_explorer.in_page import save_page
+from vitlens_explorer.live import save_live_page
+from vitlens_explorer.words import say
+
+pytestmark = MARKS
+
+
+@pytest.fixture(scope="module")
+def live_page(tmp_path_factory):
+    return save_live_page(load_model(SPECIMEN), None, tmp_path_factory.mktemp("page") / "page.html")
+
+
+def test_page_says_what_it_is_and_what_the_model_knows(browser, live_page):
+    page, _, errors = opened(browser, live_page)
+    assert page.locator("main h1").all_inner_texts() == [say("headline")]
+    assert page.locator(".lead").inner_text() == say("lead")
+    fold = page.locator(".knows")
+    assert fold.locator("summary").inner_text() == "The model knows 200 names"
+    fold.locator("summary").click()
+    page.wait_for_function("() => document.querySelectorAll('.knows li').length === 60")
+    assert fold.locator(".note").inner_text() == "and 140 more"
+    fold.locator("input").fill("CAT")
+    names = fold.locator("li").all_inner_texts()
+    assert 1 < len(names) < 60 and all("cat" in name.lower() for name in names), names
+    fold.locator("li button", has_text=re.compile("^Persian cat$")).click()
+    page.wait_for_function(
+        "() => /Persian cat/.test(document.querySelector('figcaption').textContent)"
+    )
+    fold.locator("input").fill("zzz")
+    assert fold.locator(".note").inner_text() == "None of them has these letters."
+    assert errors == []
+
+
+def test_page_says_when_no_class_stands_out(browser, tmp_path, vit):
+    sure = load_model(SPECIMEN)
+    unsure = vit(num_classes=40)
+    shown = {}
+    for name, model in {"sure": sure, "unsure": unsure}.items():
+        path = save_page(model, {"cat": samples()["chelsea"]}, tmp_path / f"{name}.html")
+        page, _, errors = opened(browser, path)
+        shown[name] = (
+            page.locator(".doubt").inner_text() if page.locator(".doubt").is_visible() else ""
+        )
+        assert errors == []
+    assert shown == {"sure": "", "unsure": say("doubt", count="40")}
+
+
+def map_of(page):
+    return page.evaluate("() => document.querySelector('.panel canvas').toDataURL()")
+
+
+def test_map_wanders_once_and_comes_back(browser, live_page):
+    """Not after a reload, not for a link, and not with reduced motion."""
+    page, _, errors = opened(browser, live_page)
+    page.wait_for_function("() => document.querySelector('.glancing')")
+    first = map_of(page)
+    page.wait_for_function(
+        "(first) => document.querySelector('.panel canvas').toDataURL() !== first", arg=first
+    )
+    page.wait_for_function("() => !document.querySelector('.glancing')", timeout=10_000)
+    assert map_of(page) == first
+    page.reload()
+    page.wait_for_selector(".vitlens[data-answers]")
+    page.wait_for_timeout(1500)
+    assert not page.locator(".glancing").count() and map_of(page) == first
+    assert errors == []
+
+
+@pytest.mark.parametrize(
+    "options, hash", [({"reduced_motion": "reduce"}, ""), ({}, "#view=attention&layer=3")]
+)
+def test_map_stays_with_reduced_motion_and_for_links(browser, live_page, options, hash):
+    page = browser.new_context(**options).new_page()
+    page.goto(live_page.as_uri() + hash)
+    page.wait_for_selector(".vitlens[data-answers]")
+    page.wait_for_timeout(1200)
+    assert not page.locator(".glancing").count()
+
+
+def test_first_gesture_ends_with_the_first_click(browser, live_page):
+    page, _, errors = opened(browser, live_page)
+    page.wait_for_function("() => document.querySelector('.glancing')")
+    page.get_by_role("button", name="Rollout", exact=True).click()
+    page.wait_for_function(
+        "() => /^Rollout/.test(document.querySelector('figcaption').textContent)"
+    )
+    page.wait_for_timeout(2500)
+    assert not page.locator(".glancing").count() and errors == []
+
+
+def test_phone_shows_photo_classes_and_a_line_first(browser, live_page):
+    page = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True).new_page()
+    page.goto(live_page.as_uri())
+    page.wait_for_selector(".vitlens[data-answers]")
+    ends = page.evaluate(
+        """() => ['.panel .picture', '.bars li:nth-child(3)'].map((which) => {
+            const box = document.querySelector(which).getBoundingClientRect();
+            return [box.top, box.bottom];
+        })"""
+    )
+    photo, bars = ends
+    assert 0 < photo[0] < photo[1] < bars[1] <= 844, ends
+    small = page.evaluate(
+        """() => [...document.querySelectorAll('.vitlens button')]
+            .filter((each) => each.offsetParent && each.matches('.button, .tabs button, .modes button'))
+            .map((each) => each.getBoundingClientRect().height).filter((height) => height < 44)"""
+    )
+    assert small == []
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.locator(".heads .glimpse").is_visible()
+
+
+def test_page_without_scripts_shows_a_still_image(browser, live_page):
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.goto(live_page.as_uri())
+    still = page.locator("#page img")
+    assert still.is_visible() and "Attention from the patch" in still.get_attribute("alt")
+    assert still.evaluate("node => node.naturalWidth") > 400
+    assert "needs scripts" in page.locator("#page").inner_text()
+    described = page.locator("meta[name=description]").get_attribute("content")
+    assert described.startswith(say("headline")) and say("lead") in described
