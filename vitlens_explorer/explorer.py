@@ -34,6 +34,7 @@ from vitlens_explorer.heads_off import (
     AVERAGE,
     ZERO,
     head_switches,
+    heads_words,
     mean_head_outputs,
     off_words,
     pool_heads,
@@ -77,7 +78,7 @@ from vitlens_explorer.views import (
     view_control,
     views,
 )
-from vitlens_explorer.words import say
+from vitlens_explorer.words import percent, say
 
 BARS = 5
 LOOKING = ("attention", "received", "rollout")
@@ -372,6 +373,7 @@ class Explorer(Page):
             "pictures": {"picture": whole.png},
             "panels": [self._panel(shown)],
             "bars": self._bars(forward, whole),
+            "challenge": self._challenge(forward, whole),
             "mosaic": self._mosaic(check),
             "six": self._six(),
             "score": self._score(),
@@ -397,6 +399,28 @@ class Explorer(Page):
         if not (forward.classes and forward.names):
             return ""
         return say("knows", count=f"{forward.classes:,}")
+
+    def _challenge(self, forward: Forward, whole: Forward) -> dict | None:
+        """What switched-off heads did to the likeliest class, or the question which do. None without probabilities."""
+        if forward.outputs != "classes" or whole.classes < 2:
+            return None
+        seen = whole.likeliest[0]
+        now = forward.likeliest[0]
+        before = percent(whole.share(seen))
+        after = percent(forward.share(seen))
+        fields = {"name": whole.label(seen), "before": before, "after": after}
+        sentence = "challenge"
+        if forward.off:
+            fields |= {"heads": heads_words(self.state["off"])}
+            sentence = "challenge on"
+        if now != seen:
+            fields |= {"other": forward.label(now), "share": percent(forward.share(now))}
+            sentence = "challenge won"
+        return {
+            "words": say(sentence, **fields),
+            "change": f"{before} → {after}" if forward.off else "",
+            "won": now != seen,
+        }
 
     def _bars(self, forward: Forward, whole: Forward) -> list[dict]:
         """Bars of the most probable classes, with their probabilities before heads were switched off."""

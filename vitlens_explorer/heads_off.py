@@ -92,10 +92,16 @@ def off_words(heads: tuple[Head, ...], way: str) -> str:
     """Sentence about switched-off heads with a leading space, or ""."""
     if not heads:
         return ""
-    names = [say("head of", head=head, layer=_layer_words(layer)) for layer, head in heads]
-    which = ", ".join(names) if len(names) <= 4 else say("count of heads", count=len(names))
     replacement = replacement_words(way).replace("their", "its")
-    return say("off" if len(names) == 1 else "all off", heads=which, way=replacement)
+    which = heads_words(heads)
+    return say("off" if len(heads) == 1 else "all off", heads=which, way=replacement)
+
+
+def heads_words(heads: tuple[Head, ...]) -> str:
+    """Names of up to four heads, or the number of more."""
+    if len(heads) > 4:
+        return say("count of heads", count=len(heads))
+    return ", ".join(say("head of", head=head, layer=_layer_words(layer)) for layer, head in heads)
 
 
 def _layer_words(layer: int | str) -> str:

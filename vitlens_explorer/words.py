@@ -92,6 +92,12 @@ WORDS = {
     "lead": "A neural network reads a photo as small squares, its patches. Here you see what it looks at.",
     "knows": "The model knows {count} names",
     "doubt": "No class stands out. The photo may show none of the {count} things whose names the model knows.",
+    # the challenge: heads off until the class changes
+    "challenge": "Turn off one head: can you make the model stop seeing “{name}”? Now it gives it {before}.",
+    "challenge on": "Without {heads}, the model gives “{name}” {after} in place of {before}. It is still its first "
+    "choice.",
+    "challenge won": "Without {heads}, the model no longer sees “{name}” ({after} in place of {before}), but “{other}” "
+    "({share}).",
     # questions, each with a line
     "question look": "Where does it look?",
     "line look": "Each square is a patch. Move over the photo to see where a patch looks, and click to stay there.",

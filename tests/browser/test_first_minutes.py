@@ -3,11 +3,13 @@
 import re
 
 import pytest
+from PIL import Image
 from support import SPECIMEN
 
 from browser.fronts import MARKS
-from browser.test_page import opened
+from browser.test_page import FRAME, opened
 from vitlens import load_model, samples
+from vitlens_explorer.explorer import Explorer
 from vitlens_explorer.in_page import save_page
 from vitlens_explorer.live import save_live_page
 from vitlens_explorer.words import say
@@ -118,6 +120,43 @@ def test_phone_shows_photo_classes_and_a_line_first(browser, live_page):
     assert small == []
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     assert page.locator(".heads .glimpse").is_visible()
+
+
+def test_challenge_tells_what_heads_do_and_ends_in_a_picture(browser, live_page):
+    page, _, errors = opened(browser, live_page)
+    words = page.locator(".challenge .words")
+    assert words.inner_text().startswith("Turn off one head: can you make the model stop seeing “")
+    assert not page.get_by_role("button", name="Copy picture").is_visible()
+    python = Explorer(load_model(SPECIMEN), samples()["chelsea"])
+    python.first(lambda *_: None)
+    told = set()
+    for number, off in enumerate([[[8, 2]], [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]]], 1):
+        answer = python.answer(
+            [({"set": {"off": off, "way": "mean"}, "number": number}, [])], lambda *_: None
+        )
+        frame = page.evaluate(
+            FRAME, [{"set": {"off": off, "way": "mean"}, "number": 10**15 + number}]
+        )
+        assert frame["challenge"] == answer.frame["challenge"] and frame["challenge"]["change"]
+        page.wait_for_function(
+            "(text) => document.querySelector('.challenge').textContent.includes(text)",
+            arg=frame["challenge"]["words"],
+        )
+        told.add(frame["challenge"]["won"])
+    assert told == {True, False}
+    assert not page.get_by_role("button", name="Copy link").is_visible(), (
+        "of a file on this machine"
+    )
+    page.evaluate("() => { navigator.clipboard.write = () => Promise.reject(Error()); }")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Copy picture").click()
+    picture = Image.open(saved.value.path())
+    assert picture.size == (1200, 630) and len(picture.convert("RGB").getcolors(10**6)) > 1000
+    page.get_by_role("button", name="Turn all on").click()
+    page.wait_for_function(
+        "() => /^Turn off one head/.test(document.querySelector('.challenge').textContent)"
+    )
+    assert errors == []
 
 
 def test_page_without_scripts_shows_a_still_image(browser, live_page):

@@ -17,6 +17,7 @@ FRONT_SCRIPTS = (
     "source",
     "address",
     "details",
+    "challenge",
     "tour",
     "page",
 )

@@ -305,7 +305,10 @@ function render({ model, el }) {
   const glimpse = make("canvas", { class: "glimpse", "aria-hidden": "true" }); // of the map, on a phone
   const heads = make("section", { class: "heads" }, glimpse, mosaic.node);
   const six = makeSix(send);
-  const charts = part("charts", heads, six.node, contributions, lens, score);
+  const findMap = () => panels.querySelector(".picture canvas");
+  const findPhoto = () => model.get("frame").controls.find(({ name }) => name === "photograph");
+  const challenge = makeChallenge(model, findMap, () => uploads.has(findPhoto()?.value));
+  const charts = part("charts", heads, challenge.node, six.node, contributions, lens, score);
   const side = part("side", part("choices", bars, doubt, known.node, controls, folds, about), charts);
   const body = part("body", panels, side);
   const header = part("header", heading, tools);
@@ -347,6 +350,7 @@ function render({ model, el }) {
     renew(lens, frame.lens, (each) => makeLayerBars(each, send));
     renew(score, frame.score, makeScore);
     mosaic.update(frame.mosaic, isWaiting);
+    challenge.update(frame.challenge);
     six.update(frame.six, pictures);
   };
   const drawTools = (frame) => {

@@ -248,6 +248,7 @@ class PageSource extends Source {
       doubt: this.doubt(),
       knows: this.knows(),
       bars: this.bars(choice),
+      challenge: this.challenge(),
       mosaic: this.mosaic(choice),
       six: this.six(choice),
       score: map.score || null,
@@ -279,6 +280,30 @@ class PageSource extends Source {
     const count = this.record.shares.length;
     if (!count || !names || Object.keys(names).length < count) return "";
     return say("knows", { count: count.toLocaleString("en") });
+  }
+
+  // What heads that are off did to the likeliest class, as `_challenge` in explorer.py.
+  challenge() {
+    const { record, state } = this;
+    if (!this.page.prepare || record.outputs !== "classes" || record.shares.length < 2) return null;
+    const whole = record.whole || record;
+    const seen = whole.likeliest[0];
+    const now = record.likeliest[0];
+    const before = formatShare(whole.shares[seen]);
+    const after = formatShare(record.shares[seen]);
+    const fields = { name: record.label(seen), before, after };
+    let sentence = "challenge";
+    if (state.off.length) {
+      fields.heads = headsWords(state.off);
+      sentence = "challenge on";
+    }
+    if (now !== seen) {
+      fields.other = record.label(now);
+      fields.share = formatShare(record.shares[now]);
+      sentence = "challenge won";
+    }
+    const change = state.off.length ? `${before} → ${after}` : "";
+    return { words: say(sentence, fields), change, won: now !== seen };
   }
 
   // Sends the picture, the model's input, the numbers and the settings as one zip file.

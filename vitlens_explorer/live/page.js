@@ -326,15 +326,19 @@ function tourWords(about, reads) {
   return steps.map((step) => say(`tour ${step}`, fields));
 }
 
-// Names the heads that are off, and how.
-function offWords(off, way) {
-  const names = off.map(([layer, head]) =>
+// Names of up to four heads, or the number of more.
+function headsWords(heads) {
+  if (heads.length > LISTED) return say("count of heads", { count: heads.length });
+  const names = heads.map(([layer, head]) =>
     say("head of", { head, layer: say("layer", { layer }) }),
   );
-  let heads = names.join(", ");
-  if (names.length > LISTED) heads = say("count of heads", { count: names.length });
+  return names.join(", ");
+}
+
+// Names the heads that are off, and how.
+function offWords(off, way) {
   const how = say(`by ${way}`, { count: 6 }).replace("their", "its");
-  return say(names.length === 1 ? "off" : "all off", { heads, way: how });
+  return say(off.length === 1 ? "off" : "all off", { heads: headsWords(off), way: how });
 }
 
 // The page of PageSource, after the forward of its first photo.
