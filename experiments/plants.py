@@ -139,8 +139,7 @@ def subjects() -> list[Subject]:
         kept = number >= 2 * CONTROLS // 3
         for kind in ("clean", "shuffled"):
             controls.append(Subject(f"{kind}-{number}", kind, 100 + number, (), kept))
-    first, later = controls[:4], controls[4:]
-    return [*first, *models, *later]
+    return [*controls[:2], *models, *controls[2:]]
 
 
 def _kinds_of_a_third(random: np.random.Generator) -> np.ndarray:
