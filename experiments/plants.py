@@ -25,14 +25,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from experiments.results import about, command, write
+from vitlens import load_model
 from vitlens.data import ImageSet
+from vitlens.data.augment import normalize
 from vitlens.data.imageset import Fitting, decode_all
 from vitlens.data.sources import open_samples
+from vitlens.evidence import METHOD, Audit, audit
 from vitlens.train import export, fit
 from vitlens.train.recipes import recipe
 
@@ -327,6 +331,86 @@ def rows_of_list() -> list[dict]:
     return rows
 
 
+def audited(
+    subject: Subject, folder: Path, data: str, layer: int | None, method: str
+) -> list[dict]:
+    """One row for each cue of a model, and one for the model: what an audit of its held-out images finds."""
+    model = load_model(folder / "model")
+    _, truth = images_of(subject, data)
+    _, plain = photographs(data, subject.seed)
+    start = time.process_time()
+    found = audit(model, truth.data, layer=layer, method=method)
+    seconds = time.process_time() - start
+    settings = {"layer": found.settings["layer"], "method": method}
+    of_model = {"model": subject.name, "kept": subject.kept, **settings}
+    on_cues: set[int] = set()
+    rows = []
+    for number, plant in enumerate(subject.plants):
+        has = truth.cues[number].any(1)
+        with_cue = _probabilities(model, truth.data.select_rows(has.nonzero()[:, 0]))
+        without = _probabilities(model, plain.select_rows(has.nonzero()[:, 0]))
+        on_cue = groups_on_cue(found, plant, truth.cues[number])
+        on_cues |= set(on_cue)
+        of_cue = found.groups.loc[on_cue]
+        rows.append(
+            of_model
+            | {
+                "plant": number,
+                "kind": plant.kind,
+                "true_effect": float((with_cue - without).mean()),
+                "groups": len(of_cue),
+                "used": int(of_cue["used"].sum()),
+                "suspects": int((of_cue["suspect"] > 0).sum()),
+                "effect": float(of_cue["effect"].max()),
+                "found": bool(of_cue["used"].any()),
+            }
+        )
+    suspects = found.suspects
+    false = suspects[~suspects["group"].isin(on_cues)]
+    rows.append(
+        of_model
+        | {
+            "kind": subject.kind,
+            "groups": len(found.groups),
+            "tested": int((found.groups["status"] == "tested").sum()),
+            "used": len(found.used),
+            "suspects": len(suspects),
+            "false_suspects": len(false),
+            "reasons": "; ".join(false["reasons"]),
+            "accuracy": float((found.images["label"] == found.images["predicted"]).mean()),
+            "seconds": seconds,
+        }
+    )
+    return rows
+
+
+def groups_on_cue(found: Audit, plant: Plant, cue: Tensor) -> list[int]:
+    """Groups that hold a cue, (N, P) bool: of one of its classes, and at least half on the cue.
+
+    That is, half of the group's patches in all tested images belong to the cue, and half of the tested images with the
+    cue have such a patch.
+    """
+    cue = cue[found.tested]
+    has_cue = cue.any(1)
+    numbers = []
+    for group, number in zip(found.groups["group"], found.groups["class"], strict=True):
+        at = found.members == group
+        on = at & cue
+        precise = 2 * on.sum() >= at.sum() > 0
+        reaches = 2 * on.any(1).sum() >= has_cue.sum()
+        if number in plant.classes and precise and reaches:
+            numbers.append(group)
+    return numbers
+
+
+def _probabilities(model: nn.Module, images: ImageSet) -> Tensor:
+    """(N,) probabilities of the labels."""
+    x = normalize(images.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+    with torch.no_grad():
+        scores = model(x).softmax(1)
+    return scores.gather(1, images.labels[:, None])[:, 0]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("step", choices=("list", "train", "audit"))
@@ -335,6 +419,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--out", type=Path, help="CSV file to write")
     options.add_argument("--kept", action="store_true", help="audit the models kept for the end")
     options.add_argument("--models", type=int, default=0, help="train the first so many only")
+    options.add_argument("--layers", type=int, nargs="+", default=[None], help="layers to compare")
+    options.add_argument("--methods", nargs="+", default=[METHOD], help="quick maps to compare")
     options = options.parse_args(arguments)
     how = about(command("experiments.plants", arguments))
     if options.step == "list":
@@ -343,6 +429,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.set_num_threads(1)
         for subject in subjects()[: options.models or None]:
             trained(subject, options.data, options.runs)
+    if options.step == "audit":
+        torch.set_num_threads(1)
+        rows = []
+        for subject in subjects():
+            folder = options.runs / subject.name
+            if subject.kept != options.kept or not (folder / "model").exists():
+                continue
+            for layer in options.layers:
+                for method in options.methods:
+                    rows += audited(subject, folder, options.data, layer, method)
+                    print(pd.DataFrame(rows[-1:]).to_string(header=len(rows) < 6), flush=True)
+        write(options.out, [row | how for row in rows], digits=4)
 
 
 if __name__ == "__main__":
