@@ -216,6 +216,7 @@ def test_membership_ignores_map(model, monkeypatch):
         torch.tensor([0, 1]),
         torch.ones(2),
         torch.eye(3),
+        torch.tensor([0, 1]),
         torch.tensor([0.5, 2.0]),
         torch.zeros(3),
         torch.full((3,), 3**-0.5),  # so that tokens are compared as they are

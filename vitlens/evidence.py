@@ -5,8 +5,8 @@
     audit.suspects               # the used groups that deserve a look, ranked
 
 1. Explore. One half of the images passes the model forward and backward. A quick map selects the patches that raise the
-   predicted class, and the tokens of a middle layer describe them. k-means divides the patches of each class into
-   groups. Their number is the one that two halves of the images agree on.
+   predicted class, and the tokens of a middle layer describe them. HDBSCAN finds clusters of the patches of each class.
+   Those that two halves of the images agree on, joined if they occur in the same images, are the groups.
 2. Test. On the other half, a patch belongs to a group by its token alone, never by a map. The patches of a group are
    covered in every image that has the group, whatever its label, in three ways. The effect is the probability of the
    labeled class with as many random patches of the same image covered, minus that with the group covered.
@@ -24,7 +24,7 @@ Shapes: N images, n of them tested, G groups, W ways to cover, P = rows·cols pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,12 +69,18 @@ OTHERS = 4
 """Patches of an image that are not among them, as examples of everything else."""
 ROW_BYTES = 200_000_000
 """Most bytes of all stored tokens."""
-MOST_GROUPS = 8
-"""Groups of a class that are tried."""
+SIZES = (8, 12, 16, 24, 32)
+"""Least numbers of patches in a cluster that are tried."""
+CENTERS = 8
+"""Most centers that describe a cluster."""
+STABLE = 0.5
+"""Jaccard similarity from which on a cluster is called stable (Hennig 2007)."""
+TOGETHER = 0.6
+"""Cohen's kappa from which on two clusters occur in the same images ("substantial", Landis and Koch 1977: 0.61)."""
 BACKGROUND = 32
 """Clusters of the patches that are no evidence."""
-RADIUS = 0.95
-"""Share of the evidence in a group within the radius that its new patches must keep."""
+RADIUS, MARGIN = 0.95, 1.25
+"""Share of the evidence of a ball within its radius, and the factor by which new patches may exceed it."""
 ROUNDING = 1e-3
 """Distance by which tokens in half precision may exceed a radius."""
 GROUPS_PER_IMAGE = 3
@@ -171,7 +177,7 @@ def audit(
     labels: a class number or name for each image. By default those of the set. Without labels, predicted classes serve,
     effects are shown, and no group is called used or suspect.
     layer: the layer whose tokens describe a patch, by default the middle one. method: a quick map of
-    `vitlens.attribution.METHODS`. seed: of the halves, k-means, random patches and intervals. on_progress: called with
+    `vitlens.attribution.METHODS`. seed: of the halves, clusters, random patches and intervals. on_progress: called with
     the step ("explore", "find" or "test"), images done and images in total.
 
     Raises ValueError for a model without classes, for labels of one class, for fewer than 40 images, for labels that
@@ -367,14 +373,15 @@ class Evidence:
 class Groups:
     """Groups of evidence in the space of tokens.
 
-    classes: (G,) class of each group. shares: (G,) share of the class's evidence. centers: (G + B, D), those of the
-    groups, then those of other patches. radii: (G,) largest distance of a patch to the center of its group. mean,
-    scale: (D,) with which tokens are standardized.
+    classes: (G,) class of each group. shares: (G,) share of the class's evidence. centers: (C + B, D), those of the C
+    balls of the groups, then those of all other patches. groups: (C,) group of each ball. radii: (C,) of the balls.
+    mean, scale: (D,) with which tokens are standardized.
     """
 
     classes: Tensor
     shares: Tensor
     centers: Tensor
+    groups: Tensor
     radii: Tensor
     mean: Tensor
     scale: Tensor
@@ -386,19 +393,18 @@ class Groups:
     def members(self, tokens: Tensor) -> Tensor:
         """(…,) group of each token (…, D), −1 for none. Nothing but the token decides.
 
-        >>> groups = vitlens.evidence.Groups(*[torch.zeros(1).long(), torch.ones(1)], torch.eye(2), torch.ones(1),
-        ...     torch.zeros(2), torch.ones(2))
+        >>> groups = vitlens.evidence.Groups(*[torch.zeros(1).long(), torch.ones(1)], torch.eye(2),
+        ...     torch.zeros(1).long(), torch.ones(1), torch.zeros(2), torch.ones(2))
         >>> groups.members(torch.tensor([[1.5, 0.0], [0.0, 1.5]]))
         tensor([ 0, -1])
         """
         if self.count == 0:
             return torch.full(tokens.shape[:-1], -1)
         units = standardize(tokens, self.mean, self.scale)
-        distances = _distances(units, self.centers)
-        nearest, number = distances.min(-1)
-        is_group = number < self.count
-        radius = self.radii[number.clamp(max=self.count - 1)]
-        return torch.where(is_group & (nearest <= radius), number, -1)
+        nearest, number = _distances(units, self.centers).min(-1)
+        is_group = number < len(self.radii)
+        number = number.clamp(max=len(self.radii) - 1)
+        return torch.where(is_group & (nearest <= self.radii[number]), self.groups[number], -1)
 
 
 def standardize(tokens: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
@@ -406,81 +412,217 @@ def standardize(tokens: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     return (tokens.float() - mean) / (scale * len(scale) ** 0.5)
 
 
+@dataclass
+class _Cluster:
+    """A stable cluster of the evidence of a class. centers: (c, D). radii: (c,). weight: its evidence, by the map."""
+
+    number: int
+    centers: Tensor
+    radii: Tensor
+    weight: float
+
+
 def find_groups(evidence: Evidence, seed: int) -> Groups:
-    """The groups of each predicted class, by k-means."""
+    """The groups of all predicted classes: stable clusters, those that occur in the same images together."""
     together = torch.cat([evidence.tokens, evidence.others]).float()
     mean = together.mean(0)
     deviation = together.std(0)
     scale = deviation.clamp_min(0.01 * float(deviation.max()) + 1e-12)
     units = standardize(evidence.tokens, mean, scale)
-    centers, radii, classes, shares = [], [], [], []
+    others = standardize(evidence.others, mean, scale)
+    background = [_k_means(others, BACKGROUND, seed)[1]]
+    clusters: list[_Cluster] = []
+    totals: dict[int, float] = {}
     for number in evidence.classes.unique().tolist():
         own = evidence.classes == number
         if len(evidence.rows[own].unique()) < LEAST_TESTED:
             continue
-        labels, of_class = cluster(units[own], evidence.rows[own], seed)
-        weights = evidence.values[own]
-        for group, center in enumerate(of_class):
-            inside = labels == group
-            distances = _distances(units[own][inside], center[None])
-            centers.append(center)
-            radii.append(distances.quantile(RADIUS) + ROUNDING)
-            classes.append(number)
-            shares.append(weights[inside].sum() / weights.sum())
-    if not centers:
-        empty = torch.zeros(0)
-        return Groups(empty.long(), empty, torch.zeros(0, units.shape[1]), empty, mean, scale)
-    background = _k_means(standardize(evidence.others, mean, scale), BACKGROUND, seed)[1]
-    return Groups(
-        torch.tensor(classes),
-        torch.stack(shares),
-        torch.cat([torch.stack(centers), background]),
-        torch.stack(radii),
+        values = evidence.values[own]
+        totals[number] = float(values.sum())
+        labels = cluster(units[own], evidence.rows[own], others, seed)
+        noise = units[own][labels < 0]
+        if len(noise):
+            background.append(_k_means(noise, CENTERS, seed)[1])
+        for i in range(int(labels.max()) + 1):
+            inside = labels == i
+            centers, radii = _balls(units[own][inside], seed)
+            clusters.append(_Cluster(number, centers, radii, float(values[inside].sum())))
+    clusters = _distinct(clusters)
+    empty = torch.zeros(0)
+    if not clusters:
+        no_centers = torch.zeros(0, len(mean))
+        return Groups(empty.long(), empty, no_centers, empty.long(), empty, mean, scale)
+    counts = torch.tensor([len(each.centers) for each in clusters])
+    single = Groups(
+        torch.tensor([each.number for each in clusters]),
+        torch.tensor([each.weight / totals[each.number] for each in clusters]),
+        torch.cat([*(each.centers for each in clusters), *background]),
+        torch.arange(len(clusters)).repeat_interleave(counts),
+        torch.cat([each.radii for each in clusters]),
         mean,
         scale,
     )
+    return _merge(single, evidence)
 
 
-def cluster(units: Tensor, rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """(labels (M,), centers (k, D)) of the evidence of one class, with the number k on which two halves agree.
+def _balls(units: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """(centers (c, D), radii (c,)) of balls that hold a cluster."""
+    count = max(1, min(CENTERS, len(units) // 25))
+    labels, centers = _k_means(units, count, seed)
+    radii = []
+    for i, center in enumerate(centers):
+        distances = _distances(units[labels == i], center[None])
+        radii.append(MARGIN * distances.quantile(RADIUS) + ROUNDING)
+    return centers, torch.stack(radii)
 
-    For each k, k-means divides the evidence of two random halves of the images. Both divide all evidence, and the
-    adjusted Rand index says how far they agree. The largest k within 0.1 of the best agreement is taken.
+
+def _distinct(clusters: list[_Cluster]) -> list[_Cluster]:
+    """The clusters without repeated ones, such as one cue in two classes: the centers of each lie in the other."""
+    kept: list[_Cluster] = []
+    for each in sorted(clusters, key=lambda each: -each.weight):
+        repeated = [_lies_in(each, other) and _lies_in(other, each) for other in kept]
+        if not any(repeated):
+            kept.append(each)
+    return kept
+
+
+def _lies_in(one: _Cluster, other: _Cluster) -> bool:
+    """True if all centers of a cluster lie within balls of another one."""
+    inside = _distances(one.centers, other.centers) <= other.radii
+    return bool(inside.any(1).all())
+
+
+def _merge(single: Groups, evidence: Evidence) -> Groups:
+    """Groups of the clusters that occur in the same of the explored images, by Cohen's kappa of at least `TOGETHER`.
+
+    One mark can fill several patches, whose tokens differ. Covering one of them alone would leave the mark visible.
     """
-    from sklearn.metrics import adjusted_rand_score
+    from scipy.cluster.hierarchy import fcluster, linkage
 
-    random = np.random.default_rng(seed)
+    if single.count == 1:
+        return single
+    number = single.members(evidence.tokens)
+    rows = evidence.read.tolist()
+    place = {row: i for i, row in enumerate(rows)}
+    image = torch.tensor([place[row] for row in evidence.rows.tolist()])
+    present = torch.zeros(len(rows), single.count)
+    inside = number >= 0
+    present[image[inside], number[inside]] = 1
+    apart = (1 - kappa(present)).clamp_min(0).numpy()
+    upper = apart[np.triu_indices(single.count, 1)]
+    merged = fcluster(linkage(upper, "average"), 1 - TOGETHER, "distance")
+    _, groups = np.unique(merged, return_inverse=True)
+    groups = torch.from_numpy(groups).long()
+    classes, shares = [], []
+    for group in range(int(groups.max()) + 1):
+        own = groups == group
+        heaviest = single.shares.masked_fill(~own, -1).argmax()
+        classes.append(single.classes[heaviest])
+        of_class = own & (single.classes == classes[-1])
+        shares.append(single.shares[of_class].sum())
+    return replace(
+        single,
+        classes=torch.stack(classes),
+        shares=torch.stack(shares),
+        groups=groups[single.groups],
+    )
+
+
+def kappa(present: Tensor) -> Tensor:
+    """(C, C) Cohen's kappa of the presence (n, C) of clusters in images: 1 for the same images, 0 for chance.
+
+    >>> kappa(torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]))[0].tolist()
+    [1.0, 0.5]
+    """
+    count = len(present)
+    rate = present.mean(0)
+    both = present.mT @ present / count
+    agreement = both + (1 - rate[:, None] - rate + both)
+    by_chance = rate[:, None] * rate + (1 - rate[:, None]) * (1 - rate)
+    return (agreement - by_chance) / (1 - by_chance).clamp_min(1e-12)
+
+
+def cluster(units: Tensor, rows: Tensor, others: Tensor, seed: int) -> Tensor:
+    """(M,) stable cluster of each patch of the evidence of a class, −1 for none.
+
+    HDBSCAN (Campello, Moulavi and Sander 2013) finds the clusters and their number, from the least size of a cluster.
+    It runs on all evidence and on each of two random halves of the images. A cluster is stable if each half has one of
+    at least `STABLE` Jaccard similarity with its part there (Hennig 2007). The least size with the most stable
+    clusters is taken, the largest of several.
+
+    units: (M, D) standardized tokens. rows: (M,) their images. others: (K, D) tokens of patches that are no evidence.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    others = others[torch.randperm(len(others), generator=generator)[: len(units)]]
+    halves = _random_halves(rows, seed)
+    best = torch.full((len(units),), -1)
+    for size in reversed(SIZES):
+        if 2 * size > len(units):
+            continue
+        labels = _hdbscan(units, others, size)
+        parts = [(half, _hdbscan(units[half], others, size // 2)) for half in halves]
+        stable = [i for i in range(int(labels.max()) + 1) if _is_stable(labels == i, parts)]
+        if len(stable) > int(best.max()) + 1:
+            best = torch.full((len(units),), -1)
+            for number, i in enumerate(stable):
+                best[labels == i] = number
+    return best
+
+
+def _is_stable(inside: Tensor, parts: list[tuple[Tensor, Tensor]]) -> bool:
+    """True if each half has a cluster like the patches `inside`, (M,) bool. parts: halves and their clusters."""
+    for half, labels in parts:
+        similar = [_jaccard(labels == i, inside[half]) for i in range(int(labels.max()) + 1)]
+        if max(similar, default=0) < STABLE:
+            return False
+    return True
+
+
+def _jaccard(a: Tensor, b: Tensor) -> float:
+    """Jaccard similarity of two sets, (M,) bool."""
+    return float((a & b).sum() / (a | b).sum().clamp_min(1))
+
+
+def _hdbscan(units: Tensor, others: Tensor, size: int) -> Tensor:
+    """(M,) cluster of each point, −1 for none. size: least size of a cluster.
+
+    HDBSCAN finds no cluster if all points are one. They are then compared with as many others.
+    """
+    from sklearn.cluster import HDBSCAN
+
+    def labels_of(points: Tensor) -> Tensor:
+        fitted = HDBSCAN(min_cluster_size=size, min_samples=3, copy=True).fit(points.numpy())
+        return torch.from_numpy(fitted.labels_).long()
+
+    labels = labels_of(units)
+    if labels.max() >= 0:
+        return labels
+    with_others = labels_of(torch.cat([units, others[: len(units)]]))
+    own = with_others[: len(units)]
+    for i in range(int(with_others.max()) + 1):
+        if 2 * (own == i).sum() < (with_others == i).sum():
+            own[own == i] = -1
+    _, numbered = own.clamp_min(-1).unique(return_inverse=True)
+    return numbered - int((own < 0).any())
+
+
+def _random_halves(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """(M,) bool twice: patches of a random half of the images, and of the other images."""
+    generator = torch.Generator().manual_seed(seed)
     images = rows.unique()
-    first_half = images[torch.from_numpy(random.permutation(len(images)))[: len(images) // 2]]
-    in_first = torch.isin(rows, first_half)
-    agreements = {}
-    for k in range(2, MOST_GROUPS + 1):
-        if k > min(in_first.sum(), (~in_first).sum()) // 4:
-            break
-        labels = [
-            _nearest(units, _k_means(units[half], k, seed)[1]) for half in (in_first, ~in_first)
-        ]
-        agreements[k] = adjusted_rand_score(*labels)
-    if not agreements:
-        return torch.zeros(len(units), dtype=torch.int64), units.mean(0, keepdim=True)
-    best = max(agreements.values())
-    k = max(k for k, agreement in agreements.items() if agreement >= best - 0.1)
-    return _k_means(units, k, seed)
+    first = images[torch.randperm(len(images), generator=generator)[: len(images) // 2]]
+    in_first = torch.isin(rows, first)
+    return in_first, ~in_first
 
 
 def _k_means(units: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor]:
-    """(labels, centers (k, D)) of k-means, with fewer centers for fewer distinct points."""
+    """(labels (M,), centers (k, D)) of k-means, with fewer centers for fewer distinct points."""
     from sklearn.cluster import KMeans
 
     k = min(k, len(units.unique(dim=0)))
-    fitted = KMeans(k, n_init=4, random_state=seed).fit(units.numpy())
-    return torch.from_numpy(fitted.labels_).long(), torch.from_numpy(
-        fitted.cluster_centers_
-    ).float()
-
-
-def _nearest(units: Tensor, centers: Tensor) -> np.ndarray:
-    return _distances(units, centers).argmin(1).numpy()
+    fitted = KMeans(k, n_init=2, random_state=seed).fit(units.numpy())
+    labels = torch.from_numpy(fitted.labels_).long()
+    return labels, torch.from_numpy(fitted.cluster_centers_).float()
 
 
 def _distances(units: Tensor, centers: Tensor) -> Tensor:
@@ -669,6 +811,7 @@ class _Run:
     def explore(self, rows: Tensor) -> Evidence:
         """One forward and one backward of each image."""
         random = torch.Generator().manual_seed(self.seed)
+        giving = set(rows[torch.randperm(len(rows), generator=random)[:DONORS]].tolist())
         parts: list[tuple[Tensor, ...]] = []
         others, read, predicted, donors = [], [], [], []
         grid = None
@@ -694,8 +837,9 @@ class _Run:
             others.append(_draw_others(tokens, strongest.indices, random))
             read.append(numbers)
             predicted.append(classes)
-            room = max(0, DONORS - len(donors))
-            donors += list(zip(images[:room].cpu(), tokens[:room].half(), strict=True))
+            for row, image, own in zip(numbers.tolist(), images, tokens, strict=True):
+                if row in giving:
+                    donors.append((image.cpu(), own.half()))
             done += len(numbers)
             self.progress("explore", done, len(rows))
         if not parts:
