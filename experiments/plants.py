@@ -21,11 +21,11 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -49,10 +49,29 @@ HOLDABLE = ("fixed", "anywhere", "border", "fifth", "two", "shared")
 PLANTED, PLANTS, CONTROLS = 9, 3, 10
 """Models with cues, cues that patches can hold in each of them, and models of each control."""
 PATTERNS = ("cross", "checker", "ring", "stripes", "disc")
+COLUMNS = dict.fromkeys(
+    (
+        *("model", "kept", "layer", "method", "plant", "kind", "true_effect", "groups", "tested"),
+        *(
+            "used",
+            "suspects",
+            "effect",
+            "found",
+            "false_suspects",
+            "reasons",
+            "accuracy",
+            "seconds",
+        ),
+    ),
+    "",
+)
+"""Columns of the table of `audit`."""
 MARK, FRAME = 10, 4
 """Side of a mark and width of a frame, in pixels. Neither follows the patches."""
 TOUCHED = 1 / 8
 """Share of a patch's pixels that a cue changes, from which on the patch counts as part of it."""
+TEXTURES = "textures"
+"""Name of the images of `textures`, in place of a data set."""
 RECIPE = recipe("tiny-imagenet-cpu").override(
     "name=plants",
     f"image_size={SIDE}",
@@ -248,7 +267,12 @@ def textures(count: int, seed: int, classes: int = CLASSES) -> ImageSet:
 
 
 def photographs(data: str, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Training and held-out images of ten random classes of a data set, drawn from its training split."""
+    """Training and held-out images of ten random classes of a data set, drawn from its training split.
+
+    data: as for `vitlens.data.load`, or `TEXTURES`.
+    """
+    if data == TEXTURES:
+        return textures(400, 2 * seed), textures(800, 2 * seed + 1)
     samples = open_samples(data, "train", None, 0, None)
     random = np.random.default_rng(seed)
     labels = np.asarray(samples.labels)
@@ -283,13 +307,13 @@ def images_of(subject: Subject, data: str) -> tuple[Truth, Truth]:
     return first, second
 
 
-def trained(subject: Subject, data: str, runs: Path) -> Path:
+def trained(subject: Subject, data: str, runs: Path, epochs: int) -> Path:
     """The folder of a trained model. One that exists is not trained again."""
     folder = runs / subject.name
     if (folder / "model" / "model.safetensors").exists():
         return folder / "model"
     training, held_out = images_of(subject, data)
-    plan = RECIPE.override(f"seed={subject.seed}")
+    plan = RECIPE.override(f"seed={subject.seed}", f"epochs={epochs}")
     model = plan.build()
     average: dict[str, Tensor] = {}
     start = time.process_time()
@@ -359,6 +383,7 @@ def audited(
                 "kind": plant.kind,
                 "true_effect": float((with_cue - without).mean()),
                 "groups": len(of_cue),
+                "tested": int((of_cue["status"] == "tested").sum()),
                 "used": int(of_cue["used"].sum()),
                 "suspects": int((of_cue["suspect"] > 0).sum()),
                 "effect": float(of_cue["effect"].max()),
@@ -418,29 +443,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--runs", type=Path, default=Path("runs/plants"))
     options.add_argument("--out", type=Path, help="CSV file to write")
     options.add_argument("--kept", action="store_true", help="audit the models kept for the end")
-    options.add_argument("--models", type=int, default=0, help="train the first so many only")
+    options.add_argument("--models", nargs="+", help="names of the models, by default all")
     options.add_argument("--layers", type=int, nargs="+", default=[None], help="layers to compare")
     options.add_argument("--methods", nargs="+", default=[METHOD], help="quick maps to compare")
+    options.add_argument("--tiny", action="store_true", help="run the same path in seconds")
     options = options.parse_args(arguments)
     how = about(command("experiments.plants", arguments))
     if options.step == "list":
         write(options.out, [row | how for row in rows_of_list()])
-    if options.step == "train":
-        torch.set_num_threads(1)
-        for subject in subjects()[: options.models or None]:
-            trained(subject, options.data, options.runs)
+        return
+    torch.set_num_threads(1)
+    chosen = subjects()
+    if options.models:
+        chosen = [subject for subject in chosen if subject.name in options.models]
+    if options.tiny:
+        chosen = [subject for subject in chosen if subject.plants][:1]
+    if options.step == "train" or options.tiny:
+        for subject in chosen:
+            trained(subject, options.data, options.runs, 1 if options.tiny else RECIPE.epochs)
     if options.step == "audit":
-        torch.set_num_threads(1)
-        rows = []
-        for subject in subjects():
+        ready = [subject for subject in chosen if (options.runs / subject.name / "model").exists()]
+        asked = [subject for subject in ready if subject.kept == options.kept]
+        rows: list[dict] = []
+        for subject, layer, method in product(asked, options.layers, options.methods):
             folder = options.runs / subject.name
-            if subject.kept != options.kept or not (folder / "model").exists():
-                continue
-            for layer in options.layers:
-                for method in options.methods:
-                    rows += audited(subject, folder, options.data, layer, method)
-                    print(pd.DataFrame(rows[-1:]).to_string(header=len(rows) < 6), flush=True)
-        write(options.out, [row | how for row in rows], digits=4)
+            found = audited(subject, folder, options.data, layer, method)
+            rows += [COLUMNS | row | how for row in found]
+            write(options.out, rows, digits=4)
 
 
 if __name__ == "__main__":
