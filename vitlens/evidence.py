@@ -99,6 +99,9 @@ RESAMPLES = 2_000
 class Audit:
     """Result of `audit`: groups of evidence, and what covering them does.
 
+    >>> found = vitlens.audit(model, "flowers", labels)  # doctest: +SKIP
+    >>> found.suspects[["class", "effect", "reasons"]]  # doctest: +SKIP
+
     groups: a DataFrame with one row for each group, the columns are those of `GROUP_COLUMNS`.
     effects: a DataFrame with one row for each group and way of covering: `group`, `way`, `effect` (fall of the
     probability of the labeled class below that under the control), its 95 % interval `low` to `high`, `p`.
@@ -183,8 +186,7 @@ def audit(
     Raises ValueError for a model without classes, for labels of one class, for fewer than 40 images, for labels that
     are not the model's classes, and if no image can be read.
 
-    >>> labels = [k % 3 for k in range(60)]
-    >>> found = vitlens.audit(small_model, torch.rand(60, 3, 32, 32), labels)  # doctest: +SKIP
+    >>> found = vitlens.audit(model, "flowers", labels)  # doctest: +SKIP
     >>> found.groups[["class", "effect", "used"]]  # doctest: +SKIP
     """
     model = unwrap(model)
