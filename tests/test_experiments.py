@@ -107,6 +107,7 @@ RUNS = {
     "page": ([], "page"),
     "peers": ([], "peers"),
     "planted": ([], "planted"),
+    "plants": (["audit", "--data", "textures", "--runs", "OUT/runs"], "plants"),
     "pruning": (["--data", "FOLDER"], "pruning"),
     "registers": (["--data", "FOLDER"], "registers"),
     "sinks": (["--data", "FOLDER"], "sinks"),

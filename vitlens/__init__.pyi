@@ -3,6 +3,7 @@ from . import (
     attribution,
     classes,
     data,
+    evidence,
     faithfulness,
     filters,
     images,
@@ -17,6 +18,7 @@ from . import (
     tokens,
     train,
 )
+from .evidence import audit
 from .images import ImageError, load_image, samples
 from .models import load_model, preprocess, restore, run, top_classes
 from .plot import overlay
@@ -33,9 +35,11 @@ __all__ = [
     "UnsupportedModelError",
     "attention",
     "attribution",
+    "audit",
     "capture",
     "classes",
     "data",
+    "evidence",
     "faithfulness",
     "filters",
     "images",

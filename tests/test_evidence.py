@@ -1,0 +1,321 @@
+"""The audit of a classifier, on a model whose weights are set by hand, so that its evidence is known."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import timm
+import torch
+
+import vitlens
+from experiments.plants import textures
+from vitlens import TokenGrid, evidence
+from vitlens.data import ImageSet
+
+COLORS = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255]], dtype=torch.uint8)
+PATCH, SIDE = 8, 8  # pixels, patches
+PLACE = 9  # patch with the mark of class 0
+GAIN = 2500.0
+
+
+def color_model(outputs=3):
+    """A ViT whose logit of class c is the mean over the patches of color c less the other two."""
+    model = timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=PATCH * SIDE,
+        patch_size=PATCH,
+        embed_dim=8,
+        depth=2,
+        num_heads=1,
+        num_classes=outputs,
+    ).eval()
+    model.pretrained_cfg.update(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.patch_embed.proj.bias[6:] = torch.tensor([10.0, -10.0])  # LayerNorm divides by 5
+        for color in range(3):
+            weights = torch.full((3,), -0.5)
+            weights[color] = 1.0
+            model.patch_embed.proj.weight[color] = weights[:, None, None] / PATCH**2
+        model.cls_token[..., 6:] = torch.tensor([10.0, -10.0])
+        for block in model.blocks:
+            for norm in (block.norm1, block.norm2):
+                norm.weight.fill_(1)
+        first = model.blocks[0].attn
+        first.qkv.weight[16:19, :3] = torch.eye(3)  # the value: three colors
+        first.proj.weight[:3, :3] = torch.eye(3)
+        model.norm.weight.fill_(1)
+        if outputs:
+            model.head.weight[:, :3] = GAIN * torch.eye(3)[:outputs]
+    return model
+
+
+def marked(count=240, seed=0):
+    """Gray textures in which one patch has the color of the class: at `PLACE` in class 0, anywhere in the others."""
+    random = torch.Generator().manual_seed(seed)
+    gray = textures(count, seed, 3)
+    images = gray.images.float().mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    images = images.to(torch.uint8).contiguous()
+    for number in range(count):
+        label = number % 3
+        patch = int(torch.randint(0, SIDE**2, (1,), generator=random))
+        if label == 0:
+            patch = PLACE
+        top, left = PATCH * (patch // SIDE), PATCH * (patch % SIDE)
+        images[number, :, top : top + PATCH, left : left + PATCH] = COLORS[label][:, None, None]
+    return ImageSet(images, gray.labels, ("class 0", "class 1", "class 2"))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return color_model()
+
+
+@pytest.fixture(scope="module")
+def found(model):
+    return vitlens.audit(model, marked())
+
+
+def test_audit_finds_planted_mark_as_used_and_suspect(found):
+    used = found.used
+    assert set(used["class"]) == {0, 1, 2}
+    own = used[used["class"] == 0]
+    assert len(own) == 1 and own["suspect"].item() > 0
+    assert "fixed place" in own["reasons"].item()
+    group = own["group"].item()
+    assert found.places[group].argmax() == PLACE and found.places[group].max() == 1
+    others = used[used["class"] != 0]
+    assert not others["reasons"].str.contains("fixed place").any()
+
+
+def test_audit_effect_equals_covered_probability(model, found):
+    """Covering the mark with gray leaves equal logits, so the effect is 1 less 1/3, up to the textures."""
+    group = found.used["group"].iloc[0]
+    effects = found.effects[found.effects["group"] == group].set_index("way")
+    assert set(effects.index) == set(evidence.WAYS)
+    assert (effects["low"] <= effects["effect"]).all() and (
+        effects["effect"] <= effects["high"]
+    ).all()
+    assert effects.loc["border", "effect"] == pytest.approx(2 / 3, abs=0.1)
+    row = found.groups[found.groups["group"] == group].iloc[0]
+    assert row["effect"] == pytest.approx(effects["effect"].mean())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_audit_of_shuffled_labels_uses_nothing(model, seed):
+    images = marked()
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    found = vitlens.audit(model, images, images.labels[order], seed=seed)
+    assert (found.groups["status"] == "tested").sum() >= 3
+    assert found.used.empty and found.suspects.empty
+
+
+def test_audit_without_labels_calls_nothing_used(model):
+    pixels = (marked().images / 255 - 0.5) / 0.5
+    found = vitlens.audit(model, pixels)
+    assert found.used.empty and found.suspects.empty and "Without labels" in found.notes[0]
+    assert found.effects["effect"].max() > 0.5
+
+
+def test_audit_shows_small_classes_untested(model):
+    images = marked().select_rows(torch.arange(105))  # 35 of each class
+    found = vitlens.audit(model, images)
+    assert len(found.groups) and set(found.groups["status"]) == {"too few"}
+    assert found.effects.empty and found.used.empty
+
+
+def test_audit_runs_at_most_18_forwards_per_tested_image(model, found):
+    assert found.settings["forwards"] <= 18 * len(found.tested)
+    counted = []
+    hook = model.register_forward_hook(lambda *call: counted.append(len(call[-1])))
+    images = marked(120)
+    again = vitlens.audit(model, images)
+    hook.remove()
+    assert sum(counted) == 120 + again.settings["forwards"]
+
+
+def test_audit_repeats_and_reports_progress(model, found):
+    steps = {}
+    again = vitlens.audit(
+        model, marked(), on_progress=lambda step, done, total: steps.update({step: (done, total)})
+    )
+    assert again.groups.equals(found.groups) and again.effects.equals(found.effects)
+    assert list(steps) == ["explore", "find", "test"]
+    assert all(done == total for done, total in steps.values())
+
+
+def test_audit_leaves_model_unchanged(model):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train()
+    vitlens.audit(model, marked(120))
+    assert model.training and all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model.eval()
+
+
+def test_audit_reads_files_and_leaves_out_damaged_ones(model, tmp_path):
+    from PIL import Image
+
+    images = marked(60)
+    paths = []
+    for number, pixels in enumerate(images.images):
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
+        paths.append(path)
+    paths[7].write_bytes(b"no image")
+    names = [f"{number % 3}" for number in range(60)]
+    found = vitlens.audit(model, (path for path in paths), [int(name) for name in names])
+    assert len(found.images) == 59 and "1 of 60 images" in found.notes[0]
+    assert found.images["label"].tolist() == [n % 3 for n in range(60) if n != 7]
+    for path in paths:
+        path.write_bytes(b"no image")
+    with pytest.raises(vitlens.ImageError, match="None of the images could be read"):
+        vitlens.audit(model, paths, [int(name) for name in names])
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"images": torch.zeros(10, 3, 64, 64)}, "at least 40 images, got 10. Pass more"),
+        ({"labels": [0] * 60}, "at least two classes, got the labels of one"),
+        ({"labels": [0, 1] * 20}, "label for each of 60 images, got 40 labels"),
+        ({"labels": [0, 7] * 30}, "class numbers of the model, 0 to 2, got 0 to 7"),
+        ({"method": "occlusion"}, "method must be one of|method is unknown"),
+        ({"model": color_model(0)}, "has no classifier head"),
+        ({"model": color_model(1)}, "one softmax over several classes"),
+    ],
+)
+def test_audit_rejects_bad_input(model, change, message):
+    arguments = {"model": model, "images": torch.zeros(60, 3, 64, 64)} | change
+    with pytest.raises(ValueError, match=message):
+        vitlens.audit(**arguments)
+
+
+def test_membership_ignores_map(model, found, monkeypatch):
+    """No map is computed for the testing half, because tokens alone decide."""
+    calls = []
+    true_find = evidence._Run.find
+
+    def find(self, rows, groups):
+        def no_map(*_, **__):
+            calls.append("map")
+            raise AssertionError("a map was computed for the testing half")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(evidence._Run, "_explain", no_map)
+            return true_find(self, rows, groups)
+
+    monkeypatch.setattr(evidence._Run, "find", find)
+    again = vitlens.audit(model, marked())
+    assert torch.equal(again.members, found.members) and calls == []
+
+
+def test_members_closed_form():
+    groups = evidence.Groups(
+        torch.tensor([0, 1]),
+        torch.ones(2),
+        torch.eye(3),
+        torch.tensor([0, 1]),
+        torch.tensor([0.5, 2.0]),
+        torch.zeros(3),
+        torch.full((3,), 3**-0.5),  # so that tokens are compared as they are
+    )
+    tokens = torch.tensor([[0.9, 0, 0], [0.5, 0.4, 0], [0, 2, 0], [0, 0, 1]])
+    assert groups.members(tokens).tolist() == [0, -1, 1, -1]
+
+
+def test_cover_changes_only_covered_patches():
+    grid = TokenGrid(3, 4, (4, 5), image=(13, 22))  # with margins that belong to the last patches
+    images = torch.rand(2, 3, 13, 22)
+    patches = torch.zeros(2, 12, dtype=torch.bool)
+    patches[0, [0, 11]] = True
+    patches[1, 5] = True
+    for blanks in evidence.blanks_of(images[0], images[1], grid):
+        covered = evidence.cover(images, patches, blanks.expand_as(images), grid)
+        mask = patches[:, grid.pixel_patches()][:, None].expand_as(images)
+        assert torch.equal(covered[~mask], images[~mask])
+        assert torch.equal(covered[mask], blanks.expand_as(images)[mask])
+
+
+def test_blanks_border_mean_closed_form():
+    grid = TokenGrid(3, 3, (2, 2))
+    image = torch.zeros(1, 6, 6)
+    image[:, 2:4, 2:4] = 9.0  # the middle patch
+    image[:, 0, 0] = 8.0
+    border, _, donor = evidence.blanks_of(image, torch.ones(1, 6, 6), grid)
+    assert torch.allclose(border, torch.tensor(8 / 32)) and torch.equal(donor, torch.ones(1, 6, 6))
+
+
+def test_matched_patches_have_the_same_distances_to_the_border():
+    grid = TokenGrid(8, 8, (8, 8))
+    ring = evidence.rings(grid)
+    assert ring.view(8, 8)[0].eq(0).all() and ring.view(8, 8)[3, 3] == 3 and ring[PLACE] == 1
+    random = np.random.default_rng(0)
+    group = torch.zeros(64, dtype=torch.bool)
+    group[[0, 1, 9, 27]] = True
+    for _ in range(20):
+        control = evidence.matched(group, ring, random)
+        assert not (control & group).any()
+        assert sorted(ring[control].tolist()) == sorted(ring[group].tolist())
+    border = evidence.matched(grid.border(), ring, random)  # no free patch on the border
+    assert border.sum() == 28 and sorted(ring[border].tolist()) == [1] * 20 + [2] * 8
+    assert evidence.matched(torch.arange(64) < 33, ring, random) is None
+
+
+def test_plan_tests_rarest_groups_first():
+    members = torch.tensor([[0, 1, 2, 3], [0, 1, 2, -1], [0, 0, 1, -1], [0, -1, -1, -1]])
+    assert evidence.plan_tests(members, 4, 3) == [[3, 2, 1], [2, 1, 0], [1, 0], [0]]
+
+
+def test_sign_flip_equals_permutation_test():
+    random = np.random.default_rng(1)
+    for count in (8, 15, 40):
+        values = random.normal(0.2, 1, count)
+        expected = scipy.stats.permutation_test(
+            (values,),
+            lambda x, axis: x.mean(axis),
+            permutation_type="samples",
+            alternative="greater",
+            vectorized=True,
+            n_resamples=50_000,
+            rng=random,
+        ).pvalue
+        assert evidence.sign_flip(values) == pytest.approx(expected, abs=0.01)
+    exact = evidence.sign_flip(np.ones(5), flips=50_000)
+    assert exact == pytest.approx(1 / 32, abs=0.004)
+    assert evidence.sign_flip(np.zeros(20)) == 1
+
+
+def test_bootstrap_interval_equals_scipy():
+    random = np.random.default_rng(2)
+    values = random.exponential(1, (60, 3))
+    low, high = evidence.bootstrap_interval(values, resamples=20_000)
+    expected = scipy.stats.bootstrap(
+        (values,), np.mean, axis=0, method="percentile", n_resamples=20_000, rng=random
+    ).confidence_interval
+    np.testing.assert_allclose(low, expected.low, atol=0.02)
+    np.testing.assert_allclose(high, expected.high, atol=0.02)
+
+
+def test_holm_closed_form():
+    assert evidence.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert evidence.holm([0.5, 0.9]).tolist() == [1, 1] and evidence.holm([]).tolist() == []
+    ties = evidence.holm([0.02, 0.02])
+    assert ties == pytest.approx([0.04, 0.04])
+
+
+def test_two_ways_need_two_small_p_values():
+    assert evidence.in_two_ways(np.array([1e-6, 0.4, 0.9])) == pytest.approx(0.8)
+    assert evidence.in_two_ways(np.array([1e-6, 0.01, 0.9])) == pytest.approx(0.02)
+
+
+def test_used_groups_of_random_effects_are_rare():
+    """Of 400 audits of 20 groups without an effect at most 5 % have a used group, up to chance."""
+    random = np.random.default_rng(3)
+    differences = random.normal(0, 1, (15, 400, 20, 3))
+    p = scipy.stats.ttest_1samp(differences, 0, alternative="greater").pvalue
+    adjusted = [evidence.holm([evidence.in_two_ways(ways) for ways in groups]) for groups in p]
+    wrong = sum(values.min() <= evidence.LEVEL for values in adjusted)
+    assert wrong / 400 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 400)

@@ -1,0 +1,1212 @@
+"""Audit of a classifier: groups of evidence over a set of images, and a test of each group by covering it.
+
+    audit = vitlens.audit(model, images, labels)
+    audit.groups                 # a DataFrame with one row for each group
+    audit.suspects               # the used groups that deserve a look, ranked
+
+1. Explore. One half of the images passes the model forward and backward. A quick map selects the patches that raise the
+   predicted class, and the tokens of a middle layer describe them. HDBSCAN finds clusters of the patches of each class.
+   Those that two halves of the images agree on, joined if they occur in the same images, are the groups.
+2. Test. On the other half, a patch belongs to a group by its token alone, never by a map. The patches of a group are
+   covered in every image that has the group, whatever its label, in three ways. The effect is the probability of the
+   labeled class with as many random patches of the same image covered, minus that with the group covered.
+
+A group is used if the effect is above 0 in at least two ways. Random patches come from the same distance to the border,
+so a group in the middle is not compared with margins. If labels have nothing to do with the images, the expected effect
+of every group is 0, whatever the model has learned: membership ignores the labels, and probabilities sum to 1.
+
+Covered patches make images that the model was not trained on, patches depend on each other, and a group is not a
+concept. Colors over the whole image are in no group.
+
+Shapes: N images, n of them tested, G groups, W ways to cover, P = rows·cols patches, D width of the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitlens import models
+from vitlens.attribution import METHODS
+from vitlens.classes import class_numbers
+from vitlens.data.augment import normalize
+from vitlens.faithfulness import blur
+from vitlens.images import ImageError, named_sources
+from vitlens.models.classes import require_classes
+from vitlens.names import require_known, unknown_name
+from vitlens.recorder.forward import eval_mode, require_images, run
+from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.hooks import thread_hooks
+from vitlens.recorder.layer import layer_number
+from vitlens.recorder.shapes import repr_with_shapes
+from vitlens.recorder.supported import family, token_grid, transformer, unwrap
+from vitlens.tokens import features
+
+__all__ = ["WAYS", "Audit", "audit", "bootstrap_interval", "holm", "sign_flip"]
+__dir__ = __all__.copy
+__getattr__ = unknown_name(__name__, __all__)
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+WAYS = {
+    "border": "by the mean color of the image's border",
+    "blur": "by the blurred image",
+    "other": "by the same patches of another image",
+}
+"""Ways to cover patches, by name, as words of a figure."""
+
+METHOD = "balanced_gradients"
+"""The quick map with the best score in docs/explaining.md."""
+STRONGEST = 8
+"""Patches of an image that may be evidence."""
+OTHERS = 4
+"""Patches of an image that are not among them, as examples of everything else."""
+ROW_BYTES = 200_000_000
+"""Most bytes of all stored tokens."""
+SIZES = (8, 12, 16, 24, 32)
+"""Least numbers of patches in a cluster that are tried."""
+CENTERS = 8
+"""Most centers that describe a cluster."""
+STABLE = 0.5
+"""Jaccard similarity from which on a cluster is called stable (Hennig 2007)."""
+TOGETHER = 0.6
+"""Cohen's kappa from which on two clusters occur in the same images ("substantial", Landis and Koch 1977: 0.61)."""
+BACKGROUND = 32
+"""Clusters of the patches that are no evidence."""
+RADIUS, MARGIN = 0.95, 1.25
+"""Share of the evidence of a ball within its radius, and the factor by which new patches may exceed it."""
+ROUNDING = 1e-3
+"""Distance by which tokens in half precision may exceed a radius."""
+GROUPS_PER_IMAGE = 3
+"""Groups that are tested in one image. With 3 ways and a control this makes 18 forwards."""
+LEAST_OF_CLASS = 40
+LEAST_TESTED = 15
+"""Images that a class, and a group in the testing half, must have for a test."""
+LEVEL = 0.05
+DONORS = 32
+"""Images whose patches cover those of others."""
+FLIPS = 20_000
+RESAMPLES = 2_000
+
+
+@dataclass(frozen=True, repr=False)
+class Audit:
+    """Result of `audit`: groups of evidence, and what covering them does.
+
+    >>> found = vitlens.audit(model, "flowers", labels)  # doctest: +SKIP
+    >>> found.suspects[["class", "effect", "reasons"]]  # doctest: +SKIP
+
+    groups: a DataFrame with one row for each group, the columns are those of `GROUP_COLUMNS`.
+    effects: a DataFrame with one row for each group and way of covering: `group`, `way`, `effect` (fall of the
+    probability of the labeled class below that under the control), its 95 % interval `low` to `high`, `p`.
+    images: a DataFrame with one row for each image that could be read: `image` (its number), `name`, `half`, `label`,
+    `predicted`, `probability` of the label.
+    places: (G, rows, cols) share of the images of a group that have it at this patch.
+    members: (n, P) group of each patch of the tested images, −1 for none, in the order of `tested`, (n,) their numbers.
+    notes: sentences for the reader. settings: layer, method, seed and numbers of forwards.
+    """
+
+    groups: DataFrame
+    effects: DataFrame
+    images: DataFrame
+    places: Tensor
+    members: Tensor
+    tested: Tensor
+    notes: list[str] = field(default_factory=list)
+    settings: dict = field(default_factory=dict)
+
+    __repr__ = repr_with_shapes
+
+    @property
+    def used(self) -> DataFrame:
+        """The groups on which the model relies by the test, the largest effect first."""
+        rows = self.groups[self.groups["used"]]
+        return rows.sort_values("effect", ascending=False)
+
+    @property
+    def suspects(self) -> DataFrame:
+        """The used groups with a reason to look at them, in the order of their rank."""
+        rows = self.groups[self.groups["suspect"] > 0]
+        return rows.sort_values("suspect")
+
+
+GROUP_COLUMNS = {
+    "group": "number of the group",
+    "class": "number of the class whose prediction the group raised",
+    "share": "share of the class's evidence, by the map",
+    "images": "images of the testing half that have it",
+    "tested": "images in which it was covered",
+    "class_share": "share of the images labeled with the class that have it",
+    "shared_with": "other classes whose images have it at least half as often",
+    "at_border": "share of its patches on the border of the grid",
+    "at_place": "share of its images that have it at its most frequent patch",
+    "accuracy": "accuracy on the images in which it was covered, uncovered",
+    "accuracy_covered": "the same with the group covered, the mean of the ways",
+    "accuracy_control": "the same with random patches covered",
+    "accuracy_lacking": "accuracy on the images labeled with the class that lack it",
+    "effect": "mean of the effects of the ways",
+    "ways": "ways whose interval is above 0",
+    "p": "p-value of an effect above 0 in at least two ways, adjusted for all groups",
+    "used": "True if ways is at least 2 and p at most 0.05",
+    "reasons": "reasons to look at it, separated by commas",
+    "suspect": "rank among the suspects, 0 for the other groups",
+    "status": 'tested, or "too few"',
+}
+"""Columns of `Audit.groups`."""
+
+
+def audit(
+    model: nn.Module,
+    images: object,
+    labels: Sequence | Tensor | None = None,
+    *,
+    layer: int | None = None,
+    method: str = METHOD,
+    batch_size: int = 32,
+    seed: int = 0,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> Audit:
+    """Groups of evidence of a classifier over a set of images, and the effect of covering each of them.
+
+    images: an `ImageSet` of `vitlens.data`, a batch (N, C, H, W) normalized as the model expects, or sources as of
+    `vitlens.preprocess`. Sources are read up to three times, so a generator is made a list. Unreadable images are left
+    out and counted in the notes.
+    labels: a class number or name for each image. By default those of the set. Without labels, predicted classes serve,
+    effects are shown, and no group is called used or suspect.
+    layer: the layer whose tokens describe a patch, by default the middle one. method: a quick map of
+    `vitlens.attribution.METHODS`. seed: of the halves, clusters, random patches and intervals. on_progress: called with
+    the step ("explore", "find" or "test"), images done and images in total.
+
+    Raises ValueError for a model without classes, for labels of one class, for fewer than 40 images, for labels that
+    are not the model's classes, and if no image can be read.
+
+    >>> found = vitlens.audit(model, "flowers", labels)  # doctest: +SKIP
+    >>> found.groups[["class", "effect", "used"]]  # doctest: +SKIP
+    """
+    model = unwrap(model)
+    _require_classifier(model)
+    quick = {name for name, row in METHODS.items() if row.quick}
+    require_known(method, quick, "method")
+    reader = _reader(model, images)
+    numbers = _labels(model, images, labels, reader.count)
+    _require_enough(reader.count, numbers)
+    blocks = len(family(transformer(model)).blocks)
+    layer = (blocks - 1) // 2 if layer is None else layer_number(blocks, layer)
+    halves = _halves(numbers, reader.count, seed)
+    progress = on_progress or (lambda step, done, total: None)
+    run_of = _Run(model, reader, layer, method, batch_size, seed, progress)
+    evidence = run_of.explore(halves[0])
+    groups = find_groups(evidence, seed)
+    found = run_of.find(halves[1], groups)
+    if not len(found.rows) or not len(evidence.read):
+        raise ImageError("None of the images could be read, so there is nothing to audit.")
+    truth = found.predicted if numbers is None else numbers[found.rows]
+    plan = plan_tests(found.members, groups.count, GROUPS_PER_IMAGE)
+    tests = run_of.test(found, groups, truth, plan, evidence.donors)
+    return _summarize(run_of, evidence, groups, found, numbers, tests)
+
+
+# Input
+
+
+def _require_classifier(model: nn.Module) -> None:
+    """Raise ValueError unless the model has several exclusive classes."""
+    require_classes(model)
+    kind = models.output_kind(model)
+    if kind != "classes":
+        raise ValueError(
+            f"An audit needs a model with one softmax over several classes, got outputs={kind!r}."
+        )
+
+
+def _require_enough(count: int, numbers: Tensor | None) -> None:
+    """Raise ValueError for too few images or classes."""
+    if count < LEAST_OF_CLASS:
+        raise ValueError(
+            f"An audit needs at least {LEAST_OF_CLASS} images, got {count}. Pass more images."
+        )
+    if numbers is not None and len(numbers.unique()) < 2:
+        raise ValueError(
+            "An audit needs images of at least two classes, got the labels of one. Add images of other classes."
+        )
+
+
+def _labels(model: nn.Module, images: object, labels: object, count: int) -> Tensor | None:
+    """(N,) class numbers of the model, or None without labels."""
+    if labels is None:
+        if not hasattr(images, "class_names"):
+            return None
+        stored = getattr(images, "stored_classes", False)
+        own = class_numbers(model, tuple(images.class_names), stored=stored)
+        return own[torch.as_tensor(images.labels).cpu()]
+    values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    if len(values) != count:
+        raise ValueError(f"Expected a label for each of {count} images, got {len(values)} labels.")
+    if values and isinstance(values[0], str):
+        names = tuple(sorted(set(values)))
+        own = class_numbers(model, names)
+        return torch.tensor([own[names.index(value)].item() for value in values])
+    numbers = torch.tensor(values, dtype=torch.int64)
+    total = models.class_count(model)
+    if numbers.min() < 0 or (total and numbers.max() >= total):
+        raise ValueError(
+            f"Labels must be class numbers of the model, 0 to {total - 1}, got {int(numbers.min())} to "
+            f"{int(numbers.max())}."
+        )
+    return numbers
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """Images that are in memory or in a set of `vitlens.data`. read: from row numbers to model inputs."""
+
+    names: list[str]
+    read: Callable[[Tensor], Tensor]
+    errors: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    def batches(self, rows: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield row numbers (b,) and images (b, C, H, W)."""
+        for part in rows.split(size):
+            yield part, self.read(part)
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """Images that are read from their sources. errors: by row, the reason why it cannot be read."""
+
+    model: nn.Module
+    names: list[str]
+    sources: list
+    errors: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    def batches(self, rows: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield row numbers (b,) and images (b, C, H, W), without those that cannot be read."""
+        for part in rows.split(size):
+            inputs = {row: self._read(row) for row in part.tolist()}
+            readable = {row: image for row, image in inputs.items() if image is not None}
+            if readable:
+                yield torch.tensor(list(readable)), torch.cat(list(readable.values()))
+
+    def _read(self, row: int) -> Tensor | None:
+        if row in self.errors:
+            return None
+        source = self.sources[row]
+        if callable(source):
+            source = source()
+        try:
+            size = models.built_size(self.model)
+            return models.preprocess(self.model, source, size=size, on_note=lambda note: None)
+        except ImageError as error:
+            self.errors[row] = str(error)
+            return None
+
+
+def _reader(model: nn.Module, images: object) -> _Batches | _Sources:
+    """The images, to be read in any order as often as needed."""
+    if isinstance(images, Tensor) and images.ndim == 4:
+        require_images(images, model)
+        return _Batches(_numbered(len(images)), lambda rows: images[rows])
+    if hasattr(images, "batches") and hasattr(images, "class_names"):
+        config = models.data_config(model)
+
+        def read(rows: Tensor) -> Tensor:
+            ((pixels, _),) = images.batches([rows])
+            return normalize(pixels, config["mean"], config["std"])
+
+        return _Batches(_numbered(len(images)), read)
+    pairs = list(named_sources(images, lambda note: None))
+    return _Sources(model, [name for name, _ in pairs], [source for _, source in pairs])
+
+
+def _numbered(count: int) -> list[str]:
+    return [f"image {number + 1}" for number in range(count)]
+
+
+def _halves(numbers: Tensor | None, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows of the images to explore and of those to test: random halves, also of each class."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(count, generator=generator)
+    if numbers is not None:
+        by_class = numbers[order].argsort(stable=True)
+        order = order[by_class]
+    return order[0::2].sort().values, order[1::2].sort().values
+
+
+# Evidence
+
+
+@dataclass
+class Evidence:
+    """Patches of the images to explore.
+
+    tokens: (M, D) half precision, of the patches that raised the predicted class. classes, rows, patches, values: (M,)
+    predicted class, row of the image, number of the patch, and its share of the positive part of the map. others:
+    (K, D) of patches that are not among the strongest. read, predicted: (n,) rows and classes of all these images.
+    donors: images (at most `DONORS`) with their tokens (P, D), whose patches cover those of others.
+    """
+
+    tokens: Tensor
+    classes: Tensor
+    rows: Tensor
+    patches: Tensor
+    values: Tensor
+    others: Tensor
+    read: Tensor
+    predicted: Tensor
+    donors: list[tuple[Tensor, Tensor]]
+    grid: TokenGrid | None
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of evidence in the space of tokens.
+
+    classes: (G,) class of each group. shares: (G,) share of the class's evidence. centers: (C + B, D), those of the C
+    balls of the groups, then those of all other patches. groups: (C,) group of each ball. radii: (C,) of the balls.
+    mean, scale: (D,) with which tokens are standardized.
+    """
+
+    classes: Tensor
+    shares: Tensor
+    centers: Tensor
+    groups: Tensor
+    radii: Tensor
+    mean: Tensor
+    scale: Tensor
+
+    @property
+    def count(self) -> int:
+        return len(self.classes)
+
+    def members(self, tokens: Tensor) -> Tensor:
+        """(…,) group of each token (…, D), −1 for none. Nothing but the token decides.
+
+        >>> groups = vitlens.evidence.Groups(*[torch.zeros(1).long(), torch.ones(1)], torch.eye(2),
+        ...     torch.zeros(1).long(), torch.ones(1), torch.zeros(2), torch.ones(2))
+        >>> groups.members(torch.tensor([[1.5, 0.0], [0.0, 1.5]]))
+        tensor([ 0, -1])
+        """
+        if self.count == 0:
+            return torch.full(tokens.shape[:-1], -1)
+        units = standardize(tokens, self.mean, self.scale)
+        nearest, number = _distances(units, self.centers).min(-1)
+        is_group = number < len(self.radii)
+        number = number.clamp(max=len(self.radii) - 1)
+        return torch.where(is_group & (nearest <= self.radii[number]), self.groups[number], -1)
+
+
+def standardize(tokens: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """Tokens (…, D) less the mean, divided by the scale and by √D, so that their usual length is 1."""
+    return (tokens.float() - mean) / (scale * len(scale) ** 0.5)
+
+
+@dataclass
+class _Cluster:
+    """A stable cluster of the evidence of a class. centers: (c, D). radii: (c,). weight: its evidence, by the map."""
+
+    number: int
+    centers: Tensor
+    radii: Tensor
+    weight: float
+
+
+def find_groups(evidence: Evidence, seed: int) -> Groups:
+    """The groups of all predicted classes: stable clusters, those that occur in the same images together."""
+    together = torch.cat([evidence.tokens, evidence.others]).float()
+    mean = together.mean(0)
+    deviation = together.std(0)
+    scale = deviation.clamp_min(0.01 * float(deviation.max()) + 1e-12)
+    units = standardize(evidence.tokens, mean, scale)
+    others = standardize(evidence.others, mean, scale)
+    background = [_k_means(others, BACKGROUND, seed)[1]]
+    clusters: list[_Cluster] = []
+    totals: dict[int, float] = {}
+    for number in evidence.classes.unique().tolist():
+        own = evidence.classes == number
+        if len(evidence.rows[own].unique()) < LEAST_TESTED:
+            continue
+        values = evidence.values[own]
+        totals[number] = float(values.sum())
+        labels = cluster(units[own], evidence.rows[own], others, seed)
+        noise = units[own][labels < 0]
+        if len(noise):
+            background.append(_k_means(noise, CENTERS, seed)[1])
+        for i in range(int(labels.max()) + 1):
+            inside = labels == i
+            centers, radii = _balls(units[own][inside], seed)
+            clusters.append(_Cluster(number, centers, radii, float(values[inside].sum())))
+    clusters = _distinct(clusters)
+    empty = torch.zeros(0)
+    if not clusters:
+        no_centers = torch.zeros(0, len(mean))
+        return Groups(empty.long(), empty, no_centers, empty.long(), empty, mean, scale)
+    counts = torch.tensor([len(each.centers) for each in clusters])
+    single = Groups(
+        torch.tensor([each.number for each in clusters]),
+        torch.tensor([each.weight / totals[each.number] for each in clusters]),
+        torch.cat([*(each.centers for each in clusters), *background]),
+        torch.arange(len(clusters)).repeat_interleave(counts),
+        torch.cat([each.radii for each in clusters]),
+        mean,
+        scale,
+    )
+    return _merge(single, evidence)
+
+
+def _balls(units: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """(centers (c, D), radii (c,)) of balls that hold a cluster."""
+    count = max(1, min(CENTERS, len(units) // 25))
+    labels, centers = _k_means(units, count, seed)
+    radii = []
+    for i, center in enumerate(centers):
+        distances = _distances(units[labels == i], center[None])
+        radii.append(MARGIN * distances.quantile(RADIUS) + ROUNDING)
+    return centers, torch.stack(radii)
+
+
+def _distinct(clusters: list[_Cluster]) -> list[_Cluster]:
+    """The clusters without repeated ones, such as one cue in two classes: the centers of each lie in the other."""
+    kept: list[_Cluster] = []
+    for each in sorted(clusters, key=lambda each: -each.weight):
+        repeated = [_lies_in(each, other) and _lies_in(other, each) for other in kept]
+        if not any(repeated):
+            kept.append(each)
+    return kept
+
+
+def _lies_in(one: _Cluster, other: _Cluster) -> bool:
+    """True if all centers of a cluster lie within balls of another one."""
+    inside = _distances(one.centers, other.centers) <= other.radii
+    return bool(inside.any(1).all())
+
+
+def _merge(single: Groups, evidence: Evidence) -> Groups:
+    """Groups of the clusters that occur in the same of the explored images, by Cohen's kappa of at least `TOGETHER`.
+
+    One mark can fill several patches, whose tokens differ. Covering one of them alone would leave the mark visible.
+    """
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    if single.count == 1:
+        return single
+    number = single.members(evidence.tokens)
+    rows = evidence.read.tolist()
+    place = {row: i for i, row in enumerate(rows)}
+    image = torch.tensor([place[row] for row in evidence.rows.tolist()])
+    present = torch.zeros(len(rows), single.count)
+    inside = number >= 0
+    present[image[inside], number[inside]] = 1
+    apart = (1 - kappa(present)).clamp_min(0).numpy()
+    upper = apart[np.triu_indices(single.count, 1)]
+    merged = fcluster(linkage(upper, "average"), 1 - TOGETHER, "distance")
+    _, groups = np.unique(merged, return_inverse=True)
+    groups = torch.from_numpy(groups).long()
+    classes, shares = [], []
+    for group in range(int(groups.max()) + 1):
+        own = groups == group
+        heaviest = single.shares.masked_fill(~own, -1).argmax()
+        classes.append(single.classes[heaviest])
+        of_class = own & (single.classes == classes[-1])
+        shares.append(single.shares[of_class].sum())
+    return replace(
+        single,
+        classes=torch.stack(classes),
+        shares=torch.stack(shares),
+        groups=groups[single.groups],
+    )
+
+
+def kappa(present: Tensor) -> Tensor:
+    """(C, C) Cohen's kappa of the presence (n, C) of clusters in images: 1 for the same images, 0 for chance.
+
+    >>> kappa(torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]))[0].tolist()
+    [1.0, 0.5]
+    """
+    count = len(present)
+    rate = present.mean(0)
+    both = present.mT @ present / count
+    agreement = both + (1 - rate[:, None] - rate + both)
+    by_chance = rate[:, None] * rate + (1 - rate[:, None]) * (1 - rate)
+    return (agreement - by_chance) / (1 - by_chance).clamp_min(1e-12)
+
+
+def cluster(units: Tensor, rows: Tensor, others: Tensor, seed: int) -> Tensor:
+    """(M,) stable cluster of each patch of the evidence of a class, −1 for none.
+
+    HDBSCAN (Campello, Moulavi and Sander 2013) finds the clusters and their number, from the least size of a cluster.
+    It runs on all evidence and on each of two random halves of the images. A cluster is stable if each half has one of
+    at least `STABLE` Jaccard similarity with its part there (Hennig 2007). The least size with the most stable
+    clusters is taken, the largest of several.
+
+    units: (M, D) standardized tokens. rows: (M,) their images. others: (K, D) tokens of patches that are no evidence.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    others = others[torch.randperm(len(others), generator=generator)[: len(units)]]
+    halves = _random_halves(rows, seed)
+    best = torch.full((len(units),), -1)
+    for size in reversed(SIZES):
+        if 2 * size > len(units):
+            continue
+        labels = _hdbscan(units, others, size)
+        parts = [(half, _hdbscan(units[half], others, size // 2)) for half in halves]
+        stable = [i for i in range(int(labels.max()) + 1) if _is_stable(labels == i, parts)]
+        if len(stable) > int(best.max()) + 1:
+            best = torch.full((len(units),), -1)
+            for number, i in enumerate(stable):
+                best[labels == i] = number
+    return best
+
+
+def _is_stable(inside: Tensor, parts: list[tuple[Tensor, Tensor]]) -> bool:
+    """True if each half has a cluster like the patches `inside`, (M,) bool. parts: halves and their clusters."""
+    for half, labels in parts:
+        similar = [_jaccard(labels == i, inside[half]) for i in range(int(labels.max()) + 1)]
+        if max(similar, default=0) < STABLE:
+            return False
+    return True
+
+
+def _jaccard(a: Tensor, b: Tensor) -> float:
+    """Jaccard similarity of two sets, (M,) bool."""
+    return float((a & b).sum() / (a | b).sum().clamp_min(1))
+
+
+def _hdbscan(units: Tensor, others: Tensor, size: int) -> Tensor:
+    """(M,) cluster of each point, −1 for none. size: least size of a cluster.
+
+    HDBSCAN finds no cluster if all points are one. They are then compared with as many others.
+    """
+    from sklearn.cluster import HDBSCAN
+
+    def labels_of(points: Tensor) -> Tensor:
+        fitted = HDBSCAN(min_cluster_size=size, min_samples=3, copy=True).fit(points.numpy())
+        return torch.from_numpy(fitted.labels_).long()
+
+    labels = labels_of(units)
+    if labels.max() >= 0:
+        return labels
+    with_others = labels_of(torch.cat([units, others[: len(units)]]))
+    own = with_others[: len(units)]
+    for i in range(int(with_others.max()) + 1):
+        if 2 * (own == i).sum() < (with_others == i).sum():
+            own[own == i] = -1
+    _, numbered = own.clamp_min(-1).unique(return_inverse=True)
+    return numbered - int((own < 0).any())
+
+
+def _random_halves(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """(M,) bool twice: patches of a random half of the images, and of the other images."""
+    generator = torch.Generator().manual_seed(seed)
+    images = rows.unique()
+    first = images[torch.randperm(len(images), generator=generator)[: len(images) // 2]]
+    in_first = torch.isin(rows, first)
+    return in_first, ~in_first
+
+
+def _k_means(units: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor]:
+    """(labels (M,), centers (k, D)) of k-means, with fewer centers for fewer distinct points."""
+    from sklearn.cluster import KMeans
+
+    k = min(k, len(units.unique(dim=0)))
+    fitted = KMeans(k, n_init=2, random_state=seed).fit(units.numpy())
+    labels = torch.from_numpy(fitted.labels_).long()
+    return labels, torch.from_numpy(fitted.cluster_centers_).float()
+
+
+def _distances(units: Tensor, centers: Tensor) -> Tensor:
+    """(…, M, G) distances, without the rounding of a matrix product."""
+    return torch.cdist(units, centers, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+# Covering
+
+
+def cover(images: Tensor, patches: Tensor, blanks: Tensor, grid: TokenGrid) -> Tensor:
+    """Images (B, C, H, W) with patches (B, P) bool replaced by those of blanks. All other pixels stay bit for bit.
+
+    >>> grid = vitlens.TokenGrid(1, 2, (2, 2))
+    >>> patches = torch.tensor([[True, False]])
+    >>> vitlens.evidence.cover(torch.ones(1, 1, 2, 4), patches, torch.zeros(1, 1, 2, 4), grid)[0, 0, 0]
+    tensor([0., 0., 1., 1.])
+    """
+    mask = patches[:, grid.pixel_patches()][:, None].to(images.device)
+    return torch.where(mask, blanks, images)
+
+
+def blanks_of(image: Tensor, donor: Tensor, grid: TokenGrid) -> Tensor:
+    """(W, C, H, W) the three images whose patches cover those of an image (C, H, W), in the order of `WAYS`."""
+    at_border = grid.border()[grid.pixel_patches()].to(image.device)
+    color = image[:, at_border].mean(1)
+    filled = color[:, None, None].expand_as(image)
+    smooth = blur(image[None], max(grid.patch))[0]
+    return torch.stack([filled, smooth, donor])
+
+
+def rings(grid: TokenGrid) -> Tensor:
+    """(P,) number of patches between a patch and the border, 0 on the border."""
+    rows = torch.arange(grid.rows)
+    cols = torch.arange(grid.cols)
+    rows = torch.minimum(rows, rows.flip(0))
+    cols = torch.minimum(cols, cols.flip(0))
+    return torch.minimum(rows[:, None], cols).flatten()
+
+
+def matched(group: Tensor, ring: Tensor, random: np.random.Generator) -> Tensor | None:
+    """(P,) bool: as many random patches outside of the group (P,), at the same distances to the border where possible.
+
+    A patch without a free one at its distance gets one at the next distance, inwards first. None if the group has more
+    than half of the patches.
+
+    >>> ring = vitlens.evidence.rings(vitlens.TokenGrid(3, 3, (2, 2)))
+    >>> group = torch.arange(9) < 2
+    >>> vitlens.evidence.matched(group, ring, np.random.default_rng(0))[group].any().item()
+    False
+    """
+    if 2 * group.sum() > len(group):
+        return None
+    order = torch.from_numpy(random.permutation(len(group)))
+    free = order[~group[order]].tolist()
+    chosen = torch.zeros_like(group)
+    for patch in group.nonzero()[:, 0].tolist():
+        own = ring[patch].item()
+        best = min(
+            free, key=lambda other: (abs(ring[other].item() - own), ring[other].item() < own)
+        )
+        free.remove(best)
+        chosen[best] = True
+    return chosen
+
+
+def plan_tests(members: Tensor, groups: int, most: int) -> list[list[int]]:
+    """By tested image, at most `most` groups to cover in it. Groups in the fewest images come first.
+
+    members: (n, P). Neither labels nor maps decide.
+    """
+    has = torch.zeros(len(members), groups, dtype=torch.bool)
+    for group in range(groups):
+        has[:, group] = (members == group).any(1)
+    plan: list[list[int]] = [[] for _ in range(len(members))]
+    for group in has.sum(0).argsort(stable=True).tolist():
+        for image in has[:, group].nonzero()[:, 0].tolist():
+            if len(plan[image]) < most:
+                plan[image].append(group)
+    return plan
+
+
+# Statistics
+
+
+def sign_flip(differences: np.ndarray, seed: int = 0, flips: int = FLIPS) -> np.ndarray:
+    """One-sided p-values (…,) that means of paired differences (n, …) are above 0, by random signs of the images.
+
+    Exact up to the number of random signs if the two of a pair are exchangeable.
+
+    >>> float(sign_flip(np.ones(4), flips=1000)) < 0.1
+    True
+    """
+    differences = np.asarray(differences, dtype=np.float64)
+    flat = differences.reshape(len(differences), -1)
+    random = np.random.default_rng(seed)
+    mean = flat.sum(0)
+    tolerance = 1e-12 * np.abs(flat).sum(0)
+    reached = np.ones_like(mean)
+    for start in range(0, flips, 1000):
+        count = min(1000, flips - start)
+        signs = 2.0 * random.integers(0, 2, (count, len(flat))) - 1
+        reached += (signs @ flat >= mean - tolerance).sum(0)
+    return (reached / (flips + 1)).reshape(differences.shape[1:])
+
+
+def bootstrap_interval(
+    differences: np.ndarray, seed: int = 0, resamples: int = RESAMPLES
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ends (…,) of the 95 % percentile interval of means of (n, …) over images, which are drawn with replacement.
+
+    >>> low, high = bootstrap_interval(np.array([0.0, 1.0, 0.0, 1.0]))
+    >>> bool(0 <= low < 0.5 < high <= 1)
+    True
+    """
+    differences = np.asarray(differences, dtype=np.float64)
+    count = len(differences)
+    random = np.random.default_rng(seed)
+    weights = random.multinomial(count, np.full(count, 1 / count), size=resamples) / count
+    means = np.tensordot(weights, differences, 1)
+    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    return low, high
+
+
+def holm(p: Sequence[float]) -> np.ndarray:
+    """p-values (m,) adjusted for all m tests (Holm 1979), so that one of them is wrongly below 0.05 in 5 % of cases.
+
+    >>> holm([0.01, 0.04, 0.03]).round(3).tolist()
+    [0.03, 0.06, 0.06]
+    """
+    p = np.asarray(p, dtype=np.float64)
+    order = p.argsort(kind="stable")
+    factors = len(p) - np.arange(len(p))
+    steps = np.maximum.accumulate(p[order] * factors).clip(max=1)
+    adjusted = np.empty_like(p)
+    adjusted[order] = steps
+    return adjusted
+
+
+def in_two_ways(p: np.ndarray) -> float:
+    """p-value of an effect in at least two of W ways with p-values (W,) (Benjamini and Heller 2008, Bonferroni).
+
+    >>> in_two_ways(np.array([0.5, 0.01, 0.02]))
+    0.04
+    """
+    second = np.sort(p)[1]
+    return float(min(1.0, (len(p) - 1) * second))
+
+
+# Run
+
+
+@dataclass(frozen=True)
+class Found:
+    """The tested images: rows (n,), groups of patches (n, P), predicted classes (n,), probabilities (n, classes)."""
+
+    rows: Tensor
+    members: Tensor
+    predicted: Tensor
+    probabilities: Tensor
+
+
+@dataclass
+class Tests:
+    """Outcomes of covering, by group: positions among the tested images (t,), probabilities and correctness (t, W) of
+    the label with the group covered and with the control covered."""
+
+    positions: dict[int, list[int]]
+    covered: dict[int, list]
+    control: dict[int, list]
+    forwards: int = 0
+
+
+@dataclass
+class _Run:
+    """The passes of an audit over the images."""
+
+    model: nn.Module
+    reader: _Batches | _Sources
+    layer: int
+    method: str
+    batch_size: int
+    seed: int
+    progress: Callable[[str, int, int], None]
+
+    def explore(self, rows: Tensor) -> Evidence:
+        """One forward and one backward of each image."""
+        random = torch.Generator().manual_seed(self.seed)
+        giving = set(rows[torch.randperm(len(rows), generator=random)[:DONORS]].tolist())
+        parts: list[tuple[Tensor, ...]] = []
+        others, read, predicted, donors = [], [], [], []
+        grid = None
+        done = 0
+        for numbers, images in self.reader.batches(rows, self.batch_size):
+            maps, tokens, classes = self._explain(images)
+            grid = token_grid(self.model, tuple(images.shape[-2:]))
+            kept = self._patches_to_keep(len(rows), tokens.shape[-1])
+            values = maps.flatten(1).clamp_min(0)
+            shares = values / values.sum(1, keepdim=True).clamp_min(1e-30)
+            strongest = shares.topk(min(kept, grid.patches), 1)
+            image, rank = (strongest.values > 0).nonzero(as_tuple=True)
+            patch = strongest.indices[image, rank]
+            parts.append(
+                (
+                    tokens[image, patch].half(),
+                    classes[image],
+                    numbers[image],
+                    patch,
+                    strongest.values[image, rank],
+                )
+            )
+            others.append(_draw_others(tokens, strongest.indices, random))
+            read.append(numbers)
+            predicted.append(classes)
+            for row, image, own in zip(numbers.tolist(), images, tokens, strict=True):
+                if row in giving:
+                    donors.append((image.cpu(), own.half()))
+            done += len(numbers)
+            self.progress("explore", done, len(rows))
+        if not parts:
+            raise ImageError("None of the images could be read, so there is nothing to audit.")
+        columns = [torch.cat(column) for column in zip(*parts, strict=True)]
+        return Evidence(
+            *columns, torch.cat(others), torch.cat(read), torch.cat(predicted), donors, grid
+        )
+
+    def _patches_to_keep(self, images: int, width: int) -> int:
+        """Strongest patches of an image whose tokens fit `ROW_BYTES`."""
+        per_image = ROW_BYTES // (2 * width * images) - OTHERS
+        return max(1, min(STRONGEST, per_image))
+
+    def _explain(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Maps (B, rows, cols) of the predicted class, patch tokens (B, P, D), and predicted classes (B,)."""
+        outputs: list[Tensor] = []
+        layers: list[Tensor] = []
+
+        def highest(output: Tensor) -> Tensor:
+            outputs.append(output.detach())
+            return output.max(1).values
+
+        def append(_, args: tuple, output: Tensor) -> None:
+            layers.append(output.detach())
+
+        about = family(transformer(self.model))
+        hooks = [(about.blocks[self.layer].register_forward_hook, append)]
+        with about.calling_blocks(), thread_hooks(hooks):
+            maps = METHODS[self.method](self.model, images, highest)
+        grid = token_grid(self.model, tuple(images.shape[-2:]))
+        tokens = layers[0][:, grid.prefix :]
+        return maps.detach().cpu().float(), tokens.cpu().float(), outputs[0].argmax(1).cpu()
+
+    def find(self, rows: Tensor, groups: Groups) -> Found:
+        """One forward of each image, and the groups of its patches."""
+        read, members, predicted, probabilities = [], [], [], []
+        done = 0
+        for numbers, images in self.reader.batches(rows, self.batch_size):
+            with torch.no_grad():
+                layers, output = features(self.model, images)
+            grid = token_grid(self.model, tuple(images.shape[-2:]))
+            tokens = layers[self.layer][:, grid.prefix :].cpu().float()
+            scores = models.scores(self.model, output).cpu()
+            read.append(numbers)
+            members.append(groups.members(tokens).to(torch.int16))
+            predicted.append(scores.argmax(1))
+            probabilities.append(scores)
+            done += len(numbers)
+            self.progress("find", done, len(rows))
+        if not read:
+            raise ImageError("None of the images could be read, so there is nothing to audit.")
+        return Found(*(torch.cat(part) for part in (read, members, predicted, probabilities)))
+
+    def test(
+        self, found: Found, groups: Groups, truth: Tensor, plan: list[list[int]], donors: list
+    ) -> Tests:
+        """Forwards with the groups of the plan covered, and with random patches covered."""
+        positions = torch.tensor(
+            [i for i, planned in enumerate(plan) if planned], dtype=torch.int64
+        )
+        tests = Tests({}, {}, {})
+        if not len(positions):
+            return tests
+        place = {row: i for i, row in enumerate(found.rows.tolist())}
+        donor_members = [groups.members(tokens.float()) for _, tokens in donors]
+        batches = self.reader.batches(found.rows[positions], 1)
+        for done, (numbers, images) in enumerate(batches, 1):
+            position = place[int(numbers[0])]
+            self._test_image(
+                images[0].cpu(),
+                position,
+                found.members[position],
+                int(truth[position]),
+                plan[position],
+                (donors, donor_members),
+                tests,
+            )
+            self.progress("test", done, len(positions))
+        return tests
+
+    def _test_image(
+        self,
+        image: Tensor,
+        position: int,
+        members: Tensor,
+        label: int,
+        planned: list[int],
+        donors: tuple[list, list],
+        tests: Tests,
+    ) -> None:
+        """Cover each planned group of one image in all ways, and a control, in one batch."""
+        random = np.random.default_rng([self.seed, position])
+        grid = token_grid(self.model, tuple(image.shape[-2:]))
+        ring = rings(grid)
+        batch, covered_groups = [], []
+        for group in planned:
+            patches = members == group
+            control = matched(patches, ring, random)
+            donor = _donor(donors, group, random)
+            if control is None or donor is None:
+                continue
+            blanks = blanks_of(image, donor, grid)
+            same = image.expand_as(blanks)
+            batch.append(cover(same, patches.expand(len(WAYS), -1), blanks, grid))
+            batch.append(cover(same, control.expand(len(WAYS), -1), blanks, grid))
+            covered_groups.append(group)
+        if not batch:
+            return
+        inputs = torch.cat(batch).to(next(self.model.parameters()))
+        with eval_mode(self.model), torch.no_grad():
+            output = run(self.model, inputs)
+        scores = models.scores(self.model, output).cpu()
+        tests.forwards += len(inputs)
+        right = scores.argmax(1) == label
+        outcomes = torch.stack([scores[:, label], right.float()], -1)
+        outcomes = outcomes.unflatten(0, (len(covered_groups), 2, len(WAYS)))
+        for group, (covered, control) in zip(covered_groups, outcomes, strict=True):
+            tests.positions.setdefault(group, []).append(position)
+            tests.covered.setdefault(group, []).append(covered)
+            tests.control.setdefault(group, []).append(control)
+
+
+def _draw_others(tokens: Tensor, strongest: Tensor, random: torch.Generator) -> Tensor:
+    """(B · OTHERS, D) tokens of random patches that are not among the strongest, in half precision."""
+    weights = torch.ones(tokens.shape[:2])
+    weights.scatter_(1, strongest, 0)
+    free = int(weights.sum(1).min())
+    if free == 0:
+        return tokens[:, :0].flatten(0, 1).half()
+    drawn = torch.multinomial(weights, min(OTHERS, free), generator=random)
+    chosen = tokens.gather(1, drawn[..., None].expand(-1, -1, tokens.shape[-1]))
+    return chosen.flatten(0, 1).half()
+
+
+def _donor(donors: tuple[list, list], group: int, random: np.random.Generator) -> Tensor | None:
+    """A random image among the donors that lacks the group, or None."""
+    images, members = donors
+    for number in random.permutation(len(images)).tolist():
+        if not (members[number] == group).any():
+            return images[number][0]
+    return None
+
+
+# Summary
+
+
+def _summarize(
+    run_of: _Run,
+    evidence: Evidence,
+    groups: Groups,
+    found: Found,
+    numbers: Tensor | None,
+    tests: Tests,
+) -> Audit:
+    """The `Audit` from the outcomes of all passes."""
+    import pandas as pd
+
+    truth = found.predicted if numbers is None else numbers[found.rows]
+    sizes = _sizes(evidence, found, numbers)
+    places = _places(found.members, groups.count, evidence.grid)
+    effects, rows = [], []
+    for group in range(groups.count):
+        row = _describe(group, groups, found, truth, places, evidence.grid)
+        tested = tests.positions.get(group, [])
+        enough = sizes.get(row["class"], 0) >= LEAST_OF_CLASS and len(tested) >= LEAST_TESTED
+        row["tested"] = len(tested)
+        row["status"] = "tested" if enough else "too few"
+        if enough:
+            right = (found.predicted == truth)[tests.positions[group]]
+            outcome = _effect(group, tests, run_of.seed)
+            row |= outcome["row"]
+            row["accuracy"] = _mean(right)
+            effects += [{"group": group, **effect} for effect in outcome["effects"]]
+        rows.append(row)
+    table = pd.DataFrame(rows, columns=list(GROUP_COLUMNS))
+    table = _judge(table, numbers is not None, _chance(truth))
+    notes = _notes(run_of.reader, groups, numbers)
+    images = _images_table(run_of.reader.names, evidence, found, numbers)
+    settings = {
+        "layer": run_of.layer,
+        "method": run_of.method,
+        "seed": run_of.seed,
+        "forwards": tests.forwards,
+    }
+    columns = ["group", "way", "effect", "low", "high", "p"]
+    return Audit(
+        table,
+        pd.DataFrame(effects, columns=columns),
+        images,
+        places,
+        found.members,
+        found.rows,
+        notes,
+        settings,
+    )
+
+
+def _sizes(evidence: Evidence, found: Found, numbers: Tensor | None) -> dict[int, int]:
+    """Images of each class, by label, or by prediction without labels."""
+    if numbers is None:
+        numbers = torch.cat([evidence.predicted, found.predicted])
+    classes, counts = numbers.unique(return_counts=True)
+    return dict(zip(classes.tolist(), counts.tolist(), strict=True))
+
+
+def _places(members: Tensor, groups: int, grid: TokenGrid) -> Tensor:
+    """(G, rows, cols) share of the images of a group that have it at each patch."""
+    places = torch.zeros(groups, grid.rows, grid.cols)
+    for group in range(groups):
+        at = members == group
+        having = at[at.any(1)].float()
+        if len(having):
+            places[group] = having.mean(0).unflatten(0, (grid.rows, grid.cols))
+    return places
+
+
+def _describe(
+    group: int, groups: Groups, found: Found, truth: Tensor, places: Tensor, grid: TokenGrid
+) -> dict:
+    """What is known of a group without covering it."""
+    at = found.members == group
+    has = at.any(1)
+    number = int(groups.classes[group])
+    in_class = truth == number
+    right = (found.predicted == truth).float()
+    share = _mean(has[in_class].float())
+    shared = []
+    for other in truth.unique().tolist():
+        if other != number and _mean(has[truth == other].float()) >= max(share / 2, 0.05):
+            shared.append(str(other))
+    return {
+        "group": group,
+        "class": number,
+        "share": float(groups.shares[group]),
+        "images": int(has.sum()),
+        "class_share": share,
+        "shared_with": " ".join(shared),
+        "at_border": _mean(at[:, grid.border()].sum(1)[has] / at.sum(1)[has]),
+        "at_place": float(places[group].max()),
+        "accuracy_lacking": _mean(right[in_class & ~has]),
+    }
+
+
+def _mean(values: Tensor) -> float:
+    """Mean, NaN for none."""
+    return float(values.float().mean()) if len(values) else float("nan")
+
+
+def _effect(group: int, tests: Tests, seed: int) -> dict:
+    """Effects of a tested group by way, and what they are together."""
+    covered = torch.stack(tests.covered[group]).double().numpy()  # (t, W, 2)
+    control = torch.stack(tests.control[group]).double().numpy()
+    differences = control[..., 0] - covered[..., 0]
+    p = sign_flip(differences, seed)
+    low, high = bootstrap_interval(differences, seed)
+    means = differences.mean(0)
+    effects = []
+    for way, name in enumerate(WAYS):
+        effects.append(
+            {
+                "way": name,
+                "effect": means[way],
+                "low": low[way],
+                "high": high[way],
+                "p": p[way],
+            }
+        )
+    row = {
+        "effect": float(means.mean()),
+        "ways": int((low > 0).sum()),
+        "p": in_two_ways(p),
+        "accuracy_covered": float(covered[..., 1].mean()),
+        "accuracy_control": float(control[..., 1].mean()),
+    }
+    return {"row": row, "effects": effects}
+
+
+def _chance(truth: Tensor) -> dict[int, float]:
+    """Share of each class among the tested images."""
+    classes, counts = truth.unique(return_counts=True)
+    shares = counts / len(truth)
+    return dict(zip(classes.tolist(), shares.tolist(), strict=True))
+
+
+def _judge(table: DataFrame, labeled: bool, chance: dict[int, float]) -> DataFrame:
+    """The table with adjusted p-values, used groups, reasons and ranks of suspects."""
+    tested = table["status"] == "tested"
+    table["p"] = table["p"].astype(float)
+    table.loc[tested, "p"] = holm(table.loc[tested, "p"])
+    table["used"] = tested & (table["ways"].fillna(0) >= 2) & (table["p"] <= LEVEL) & labeled
+    table["ways"] = table["ways"].astype("Int64")
+    reasons = []
+    for _, row in table.iterrows():
+        reasons.append(", ".join(_reasons(row, chance)) if row["used"] else "")
+    table["reasons"] = reasons
+    table["suspect"] = 0
+    suspects = table[table["reasons"] != ""].sort_values("effect", ascending=False)
+    table.loc[suspects.index, "suspect"] = np.arange(1, len(suspects) + 1)
+    return table
+
+
+FIXED, AT_BORDER, FEW, STRONG = 0.8, 0.9, 1 / 3, 0.2
+"""Limits of `at_place`, `at_border` and `class_share`, and the effect that a group in few images must have."""
+
+
+def _reasons(row: object, chance: dict[int, float]) -> list[str]:
+    """Reasons to look at a used group."""
+    reasons = []
+    if row["at_place"] >= FIXED:
+        reasons.append("fixed place")
+    if row["at_border"] >= AT_BORDER:
+        reasons.append("border")
+    if row["class_share"] <= FEW and row["effect"] >= STRONG:
+        reasons.append("few images")
+    if row["accuracy_covered"] < chance.get(row["class"], 0):
+        reasons.append("below chance without it")
+    return reasons
+
+
+def _notes(reader: _Batches | _Sources, groups: Groups, numbers: Tensor | None) -> list[str]:
+    """Sentences for the reader."""
+    notes = []
+    if numbers is None:
+        notes.append(
+            "Without labels a fall of the predicted class shows that a group moves the output. It does not show "
+            "that the group is used to be right, so no group is called used or suspect."
+        )
+    if reader.errors:
+        first = next(iter(reader.errors.values()))
+        notes.append(
+            f"{len(reader.errors):,} of {reader.count:,} images are left out. The first: {first}"
+        )
+    if groups.count == 0:
+        notes.append(
+            f"No class was predicted for {LEAST_TESTED} images of the first half, so there are no groups."
+        )
+    return notes
+
+
+def _images_table(
+    names: list[str], evidence: Evidence, found: Found, numbers: Tensor | None
+) -> DataFrame:
+    """One row for each image that was read."""
+    import pandas as pd
+
+    explored = pd.DataFrame(
+        {
+            "image": evidence.read.numpy(),
+            "half": "explored",
+            "predicted": evidence.predicted.numpy(),
+        }
+    )
+    truth = found.predicted if numbers is None else numbers[found.rows]
+    of_label = found.probabilities.gather(1, truth[:, None])[:, 0]
+    tested = pd.DataFrame(
+        {
+            "image": found.rows.numpy(),
+            "half": "tested",
+            "predicted": found.predicted.numpy(),
+            "probability": of_label.numpy(),
+        }
+    )
+    table = pd.concat([explored, tested]).sort_values("image", ignore_index=True)
+    table.insert(1, "name", [names[row] for row in table["image"]])
+    if numbers is not None:
+        table.insert(3, "label", numbers[table["image"].tolist()].numpy())
+    return table
