@@ -123,7 +123,9 @@ WORDS = {
     "trust": "How much to trust this map",
     "scoring": "Scoring: covering and revealing patches …",
     "unscored": "This page has the scores of the likeliest class only. For others, use vitlens page --scores.",
-    "live unscored": "A live page has no scores. Use vitlens explain --scores.",
+    "live unscored": "Not scored yet. A score covers and reveals the patches in the order of the map, and in random "
+    "orders, and runs the model each time.",
+    "score it": "Score this map",
     "too long": "Scoring would take about {minutes} minutes here. Use vitlens explain.",
     "page too long": "Scoring takes minutes, so it was left out of this page. Use vitlens page --scores.",
     "score": "Patches are covered {baseline}. Areas: deletion {deletion} (lower is better), insertion {insertion} "

@@ -130,9 +130,13 @@ const CURVES = ["deletion", "insertion"]; // of the map itself
 // The score while patches are covered or revealed in the order of the map, and in random orders. The pointer and the
 // arrow keys choose a point of the map's own curves, whose photo is shown, also in place of the map. panel, picture: of
 // the map. reveal: of its panel.
-function makeCurves(described, panel, picture, reveal) {
-  const { title, verdict, words, scale, shares, curves, name, order, fill } = described;
-  if (!curves) return [make("h3", {}, title), make("p", { class: "note" }, words)];
+function makeCurves(described, panel, picture, reveal, send) {
+  const { title, verdict, words, scale, shares, curves, name, order, fill, starts } = described;
+  if (!curves) {
+    const start = () => send({ press: "score" });
+    const button = starts ? [makeSmallButton(starts, start)] : [];
+    return [make("h3", {}, title), make("p", { class: "note" }, words), ...button];
+  }
   const values = [...Object.values(curves).flat(), 0.02];
   const axis = "share of patches covered / revealed";
   const { plot, x, y, tick } = makeChart(`${title}. ${words}`, values, axis, scale);

@@ -340,7 +340,7 @@ function render({ model, el }) {
   };
   const drawCharts = (frame, pictures) => {
     const reveal = (...values) => knownPanels.get(frame.panels[0].name).reveal(...values);
-    const makeScore = (each) => makeCurves(each, frame.panels[0], pictures.picture, reveal);
+    const makeScore = (each) => makeCurves(each, frame.panels[0], pictures.picture, reveal, send);
     if (!isWaiting()) aim.at = null;
     renew(bars, frame.bars?.length ? frame.bars : null, (each) => makeBars(each, send));
     doubt.textContent = frame.doubt || "";

@@ -29,6 +29,7 @@ class PageSource extends Source {
   }
 
   send(content, _, buffers = []) {
+    if (content.cancel) this.page.cancel?.();
     if ("ask" in content) this.reply(content);
     else this.turn = this.turn.then(() => this.answer(content, buffers));
   }
@@ -40,6 +41,7 @@ class PageSource extends Source {
       this.take(content);
       await this.page.prepare?.(this, content, buffers);
       if (content.press === "save") await this.save(content.number);
+      if (content.press === "score") this.page.score?.(this); // other messages do not wait for it
       this.draw("");
     } catch (error) {
       this.state = state;

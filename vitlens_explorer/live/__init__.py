@@ -23,7 +23,8 @@ import torch
 from PIL import Image, PngImagePlugin
 from torch import Tensor, nn
 
-from vitlens import files
+from vitlens import faithfulness, files
+from vitlens.attribution.target import Target
 from vitlens.images import load_image
 from vitlens.models import built_size, data_config, output_kind
 from vitlens.recorder.supported import (
@@ -34,6 +35,8 @@ from vitlens.recorder.supported import (
     unwrap,
 )
 from vitlens_explorer import front, lanes
+from vitlens_explorer.photographs import Forward
+from vitlens_explorer.views import BASELINE, CLEAR, ORDERS, POINTS
 from vitlens_explorer.words import say
 
 LIVE = Path(__file__).parent
@@ -139,6 +142,7 @@ def save_live_page(
         "photos": photos,
         "labels": forward.labels,
         "names": forward.names,
+        "scoring": scoring(forward),
         "uploads": lanes.LARGEST_UPLOAD,
         "worker": worker_script(),
         "wasm": (LIVE / "kernels.wasm").read_bytes(),
@@ -147,7 +151,7 @@ def save_live_page(
     *parts, opening = in_page.PAGE_SCRIPTS
     scripts = [
         front.join_scripts(in_page.IN_PAGE, parts),
-        front.join_scripts(LIVE, ["page"]),
+        front.join_scripts(LIVE, ["page", "scores"]),
         front.join_scripts(in_page.IN_PAGE, [opening]),
     ]
     policy = " 'wasm-unsafe-eval' blob:"
@@ -155,6 +159,31 @@ def save_live_page(
     path = Path(path)
     files.write(path, text)
     return path
+
+
+def scoring(forward: Forward) -> dict:
+    """What `scores.js` needs for the same scores as `vitlens_explorer.views.score`."""
+    grid = forward.grid
+    constant = torch.zeros(grid.rows, grid.cols)
+    random = faithfulness.random_maps(grid, ORDERS)
+    scales = {}
+    for outputs in ("classes", "independent", "value"):
+        alone, against = (
+            next(iter(Target(against=other, outputs=outputs).measures.values()))
+            for other in (None, torch.zeros(1, dtype=torch.int64))
+        )
+        scales[outputs] = {
+            "alone": alone.removeprefix("the "),
+            "against": against.removeprefix("the "),
+        }
+    return {
+        "points": POINTS,
+        "clear": CLEAR,
+        "baseline": faithfulness.BASELINES[BASELINE],
+        "scales": scales,
+        "ties": faithfulness.order(constant).tolist(),
+        "random": faithfulness.order(random).tolist(),
+    }
 
 
 def probes() -> list[dict]:

@@ -30,6 +30,22 @@ class Live {
     this.ask = ask;
   }
 
+  running = null; // the scoring that is going on
+
+  cancel() {
+    if (this.running) this.running.isCanceled = true;
+  }
+
+  // Levels of the mean color of a photo as the model sees it.
+  meanColor(name) {
+    const { seen } = this.photos.get(name);
+    return [0, 1, 2].map((color) => {
+      let sum = 0;
+      for (let i = color; i < seen.length; i += 3) sum += seen[i];
+      return Math.round((3 * sum) / seen.length);
+    });
+  }
+
   // Reads a file. `ready` files are model inputs of the page's own photos, which are only normalized.
   async add(name, bytes, { about = "", ready = false } = {}) {
     const photo = await this.ask("photo", { bytes, ready }).catch(({ problem, fields }) => {
@@ -213,7 +229,7 @@ class Live {
     const key = pairOf(target, against);
     const other = against === null ? null : classWords(record, against);
     const rather = other === null ? "" : say("rather than", { target: other });
-    const score = { title: say("trust"), words: say("live unscored") };
+    const score = { title: say("trust"), words: say("live unscored"), starts: say("score it") };
     const maps = await this.ask("why", { ...record.given, target, against });
     for (const [name, values] of Object.entries(maps)) {
       if (name === "balanced_gradients" && replaced) continue;
@@ -362,5 +378,6 @@ async function openLive(stored) {
   live.keep(first, await live.record(first, { off: [] }));
   const tour = (source) => tourOf(live, source);
   const prepare = (...message) => live.prepare(...message);
-  return { ...stored, tour, prepare };
+  const score = (source) => scoreMap(live, source);
+  return { ...stored, tour, prepare, score, cancel: () => live.cancel() };
 }

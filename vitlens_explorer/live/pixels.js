@@ -249,6 +249,28 @@ function preprocess(image, vit, ready) {
   return { input, seen };
 }
 
+// An input (3, H, W) whose patches that are not shown (P) have its mean color. Pixels beyond the last patch belong to it.
+function coverPatches({ image: [height, width], patch }, input, shown) {
+  const rows = Math.floor(height / patch[0]);
+  const cols = Math.floor(width / patch[1]);
+  const pixels = height * width;
+  const covered = Float32Array.from(input);
+  for (let color = 0; color < 3; color += 1) {
+    const start = color * pixels;
+    let sum = 0;
+    for (let i = start; i < start + pixels; i += 1) sum += input[i];
+    const mean = sum / pixels;
+    for (let y = 0; y < height; y += 1) {
+      const row = Math.min(Math.floor(y / patch[0]), rows - 1);
+      for (let x = 0; x < width; x += 1) {
+        const col = Math.min(Math.floor(x / patch[1]), cols - 1);
+        if (!shown[row * cols + col]) covered[start + y * width + x] = mean;
+      }
+    }
+  }
+  return covered;
+}
+
 // The model's input as a PNG file, enlarged as `vitlens_explorer.drawing.enlarged` does it.
 async function encodePicture(seen, side) {
   const wide = Math.max(1, Math.floor(PICTURE / side)) * side;

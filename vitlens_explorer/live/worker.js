@@ -48,6 +48,12 @@ const TASKS = {
   },
 
   forward: runForward,
+  // The logits of an image with only some patches shown, the others in its mean color.
+  covered({ input, shown, off, mean }) {
+    lastKey = "";
+    const { logits } = vit.forward(coverPatches(vit, input, shown), off, mean);
+    return { logits };
+  },
   why: withClasses((given) => explainClass(vit, given)),
   contributions: withClasses((given) => decompose(vit, given)),
   stream: afterForward(({ at }) => vit.stream(at)),

@@ -1,0 +1,102 @@
+"""Scores in a live page: those of Python, their progress, Cancel, and the covered photo under the pointer."""
+
+import numpy as np
+import pytest
+
+from browser.fronts import MARKS
+from browser.test_page import FRAME, opened
+from vitlens import samples
+from vitlens_explorer.explorer import Explorer
+from vitlens_explorer.live import save_live_page
+from vitlens_explorer.photographs import Photograph
+from vitlens_explorer.words import say
+
+pytestmark = MARKS
+
+NAME = "chelsea"
+PRESS = """async () => {
+    const { source } = document.querySelector("#page");
+    source.send({ press: "score", number: Date.now() });
+    await source.turn;
+    const isOver = () => source.get("frame").score?.curves;
+    while (!isOver()) await new Promise((done) => setTimeout(done, 20));
+}"""
+
+
+def python_score(model, photo, **values):
+    """The score that Python's explorer computes for a state."""
+    page = Explorer(model, photo)
+    page.state |= {"photographs": {NAME: Photograph.read(photo)}, "photograph": NAME}
+    answer = page.first(lambda *_: None)
+    answer = page.answer([({"set": values, "number": 1}, [])], lambda *_: None)
+    while answer.job:
+        page.results[answer.job.key] = answer.job.function(lambda *_: None)
+        answer = page.answer([], lambda *_: None)
+    return answer.frame["score"], answer.frame["six"]
+
+
+@pytest.mark.parametrize("against", ["none", 1])
+@pytest.mark.parametrize("off", [[], [[1, 0]]])
+def test_scores_equal_python(browser, tmp_path, vit, off, against):
+    model, photo = vit(num_classes=5), samples()[NAME]
+    path = save_live_page(model, {NAME: photo}, tmp_path / "page.html")
+    page, _, errors = opened(browser, path)
+    state = {"view": "relevance", "target": 2, "against": against, "off": off, "way": "zero"}
+    before = page.evaluate(FRAME, [{"set": state, "number": 10**15}])["score"]
+    assert before == {
+        "title": say("trust"),
+        "words": say("live unscored"),
+        "starts": say("score it"),
+    }
+    page.evaluate(PRESS)
+    frame = page.evaluate(FRAME, [])
+    score, six = python_score(model, photo, **state)
+    found = frame["score"]
+    assert sorted(found) == sorted(score)
+    for name, curve in score["curves"].items():
+        np.testing.assert_allclose(found["curves"][name], curve, atol=1e-4)
+    for name in ("title", "name", "order", "shares", "scale", "verdict"):
+        assert found[name] == score[name], name
+    assert np.abs(np.subtract(found["fill"], score["fill"])).max() <= 1
+    words = {tile["view"]: tile["words"] for tile in six["tiles"]}
+    (tile,) = [tile for tile in frame["six"]["tiles"] if tile["view"] == "relevance"]
+    assert tile["words"] == words["relevance"] and tile["words"].endswith("σ")
+    assert errors == []
+
+
+def test_score_can_be_canceled_and_the_page_goes_on_meanwhile(browser, tmp_path, vit):
+    model, photo = vit(num_classes=5, depth=6), samples()[NAME]
+    path = save_live_page(model, {NAME: photo}, tmp_path / "page.html")
+    page, _, errors = opened(browser, path)
+    page.evaluate(FRAME, [{"set": {"view": "relevance"}, "number": 10**15}])
+    slow = """() => {
+        const { source } = document.querySelector("#page");
+        const { emit } = source;
+        window.reports = [];
+        source.emit = (event, content, ...more) => {
+            if (content?.progress !== undefined) window.reports.push(content.progress);
+            emit.call(source, event, content, ...more);
+        };
+    }"""
+    page.evaluate(slow)
+    page.get_by_role("button", name=say("score it")).click()
+    page.wait_for_function("() => window.reports.length > 3")
+    page.locator(".notice.progress").get_by_role("button", name="Cancel").click()
+    page.wait_for_function("() => window.reports.at(-1) === null")
+    assert page.locator(".score .note").inner_text() == say("live unscored")
+    page.get_by_role("button", name=say("score it")).click()
+    frame = page.evaluate(FRAME, [{"set": {"view": "rollout"}, "number": 10**15 + 1}])
+    assert frame["panels"][0]["title"].startswith("Rollout") or frame["score"] is None
+    page.evaluate(FRAME, [{"set": {"view": "relevance"}, "number": 10**15 + 2}])
+    page.wait_for_selector(".score svg")
+    report = page.evaluate("() => window.reports.filter(Boolean).at(-1)")
+    assert (
+        report["done"]
+        == report["of"]
+        == page.evaluate("() => window.reports.filter(Boolean)[0].of")
+    )
+    page.locator(".score svg").hover()
+    page.wait_for_function(
+        "() => /patches (covered|revealed): /.test(document.querySelector('.under').textContent)"
+    )
+    assert errors == []

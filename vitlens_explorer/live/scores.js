@@ -1,0 +1,206 @@
+// The score of a map in a live page: the curves of covering and of revealing its patches, against those of random
+// orders. As `vitlens.faithfulness.curves` and `score` of vitlens_explorer/views.py.
+
+// Counts of patches after each step: 0, step, 2·step … and all of them.
+function countsOf(patches, points) {
+  const step = Math.ceil(patches / points);
+  const counts = [];
+  for (let count = 0; count < patches; count += step) counts.push(count);
+  return [...counts, patches];
+}
+
+// Patches in the order in which a map is covered, highest value first. ties: the order of equal values.
+function orderOf(values, ties) {
+  return [...ties].sort((a, b) => values[b] - values[a]);
+}
+
+// Random orders of patches for grids that the file has none for. The generator is mulberry32, with a fixed seed.
+function shuffle(patches, seed) {
+  let state = seed;
+  const random = () => {
+    state = (state + 0x6d2b79f5) | 0;
+    let mixed = Math.imul(state ^ (state >>> 15), 1 | state);
+    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed;
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+  };
+  const order = Array.from({ length: patches }, (_, patch) => patch);
+  for (let last = patches - 1; last > 0; last -= 1) {
+    const other = Math.floor(random() * (last + 1));
+    [order[last], order[other]] = [order[other], order[last]];
+  }
+  return order;
+}
+
+// The order of ties and the random orders for a number of patches.
+function ordersOf({ ties, random }, patches) {
+  if (ties.length === patches) return { ties, random };
+  const [first, ...others] = [...random, ties].map((_, seed) => shuffle(patches, seed));
+  return { ties: first, random: others };
+}
+
+// Which patches are shown (P) when the first `count` of an order are covered, or are the only ones revealed.
+function shownAfter(order, count, covers) {
+  const shown = new Uint8Array(order.length).fill(covers ? 1 : 0);
+  for (const patch of order.slice(0, count)) shown[patch] = covers ? 0 : 1;
+  return shown;
+}
+
+// Area under a curve over the share of patches, by the trapezoidal rule.
+function areaUnder(curve, shares) {
+  const parts = curve.slice(1).map((value, k) => {
+    return ((value + curve[k]) / 2) * (shares[k + 1] - shares[k]);
+  });
+  return sumOf(parts);
+}
+
+const averageOf = (values) => sumOf(values) / values.length;
+
+function deviationOf(values) {
+  const mean = averageOf(values);
+  return Math.sqrt(sumOf(values.map((value) => (value - mean) ** 2)) / (values.length - 1));
+}
+
+// The probability of a class, that among two, or a logit, from the logits of an image.
+function measure(logits, outputs, target, against) {
+  if (outputs === "value" || (outputs === "independent" && against !== null)) {
+    return logits[target] - (against === null ? 0 : logits[against]);
+  }
+  if (against !== null) return 1 / (1 + Math.exp(logits[against] - logits[target]));
+  return sharesOf(logits, outputs)[target];
+}
+
+// The parts of a score that the front end draws. own, random: {deletion, insertion} curves.
+function describeScore({ own, random, shares, scale, clear, baseline }) {
+  const gainOf = ({ deletion, insertion }) =>
+    areaUnder(insertion, shares) - areaUnder(deletion, shares);
+  const gains = random.map(gainOf);
+  const sigmas = (gainOf(own) - averageOf(gains)) / deviationOf(gains);
+  let chance = "no better";
+  if (sigmas >= clear) chance = "better";
+  if (sigmas <= -clear) chance = "worse";
+  let verdict = say("equal");
+  if (Number.isFinite(sigmas)) {
+    const size = formatLikePython(Math.abs(sigmas));
+    verdict = say(sigmas >= 0 ? "above" : "below", { sigmas: size, orders: random.length });
+  }
+  const meanCurve = (kind) => shares.map((_, k) => averageOf(random.map((each) => each[kind][k])));
+  return {
+    verdict: say(chance),
+    short: say("sigmas", { sigmas: formatLikePython(sigmas) }),
+    scale,
+    shares,
+    curves: {
+      deletion: own.deletion,
+      insertion: own.insertion,
+      "random deletion": meanCurve("deletion"),
+      "random insertion": meanCurve("insertion"),
+    },
+    words: say("score", {
+      baseline,
+      deletion: formatLikePython(areaUnder(own.deletion, shares)),
+      insertion: formatLikePython(areaUnder(own.insertion, shares)),
+      verdict,
+    }),
+  };
+}
+
+const CANCELED = Symbol("canceled");
+
+// The forwards of one score, with their progress.
+class Scoring {
+  isCanceled = false;
+  done = 0;
+  started = performance.now();
+
+  // ask: of the worker. report: called with {what, done, of, left}, or null at the end.
+  constructor(ask, report, what, total) {
+    Object.assign(this, { ask, report, what, total });
+  }
+
+  async run(given, shown, target, against) {
+    if (this.isCanceled) throw CANCELED;
+    const { logits } = await this.ask("covered", { ...given, shown });
+    if (this.isCanceled) throw CANCELED;
+    this.done += 1;
+    const spent = (performance.now() - this.started) / 1000;
+    const left = (spent / this.done) * (this.total - this.done);
+    this.report({ what: this.what, done: this.done, of: this.total, left });
+    return measure(logits, given.outputs, target, against);
+  }
+
+  // {deletion, insertion} of an order. ends: scores of the whole and of the covered image.
+  async curves(given, order, counts, ends, target, against) {
+    const between = counts.slice(1, -1);
+    const deletion = [ends.whole];
+    const insertion = [ends.covered];
+    for (const count of between) {
+      deletion.push(await this.run(given, shownAfter(order, count, true), target, against));
+    }
+    for (const count of between) {
+      insertion.push(await this.run(given, shownAfter(order, count, false), target, against));
+    }
+    return { deletion: [...deletion, ends.covered], insertion: [...insertion, ends.whole] };
+  }
+}
+
+// Number of forwards of a score with `orders` orders besides the ends.
+const forwardsOf = (counts, orders) => 2 + 2 * (counts.length - 2) * orders;
+
+// Scores the map of a source's state, and draws when it is done. stored: the content of the file.
+async function scoreMap(live, source) {
+  const { record, state, choice } = source;
+  const { target, against } = choice;
+  const { scoring } = live.stored;
+  const { rows, cols } = record.grid;
+  const key = pairOf(target, against);
+  const map = record.maps[state.view]?.[key];
+  if (!map || map.score.curves) return;
+  const counts = countsOf(rows * cols, scoring.points);
+  const orders = ordersOf(scoring, rows * cols);
+  const given = { ...record.given, outputs: record.outputs };
+  record.random ||= {};
+  const missing = record.random[key] ? 1 : 1 + orders.random.length;
+  const title = source.view.entry.split(" (")[0];
+  const report = (progress) => source.emit("msg:custom", { progress }, []);
+  const run = new Scoring(live.ask, report, `Score of ${title}`, forwardsOf(counts, missing));
+  live.cancel();
+  live.running = run;
+  const before = map.score;
+  map.score = { title: say("trust"), words: say("scoring") };
+  source.draw("");
+  try {
+    const patches = rows * cols;
+    const all = new Uint8Array(patches).fill(1);
+    const whole = await run.run(given, all, target, against);
+    const covered = await run.run(given, new Uint8Array(patches), target, against);
+    const ends = { whole, covered };
+    const curvesOf = (order) => run.curves(given, order, counts, ends, target, against);
+    const order = orderOf(map.values, orders.ties);
+    const own = await curvesOf(order);
+    if (!record.random[key]) {
+      const random = [];
+      for (const each of orders.random) random.push(await curvesOf(each));
+      record.random[key] = random;
+    }
+    const other = against === null ? "" : say("rather than", { target: record.label(against) });
+    const scales = scoring.scales[record.outputs];
+    const parts = describeScore({
+      own,
+      random: record.random[key],
+      shares: counts.map((count) => count / patches),
+      scale: against === null ? scales.alone : scales.against,
+      clear: scoring.clear,
+      baseline: scoring.baseline,
+    });
+    const fill = live.meanColor(state.photograph);
+    const name = record.label(target) + other;
+    map.score = { title: say("trust"), name, order, fill, ...parts };
+  } catch (error) {
+    map.score = before;
+    if (error !== CANCELED) source.draw(error.message);
+  } finally {
+    if (live.running === run) live.running = null;
+    report(null);
+  }
+  source.draw("");
+}
