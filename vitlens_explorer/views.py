@@ -705,6 +705,7 @@ def map_panel(
         values=values,
         scale=scale,
         unit=shown.unit,
+        even=1 / grid.tokens if shown.unit == say("attention unit") else None,
         legend=legend,
         strength=state["strength"],
         opacity=state["opacity"],

@@ -26,6 +26,10 @@ def test_page_says_what_it_is_and_what_the_model_knows(browser, live_page):
     page, _, errors = opened(browser, live_page)
     assert page.locator("main h1").all_inner_texts() == [say("headline")]
     assert page.locator(".lead").inner_text() == say("lead")
+    under = page.locator(".under").inner_text()
+    assert re.fullmatch(
+        r"row 5, column 4: [\d.]+% of the attention \(even would be 0\.5%\)", under
+    ), under
     fold = page.locator(".knows")
     assert fold.locator("summary").inner_text() == "The model knows 200 names"
     fold.locator("summary").click()

@@ -186,6 +186,10 @@ function makePanel(name, send) {
     const channels = values.length / (panel.rows * panel.cols);
     if (!channels) return where;
     const at = (place[0] * panel.cols + place[1]) * channels;
+    if (panel.even) {
+      const share = formatPercent(values[at]);
+      return `${where}: ${share} of the attention (even would be ${formatPercent(panel.even)})`;
+    }
     const numbers = [...values.subarray(at, at + channels)].map(formatNumber).join(", ");
     return `${where}: ${numbers} ${panel.unit}`.trim();
   };

@@ -428,6 +428,7 @@ function describePanel(record, view, choice, map, state, tables) {
     words,
     cell: [patch[0] / image[0], patch[1] / image[1]],
     unit,
+    even: unit === WORDS["attention unit"] ? 1 / (rows * cols + record.grid.prefix.length) : null,
     scale,
     strength,
     opacity,
