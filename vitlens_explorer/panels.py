@@ -67,7 +67,8 @@ class Panel:
     or None. picks: noun for the target of a click, or "". values: (rows, cols) or (rows, cols, 3). scale: color scale,
     or None for RGB values and panels without a map. strength: largest opacity of the map. opacity: "value", growing
     with the value, or "even". ends: labels of the color scale. tokens: tiles that choose a token outside the image as
-    the query. even: weight of each cell if attention were even, or None. legend: unit and rule of the color scale. sinks: cells to mark. hides: True to leave the map out there.
+    the query. even: weight of each cell if attention were even, or None. legend: unit and rule of the color scale.
+    sinks: cells to mark. hides: True to leave the map out there.
     """
 
     name: str
