@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import gzip
 import hashlib
 import html
@@ -36,7 +37,7 @@ from vitlens_explorer import front
 from vitlens_explorer.controls import Control
 from vitlens_explorer.drawing import still
 from vitlens_explorer.explorer import BARS, LOOKING, Explorer
-from vitlens_explorer.lanes import QUICK, Check, never_cancel
+from vitlens_explorer.lanes import Check, never_cancel
 from vitlens_explorer.panels import MAPS
 from vitlens_explorer.photographs import READOUT, Forward, Photograph
 from vitlens_explorer.photos import named_right
@@ -204,7 +205,7 @@ def photos_sentence(names: Sequence[str]) -> str:
 
 def still_of(page: Explorer) -> str:
     """HTML of a still image of an explorer, for previews of files and browsers without scripts."""
-    first = QUICK.run(page.first)
+    first = copy.copy(page).first(never_cancel)  # the page itself goes on as it is
     return still(first.frame, first.pictures)["text/html"]
 
 
