@@ -123,3 +123,21 @@ def test_page_command_writes_a_live_page(tmp_path, monkeypatch):
     error = vitlens("page", large, "--live", "--out", tmp_path / "large.html", expect=2).stderr
     assert "parameters" in error and "`vitlens page MODEL IMAGE`" in error
     assert "--scores" in vitlens("page", "--live", "--scores", expect=2).stderr
+
+
+def test_page_command_writes_a_blank_page(tmp_path):
+    out = vitlens("page", "--blank", "--out", tmp_path / "page.html").stdout
+    assert re.fullmatch(r".*page\.html: 0\.\d MB\. Drop a model on it\.\n", out)
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "This file contains no model." in text and "connect-src" not in text
+    for option in (["--live"], ["--scores"], ["bundled"]):
+        error = vitlens("page", *option, "--blank", expect=2).stderr
+        assert "Use --blank with --out alone" in error, option
+
+
+def test_save_page_takes_one_photo_of_a_model_without_classes(tmp_path):
+    """There is no other photo whose similarity could be explained."""
+    sizes = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=2, num_classes=0)
+    model = load_model("vit_tiny_patch16_224", pretrained=False, **sizes)
+    path = save_page(model, {"chelsea": samples()["chelsea"]}, tmp_path / "page.html")
+    assert "chelsea" in path.read_text(encoding="utf-8")

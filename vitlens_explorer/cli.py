@@ -103,6 +103,13 @@ def page(
             help="Put the model into the page, which then takes any photo. Plain ViT-Ti and S only.",
         ),
     ] = False,
+    blank: Annotated[
+        bool,
+        Option(
+            "--blank",
+            help="Write a page without a model, which opens config.json and model.safetensors that are dropped on it.",
+        ),
+    ] = False,
     out: Annotated[Path, Option(**FILE_OPTIONS, help="HTML file.")] = Path("page.html"),
     scores: Annotated[
         bool,
@@ -124,8 +131,16 @@ def page(
         from vitlens.models.opening import load_vit
         from vitlens.report import prepared
         from vitlens_explorer.in_page import photos_sentence, save_page
-        from vitlens_explorer.live import save_live_page
+        from vitlens_explorer.live import save_blank_page, save_live_page
 
+    if blank:
+        if model or images or live or scores or checkpoint or head or outputs:
+            raise typer.BadParameter(
+                "A blank page has no model and no images. Use --blank with --out alone."
+            )
+        save_blank_page(out)
+        print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. Drop a model on it.")
+        return 0
     if live and scores:
         raise typer.BadParameter("A live page has no --scores. Leave out --live or --scores.")
     model, images = model_and_images(model, images)

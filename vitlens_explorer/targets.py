@@ -87,9 +87,9 @@ def fit_targets(state: dict, forward: Forward) -> dict:
     others = [(PICTURE, name) for name in state["photographs"] if name != state["photograph"]]
     picture_gone = isinstance(target, tuple) and target[0] == PICTURE and target not in others
     if picture_gone or (target == PREDICTED and not forward.likeliest):
-        target = PREDICTED if forward.likeliest else others[0]
+        target = others[0] if others and not forward.likeliest else PREDICTED
     explained = target
-    if target == PREDICTED:
+    if target == PREDICTED and forward.likeliest:
         explained = forward.likeliest[0]
     if against == explained:
         against = NO_OTHER

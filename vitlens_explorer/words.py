@@ -144,6 +144,7 @@ WORDS = {
     "nothing": "nothing",
     # heads off
     "by mean": "their mean over {count} sample photos",
+    "by mean here": "their mean over the {count} photos of this page",
     "by zero": "zero",
     "off": " Turned off: {heads}, replaced with {way}.",
     "all off": " Turned off: {heads}, each replaced with {way}.",
@@ -191,6 +192,23 @@ WORDS = {
     "not additive": "Parts add up to the logit only if heads are on or replaced with zero. Replace with zero, or turn "
     "the heads on.",
     "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",
+    # a model that a person opens
+    "blank": "Open a Vision Transformer",
+    "blank drop": "Drop its config.json and model.safetensors here, or the folder that has them.",
+    "blank files": "timm and transformers write both files with save_pretrained. A hub offers them on the page of a "
+    "model, under “Files”.",
+    "blank kinds": "Models that open: timm's plain Vision Transformers, such as ViT, DeiT and DINOv2, and ViT, DeiT, "
+    "DINOv2 and the image tower of CLIP from transformers, up to the size B.",
+    "blank more": "Useful beside them: preprocessor_config.json, which says how photos are prepared, and a text file "
+    "with the name of a class a line.",
+    "blank private": "The model runs in this page. Files and photos stay on this machine: the page cannot send "
+    "anything.",
+    "blank photo": "This is no file of a model. Open a model first, and drop photos then.",
+    "blank folder": "This browser could not read the folder. Choose its files.",
+    "files": "the files",
+    "opening": "Opening {name}",
+    "canceled": "Opening was canceled.",
+    "not opened": "{name} could not be opened ({error}). Choose the files again.",
     # files of a model that a page refuses
     "no weights": "Expected model.safetensors and config.json, got no weights. Choose both files of a model.",
     "several weights": "Expected one .safetensors file, got {count} without model.safetensors.index.json. Choose the "
@@ -280,7 +298,7 @@ WORDS = {
     "no processor": "There is no {file}, so photos are prepared by the defaults of transformers.",
     "resized positions": "Its positions were resized from {from} × {from} to {to} × {to} patches, as {library} does "
     "it.",
-    "unused tensors": "{count} tensors are not needed for its forward: {names}.",
+    "unused tensors": "Tensors that its forward does not need ({count}): {names}.",
     "no such value": "{name} has no value {value}.",
     "no such head": "There is no head “{value}”. A head is its layer and its number, such as 0.2.",
     "no class": "No class is named “{name}”. Give whole words of a name, or a number.",

@@ -63,14 +63,20 @@ def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
     if count is None:
         count = classes
     if names is None and count == classes == 1000:
-        names = list(_imagenet_names())
+        names = list(imagenet_names())
     if names is None or count not in (None, len(names)):
         return None
     return names
 
 
 @functools.cache
-def _imagenet_names() -> list[str]:
+def imagenet_names() -> list[str]:
+    """Names of the 1,000 classes of ImageNet-1k, by number.
+
+    >>> from vitlens.models.classes import imagenet_names
+    >>> imagenet_names()[0]
+    'tench, Tinca tinca'
+    """
     info = timm.data.ImageNetInfo()
     numbers = range(1000)
     return [info.index_to_description(number) for number in numbers]

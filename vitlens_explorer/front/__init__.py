@@ -15,6 +15,7 @@ FRONT_SCRIPTS = (
     "pictures",
     "charts",
     "source",
+    "models",
     "address",
     "details",
     "challenge",

@@ -1,6 +1,7 @@
 const SLOW = 1000; // milliseconds until a page shows progress, and dims a map that is no longer the chosen one
 const SOON = 150; // milliseconds until a page is marked as computing
 const MEGABYTE = 2 ** 20;
+const UNREAD = "This browser could not read the folder. Choose its files with Open a model.";
 
 const formatMegabytes = (bytes) => (bytes / MEGABYTE).toFixed(1);
 const formatForwards = (count) => `${count.toLocaleString("en")} forward${count === 1 ? "" : "s"}`;
@@ -10,8 +11,8 @@ function formatSeconds(seconds) {
 }
 
 // [text, share] of what takes long, from the message {progress}.
-function describeProgress({ what, done, of, left }) {
-  if (!done) return [`${what} …`];
+function describeProgress({ what, share, done, of, left }) {
+  if (!done) return [`${what} …`, share];
   const count = of ? `${done.toLocaleString("en")} of ${formatForwards(of)}` : formatForwards(done);
   const rest = left ? `, about ${formatSeconds(left)} left` : "";
   return [`${what}: ${count}${rest}`, of && done / of];
@@ -216,6 +217,17 @@ function render({ model, el }) {
       complain("HEIC photos cannot be opened here. Export it as JPEG.");
     } else sendFile(first);
   };
+  // Opens the files of a model.
+  const takeModel = ({ files, folder }) => {
+    hush();
+    send({ open: folder }, files);
+  };
+  // Opens a model that was dropped, or uploads a photo.
+  const takeDrop = (source) => {
+    if (model.get("frame").opens && holdsModel(source)) {
+      readDrop(source).then(takeModel, () => complain(UNREAD));
+    } else takeFiles(source, "A link or a text was dropped. Drop the file of a photo.");
+  };
   const takeChosen = () => {
     takeFiles(file, "");
     file.value = "";
@@ -243,7 +255,7 @@ function render({ model, el }) {
     drop(event) {
       root.classList.remove("dropping");
       if (!accept(event)) return;
-      takeFiles(event.dataTransfer, "A link or a text was dropped. Drop the file of a photo.");
+      takeDrop(event.dataTransfer);
     },
     paste(event) {
       const isField = event.target.matches?.("input, select, textarea");
@@ -284,6 +296,7 @@ function render({ model, el }) {
   const pager = makeButton("Save page", () => requestFile("page"), {
     title: "One file that opens in a browser, without Python",
   });
+  const opener = makeOpener(takeModel);
   const tools = part("tools");
 
   const panels = part("panels");
@@ -317,7 +330,7 @@ function render({ model, el }) {
 
   const surroundings = ALONE ? document : root;
   const guide = makeGuide({ model, root, send, isWaiting, panels: knownPanels });
-  tools.append(uploader, saver, pager, guide.tourButton, busy);
+  tools.append(uploader, opener, saver, pager, guide.tourButton, busy);
   root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
 
   // ---------------------------------------------------------------- drawing
@@ -357,6 +370,7 @@ function render({ model, el }) {
     const limit = frame.uploads / MEGABYTE;
     uploader.hidden = !frame.uploads;
     uploader.title = frame.uploads ? `Up to ${limit} MB, uploaded unchanged` : "";
+    opener.hidden = !frame.opens;
     saver.hidden = !frame.saves;
     pager.hidden = !frame.pages;
   };

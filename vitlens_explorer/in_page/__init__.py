@@ -92,7 +92,7 @@ PAGE_HTML = (
     '<meta property="og:description" content="{description}"><meta property="og:type" content="website">'
     "<title>{title}</title><style>{style}</style>"
     '<main id="page"><div class="opening"><p role="status">Opening …</p>{still}'
-    "<noscript><p>{lead} This is a still image of it. The page needs scripts, which are off here.</p></noscript>"
+    "<noscript><p>{lead} The page needs scripts, which are off here.</p></noscript>"
     "</div></main><footer>{footer}{home}</footer>"
     '<script type="application/octet-stream" id="data">{data}</script><script type="module">{script}</script></html>\n'
 )
@@ -228,14 +228,17 @@ def document(
     """A page as HTML, with its content and the script that opens it, in a scope within that of the front end.
 
     names: names of the photos. more: further sources of scripts in the page's policy, such as " 'wasm-unsafe-eval'".
-    still: HTML that is shown until the scripts run.
+    still: HTML that is shown until the scripts run. The `model` of a page without a model is "".
     """
     from vitlens import __version__
 
     name = content["model"]
     title = f"{', '.join(map(texts.shown, names))} · {name}"
-    footer = f"{name}, weights {content['hash']}. Written by {content['versions']}. "
-    footer += photos_sentence(names)
+    footer = f"This file contains {name}, weights {content['hash']}. "
+    if not name:
+        title = say("blank")
+        footer = "This file contains no model. "
+    footer += f"Written by {content['versions']}. {photos_sentence(names)}"
     script = "\n".join([front.join_scripts(), "{", script, "}", ""])
     if "</script" in script.lower() or "<!--" in script:
         raise ValueError(
@@ -248,7 +251,7 @@ def document(
         version=__version__,
         title=html.escape(title),
         description=html.escape(f"{say('headline')}: {title}. {say('lead')}"),
-        lead=html.escape(say("lead")),
+        lead=html.escape(say("lead") + (" This is a still image of it." if still else "")),
         still=still,
         home=home_link(),
         style=front.style(),

@@ -25,11 +25,18 @@ function readRecords(stored) {
   return { ...stored, records };
 }
 
-// Draws the page. A live page makes its records from the weights that it holds (live/page.js).
+// The page of PageSource. A live page makes its records from the weights that it holds (live/page.js), and a blank page
+// from those that a person opens (live/blank.js).
+function preparePage(stored, element) {
+  if (stored.weights) return openLive(stored);
+  return stored.worker ? openBlank(stored, element) : readRecords(stored);
+}
+
+// Draws the page.
 async function openPage() {
   const stored = await readContent(document.getElementById("data"));
-  const source = new PageSource(stored.weights ? await openLive(stored) : readRecords(stored));
   const page = document.getElementById("page");
+  const source = new PageSource(await preparePage(stored, page));
   page.replaceChildren();
   page.source = source; // for scripts that drive the page
   render({ model: source, el: page });

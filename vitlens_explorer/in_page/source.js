@@ -259,6 +259,7 @@ class PageSource extends Source {
       ...map.beside,
       about: [record.about, page.about].filter(Boolean).join(" "),
       uploads: page.uploads || 0,
+      opens: Boolean(page.opens),
       saves: true,
       answers: this.answers,
       message,

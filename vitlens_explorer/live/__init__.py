@@ -4,8 +4,9 @@ The scripts run plain pre-norm Vision Transformers of timm with a class token or
 S. `vit.js` is the forward, `gradients.js` the backward, `kernels.wat` their inner loops (assembled in `kernels.wasm`),
 `files.js` and `pixels.js` the preprocessing, `worker.js` the thread in which they run, and `page.js` its use by the
 page's source. `safetensors.js` and `architectures.js` open a model from its own files, `config.json` and
-`model.safetensors`, in the layouts of timm and transformers; `json.js` checks JSON, `positions.js` resizes positions,
-and `known.json` holds what such files leave out.
+`model.safetensors`, in the layouts of timm and transformers. `json.js` checks JSON, `positions.js` resizes positions,
+and `known.json` holds what such files leave out. `adapt.js` makes the controls of an opened model, and `blank.js` the
+screen of a page without a model.
 
 Shapes: L layers, R prefix tokens, T tokens, D width.
 """
@@ -17,6 +18,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,9 +26,11 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor, nn
 
 from vitlens import faithfulness, files
+from vitlens.attribution import METHODS
 from vitlens.attribution.target import Target
 from vitlens.images import load_image
 from vitlens.models import built_size, data_config, output_kind
+from vitlens.models.classes import imagenet_names
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     family,
@@ -36,8 +40,12 @@ from vitlens.recorder.supported import (
 )
 from vitlens_explorer import front, lanes
 from vitlens_explorer.photographs import Forward
-from vitlens_explorer.views import BASELINE, CLEAR, ORDERS, POINTS
+from vitlens_explorer.photos import FOLDER as PHOTOS
+from vitlens_explorer.views import BASELINE, CLEAR, ORDERS, POINTS, supported_views
 from vitlens_explorer.words import say
+
+if TYPE_CHECKING:
+    from vitlens_explorer.explorer import Explorer
 
 LIVE = Path(__file__).parent
 KNOWN = LIVE / "known.json"
@@ -54,6 +62,10 @@ WORKER_SCRIPTS = (
     "worker",
 )
 """Names of the worker's scripts in the order in which they are joined. They share one scope."""
+PAGE_POLICY = " 'wasm-unsafe-eval' blob:"
+"""Further sources of scripts in the policy of a page that runs a model."""
+REFERENCE = "test_vit"
+"""timm's model with random weights from which the controls of a blank page are made. It has classes and a read-out."""
 PARTS = {
     "VisionTransformer",
     "Sequential",
@@ -108,7 +120,6 @@ def save_live_page(
     from vitlens_explorer.drawing import png
     from vitlens_explorer.heads_off import mean_head_outputs
     from vitlens_explorer.lanes import never_cancel
-    from vitlens_explorer.views import supported_views
 
     model = unwrap(model)
     _config(model)  # raises before the work
@@ -121,12 +132,7 @@ def save_live_page(
     for name in photographs:
         page.state = page.state | {"photograph": name}
         seen = png(Image.fromarray(np.asarray(page.forward.pixels)))
-        photos.append({"name": name, "png": seen, "about": page.note})
-    views = {
-        name: view
-        for name, view in supported_views(page.forward).items()
-        if name in (LIVE_METHODS if view.attributes else in_page.SCRIPTED_VIEWS)
-    }
+        photos.append({"name": name, "file": seen, "about": page.note, "ready": True})
     forward = page.forward
     base = {
         "grid": in_page.grid_of(forward),
@@ -134,7 +140,7 @@ def save_live_page(
         "gated": forward.gated,
         "outputs": forward.outputs,
     }
-    content = in_page.describe_explorer(page, [*photographs], views, absent={"whole"}) | {
+    content = _describe(page, [*photographs]) | {
         "about": say("live"),
         "base": base,
         "network": network,
@@ -142,23 +148,76 @@ def save_live_page(
         "photos": photos,
         "labels": forward.labels,
         "names": forward.names,
-        "scoring": scoring(forward),
+    }
+    text = in_page.document(content, [*photographs], page_script(), PAGE_POLICY, still)
+    path = Path(path)
+    files.write(path, text)
+    return path
+
+
+def save_blank_page(path: str | os.PathLike) -> Path:
+    """Write the explorer without a model as one HTML file of less than 0.8 MB, and return its path.
+
+    A person drops `config.json` and `model.safetensors` of timm or transformers on the page. It runs the model in the
+    browser, without Python and network, and has five sample photographs of `vitlens_explorer.photos`. Raises OSError
+    for a path that cannot be written.
+
+    >>> from vitlens_explorer.live import save_blank_page
+    >>> save_blank_page("page.html").stat().st_size < 0.8e6
+    True
+    """
+    import timm
+
+    from vitlens_explorer import in_page
+
+    path = Path(path)
+    files.check_writable(path.parent, "The folder of the page")
+    samples = {file.stem: file for file in sorted(PHOTOS.glob("*.jpg"))}
+    first, *_ = samples
+    page = in_page.explorer_of(timm.create_model(REFERENCE), {first: samples[first]}, live=True)
+    content = _describe(page, [*samples]) | {
+        "model": "",
+        "hash": "",
+        "photos": [{"name": name, "file": file.read_bytes()} for name, file in samples.items()],
+    }
+    files.write(path, in_page.document(content, [*samples], page_script(), PAGE_POLICY))
+    return path
+
+
+def page_script() -> str:
+    """The scripts of a page that runs a model, besides those of the front end and of the worker."""
+    from vitlens_explorer import in_page
+
+    *parts, opening = in_page.PAGE_SCRIPTS
+    scripts = [
+        front.join_scripts(in_page.IN_PAGE, parts),
+        front.join_scripts(LIVE, ["adapt", "page", "scores", "blank"]),
+        front.join_scripts(in_page.IN_PAGE, [opening]),
+    ]
+    return "\n".join(scripts)
+
+
+def _describe(page: Explorer, names: list[str]) -> dict:
+    """The part of a page's content that any model may have: controls, views, the worker and what it needs."""
+    from vitlens_explorer import in_page
+    from vitlens_explorer.heads_off import WAYS, replacement_words
+
+    views = {
+        name: view
+        for name, view in supported_views(page.forward).items()
+        if name in (LIVE_METHODS if view.attributes else in_page.SCRIPTED_VIEWS)
+    }
+    readable = [name for name in LIVE_METHODS if "query" in METHODS[name].options]
+    return in_page.describe_explorer(page, names, views, absent={"whole"}) | {
+        "readable": sorted(readable),
+        "ways": {way: replacement_words(way) for way in WAYS},
+        "imagenet": "\n".join(imagenet_names()),
+        "scoring": scoring(page.forward),
         "uploads": lanes.LARGEST_UPLOAD,
         "worker": worker_script(),
         "wasm": (LIVE / "kernels.wasm").read_bytes(),
         "probes": probes(),
     }
-    *parts, opening = in_page.PAGE_SCRIPTS
-    scripts = [
-        front.join_scripts(in_page.IN_PAGE, parts),
-        front.join_scripts(LIVE, ["page", "scores"]),
-        front.join_scripts(in_page.IN_PAGE, [opening]),
-    ]
-    policy = " 'wasm-unsafe-eval' blob:"
-    text = in_page.document(content, [*photographs], "\n".join(scripts), policy, still)
-    path = Path(path)
-    files.write(path, text)
-    return path
 
 
 def scoring(forward: Forward) -> dict:

@@ -1,4 +1,4 @@
-// From the files of a model to what vit.js runs: {about: description, tensors: {name: {shape, values()}}, notes}. The
+// From the files of a model to what vit.js runs: {about: description, tensors: {name: {shape, values()}}, notes, …}. The
 // names of timm and of transformers become those of vit.js. A tensor is used, or a note names it, or the model is
 // refused. `KNOWN` is known.json.
 
@@ -379,6 +379,8 @@ function readTimm(config, supply) {
   return {
     names: TIMM_NAMES,
     library: "timm",
+    title: typeof config.title === "string" ? config.title : null,
+    architecture,
     heads: readCount(firstOf(args.num_heads, known.heads), "num_heads"),
     width: firstOf(args.embed_dim, known.width),
     layers: firstOf(args.depth, known.depth),
@@ -502,6 +504,7 @@ function readHub(config, processor, supply) {
   return {
     ...model,
     library: "transformers",
+    kind,
     heads: readCount(settingOf("num_attention_heads"), "num_attention_heads"),
     width: settingOf("hidden_size"),
     layers: settingOf("num_hidden_layers"),
@@ -619,7 +622,7 @@ function countLayers(supply, names) {
 }
 
 // Special tokens and positions: {tokens, places: table of positions, count: of special tokens, placed: those with a
-// position, side: of the grid of the positions}. Registers of transformers have no positions.
+// position, side: of the grid of the positions, named: names of the special tokens}. Registers of transformers have no positions.
 function planTokens(supply, { names, width: D, special, placesAll, library }) {
   const isTimm = library === "timm";
   const present = names.special.filter((name) => special[name]);
@@ -638,7 +641,14 @@ function planTokens(supply, { names, width: D, special, placesAll, library }) {
       expected: `1 × (n × n + ${placed}) × ${D}`,
     });
   }
-  return { tokens, places, count, placed, side };
+  const named = present.flatMap((name) => specialNames(name, special[name]));
+  return { tokens, places, count, placed, side, named };
+}
+
+// Names of the tokens of a tensor, as Python gives them.
+function specialNames(name, count) {
+  if (/reg/.test(name)) return Array.from({ length: count }, (_, k) => `register ${k + 1}`);
+  return [/dist/.test(name) ? "distillation token" : "class token"];
 }
 
 // Tokens (count, D), whatever sides of 1 are before.
@@ -834,7 +844,7 @@ function describeModel(config, stored, { processor = null, size = null, labels =
   compare("width", plan.width, D);
   compare("patch size", `${plan.patch} × ${plan.patch}`, patch.join(" × "));
   compare("layers", plan.layers, countLayers(supply, names));
-  const { tokens, places, count, placed, side: built } = planTokens(supply, plan);
+  const { tokens, places, count, placed, side: built, named } = planTokens(supply, plan);
   const side = sideOf(plan, size, built * plan.patch);
   const grid = side / plan.patch;
   if (grid ** 2 > PATCHES_LIMIT) refuse("many patches", { patches: grid ** 2 });
@@ -880,6 +890,7 @@ function describeModel(config, stored, { processor = null, size = null, labels =
     outputs: outputsOf(plan.outputs, classes),
     tokens: T,
     prefix: count,
+    special: named,
     patch: [plan.patch, plan.patch],
     image: [side, side],
     eps: plan.eps,
@@ -898,6 +909,9 @@ function describeModel(config, stored, { processor = null, size = null, labels =
     notes,
     labels: labelsOf(plan, classes, labels),
     imagenet: plan.imagenet && classes === 1000,
+    title: plan.title && clip(plan.title),
+    architecture: plan.architecture && clip(plan.architecture),
+    kind: plan.kind,
   };
 }
 
@@ -937,7 +951,8 @@ async function readLabels(file) {
   return lines.filter((line, i) => line || i < lines.length - 1);
 }
 
-// Opens dropped files: {about, tensors, notes, labels, imagenet}. `size`: side of the model's input, if chosen.
+// Opens dropped files: {about, tensors, notes, labels, imagenet, title: from config.json, architecture: in timm,
+// kind: class in transformers}. `size`: side of the model's input, if chosen.
 async function openFiles(files, size = null) {
   const byName = (name) => files.find((file) => file.name === name);
   const stored = await readCheckpoint(files);

@@ -5,15 +5,17 @@ const LIKELIEST = 10; // classes that can be explained
 const LISTED = 4; // largest number of heads that a sentence lists
 const FORWARDS = 3; // photos whose forwards are kept: 12 MB each for a ViT-Ti
 const UPLOADS = 40; // uploaded photos that are kept: 3 MB each
+const SQUEEZED = 1.2; // smallest change of proportions that is named
 
-// Starts the worker. Returns ask(task, given), which resolves to its answer.
+// Starts the worker. Returns ask(task, given, report), which resolves to its answer. Calls report(share) on the way.
 function startWorker(script) {
   const thread = new Worker(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
-  return (task, given) =>
+  return (task, given, report = () => {}) =>
     new Promise((done, fail) => {
       const { port1, port2 } = new MessageChannel();
-      port1.onmessage = ({ data: { result, error, ...more } }) => {
-        if (error === undefined) done(result);
+      port1.onmessage = ({ data: { share, result, error, ...more } }) => {
+        if (share !== undefined) report(share);
+        else if (error === undefined) done(result);
         else fail(Object.assign(Error(error), more));
       };
       thread.postMessage({ ...given, task, port: port2 }, [port2]);
@@ -22,18 +24,27 @@ function startWorker(script) {
 
 class Live {
   photos = new Map();
-  read = 0; // number of photos that were read
+  count = 0; // number of photos that were read
+  running = null; // the scoring that is going on
   latest = []; // names of the photos whose forwards are kept, the latest first
 
   constructor(stored, ask) {
     this.stored = stored;
     this.ask = ask;
+    this.reference = { views: stored.views, controls: stored.controls };
+    this.measured = Boolean(stored.weights); // the mean outputs of heads, which a page with weights has
+    stored.records = new Map();
+    for (const { name, file, ready, about } of stored.photos) {
+      this.photos.set(name, { file: new Blob([bytesOf(file)]), ready, about, uploaded: false });
+      this.dropForward(name);
+    }
+    this.listPhotos();
   }
 
-  running = null; // the scoring that is going on
-
+  // Stops the scoring of a map and the opening of a model.
   cancel() {
     if (this.running) this.running.isCanceled = true;
+    this.ask("cancel");
   }
 
   // Levels of the mean color of a photo as the model sees it.
@@ -46,24 +57,39 @@ class Live {
     });
   }
 
-  // Reads a file. `ready` files are model inputs of the page's own photos, which are only normalized.
-  async add(name, bytes, { about = "", ready = false } = {}) {
+  // Reads a photo for the model. `ready` ones are model inputs of the page's own photos, which are only normalized.
+  async read(name, { file, ready, about, uploaded }) {
+    const bytes = await file.arrayBuffer();
     const photo = await this.ask("photo", { bytes, ready }).catch(({ problem, fields }) => {
       throw Error(say(problem || "no image", { name, ...fields }));
     });
-    this.read += 1;
-    photo.number = this.read;
-    photo.about = ready ? about : this.describe(name, photo);
-    photo.uploaded = !ready;
+    this.count += 1;
+    const note = ready ? about : this.describe(name, photo);
+    return { ...photo, number: this.count, file, ready, about: note, uploaded };
+  }
+
+  // Reads a photo if the model has not.
+  async load(name) {
+    const photo = this.photos.get(name);
+    if (!photo.input) this.photos.set(name, await this.read(name, photo));
+  }
+
+  // Adds an uploaded photo.
+  async add(name, bytes) {
+    const photo = await this.read(name, { file: new Blob([bytes]), ready: false, uploaded: true });
     this.photos.delete(name);
-    const others = [...this.photos];
-    this.photos = new Map(ready ? [...others, [name, photo]] : [[name, photo], ...others]);
+    this.photos = new Map([[name, photo], ...this.photos]);
     this.dropForward(name);
     const uploads = [...this.photos.keys()].filter((each) => this.photos.get(each).uploaded);
     for (const oldest of uploads.slice(UPLOADS)) {
       this.photos.delete(oldest);
       this.stored.records.delete(oldest);
     }
+    this.listPhotos();
+  }
+
+  // Writes the names of the photos into their menu.
+  listPhotos() {
     const options = [...this.photos.keys()].map((each) => [each, each]);
     for (const controls of Object.values(this.stored.controls)) {
       controls.find((each) => each.name === "photograph").options = options;
@@ -78,15 +104,8 @@ class Live {
     if (frames > 1) notes.push(say("frames", { name, count: frames }));
     if (gray) notes.push(say("ends gray", { name }));
     if (!exact) notes.push(say(plain ? "other decoder" : "other levels", { name }));
-    const { image, resized } = this.stored.network;
-    const side = Math.round((Math.min(width, height) * image[0]) / resized);
-    if (side < Math.max(width, height)) {
-      const [cols, rows, across, down] = [side, side, width, height].map((each) =>
-        each.toLocaleString("en"),
-      );
-      notes.push(say("cropped", { cols, rows, width: across, height: down }));
-    }
-    return notes.join(" ");
+    notes.push(cropWords(this.stored.network, width, height));
+    return notes.filter(Boolean).join(" ");
   }
 
   // Forgets what the model gave for a photo. It runs again when the photo is chosen.
@@ -112,6 +131,8 @@ class Live {
   // The record of a photo with some heads off, and that of the whole model beside it.
   async record(name, { off, way }) {
     const { stored } = this;
+    await this.load(name);
+    if (off.length && way === "mean") await this.measureMeans();
     const photo = this.photos.get(name);
     const key = this.key(name, { off, way });
     const given = { key, input: photo.input, off, mean: way === "mean" };
@@ -138,18 +159,20 @@ class Live {
       maps: {},
       contributions: {},
       lens: [],
-      note: off.length ? offWords(off, way) : "",
+      note: off.length ? offWords(off, stored.ways[way]) : "",
       ...namesOf(stored),
     };
   }
 
   // Computes what the view of the new state needs, before it is drawn.
-  async prepare(source, content, [buffer]) {
-    if ("upload" in content) await this.receive(source, content, buffer);
+  async prepare(source, content, buffers) {
+    if ("open" in content) await this.show(source, content, buffers);
+    if ("upload" in content) await this.receive(source, content, buffers[0]);
     this.sortOff(source);
     const { state } = source;
     const name = state.photograph;
     const { records } = source.page;
+    await this.load(name);
     if (records.get(name).key !== this.key(name, state)) {
       if (source.traits.frame) this.preview(source, this.photos.get(name));
       this.keep(name, await this.record(name, state));
@@ -187,6 +210,70 @@ class Live {
       mosaic: null,
     };
     source.emit("change:frame");
+  }
+
+  // Opens the files of a model, which the page shows from here on. After an error it has the model before.
+  async open(files, folder, report) {
+    if (this.running) this.running.isCanceled = true; // it scores a map of the model before
+    const weights = files.find(({ name }) => name.endsWith(".safetensors"));
+    const name = folder || weights?.name || say("files");
+    const words = say("opening", { name });
+    report(words);
+    const given = { files, wasm: bytesOf(this.stored.wasm).slice().buffer };
+    const shows = (share) => report(words, share);
+    const model = await this.ask("read", given, shows).catch(({ problem, fields, message }) => {
+      throw Error(problem ? say(problem, fields) : say("not opened", { name, error: message }));
+    });
+    const own = [...this.photos.values()].filter(({ uploaded }) => !uploaded);
+    adaptPage(this.stored, this.reference, model, folder, own.length);
+    this.measured = false;
+    this.latest = [];
+    for (const photo of this.photos.values()) Object.assign(photo, { input: null, ready: false });
+    for (const each of this.photos.keys()) this.dropForward(each);
+    this.listPhotos();
+  }
+
+  // Opens a model in a page that shows another one.
+  async show(source, { open: folder }, files) {
+    const { grid } = this.stored.base;
+    const report = (what, share) => {
+      source.emit("msg:custom", { progress: { what, share } }, []);
+    };
+    try {
+      await this.open(files, folder, report);
+    } finally {
+      source.emit("msg:custom", { progress: null }, []);
+    }
+    const photograph = await this.findReadable(source.state.photograph);
+    source.state = firstState(this.stored, { ...source.state, photograph }, grid);
+  }
+
+  // Makes the state and the record of the first photo after the first model of a page was opened.
+  async showFirst() {
+    const { stored } = this;
+    const state = firstState(stored, stored.state, null);
+    stored.state = state;
+    this.keep(state.photograph, await this.record(state.photograph, state));
+  }
+
+  // A photo that the model takes: that of the name, else the page's own. A strip is too narrow for some sizes.
+  async findReadable(name) {
+    try {
+      await this.load(name);
+      return name;
+    } catch {
+      const [own] = [...this.photos].find(([, { uploaded }]) => !uploaded);
+      return own;
+    }
+  }
+
+  // Measures the mean outputs of heads over the page's own photos, once for a model.
+  async measureMeans() {
+    if (this.measured) return;
+    const own = [...this.photos].filter(([, { uploaded }]) => !uploaded).map(([name]) => name);
+    for (const name of own) await this.load(name);
+    await this.ask("means", { inputs: own.map((name) => this.photos.get(name).input) });
+    this.measured = true;
   }
 
   // Fills in what a record lacks for a view.
@@ -241,6 +328,21 @@ class Live {
   }
 }
 
+// A sentence about the part of a photo that the model sees, as `crop_words`, and about its proportions.
+function cropWords({ image, resized, squeezed }, width, height) {
+  const sides = squeezed ? [width, height] : Array(2).fill(Math.min(width, height));
+  const [cols, rows] = sides.map((side) => Math.round((side * image[0]) / resized));
+  const times = Math.max(width / height, height / width);
+  let words = "";
+  if (cols < width || rows < height) {
+    const fields = Object.entries({ cols, rows, width, height });
+    const shown = fields.map(([name, count]) => [name, count.toLocaleString("en")]);
+    words = say("cropped", Object.fromEntries(shown));
+  }
+  if (squeezed && times > SQUEEZED) words += say("squeezed", { times: times.toFixed(1) });
+  return words.trim();
+}
+
 // RGB levels of a patch: rows of pixels, from the levels of the model's input.
 function pixelsOfPatch(seen, [row, col], { patch: [height, width], image }) {
   const pixelAt = (y, x) => {
@@ -259,7 +361,7 @@ async function tourOf(live, { record, choice, state }) {
   const query = [row, column];
   const { seen } = live.photos.get(photograph);
   const stream = await live.ask("stream", { ...given, at: patchIndex(grid, query) });
-  await live.explain(record, "lens", {}, choice);
+  if (record.likeliest.length) await live.explain(record, "lens", {}, choice);
   const head = typeof state.head === "number" ? state.head : "mean";
   const weights = record.layers.map((_, l) => {
     const heads = readAttention(record, l, queryRow(record, query));
@@ -290,6 +392,21 @@ function extraWords(prefix) {
   return prefix.length === 1 ? ` with the ${prefix[0]}` : ` with ${prefix.length} prefix tokens`;
 }
 
+// The classes that the head reads after the first and the last layer, as `_answer_words` in details.py.
+function answerWords(lens, plain, reads) {
+  if (!lens.length) return say("tour no answer");
+  const format = plain ? formatLikePython : formatPercent;
+  const [first, before] = lens[0];
+  const [last, after] = lens.at(-1);
+  return say("tour answer", {
+    readout: /^(the|what|no) /.test(reads) ? reads : `the ${reads}`,
+    first,
+    before: format(before),
+    last,
+    after: format(after),
+  });
+}
+
 // A sentence for each step of the tour, as `_sentences` in details.py. reads: name of what the classifier head reads.
 function tourWords(about, reads) {
   const { image, rows, cols, patch, pixels, token, position, prefix, layer, value } = about;
@@ -301,11 +418,8 @@ function tourWords(about, reads) {
   const highest = formatLikePython(largestOf(tops));
   const isShort = tops.length <= LISTED;
   const reach = isShort ? tops.map(formatLikePython).join(", ") : `${lowest} to ${highest}`;
-  const format = plain ? formatLikePython : formatPercent;
   const before = formatLikePython(lengths[layer]);
   const [attention, mlp] = added[layer].map(formatLikePython);
-  const [first, firstScore] = lens[0];
-  const [last, lastScore] = lens.at(-1);
   const fields = {
     image: image.join(" × "),
     channels: "3 numbers",
@@ -330,13 +444,7 @@ function tourWords(about, reads) {
     reach,
     added: say("tour parts", { before, first: attention, second: mlp }),
     after: formatLikePython(lengths[layer + 1]),
-    answer: say("tour answer", {
-      readout: /^(the|what|no) /.test(reads) ? reads : `the ${reads}`,
-      first,
-      before: format(firstScore),
-      last,
-      after: format(lastScore),
-    }),
+    answer: answerWords(lens, plain, reads),
   };
   const steps = ["pixels", "patches", "tokens", "product", "softmax", "heads", "stream", "depth"];
   return steps.map((step) => say(`tour ${step}`, fields));
@@ -351,33 +459,40 @@ function headsWords(heads) {
   return names.join(", ");
 }
 
-// Names the heads that are off, and how.
+// Names the heads that are off, and what replaces them.
 function offWords(off, way) {
-  const how = say(`by ${way}`, { count: 6 }).replace("their", "its");
+  const how = way.replace("their", "its");
   return say(off.length === 1 ? "off" : "all off", { heads: headsWords(off), way: how });
+}
+
+// The worker and the photos of a page, which gets what PageSource needs from them.
+async function startLive(stored) {
+  WORDS = stored.words;
+  const live = new Live(stored, startWorker(stored.worker));
+  Object.assign(stored, {
+    opens: true,
+    tour: (source) => tourOf(live, source),
+    prepare: (...message) => live.prepare(...message),
+    score: (source) => scoreMap(live, source),
+    cancel: () => live.cancel(),
+  });
+  const copy = (part) => bytesOf(part).slice();
+  const probes = stored.probes.map(({ kind, file, levels }) => ({
+    kind,
+    file: copy(file).buffer,
+    levels: copy(levels),
+  }));
+  await live.ask("prove", { probes });
+  return live;
 }
 
 // The page of PageSource, after the forward of its first photo.
 async function openLive(stored) {
-  WORDS = stored.words;
-  const ask = startWorker(stored.worker);
-  const live = new Live(stored, ask);
-  const copy = (part) => bytesOf(part).slice().buffer;
-  const weights = copy(stored.weights);
-  const probes = stored.probes.map(({ kind, file, levels }) => ({
-    kind,
-    file: copy(file),
-    levels: new Uint8Array(copy(levels)),
-  }));
-  await ask("open", { about: stored.network, weights, wasm: copy(stored.wasm), probes });
-  stored.records = new Map();
-  for (const { name, png, ...more } of stored.photos) {
-    await live.add(name, copy(png), { ...more, ready: true });
-  }
+  const live = await startLive(stored);
+  const [weights, wasm] = [stored.weights, stored.wasm].map((part) => bytesOf(part).slice().buffer);
+  await live.ask("open", { about: stored.network, weights, wasm });
+  stored.weights = null; // the worker has them
   const first = stored.photos[0].name;
   live.keep(first, await live.record(first, { off: [] }));
-  const tour = (source) => tourOf(live, source);
-  const prepare = (...message) => live.prepare(...message);
-  const score = (source) => scoreMap(live, source);
-  return { ...stored, tour, prepare, score, cancel: () => live.cancel() };
+  return stored;
 }

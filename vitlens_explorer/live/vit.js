@@ -88,8 +88,8 @@ const sigmoid = (x) => 1 / (1 + Math.exp(-x));
 
 class Vit {
   // A model from its description, its tensors by name ({shape, values()}, also as promises) and kernels.wasm. A tensor
-  // is packed and let go before the next is read.
-  static async open(about, tensors, wasm) {
+  // is packed and let go before the next is read. Calls report(share) after each.
+  static async open(about, tensors, wasm, report = () => {}) {
     const vit = new Vit();
     Object.assign(vit, { activation: "gelu", readouts: [about.readout] }, about);
     vit.shapes = new Map(Object.entries(tensors).map(([name, { shape }]) => [name, shape]));
@@ -99,10 +99,12 @@ class Vit {
     vit.N = roundUp(T, 8);
     const { memory, held } = allocate(vit.sizes());
     vit.held = held;
-    for (const matrix of vit.matrices()) {
+    const matrices = vit.matrices();
+    for (const [number, matrix] of matrices.entries()) {
       const [cols, depth] = vit.shapes.get(`${matrix}.weight`);
       pack(await tensors[`${matrix}.weight`].values(), 0, 1, depth, depth, cols, held[matrix]);
       held[`${matrix}.bias`].set(await tensors[`${matrix}.bias`].values());
+      report((number + 1) / matrices.length);
     }
     for (const name of vit.shapes.keys()) {
       if (/norm|prefix|positions|means/.test(name)) held[name] = await tensors[name].values();
@@ -342,6 +344,7 @@ class Vit {
       pack(wide, 2 * D + head * K, 3 * D, 1, T, K, small);
       this.multiply(attention, small, o, shape);
     }
+    this.visitOutputs?.(o, layer);
     this.replace(o, layer, mean);
     this.linear(o, `${layer}.proj`, y);
     kept.middles.push(this.add(y));
@@ -380,6 +383,18 @@ class Vit {
         distance(begins[layer + 1], middle),
       ]),
     };
+  }
+
+  // Measures the outputs (L, T, D) of all heads on average over some inputs, for `replace`.
+  measureMeans(inputs) {
+    const size = this.tokens * this.width;
+    const means = new Float32Array(this.layers * size);
+    this.visitOutputs = (o, layer) => {
+      for (let i = 0; i < size; i += 1) means[layer * size + i] += o[i] / inputs.length;
+    };
+    for (const input of inputs) this.forward(input);
+    this.visitOutputs = null;
+    this.held.means = means;
   }
 
   // Sets the outputs (T, D) of the heads of a layer that are off to zero, or to their means.

@@ -1,7 +1,9 @@
-// The thread in which the model runs. Answers {task, port, …given} on its port with {result} or {error}.
+// The thread in which the model runs. Answers {task, port, …given} on its port with {result} or {error}, after any
+// number of {share}, the part that is done.
 
 let vit = null;
 let lastKey = ""; // of the latest forward: its photo and switched-off heads
+let canceled = false; // the opening of a model
 
 function runForward({ key, input, off, mean }) {
   lastKey = key;
@@ -25,18 +27,35 @@ function withClasses(compute) {
 }
 
 const TASKS = {
-  async open({ about, weights, wasm, probes }) {
+  async open({ about, weights, wasm }) {
     vit = await Vit.open(about, tensorsOf(about.tensors, weights), wasm);
-    await prove(probes);
   },
 
-  // The description of a dropped model, which the worker runs from here on: {about, notes, labels, imagenet}. After a
-  // refusal it runs the model before.
-  async read({ files, size = null, wasm }) {
+  // Tries which kinds of files this browser decodes as Pillow.
+  prove: ({ probes }) => prove(probes),
+
+  // The description of a dropped model, which the worker runs from here on: {about, notes, labels, imagenet, title,
+  // architecture, kind}. After a refusal, and when it was canceled, it runs the model before.
+  async read({ files, size = null, wasm }, report) {
+    canceled = false;
     const { tensors, ...model } = await openFiles(files, size);
-    vit = await Vit.open(model.about, tensors, wasm);
+    const opened = await Vit.open(model.about, tensors, wasm, (share) => {
+      if (canceled) refuse("canceled");
+      report(share);
+    });
+    vit = opened;
     lastKey = "";
     return model;
+  },
+
+  cancel() {
+    canceled = true;
+  },
+
+  // Measures what heads give on average over some photos, for those that are off.
+  means({ inputs }) {
+    lastKey = "";
+    vit.measureMeans(inputs);
   },
 
   // A file as the model's input, its picture for the page, and what to say about it.
@@ -63,8 +82,9 @@ const TASKS = {
 };
 
 addEventListener("message", async ({ data: { task, port, ...given } }) => {
+  const report = (share) => port.postMessage({ share });
   try {
-    port.postMessage({ result: await TASKS[task](given) });
+    port.postMessage({ result: await TASKS[task](given, report) });
   } catch (error) {
     lastKey = "";
     const { message, problem, fields } = error;

@@ -1,0 +1,296 @@
+"""Models that a person drops on a page, in Chromium, against Python's explorer of the same folder."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from support import CHECKPOINTS
+
+import vitlens
+from browser.fronts import MARKS
+from browser.test_live import near
+from browser.test_page import FRAME, NAME, control, floats, plain
+from vitlens.models import preprocess
+from vitlens.recorder.record import capture
+from vitlens_explorer import in_page, live
+from vitlens_explorer.explorer import Explorer
+from vitlens_explorer.photographs import Photograph
+from vitlens_explorer.photos import FOLDER as PHOTOS
+from vitlens_explorer.views import supported_views
+from vitlens_explorer.words import say
+
+pytestmark = MARKS
+LARGEST_BLANK = 0.8e6
+"""Largest number of bytes of a page without a model."""
+SIZES = dict(
+    hidden_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=3,
+    image_size=64,
+    patch_size=16,
+    hidden_act="gelu",
+)
+LABELS = dict(enumerate(["ant, emmet", "bee", "cat, emmet", "dog"]))
+MODELS = {
+    "ViTForImageClassification": transformers.ViTConfig(
+        **SIZES, intermediate_size=96, id2label=LABELS
+    ),
+    "Dinov2WithRegistersModel": transformers.Dinov2WithRegistersConfig(**SIZES),
+    "Dinov2ForImageClassification": transformers.Dinov2Config(**SIZES, id2label=LABELS),
+}
+PROCESSOR = {"size": {"shortest_edge": 80}, "crop_size": {"height": 64, "width": 64}}
+FIRST = "arch"
+"""First photo of a blank page."""
+READY = ".vitlens[data-answers]"
+CANCEL = """() => {
+    const { source } = document.querySelector("#page");
+    source.on("msg:custom", ({ progress }) => {
+        if (progress?.share && !window.canceled) source.send({ cancel: true, number: 10 ** 15 });
+        if (progress === null) window.canceled = true;
+    });
+}"""
+"""Cancels the next opening at its first report."""
+
+
+def write_model(title: str, folder):
+    """Write a model of transformers with random weights, whose attention differs from patch to patch."""
+    generator = torch.Generator().manual_seed(0)
+    model = getattr(transformers, title)(MODELS[title]).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(folder)
+    kind = {"image_processor_type": "BitImageProcessor"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(kind | PROCESSOR))
+    return folder
+
+
+class Opened:
+    """A page from disk, with the lists of its requests and errors."""
+
+    def __init__(self, browser, path, selector: str):
+        self.page = browser.new_page(viewport={"width": 1300, "height": 1000})
+        self.requests, self.errors = [], []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda message: self.errors.append(message.text))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector(selector)
+
+    def drop(self, *paths) -> None:
+        """Drop files or a folder as a person does."""
+        session = self.page.context.new_cdp_session(self.page)
+        data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+        for step in ("dragEnter", "dragOver", "drop"):
+            event = {"type": step, "x": 300, "y": 200, "data": data}
+            session.send("Input.dispatchDragEvent", event)
+        session.detach()
+
+    def frame(self, **values) -> dict:
+        """The frame after some values of controls."""
+        messages = [{"set": values, "number": 10**15}] if values else []
+        return self.page.evaluate(FRAME, messages)
+
+    def drawn(self) -> dict:
+        """The frame of this moment, without arrays."""
+        return self.page.evaluate(
+            "JSON.parse(JSON.stringify(document.querySelector('#page').source.get('frame')))"
+        )
+
+    def wait_for_model(self, name: str) -> dict:
+        self.page.wait_for_selector(READY)
+        self.page.locator(".heading", has_text=name).wait_for()
+        return self.drawn()
+
+    def wait_for_alert(self, words: str) -> None:
+        self.page.locator(".alert", has_text=words).first.wait_for()
+
+    def close(self) -> None:
+        """Assert that nothing was requested and nothing failed."""
+        assert self.errors == []
+        others = [url for url in self.requests if not url.startswith(("file:", "blob:"))]
+        assert others == []
+        self.page.close()
+
+
+@pytest.fixture(scope="module")
+def blank(tmp_path_factory):
+    """A page without a model."""
+    return live.save_blank_page(tmp_path_factory.mktemp("blank") / "blank.html")
+
+
+def python_page(folder, photo: str = FIRST) -> Explorer:
+    """Python's explorer of a model and a sample photo."""
+    page = Explorer(vitlens.load_model(folder), PHOTOS / f"{photo}.jpg")
+    photographs = {photo: Photograph.read(PHOTOS / f"{photo}.jpg")}
+    page.state |= {"photographs": photographs | page.photographs, "photograph": photo}
+    return page
+
+
+def assert_bars(frame: dict, page: Explorer) -> None:
+    """Assert that names and scores of the bars equal those of Python."""
+    forward = page.forward
+    expected = forward.likeliest[:5]
+    assert [bar["number"] for bar in frame["bars"]] == expected
+    for bar, number in zip(frame["bars"], expected, strict=True):
+        assert bar["name"] == forward.label(number) and bar["full"] == forward.full(number)
+        assert bar["share"] == pytest.approx(forward.share(number), abs=1e-4)
+
+
+def assert_views(opened: Opened, page: Explorer) -> None:
+    """Assert that the views of the page are those of Python that its scripts draw, with equal maps and captions."""
+    frame = opened.frame()
+    views = [value for _, value in control(frame, "view")["options"]]
+    scripted = {*in_page.SCRIPTED_VIEWS, *live.LIVE_METHODS}
+    supported = supported_views(page.forward)
+    has_classes = bool(page.forward.classes)  # else Python explains similarity to a photo
+    expected = {name for name, view in supported.items() if has_classes or not view.explains}
+    assert {*views} == expected & scripted
+    layers = len(page.forward.attn)
+    for number, view in enumerate(views):
+        values = {"view": view, "layer": number % layers, "row": number % 4, "column": 1}
+        frame = opened.frame(**values)
+        expected = ask_python(page, values)
+        assert frame["message"] == "" == expected["message"], view
+        (got,), (wanted,) = frame["panels"], expected["panels"]
+        exact = torch.from_numpy(np.frombuffer(wanted["values"], "<f4").copy())
+        near(floats(got["values"]), exact, view)
+        for name in ("title", "words", "tokens", "unit", "rows", "cols", "cell", "selected"):
+            assert got[name] == plain(wanted[name]), (view, name)
+        for name in ("layer", "head", "query", "row", "column", "off"):
+            ours, theirs = control(frame, name), control(plain(expected), name)
+            assert ours == theirs, (view, name)
+
+
+def ask_python(page: Explorer, values: dict) -> dict:
+    """Python's frame after some values of controls, with the maps that come in the background."""
+    answer = page.answer([({"set": values, "number": 1}, [])], lambda *_: None)
+    while answer.job and answer.job.key.kind != "random":
+        done = answer.job.function(lambda *_: None)
+        answer = page.answer([({"job": answer.job.key}, [done])], lambda *_: None)
+    return page.frame
+
+
+def test_blank_page_opens_a_dropped_folder(browser, blank):
+    """The bundled DeiT-Tiny. A photo that is dropped then goes to the model."""
+    assert blank.stat().st_size <= LARGEST_BLANK
+    opened = Opened(browser, blank, ".blank")
+    assert say("blank drop") in opened.page.locator("main").inner_text()
+    opened.drop(PHOTOS / "dog.jpg")
+    opened.wait_for_alert(say("blank photo"))
+    opened.drop(CHECKPOINTS / "deit_tiny")
+    frame = opened.wait_for_model("DeiT-Tiny, ImageNet-1k")
+    assert_bars(frame, python_page(CHECKPOINTS / "deit_tiny"))
+    names = [value for _, value in control(frame, "photograph")["options"]]
+    assert names == sorted(file.stem for file in PHOTOS.glob("*.jpg")) and names[0] == FIRST
+    opened.drop(PHOTOS / "dog.jpg")
+    opened.page.locator(".heading", has_text="dog.jpg").wait_for()
+    assert_bars(opened.drawn(), python_page(CHECKPOINTS / "deit_tiny", "dog"))
+    opened.close()
+
+
+@pytest.mark.parametrize("title", MODELS)
+def test_opened_model_equals_explorer(browser, blank, tmp_path, title):
+    """Models with a class token, with registers and without classes, and with a head that reads two vectors."""
+    folder = write_model(title, tmp_path / "model of mine")
+    opened = Opened(browser, blank, ".blank")
+    opened.drop(folder)
+    frame = opened.wait_for_model("model of mine")
+    page = python_page(folder)
+    assert page.note and frame["about"].startswith(page.note)
+    assert ("mask_token" in frame["about"]) == title.startswith("Dinov2")
+    if page.forward.classes:
+        assert_bars(frame, page)
+    else:
+        assert frame["bars"] == [] and not opened.page.locator(".bars").first.is_visible()
+    assert_views(opened, page)
+    opened.page.evaluate("location.hash = '#view=relevance&layer=99'")
+    opened.page.get_by_role("alert").filter(has_text="has no value").wait_for()
+    opened.page.get_by_role("button", name="Tour").click()
+    opened.page.locator("dialog.tour[open]").wait_for()
+    opened.close()
+
+
+def test_refused_files_leave_the_page_as_it_was(browser, blank, tmp_path):
+    """A pickle, a web page named safetensors and a lone config.json, with and without a model before them."""
+    folder = write_model("ViTForImageClassification", tmp_path / "vit")
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    shutil.copy(folder / "config.json", bad)
+    (bad / "pytorch_model.bin").write_bytes(b"PK\x03\x04")
+    (bad / "model.safetensors").write_text("<!DOCTYPE html><script>alert(1)</script>")
+    refused = {
+        "is a pickle": [bad / "pytorch_model.bin", bad / "config.json"],
+        "is a web page": [bad / "model.safetensors", bad / "config.json"],
+        "got no weights": [bad / "config.json"],
+        "Expected config.json": [folder / "model.safetensors"],
+    }
+    opened = Opened(browser, blank, ".blank")
+    for words, files in refused.items():
+        opened.drop(*files)
+        opened.wait_for_alert(words)
+    opened.drop(folder)
+    opened.wait_for_model("vit")
+    before = opened.frame(layer=2)
+    for words, files in refused.items():
+        opened.drop(*files)
+        opened.wait_for_alert(words)
+    after = opened.frame(layer=2)
+    assert after["message"] == "" and after["bars"] == before["bars"]
+    assert after["model"] == before["model"] and after["panels"] == before["panels"]
+    opened.drop(PHOTOS / "koala.jpg")
+    opened.page.locator(".heading", has_text="koala.jpg").wait_for()
+    assert_bars(opened.frame(), python_page(folder, "koala"))
+    opened.close()
+
+
+def test_live_page_opens_another_model(vit, browser, tmp_path):
+    """By its button, for the same photo. A canceled opening leaves the model as it was."""
+    old, path = vit(num_classes=5), tmp_path / "page.html"
+    live.save_live_page(old, {NAME: vitlens.samples()[NAME]}, path)
+    folder = CHECKPOINTS / "vit_tiny_patch8_64"
+    files = [folder / name for name in ("config.json", "model.safetensors")]
+    opened = Opened(browser, path, READY)
+    before = opened.frame(row=3, column=3)
+    opened.page.evaluate(CANCEL)
+    opened.drop(*files)
+    opened.page.wait_for_function("() => window.canceled")
+    after = opened.frame()
+    assert after["model"] == before["model"] and after["bars"] == before["bars"]
+    opened.page.evaluate("() => { window.canceled = true; }")
+    with opened.page.expect_file_chooser() as chooser:
+        opened.page.get_by_role("button", name="Open a model").click()
+    chooser.value.set_files(files)
+    model = vitlens.load_model(folder)
+    frame = opened.wait_for_model("vit_tiny_patch16_224, patch 8, 64 px")
+    seen = Image.fromarray(np.asarray(Explorer(old, vitlens.samples()[NAME]).forward.pixels))
+    assert_bars(frame, Explorer(model, seen))
+    assert control(frame, "layer")["high"] == len(model.blocks) - 1
+    assert control(frame, "photograph")["value"] == NAME
+    opened.close()
+
+
+def test_heads_of_an_opened_model_are_replaced_by_their_mean(browser, blank, tmp_path):
+    """Over the photos of the page, and by zero."""
+    folder = write_model("ViTForImageClassification", tmp_path / "vit")
+    model, off = vitlens.load_model(folder), [(1, 0), (2, 2)]
+    batch = torch.cat([preprocess(model, file) for file in sorted(PHOTOS.glob("*.jpg"))])
+    with torch.no_grad(), capture(model, values=True) as attn:
+        model(batch)
+    means = {(layer, head): attn[layer].output.mean(0)[head] for layer, head in off}
+    opened = Opened(browser, blank, ".blank")
+    opened.drop(folder)
+    opened.wait_for_model("vit")
+    for way, outputs in (("mean", means), ("zero", dict.fromkeys(off, "zero"))):
+        frame = opened.frame(off=[list(place) for place in off], way=way)
+        with vitlens.intervene(model, heads=outputs), torch.no_grad():
+            shares = model(batch[:1]).logits[0].softmax(-1)
+        for bar in frame["bars"]:
+            assert bar["share"] == pytest.approx(shares[bar["number"]].item(), abs=1e-5), way
+    words = opened.frame(way="mean")["panels"][0]["words"]
+    assert say("by mean here", count=5).replace("their", "its") in words
+    opened.close()

@@ -1,0 +1,184 @@
+// What Python writes for the model of a page, made here for a model that a person opened. Its controls are those of a
+// model with everything, with the limits of this one, and without those of views that it lacks.
+
+const IN_LAYER = 2 / 3; // place of the first layer that is shown
+
+// Whether a model has what a view needs: classes, and a read-out that is a weighted sum of tokens.
+function hasView({ classes, readout }, view, name, readable) {
+  if (view.explains && !classes) return false;
+  return Boolean(readout) || !readable.includes(name);
+}
+
+// The mean distance of uniform attention in pixels, as `TokenGrid.uniform_distance`.
+function uniformDistance(rows, cols, [height, width], tokens) {
+  const pairs = (count, step) => (step ? 2 : 1) * (count - step);
+  let total = 0;
+  for (let dy = 0; dy < rows; dy += 1) {
+    for (let dx = 0; dx < cols; dx += 1) {
+      total += Math.hypot(dy * height, dx * width) * pairs(rows, dy) * pairs(cols, dx);
+    }
+  }
+  return total / (rows * cols * tokens);
+}
+
+// Name of what the head reads, as `Forward.readout`.
+function readName({ readout, prefix, special }) {
+  if (!readout) return "no sum of tokens";
+  const read = [...readout.keys()].filter((t) => readout[t]);
+  if (read.at(-1) < prefix) return read.map((t) => special[t]).join(" and ");
+  return read[0] >= prefix ? "the mean of the patches" : "the mean of all tokens";
+}
+
+// The part of a record that all photos share.
+function baseOf(about) {
+  const { image, patch, tokens, special, readout } = about;
+  const [rows, cols] = image.map((side, axis) => Math.floor(side / patch[axis]));
+  return {
+    grid: {
+      rows,
+      cols,
+      prefix: special,
+      patch,
+      image,
+      reads: readName(about),
+      uniform: uniformDistance(rows, cols, patch, tokens),
+      readout: readout && Float32Array.from(readout),
+    },
+    heads: about.heads,
+    gated: false,
+    outputs: about.outputs,
+  };
+}
+
+// A size of the model, if the name of its architecture contains another one.
+function otherSize(name, pattern, size, words) {
+  const stated = name.split(".")[0].match(pattern)?.[1];
+  return stated && Number(stated) !== size ? words : "";
+}
+
+// The name of a model for the heading: the title in its config.json, else its architecture in timm and sizes that
+// differ from those in it, else its folder, else its class in transformers.
+function nameModel({ title, architecture, kind, about }, folder) {
+  if (title) return title;
+  if (!architecture) return folder || kind;
+  const [patch] = about.patch;
+  const [side] = about.image;
+  const sizes = [
+    otherSize(architecture, /patch(\d+)/, patch, `patch ${patch}`),
+    otherSize(architecture, /_(\d{2,4})$/, side, `${side} px`),
+  ];
+  return [architecture, ...sizes.filter(Boolean)].join(", ");
+}
+
+// Short names of classes, as `short_names` in photographs.py: the first synonym, if no other class has it.
+function shortNames(names) {
+  const synonyms = names.map((name) => name.split(",").map((each) => each.trim()));
+  const counts = new Map();
+  for (const each of synonyms.flatMap((list) => [...new Set(list)])) {
+    counts.set(each, (counts.get(each) || 0) + 1);
+  }
+  return names.map((name, k) => (counts.get(synonyms[k][0]) === 1 ? synonyms[k][0] : name));
+}
+
+const layerWords = (layer) => say("layer", { layer });
+
+// Options of the query, as `query_controls`.
+function queryOptions({ prefix, reads, readout }) {
+  const options = prefix.map((name, position) => [name, position]);
+  const others = readout ? options.filter(([name]) => name !== reads) : options;
+  const first = readout ? [[`${reads} (read-out)`, "readout"]] : [];
+  return [...first, ...others, ["patch", "patch"]];
+}
+
+// The menu of views with those that the model has.
+function viewMenu({ options, groups }, views) {
+  let at = 0;
+  const left = groups.map(([question, count, ...line]) => {
+    const own = options.slice(at, at + count).filter(([, name]) => name in views);
+    at += count;
+    return [question, own.length, ...line];
+  });
+  return {
+    options: options.filter(([, name]) => name in views),
+    groups: left.filter(([, count]) => count),
+  };
+}
+
+// A control of the reference for this model, or null if the model lacks what it needs.
+function adaptControl(control, view, { about, grid, views, ways }) {
+  const { layers, heads, classes } = about;
+  const numbers = (count) => Array.from({ length: count }, (_, number) => number);
+  const places = numbers(layers).flatMap((layer) =>
+    numbers(heads).map((head) => [
+      `${layerWords(layer)}, ${say("head", { head })}`,
+      [layer, head],
+    ]),
+  );
+  const fused = control.options.filter(([, value]) => typeof value !== "number");
+  const single = view.head === "mixed" ? [] : numbers(heads).map((head) => [String(head), head]);
+  const changes = {
+    view: () => viewMenu(control, views),
+    layer: () => ({ high: layers - 1 }),
+    head: () => ({ options: [...fused, ...single] }),
+    query: () => ({ options: queryOptions(grid) }),
+    row: () => ({ high: grid.rows - 1 }),
+    column: () => ({ high: grid.cols - 1 }),
+    off: () => ({ options: places }),
+    way: () => ({ options: control.options.map(([, way]) => [ways[way], way]) }),
+  };
+  if (["target", "another", "against"].includes(control.name) && !classes) return null;
+  return { ...control, ...changes[control.name]?.() };
+}
+
+// Describes an opened model in the content of the page. folder: name of its folder, or "". reference: {views, controls} of a model with everything.
+// photos: number of those that the page brings.
+function adaptPage(stored, reference, model, folder, photos) {
+  const { about } = model;
+  const base = baseOf(about);
+  const ways = { ...stored.ways, mean: say("by mean here", { count: photos }) };
+  const views = {};
+  for (const [name, view] of Object.entries(reference.views)) {
+    if (hasView(about, view, name, stored.readable)) views[name] = view;
+  }
+  const controls = {};
+  for (const [name, view] of Object.entries(views)) {
+    const given = { about, grid: base.grid, views, ways };
+    const adapted = reference.controls[name].map((each) => adaptControl(each, view, given));
+    controls[name] = adapted.filter(Boolean);
+  }
+  const names = model.labels || (model.imagenet ? stored.imagenet.split("\n") : null);
+  const notes = model.notes.map(([name, fields]) => say(name, fields));
+  Object.assign(stored, {
+    network: about,
+    base,
+    ways,
+    views,
+    controls,
+    names,
+    labels: names && shortNames(names),
+    model: nameModel(model, folder),
+    hash: undefined, // reading all weights again would take seconds
+    about: [...notes, say("live")].join(" "),
+  });
+}
+
+// The state in which an opened model is shown. The patch is at the same place of the photo as before.
+function firstState(stored, state, before) {
+  const { grid } = stored.base;
+  const place = (at, from, to) => Math.min(to - 1, Math.floor(((at + 0.5) / from) * to));
+  const { rows, cols } = before || { rows: 1, cols: 1 };
+  return {
+    ...state,
+    view: state.view in stored.views ? state.view : Object.keys(stored.views)[0],
+    layer: Math.floor(IN_LAYER * stored.network.layers),
+    head: "mean",
+    query: "patch",
+    row: place(before ? state.row : 0, rows, grid.rows),
+    column: place(before ? state.column : 0, cols, grid.cols),
+    off: [],
+    typed: [],
+    target: "predicted",
+    against: "none",
+    another: "",
+  };
+}
