@@ -130,8 +130,8 @@ function adaptControl(control, view, { about, grid, views, ways }) {
   return { ...control, ...changes[control.name]?.() };
 }
 
-// Describes an opened model in the content of the page. folder: name of its folder, or "". reference: {views, controls} of a model with everything.
-// photos: number of those that the page brings.
+// Describes an opened model in the content of the page. folder: name of its folder, or "". reference: {views, controls}
+// of a model with everything. photos: number of those that the page brings.
 function adaptPage(stored, reference, model, folder, photos) {
   const { about } = model;
   const base = baseOf(about);

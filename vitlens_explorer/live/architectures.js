@@ -1,5 +1,5 @@
-// From the files of a model to what vit.js runs: {about: description, tensors: {name: {shape, values()}}, notes, …}. The
-// names of timm and of transformers become those of vit.js. A tensor is used, or a note names it, or the model is
+// From the files of a model to what vit.js runs: {about: description, tensors: {name: {shape, values()}}, notes, …}.
+// The names of timm and of transformers become those of vit.js. A tensor is used, or a note names it, or the model is
 // refused. `KNOWN` is known.json.
 
 const PATCHES_LIMIT = 16384; // patches of an image
@@ -622,7 +622,8 @@ function countLayers(supply, names) {
 }
 
 // Special tokens and positions: {tokens, places: table of positions, count: of special tokens, placed: those with a
-// position, side: of the grid of the positions, named: names of the special tokens}. Registers of transformers have no positions.
+// position, side: of the grid of the positions, named: names of the special tokens}. Registers of transformers have no
+// positions.
 function planTokens(supply, { names, width: D, special, placesAll, library }) {
   const isTimm = library === "timm";
   const present = names.special.filter((name) => special[name]);

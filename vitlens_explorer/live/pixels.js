@@ -249,7 +249,8 @@ function preprocess(image, vit, ready) {
   return { input, seen };
 }
 
-// An input (3, H, W) whose patches that are not shown (P) have its mean color. Pixels beyond the last patch belong to it.
+// An input (3, H, W) whose patches that are not shown (P) have its mean color. Pixels beyond the last patch belong to
+// it.
 function coverPatches({ image: [height, width], patch }, input, shown) {
   const rows = Math.floor(height / patch[0]);
   const cols = Math.floor(width / patch[1]);
