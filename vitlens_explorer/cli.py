@@ -1,7 +1,8 @@
-"""The commands `vitlens app` and `vitlens page`."""
+"""The commands `vitlens app`, `vitlens page` and `vitlens audit`."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,25 +12,37 @@ from typer import Argument, Option
 from vitlens import texts
 from vitlens.cli import (
     FILE_OPTIONS,
+    AnyDevice,
     AnyModel,
     Checkpoint,
+    Classes,
+    Data,
     Device,
+    Folder,
     Head,
+    ImageKey,
+    LabelKey,
+    ListingCommand,
+    Model,
     Outputs,
+    Root,
+    Stopped,
     complaints,
     count_failures,
     importing,
     model_and_images,
     named_images,
+    note,
     run_images,
     working_device,
 )
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add `app` and `page` to the command line. `pyproject.toml` names this function."""
+    """Add `app`, `page` and `audit` to the command line. `pyproject.toml` names this function."""
     app.command("app")(explorer)
     app.command()(page)
+    app.command(cls=ListingCommand)(audit)
 
 
 def explorer(
@@ -169,3 +182,89 @@ def page(
     photos = photos_sentence([*shown]) if shown else "Its photos are samples."
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {photos}")
     return count_failures(failures, number)
+
+
+def audit(
+    model: Model,
+    data: Data,
+    out: Folder = Path("audit"),
+    labels: Annotated[
+        bool,
+        Option(
+            help="Whether images are labeled by their class. Without labels, predicted classes serve, and no group is "
+            "called used."
+        ),
+    ] = True,
+    batch_size: Annotated[int, Option(min=1, help="Images in a batch.")] = 32,
+    seed: Annotated[
+        int, Option(help="Seed of the halves, the groups, the random patches and the intervals.")
+    ] = 0,
+    root: Root = None,
+    checkpoint: Checkpoint = None,
+    classes: Classes = "",
+    image_key: ImageKey = "",
+    label_key: LabelKey = "",
+    head: Head = None,
+    device: AnyDevice = None,
+) -> int:
+    """Find the patches that a classifier goes by over many images, cover them as a test, and write a page."""
+    with importing():
+        from tqdm import tqdm
+
+        import vitlens
+        from vitlens import models
+        from vitlens.models.opening import load_vit
+        from vitlens.processes import join
+        from vitlens_explorer.audit import (
+            check_out,
+            commands,
+            forwards,
+            open_images,
+            write_audit,
+        )
+        from vitlens_explorer.audit_page import About
+
+    torch_device = working_device(device)
+    check_out(out, data)
+    vit = load_vit(model, checkpoint=checkpoint, head=head).to(join(torch_device).device)
+    options = {"root": root, "classes": classes, "image_key": image_key, "label_key": label_key}
+    images = open_images(vit, data, labeled=labels, on_note=note, **options)
+    number = len(images.pairs)
+    note(
+        f"{number:,} images take at most {forwards(number):,} forwards, and a backward for half of them."
+    )
+    names = dict(enumerate(models.label_names(vit) or [])) | images.names
+    opening = {"checkpoint": checkpoint, "head": head}
+    about = About(model, data, images.labels is not None, names, commands(images, model, opening))
+    bars: dict[str, tqdm] = {}
+
+    def on_progress(step: str, done: int, total: int) -> None:
+        if step not in bars:
+            for bar in bars.values():
+                bar.close()
+            bars[step] = tqdm(total=total, unit="image", desc=step)
+        bars[step].update(done - bars[step].n)
+
+    try:
+        found = vitlens.audit(
+            vit,
+            images.pairs,
+            images.labels,
+            batch_size=batch_size,
+            seed=seed,
+            on_progress=on_progress,
+        )
+        for bar in bars.values():
+            bar.close()
+        with tqdm(unit="image", desc="write") as bar:
+            command = ["vitlens", *sys.argv[1:]]
+            paths = write_audit(
+                found, vit, images, out, about, command=command, on_image=bar.update
+            )
+    except KeyboardInterrupt:
+        raise Stopped(f"stopped before the audit ended, so {out} is unchanged.") from None
+    print(*paths, sep="\n")
+    print(f"\n{out / 'audit.html'} has {len(found.used)} used groups of {len(found.groups)}.")
+    for words in found.notes:
+        note(words)
+    return int(len(found.images) < number)
