@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from torch import nn
 
@@ -39,7 +40,7 @@ EFFECT_COLUMNS = ["group", "way", "effect", "low", "high", "p"]
 IMAGE_COLUMNS = ["image", "name", "half", "label", "predicted", "probability"]
 CROPS = 8
 """Crops of a group in a figure."""
-ROW, WIDTH = 150, 1100
+ROW, WIDTH = 165, 1100
 """Height of a group and width of a figure in pixels."""
 DPI = 150
 
@@ -76,7 +77,7 @@ def open_images(
 
     A folder of images without subfolders has no labels. labeled: False to ignore labels. Of divided data, the test
     split. classes: as for `vitlens.classes.class_numbers`. Raises ValueError for a model without classes, for classes
-    that the model lacks, and if the model was trained on all images.
+    that the model lacks, for labels of one class, and if the model was trained on all images.
     """
     require_classes(model)
     if not (image_key or label_key) and _is_flat(data):
@@ -96,6 +97,12 @@ def open_images(
         pairs.append((samples.name(number), source))
     if not labeled:
         return Images(pairs, None)
+    if len(kept.labels.unique()) < 2:
+        name = shown(kept.class_names[int(kept.labels[0])])
+        raise ValueError(
+            f"An audit with labels needs images of at least two classes, got those of {name} alone. Add images of other "
+            "classes, or give --no-labels."
+        )
     numbers = class_numbers(model, kept.class_names, classes, stored=kept.stored_classes)
     labels = numbers[kept.labels].tolist()
     names = dict(zip(numbers.tolist(), kept.class_names, strict=True))
@@ -290,24 +297,27 @@ def _crop(file: bytes, box: Sequence[int], grid: Mapping[str, int]) -> np.ndarra
 
 def _draw_effects(ax, group: dict) -> None:
     """Draw the effect of each way with its interval, and the band of random patches."""
-    ax.axvline(0, color="0.5", linewidth=0.8)
     ways = group["ways"]
     if not ways:
-        ax.text(0.5, 0.5, "not tested: too few images", transform=ax.transAxes, ha="center")
+        ax.set_axis_off()
+        ax.text(0, 0.5, "too few images for a test", transform=ax.transAxes)
+        return
+    ax.axvline(0, color="0.5", linewidth=0.8)
     for number, way in enumerate(ways):
         ax.barh(number, 2 * way["band"], left=-way["band"], height=0.8, color="0.85")
         ax.barh(number, way["effect"], height=0.45, color=style.SERIES[0])
         ax.plot([way["low"], way["high"]], [number, number], color="0.1", linewidth=1.5)
     ax.set_yticks(range(len(ways)), [way["name"] for way in ways])
-    ax.set_ylim(max(len(ways), 1) - 0.4, -0.6)
+    ax.set_ylim(len(ways) - 0.4, -0.6)
+    ax.set_xlabel("fall of the probability with it covered,\nbeyond random patches (gray)")
 
 
 def _share_axis(axes: Sequence, groups: Sequence[dict]) -> None:
-    """Give the effects of all groups the same axis, with a label below the last."""
+    """Give the effects of all groups the same limits."""
     ends = [-0.05, 0.1]
     for group in groups:
         for way in group["ways"]:
             ends += [way["low"], way["high"], way["band"], -way["band"]]
     for ax in axes:
         ax.set_xlim(min(ends) - 0.02, max(ends) + 0.02)
-    axes[-1].set_xlabel("fall of the probability, beyond random patches (gray)")
+        ax.xaxis.set_major_locator(MaxNLocator(4))

@@ -213,7 +213,7 @@ def audit(
 
         import vitlens
         from vitlens import models
-        from vitlens.models.opening import load_vit
+        from vitlens.models.opening import load_vit, short
         from vitlens.processes import join
         from vitlens_explorer.audit import (
             check_out,
@@ -235,7 +235,9 @@ def audit(
     )
     names = dict(enumerate(models.label_names(vit) or [])) | images.names
     opening = {"checkpoint": checkpoint, "head": head}
-    about = About(model, data, images.labels is not None, names, commands(images, model, opening))
+    labeled = images.labels is not None
+    opens = commands(images, model, opening)
+    about = About(short(model), short(data), labeled, names, opens)
     bars: dict[str, tqdm] = {}
 
     def on_progress(step: str, done: int, total: int) -> None:
@@ -264,7 +266,9 @@ def audit(
     except KeyboardInterrupt:
         raise Stopped(f"stopped before the audit ended, so {out} is unchanged.") from None
     print(*paths, sep="\n")
-    print(f"\n{out / 'audit.html'} has {len(found.used)} used groups of {len(found.groups)}.")
+    print(
+        f"\nUsed groups: {len(found.used):,} of {len(found.groups):,}. Open {out / 'audit.html'}."
+    )
     for words in found.notes:
         note(words)
     return int(len(found.images) < number)

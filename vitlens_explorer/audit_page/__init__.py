@@ -98,9 +98,10 @@ def lead(found: Audit, about: About) -> str:
     images, tested = len(found.images), len(found.tested)
     groups = found.groups
     covered = int((groups["status"] == "tested").sum())
-    ending = (
-        f"{len(found.used):,} are used" if about.labeled else "without labels none is called used"
-    )
+    used = len(found.used)
+    ending = f"{used:,} {'is' if used == 1 else 'are'} used"
+    if not about.labeled:
+        ending = "without labels none is called used"
     return (
         f"Which patches does the model go by? The audit read {images:,} images of {shown(about.data)}: "
         f"{images - tested:,} to find groups of similar patches, and {tested:,} others to cover each group. Of "
@@ -123,16 +124,15 @@ def first_look(found: Audit, about: About) -> dict:
     others = [group for group in found.used["group"].tolist() if group not in suspects]
     numbers = [*suspects, *others][:FIRST]
     if suspects:
-        count = f"{len(suspects):,} groups" if len(suspects) > 1 else "1 group"
-        verb = "have" if len(suspects) > 1 else "has"
+        count = "1 used group has" if len(suspects) == 1 else f"{len(suspects):,} used groups have"
         words = (
-            f"{count} with an effect {verb} a reason for a look, such as a fixed place. Look at the crops: should the "
-            "class be recognized by this?"
+            f"{count} a reason for a closer look: a fixed place, the border, few images, or an accuracy below chance "
+            "without it. Should the class be recognized by these crops?"
         )
     elif numbers:
         words = (
-            "No used group has a reason for a look, such as a fixed place. These have the strongest effects. Look at "
-            "the crops: should the class be recognized by this?"
+            "No used group has a reason for a closer look, such as a fixed place. These have the strongest effects. "
+            "Should the class be recognized by these crops?"
         )
     elif len(tested):
         words = (
@@ -304,6 +304,7 @@ def content(
         "notes": found.notes,
         "grid": {"rows": rows, "cols": cols, "patch": patch, "height": height, "width": width},
         "classes": _classes(found, about),
+        "without": _without_groups(found, about),
         "groups": groups,
         "images": images,
     }
@@ -393,6 +394,13 @@ def _classes(found: Audit, about: About) -> list[dict]:
         )
     classes.sort(key=lambda each: (-each["suspects"], -each["used"], each["number"]))
     return classes
+
+
+def _without_groups(found: Audit, about: About) -> list[str]:
+    """Names of the classes of the images that have no group."""
+    column = "label" if about.labeled else "predicted"
+    numbers = set(found.images[column].tolist()) - set(found.groups["class"].tolist())
+    return [about.name(int(number)) for number in sorted(numbers)]
 
 
 def html_of(page: dict, about: About) -> str:

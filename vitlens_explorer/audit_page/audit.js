@@ -123,6 +123,11 @@ class AuditPage {
     return section;
   }
 
+  makeRest() {
+    if (!this.without.length) return "";
+    return make("p", { class: "how" }, `No group was found for ${this.without.join(", ")}.`);
+  }
+
   makeGroup(group) {
     const { group: number, verdict, ways, sentences, members, images } = group;
     const id = `images-${number}`;
@@ -133,34 +138,44 @@ class AuditPage {
       "aria-expanded": "false",
       "aria-controls": id,
     });
-    const charts = ways.length ? [makeBars(ways, this.axis)] : [];
+    const charts = [makeFigure("Place in the image", makePlace(group.place, this.grid))];
+    if (ways.length) charts.unshift(makeFigure("Effect of covering it", makeBars(ways, this.axis)));
     return make(
       "article",
       { class: `group ${verdict.replace(" ", "-")}`, id: `group-${number}`, tabindex: "-1" },
       make("h3", {}, `Group ${number} `, make("span", { class: "verdict" }, verdict)),
       this.makeCrops(group, CROPS),
-      make("div", { class: "charts" }, ...charts, makePlace(group.place, this.grid)),
+      make("div", { class: "charts" }, ...charts),
       ...sentences.map((words) => make("p", {}, words)),
-      make("p", { class: "facts" }, this.factsOf(group)),
+      this.makeFacts(group),
       members.length ? button : "",
       gallery,
     );
   }
 
+  // Names and values of what is known of a group.
   factsOf(group) {
-    const facts = [`${share(group.share)} of the evidence for the class, by the map`];
-    facts.push(`${group.images} of the images to test have it`);
-    if (group.class_share !== null) facts.push(`${share(group.class_share)} of those of the class`);
-    if (group.shared.length) facts.push(`also in images of ${group.shared.join(", ")}`);
+    const facts = [["Share of the evidence for the class, by the map", share(group.share)]];
+    facts.push(["Tested half: images that have it", `${group.images}, ${share(group.class_share)} of the class`]);
+    if (group.shared.length) facts.push(["Also frequent in", group.shared.join(", ")]);
+    facts.push(["On the border of the image", share(group.at_border)]);
     if (group.effect !== null && this.labeled) {
-      const covered = `${share(group.accuracy)} as they are, ${share(group.accuracy_covered)} with it covered`;
-      facts.push(`accuracy on ${group.tested} tested images ${covered}, ${share(group.accuracy_control)} with random patches covered`);
+      const covered = `${share(group.accuracy_covered)} with it covered`;
+      const control = `${share(group.accuracy_control)} with random patches covered`;
+      facts.push([`Accuracy on ${group.tested} images`, `${share(group.accuracy)} as they are, ${covered}, ${control}`]);
     }
     if (group.accuracy_lacking !== null && this.labeled) {
-      facts.push(`accuracy on images of the class without it ${share(group.accuracy_lacking)}`);
+      facts.push(["Accuracy on images of the class without it", share(group.accuracy_lacking)]);
     }
-    if (group.p !== null) facts.push(`p ${group.p < 0.001 ? "< 0.001" : `= ${formatNumber(group.p)}`}`);
-    return `${facts.join(" · ")}.`;
+    if (group.p !== null) {
+      facts.push(["p-value, corrected for all groups", group.p < 0.001 ? "< 0.001" : formatNumber(group.p)]);
+    }
+    return facts;
+  }
+
+  makeFacts(group) {
+    const cells = this.factsOf(group).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)));
+    return make("dl", { class: "facts" }, ...cells);
   }
 
   toggleGallery(group, gallery, button) {
@@ -252,6 +267,7 @@ class AuditPage {
       make("p", { class: "how" }, this.labeled ? HOW : HOW.replace("probability of the label", "probability of the predicted class")),
       make("p", { class: "how" }, LIMITS),
       ...classes,
+      this.makeRest(),
       this.makeDialog(),
     );
     if (classes.length) classes[0].open = true;

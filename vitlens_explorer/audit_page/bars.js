@@ -72,3 +72,7 @@ function makePlace(place, { rows, cols }) {
   const label = most ? `Place: ${share(most)} of its images have it at ${where}, the most frequent patch.` : "Place: none.";
   return make("svg", { class: "place", viewBox: `0 0 ${cols} ${rows}`, role: "img", "aria-label": label }, ...cells, make("title", {}, label));
 }
+
+function makeFigure(title, chart) {
+  return make("figure", {}, make("figcaption", {}, title), chart);
+}
