@@ -100,8 +100,8 @@ def open_images(
     if len(kept.labels.unique()) < 2:
         name = shown(kept.class_names[int(kept.labels[0])])
         raise ValueError(
-            f"An audit with labels needs images of at least two classes, got those of {name} alone. Add images of other "
-            "classes, or give --no-labels."
+            f"An audit with labels needs images of at least two classes, got those of {name} alone. Add images of "
+            "other classes, or give --no-labels."
         )
     numbers = class_numbers(model, kept.class_names, classes, stored=kept.stored_classes)
     labels = numbers[kept.labels].tolist()

@@ -34,18 +34,21 @@ def opened(browser, audited):
 
 def test_audit_page_clicks_from_group_to_image(opened, audited):
     page, requests = opened
-    assert page.locator("h1").inner_text() == "What does colors go by?"
+    assert page.locator("h1").inner_text() == "Which patches does colors go by?"
     cards = page.locator(".card")
     assert cards.count() == 3 and cards.nth(0).locator("h3").inner_text().startswith(
         "class 0: group"
     )
     assert "100 % of its images have it at the same patch." in cards.nth(0).inner_text()
     cards.nth(0).get_by_role("button", name="Go to").click()
-    group = page.locator(".group:focus")
+    focused = page.evaluate("document.activeElement.id")
+    group = page.locator(f"#{focused}")
     assert group.locator(".verdict").inner_text() == "used"
     bars = group.get_by_role("img").nth(0).get_attribute("aria-label")
     assert bars.count("95 % interval") == 3 and bars.count("random patches") == 3
-    assert "row 2 of 8, column 2 of 8" in group.locator(".place").get_attribute("aria-label")
+    assert "row 2 of 8, column 2 of 8, in 100 %" in group.locator(".place").get_attribute(
+        "aria-label"
+    )
     button = group.get_by_role("button", name="Show its")
     button.click()
     tiles = group.locator(".gallery .tile")

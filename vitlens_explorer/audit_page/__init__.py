@@ -94,18 +94,16 @@ def _plain(value: object) -> float | None:
 
 
 def lead(found: Audit, about: About) -> str:
-    """Sentence with the question, the images and the numbers of groups."""
+    """Sentences with the numbers of images and of groups."""
     images, tested = len(found.images), len(found.tested)
     groups = found.groups
     covered = int((groups["status"] == "tested").sum())
     used = len(found.used)
-    ending = f"{used:,} {'is' if used == 1 else 'are'} used"
-    if not about.labeled:
-        ending = "without labels none is called used"
+    ending = f"{used:,} used" if about.labeled else "and without labels none is called used"
     return (
-        f"Which patches does the model go by? The audit read {images:,} images of {shown(about.data)}: "
-        f"{images - tested:,} to find groups of similar patches, and {tested:,} others to cover each group. Of "
-        f"{len(groups):,} groups {covered:,} were tested, and {ending}."
+        f"The audit read {images:,} images of {shown(about.data)}: {images - tested:,} to find groups of similar "
+        f"patches that raise a class, and {tested:,} others to cover each group. Groups: {len(groups):,} found, "
+        f"{covered:,} tested, {ending}."
     )
 
 

@@ -2,14 +2,14 @@
 
 const CROPS = 8; // of a group before it is opened
 const FEW = 4; // of a group on the first screen
-const HOW =
-  "Bar: the effect, by how much the probability of the label falls with the group covered, beyond random patches of the " +
-  "same images. Line: its 95 % interval. Gray band: where 95 % of effects lie if the group matters no more than random " +
-  "patches. A group is used if the interval is above 0 in at least two of three ways to cover it, and the p-value over " +
-  "all groups is at most 0.05.";
+const BARS =
+  "Line: its 95 % interval. Gray band: where 95 % of effects lie if the group matters no more than random patches.";
+const USED =
+  "A group is used if the interval is above 0 in at least two of three ways to cover it, and the p-value, corrected " +
+  "for all groups, is at most 0.05.";
 const LIMITS =
-  "A group is not a concept, covered images are images that the model was not trained on, and colors over the whole " +
-  "image are in no group.";
+  "A group is not a concept, covered images are images that the model was not trained on, and colors over the " +
+  "whole image are in no group.";
 
 class AuditPage {
   constructor(stored) {
@@ -44,9 +44,9 @@ class AuditPage {
 
   altOf(group, { image, patches }, kind) {
     const { name, label, predicted } = this.images[image];
-    const of = label === null ? `predicted ${predicted}` : `labeled ${label}, predicted ${predicted}`;
+    const labeled = label === null ? "" : `labeled ${label}, `;
     const count = patches.length === 1 ? "1 patch" : `${patches.length} patches`;
-    return `${kind} of ${name}, ${of}: ${count} of group ${group.group}`;
+    return `${kind} of ${name}, ${labeled}predicted ${predicted}: ${count} of group ${group.group}`;
   }
 
   makeTile(group, number, kind) {
@@ -56,11 +56,13 @@ class AuditPage {
     const picture = this.makeImage(member, isCrop ? member.box : [0, 0, width, height], !isCrop);
     const onclick = () => this.openImage(group, number);
     const label = this.altOf(group, member, kind);
-    return make("button", { type: "button", class: "tile", onclick, "aria-label": label, title: label }, picture);
+    const attributes = { type: "button", class: "tile", "aria-label": label, title: label };
+    return make("button", { ...attributes, onclick }, picture);
   }
 
   makeCrops(group, count) {
-    const tiles = group.members.slice(0, count).map((_, number) => this.makeTile(group, number, "Crop"));
+    const shown = group.members.slice(0, count);
+    const tiles = shown.map((_, number) => this.makeTile(group, number, "Crop"));
     return make("div", { class: "crops" }, ...tiles);
   }
 
@@ -93,7 +95,7 @@ class AuditPage {
     return make(
       "header",
       {},
-      make("h1", { class: "headline" }, `What does ${this.model} go by?`),
+      make("h1", { class: "headline" }, `Which patches does ${this.model} go by?`),
       make("p", { class: "lead" }, this.lead),
       ...notes,
     );
@@ -108,19 +110,29 @@ class AuditPage {
     if (suspects) counts.push(`${suspects} to look at`);
     const facts = [`${images} tested images`];
     if (accuracy !== null) facts.push(`accuracy ${share(accuracy)}`);
+    const words = `${counts.join(", ")}. ${facts.join(", ")}.`;
     const body = make("div", { class: "groups" });
     const section = make(
       "details",
       { class: "class", id: `class-${number}` },
-      make("summary", {}, make("h2", {}, name), make("span", {}, `${counts.join(", ")}. ${facts.join(", ")}.`)),
+      make("summary", {}, make("h2", {}, name), make("span", {}, words)),
       body,
     );
     section.fill = () => {
-      if (!body.childElementCount) body.append(...groups.map((each) => this.makeGroup(this.groups[each])));
+      if (body.childElementCount) return;
+      body.append(...groups.map((each) => this.makeGroup(this.groups[each])));
     };
     section.addEventListener("toggle", () => section.open && section.fill());
     this.sections.set(number, section);
     return section;
+  }
+
+  howToRead() {
+    const target = this.labeled ? "label" : "predicted class";
+    const effect = `the probability of the ${target} falls with the group covered, beyond random patches`;
+    const sentences = [`Bar: the effect, by how much ${effect} of the same images.`, BARS];
+    if (this.labeled) sentences.push(USED);
+    return sentences.join(" ");
   }
 
   makeRest() {
@@ -133,8 +145,8 @@ class AuditPage {
     const id = `images-${number}`;
     const gallery = make("div", { class: "gallery", id });
     gallery.hidden = true;
-    const more = members.length < images ? `${members.length} of its ${images} images` : `its ${images} images`;
-    const button = makeButton(`Show ${more}`, () => this.toggleGallery(group, gallery, button), {
+    const some = members.length < images ? `${members.length} of ` : "";
+    const button = makeButton(`Show ${some}its ${images} images`, () => this.toggleGallery(group, gallery, button), {
       "aria-expanded": "false",
       "aria-controls": id,
     });
@@ -156,25 +168,30 @@ class AuditPage {
   // Names and values of what is known of a group.
   factsOf(group) {
     const facts = [["Share of the evidence for the class, by the map", share(group.share)]];
-    facts.push(["Tested half: images that have it", `${group.images}, ${share(group.class_share)} of the class`]);
+    const having = `${group.images}, ${share(group.class_share)} of the class`;
+    facts.push(["Tested half: images that have it", having]);
     if (group.shared.length) facts.push(["Also frequent in", group.shared.join(", ")]);
     facts.push(["On the border of the image", share(group.at_border)]);
     if (group.effect !== null && this.labeled) {
       const covered = `${share(group.accuracy_covered)} with it covered`;
       const control = `${share(group.accuracy_control)} with random patches covered`;
-      facts.push([`Accuracy on ${group.tested} images`, `${share(group.accuracy)} as they are, ${covered}, ${control}`]);
+      const all = `${share(group.accuracy)} as they are, ${covered}, ${control}`;
+      facts.push([`Accuracy on ${group.tested} images`, all]);
     }
     if (group.accuracy_lacking !== null && this.labeled) {
       facts.push(["Accuracy on images of the class without it", share(group.accuracy_lacking)]);
     }
     if (group.p !== null) {
-      facts.push(["p-value, corrected for all groups", group.p < 0.001 ? "< 0.001" : formatNumber(group.p)]);
+      const p = group.p < 0.001 ? "< 0.001" : formatNumber(group.p);
+      facts.push(["p-value, corrected for all groups", p]);
     }
     return facts;
   }
 
   makeFacts(group) {
-    const cells = this.factsOf(group).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)));
+    const cells = this.factsOf(group).map(([name, value]) =>
+      make("div", {}, make("dt", {}, name), make("dd", {}, value)),
+    );
     return make("dl", { class: "facts" }, ...cells);
   }
 
@@ -184,7 +201,8 @@ class AuditPage {
     }
     gallery.hidden = !gallery.hidden;
     button.setAttribute("aria-expanded", String(!gallery.hidden));
-    button.textContent = button.textContent.replace(/^(Show|Hide)/, gallery.hidden ? "Show" : "Hide");
+    const verb = gallery.hidden ? "Show" : "Hide";
+    button.textContent = button.textContent.replace(/^(Show|Hide)/, verb);
   }
 
   goTo(group) {
@@ -221,14 +239,12 @@ class AuditPage {
     picture.setAttribute("aria-label", this.altOf(group, member, "Image"));
     const words = [`Predicted: ${predicted}.`];
     if (label !== null) words.unshift(`Label: ${label}, probability ${share(probability)}.`);
-    const open = command
-      ? [make("p", {}, "To open it in the explorer:"), make("code", { class: "command", tabindex: 0 }, command)]
-      : [make("p", {}, "This image is not a file of its own. Save it as a file to open it in the explorer.")];
+    const framed = `Framed: the patches of group ${group.group} (${group.name}, ${group.verdict}).`;
     this.dialogBody.replaceChildren(
       make("h2", {}, name),
       picture,
-      make("p", {}, `Framed: the patches of group ${group.group} (${group.name}, ${group.verdict}). ${words.join(" ")}`),
-      ...open,
+      make("p", {}, `${framed} ${words.join(" ")}`),
+      ...makeOpening(command),
     );
     this.count.textContent = `${number + 1} of ${group.members.length}`;
   }
@@ -264,7 +280,7 @@ class AuditPage {
     page.replaceChildren(
       this.makeHeader(),
       this.makeFirst(),
-      make("p", { class: "how" }, this.labeled ? HOW : HOW.replace("probability of the label", "probability of the predicted class")),
+      make("p", { class: "how" }, this.howToRead()),
       make("p", { class: "how" }, LIMITS),
       ...classes,
       this.makeRest(),
@@ -272,6 +288,13 @@ class AuditPage {
     );
     if (classes.length) classes[0].open = true;
   }
+}
+
+// How an image is opened in the explorer.
+function makeOpening(command) {
+  if (!command) return [make("p", {}, "This image is in a table. Save it as a file to open it in the explorer.")];
+  const words = make("p", {}, "To open it in the explorer:");
+  return [words, make("code", { class: "command", tabindex: 0 }, command)];
 }
 
 async function openAudit() {

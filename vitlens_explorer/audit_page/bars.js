@@ -37,6 +37,7 @@ function makeBars(ways, [least, most]) {
   ways.forEach((way, number) => {
     const middle = ROW * number + ROW / 2;
     const [from, to] = [0, way.effect].map(place).sort((a, b) => a - b);
+    const interval = { x1: place(way.low), x2: place(way.high) };
     const band = { x: place(-way.band), width: place(way.band) - place(-way.band) };
     nodes.push(
       make(
@@ -46,16 +47,16 @@ function makeBars(ways, [least, most]) {
         make("text", { x: 0, y: middle + 4 }, way.name),
         make("rect", { class: "band", ...band, y: middle - 9, height: 18 }),
         make("rect", { class: "effect", x: from, width: to - from, y: middle - 5, height: 10 }),
-        make("line", { class: "interval", x1: place(way.low), x2: place(way.high), y1: middle, y2: middle }),
+        make("line", { class: "interval", ...interval, y1: middle, y2: middle }),
       ),
     );
   });
   for (const tick of new Set([least, 0, most])) {
     const anchor = tick === most ? "end" : "middle";
-    nodes.push(make("text", { class: "tick", x: place(tick), y: height - 4, "text-anchor": anchor }, signed(tick)));
+    const at = { x: place(tick), y: height - 4, "text-anchor": anchor };
+    nodes.push(make("text", { class: "tick", ...at }, signed(tick)));
   }
-  const label = ways.map(wordsOfWay).join(" ");
-  return make("svg", { class: "bars-of-group", viewBox: `0 0 ${WIDE} ${height}`, role: "img", "aria-label": label }, ...nodes);
+  return makeChart("bars-of-group", WIDE, height, ways.map(wordsOfWay).join(" "), nodes);
 }
 
 // The share of a group's images that have it at each patch.
@@ -69,8 +70,14 @@ function makePlace(place, { rows, cols }) {
     cells.push(make("rect", { class: "cell", ...corner, "fill-opacity": value / most }));
   });
   const where = `row ${Math.floor(at / cols) + 1} of ${rows}, column ${(at % cols) + 1} of ${cols}`;
-  const label = most ? `Place: ${share(most)} of its images have it at ${where}, the most frequent patch.` : "Place: none.";
-  return make("svg", { class: "place", viewBox: `0 0 ${cols} ${rows}`, role: "img", "aria-label": label }, ...cells, make("title", {}, label));
+  const label = `Most frequent place: ${where}, in ${share(most)} of its images.`;
+  cells.push(make("title", {}, label));
+  return makeChart("place", cols, rows, label, cells);
+}
+
+function makeChart(name, width, height, label, nodes) {
+  const attributes = { class: name, viewBox: `0 0 ${width} ${height}`, role: "img" };
+  return make("svg", { ...attributes, "aria-label": label }, ...nodes);
 }
 
 function makeFigure(title, chart) {
