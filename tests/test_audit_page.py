@@ -162,6 +162,16 @@ def test_audit_command_ends_by_ctrl_c_in_a_sentence(model, tmp_path, monkeypatch
     assert not out.exists()
 
 
+def test_audit_command_without_groups_ends_well(model, tmp_path):
+    data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"
+    done = vitlens("audit", model, "--data", data, "--out", out, "--device", "cpu")
+    page = content_of(out / "audit.html")
+    assert "Used groups: 0 of 0." in done.stdout
+    assert page["look"]["title"] == "Nothing tested" and page["groups"] == page["classes"] == []
+    assert page["without"] == ["class 0", "class 1", "class 2"]
+    assert list((out / "figures").iterdir()) == []
+
+
 def test_open_images_leaves_out_training_images(model, tmp_path, monkeypatch):
     def first_half(_, images):
         return images.select_rows(torch.arange(len(images) // 2)), "22 were trained on."
@@ -186,6 +196,9 @@ def test_stored_images_stay_below_the_limit(model, audited, tmp_path, monkeypatc
     assert sum(map(len, fewer.values())) < 10_000 + max(map(len, files.values()))
     assert all(position in fewer for positions in kept.values() for position in positions)
     assert all(kept.values())  # every group has an image
+    for group, positions in kept.items():
+        assert len(set(positions)) == len(positions)
+        assert (found.members[positions] == group).any(1).all()
 
 
 def test_null_band_equals_sign_flips():
@@ -221,7 +234,7 @@ def test_audit_page_words_are_plain(audited):
     assert not FORBIDDEN.search(texts)
 
 
-def test_first_look_without_used_groups_says_what_it_means(audited, model):
+def test_first_look_without_used_groups_explains_the_result(audited, model):
     _, _, data = audited
     vit = load_model(model)
     images = command.open_images(vit, str(data))

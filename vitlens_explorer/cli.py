@@ -215,60 +215,76 @@ def audit(
         from vitlens import models
         from vitlens.models.opening import load_vit, short
         from vitlens.processes import join
-        from vitlens_explorer.audit import (
-            check_out,
-            commands,
-            forwards,
-            open_images,
-            write_audit,
-        )
+        from vitlens_explorer import audit as auditing
         from vitlens_explorer.audit_page import About
 
     torch_device = working_device(device)
-    check_out(out, data)
+    auditing.check_out(out, data)
     vit = load_vit(model, checkpoint=checkpoint, head=head).to(join(torch_device).device)
-    options = {"root": root, "classes": classes, "image_key": image_key, "label_key": label_key}
-    images = open_images(vit, data, labeled=labels, on_note=note, **options)
-    number = len(images.pairs)
-    note(
-        f"{number:,} images take at most {forwards(number):,} forwards, and a backward for half of them."
+    images = auditing.open_images(
+        vit,
+        data,
+        root=root,
+        classes=classes,
+        labeled=labels,
+        image_key=image_key,
+        label_key=label_key,
+        on_note=note,
     )
-    names = dict(enumerate(models.label_names(vit) or [])) | images.names
-    opening = {"checkpoint": checkpoint, "head": head}
-    labeled = images.labels is not None
-    opens = commands(images, model, opening)
-    about = About(short(model), short(data), labeled, names, opens)
-    bars: dict[str, tqdm] = {}
-
-    def on_progress(step: str, done: int, total: int) -> None:
-        if step not in bars:
-            for bar in bars.values():
-                bar.close()
-            bars[step] = tqdm(total=total, unit="image", desc=step)
-        bars[step].update(done - bars[step].n)
-
+    number = len(images.pairs)
+    most = auditing.forwards(number)
+    note(f"{number:,} images take at most {most:,} forwards, and a backward for half of them.")
+    about = About(
+        short(model),
+        short(data),
+        labeled=images.labels is not None,
+        names=dict(enumerate(models.label_names(vit) or [])) | images.names,
+        commands=auditing.commands(images, model, {"checkpoint": checkpoint, "head": head}),
+    )
+    options = {"batch_size": batch_size, "seed": seed}
     try:
-        found = vitlens.audit(
-            vit,
-            images.pairs,
-            images.labels,
-            batch_size=batch_size,
-            seed=seed,
-            on_progress=on_progress,
-        )
-        for bar in bars.values():
-            bar.close()
-        with tqdm(unit="image", desc="write") as bar:
-            command = ["vitlens", *sys.argv[1:]]
-            paths = write_audit(
-                found, vit, images, out, about, command=command, on_image=bar.update
+        with _Bars() as bars:
+            found = vitlens.audit(
+                vit, images.pairs, images.labels, on_progress=bars.move, **options
             )
     except KeyboardInterrupt:
         raise Stopped(f"stopped before the audit ended, so {out} is unchanged.") from None
+    command = ["vitlens", *sys.argv[1:]]
+    try:
+        with tqdm(unit="image", desc="write") as bar:
+            paths = auditing.write_audit(
+                found, vit, images, out, about, command=command, on_image=bar.update
+            )
+    except KeyboardInterrupt:
+        raise Stopped(f"stopped while {out} was written, so files may be missing.") from None
     print(*paths, sep="\n")
-    print(
-        f"\nUsed groups: {len(found.used):,} of {len(found.groups):,}. Open {out / 'audit.html'}."
-    )
+    used, groups = len(found.used), len(found.groups)
+    print(f"\nUsed groups: {used:,} of {groups:,}. Open {out / auditing.PAGE}.")
     for words in found.notes:
         note(words)
     return int(len(found.images) < number)
+
+
+class _Bars:
+    """Progress bars of the steps of an audit, one after the other, as a context that closes the last."""
+
+    def __init__(self):
+        self.step = ""
+        self.bar = None
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def move(self, step: str, done: int, total: int) -> None:
+        """Move the bar of a step to the images done."""
+        from tqdm import tqdm
+
+        if step != self.step:
+            self.__exit__()
+            self.step = step
+            self.bar = tqdm(total=total, unit="image", desc=step)
+        self.bar.update(done - self.bar.n)
