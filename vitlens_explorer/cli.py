@@ -191,8 +191,7 @@ def audit(
     labels: Annotated[
         bool,
         Option(
-            help="Whether images are labeled by their class. Without labels, predicted classes serve, and no group is "
-            "called used."
+            help="Use the labels of the images. Without them, predicted classes serve, and no group is called used."
         ),
     ] = True,
     batch_size: Annotated[int, Option(min=1, help="Images in a batch.")] = 32,
