@@ -597,6 +597,9 @@ def test_paper_models_and_compute(tmp_path):
 REFUSED = [
     ("evaluate", "argument 'model'"),
     ("ablate MODEL --out OUT/a.csv", "--data"),
+    ("audit MODEL --out OUT/a", "--data"),
+    ("audit MODEL --data nowhere --out OUT/a", "nowhere"),
+    ("audit MODEL --data digits --out FILE/a", "give another --out"),
     ("trian", "No such command 'trian'"),
     ("inspect MODEL --nonsense", "No such option"),
     ("inspect nonsense_model", "has no model called nonsense_model|no model of that name"),
@@ -770,6 +773,7 @@ def test_help_lists_the_registered_names():
         "explain": attribution.METHODS,
         "evaluate": PROTOCOLS,
         "train": ["digits", "torch/NAME"],
+        "audit": ["digits", "torch/NAME", "--no-labels"],
     }
     for command, names in lists.items():
         shown = "".join(vitlens(command, "--help").stdout.split())

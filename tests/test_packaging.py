@@ -124,7 +124,9 @@ TEXTS = sorted({*READMES, *DOCS, *(f"notebooks/{path.name}" for path in NOTEBOOK
 
 def test_docs_commands_have_valid_options(tmp_path, monkeypatch):
     """Every `vitlens COMMAND …` in a text is understood, up to its doing anything."""
-    words = r"((?:inspect|explain|app|page|train|evaluate|ablate|paper [a-z]+)(?: [^`\n#|]+)?)"
+    words = (
+        r"((?:inspect|explain|app|page|audit|train|evaluate|ablate|paper [a-z]+)(?: [^`\n#|]+)?)"
+    )
     content = (
         "\n".join((ROOT / text).read_text() for text in TEXTS)
         .replace('\\"', '"')
@@ -267,7 +269,7 @@ def readme_commands(program: str) -> list[list[str]]:
 
 def class_folders(folder: Path) -> None:
     """Squares of two photographs, a class and a folder each, in train/ and valid/."""
-    for split, count in {"train": 20, "valid": 5}.items():
+    for split, count in {"train": 20, "valid": 20}.items():
         for label in ("chelsea", "coffee"):
             (folder / split / label).mkdir(parents=True)
             photo = samples()[label]
@@ -313,7 +315,7 @@ def test_readme_runs_from_the_wheel_in_an_empty_folder_without_a_network(tmp_pat
     environ["VITLENS_DATA"] = str(tmp_path / "downloaded")
     commands = readme_commands("vitlens")
     assert {words[0] for words in commands} == {
-        *("app", "inspect", "explain", "page", "train", "evaluate"),
+        *("app", "inspect", "explain", "page", "train", "evaluate", "audit"),
     }
     for words in commands:
         if words[0] == "app":

@@ -256,6 +256,8 @@ WRITTEN_ELSEWHERE = {
     ("vitlens/train/run_folder.py", "self.save"): "a checkpoint, by save_checkpoint",
     ("vitlens/train/snapshots.py", "save"): "by `vitlens.files.update`",
     ("vitlens/train/snapshots.py", "np.savez_compressed"): "into a buffer",
+    ("vitlens_explorer/audit.py", "table.to_csv"): "returns text",
+    ("vitlens_explorer/audit_page/__init__.py", "image.save"): "into a buffer",
     ("vitlens_explorer/app.py", "small.save"): "into a buffer",
     ("vitlens_explorer/app.py", "tempfile.mkdtemp"): "a folder for this user only",
     ("vitlens_explorer/drawing.py", "figure.savefig"): "into a buffer",
@@ -319,14 +321,15 @@ def test_help_imports_no_pytorch():
         f"for name in {HEAVY}: sys.modules[name] = None\n"
         "import vitlens\n"
         "from vitlens.cli import run\n"
-        "for words in ([], ['paper', 'models'], *([name, '--help'] for name in 'inspect app train ablate'.split())):\n"
+        "names = 'inspect app audit train ablate'.split()\n"
+        "for words in ([], ['paper', 'models'], *([name, '--help'] for name in names)):\n"
         "    sys.argv = ['vitlens', *words]\n"
         "    try: run()\n"
         "    except SystemExit as stop: assert not stop.code\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    assert "ViT-H/14" in found.stdout and found.stdout.count("Usage") == 5
+    assert "ViT-H/14" in found.stdout and found.stdout.count("Usage") == 6
 
 
 def test_inspect_loads_no_other_commands():

@@ -298,6 +298,14 @@ Outputs = Annotated[
         "(regression). By default what the model states.",
     ),
 ]
+Classes = Annotated[
+    str,
+    Option(
+        help="Classes of a model without class names: a file of its class names in order, or the order of the data's "
+        "classes in its training: text, natural, case-blind, timm, explorer, "
+        "locale or value."
+    ),
+]
 LABELED = "Labeled images: a folder with a subfolder for each class, or {sources}."
 Data = Annotated[str, Option(help=LABELED)]
 FigureFormat = Annotated[

@@ -1,7 +1,8 @@
-"""The commands `vitlens app` and `vitlens page`."""
+"""The commands `vitlens app`, `vitlens page` and `vitlens audit`."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,25 +12,37 @@ from typer import Argument, Option
 from vitlens import texts
 from vitlens.cli import (
     FILE_OPTIONS,
+    AnyDevice,
     AnyModel,
     Checkpoint,
+    Classes,
+    Data,
     Device,
+    Folder,
     Head,
+    ImageKey,
+    LabelKey,
+    ListingCommand,
+    Model,
     Outputs,
+    Root,
+    Stopped,
     complaints,
     count_failures,
     importing,
     model_and_images,
     named_images,
+    note,
     run_images,
     working_device,
 )
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add `app` and `page` to the command line. `pyproject.toml` names this function."""
+    """Add `app`, `page` and `audit` to the command line. `pyproject.toml` names this function."""
     app.command("app")(explorer)
     app.command()(page)
+    app.command(cls=ListingCommand)(audit)
 
 
 def explorer(
@@ -169,3 +182,108 @@ def page(
     photos = photos_sentence([*shown]) if shown else "Its photos are samples."
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB. {photos}")
     return count_failures(failures, number)
+
+
+def audit(
+    model: Model,
+    data: Data,
+    out: Folder = Path("audit"),
+    labels: Annotated[
+        bool,
+        Option(
+            help="Use the labels of the images. Without them, predicted classes serve, and no group is called used."
+        ),
+    ] = True,
+    batch_size: Annotated[int, Option(min=1, help="Images in a batch.")] = 32,
+    seed: Annotated[
+        int, Option(help="Seed of the halves, the groups, the random patches and the intervals.")
+    ] = 0,
+    root: Root = None,
+    checkpoint: Checkpoint = None,
+    classes: Classes = "",
+    image_key: ImageKey = "",
+    label_key: LabelKey = "",
+    head: Head = None,
+    device: AnyDevice = None,
+) -> int:
+    """Find the patches that a classifier goes by over many images, cover them as a test, and write a page."""
+    with importing():
+        from tqdm import tqdm
+
+        import vitlens
+        from vitlens import models
+        from vitlens.models.opening import load_vit, short
+        from vitlens.processes import join
+        from vitlens_explorer import audit as auditing
+        from vitlens_explorer.audit_page import About
+
+    torch_device = working_device(device)
+    auditing.check_out(out, data)
+    vit = load_vit(model, checkpoint=checkpoint, head=head).to(join(torch_device).device)
+    images = auditing.open_images(
+        vit,
+        data,
+        root=root,
+        classes=classes,
+        labeled=labels,
+        image_key=image_key,
+        label_key=label_key,
+        on_note=note,
+    )
+    number = len(images.pairs)
+    most = auditing.forwards(number)
+    note(f"{number:,} images take at most {most:,} forwards, and a backward for half of them.")
+    about = About(
+        short(model),
+        short(data),
+        labeled=images.labels is not None,
+        names=dict(enumerate(models.label_names(vit) or [])) | images.names,
+        commands=auditing.commands(images, model, {"checkpoint": checkpoint, "head": head}),
+    )
+    options = {"batch_size": batch_size, "seed": seed}
+    try:
+        with _Bars() as bars:
+            found = vitlens.audit(
+                vit, images.pairs, images.labels, on_progress=bars.move, **options
+            )
+    except KeyboardInterrupt:
+        raise Stopped(f"stopped before the audit ended, so {out} is unchanged.") from None
+    command = ["vitlens", *sys.argv[1:]]
+    try:
+        with tqdm(unit="image", desc="write") as bar:
+            paths = auditing.write_audit(
+                found, vit, images, out, about, command=command, on_image=bar.update
+            )
+    except KeyboardInterrupt:
+        raise Stopped(f"stopped while {out} was written, so files may be missing.") from None
+    print(*paths, sep="\n")
+    used, groups = len(found.used), len(found.groups)
+    print(f"\nUsed groups: {used:,} of {groups:,}. Open {out / auditing.PAGE}.")
+    for words in found.notes:
+        note(words)
+    return int(len(found.images) < number)
+
+
+class _Bars:
+    """Progress bars of the steps of an audit, one after the other, as a context that closes the last."""
+
+    def __init__(self):
+        self.step = ""
+        self.bar = None
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def move(self, step: str, done: int, total: int) -> None:
+        """Move the bar of a step to the images done."""
+        from tqdm import tqdm
+
+        if step != self.step:
+            self.__exit__()
+            self.step = step
+            self.bar = tqdm(total=total, unit="image", desc=step)
+        self.bar.update(done - self.bar.n)

@@ -14,6 +14,7 @@ from vitlens.cli import (
     LABELED,
     AnyDevice,
     Checkpoint,
+    Classes,
     Data,
     Head,
     ImageKey,
@@ -28,15 +29,6 @@ from vitlens.cli import (
     working_device,
 )
 from vitlens_paper.evaluate.options import PROTOCOLS, Evaluation, check_options, given_options
-
-Classes = Annotated[
-    str,
-    Option(
-        help="Classes of a model without class names: a file of its class names in order, or the order of the data's "
-        "classes in its training: text, natural, case-blind, timm, explorer, "
-        "locale or value."
-    ),
-]
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -77,3 +77,12 @@ function unpack(data, revive = (each) => each) {
   const { name, value } = JSON.parse(text, reviver);
   return [name, value];
 }
+
+// The content that a file stores in an element, as `as_html` of in_page writes it. revive: as of `unpack`.
+async function readContent(element, revive) {
+  const bytes = Uint8Array.from(atob(element.textContent), (letter) => letter.charCodeAt(0));
+  element.remove();
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const [, content] = unpack(await new Response(stream).arrayBuffer(), revive);
+  return content;
+}

@@ -230,8 +230,6 @@ def document(
     names: names of the photos. more: further sources of scripts in the page's policy, such as " 'wasm-unsafe-eval'".
     still: HTML that is shown until the scripts run. The `model` of a page without a model is "".
     """
-    from vitlens import __version__
-
     name = content["model"]
     title = f"{', '.join(map(texts.shown, names))} · {name}"
     footer = f"This file contains {name}, weights {content['hash']}. "
@@ -239,25 +237,48 @@ def document(
         title = say("blank")
         footer = "This file contains no model. "
     footer += f"Written by {content['versions']}. {photos_sentence(names)}"
+    about = {
+        "title": title,
+        "description": f"{say('headline')}: {title}. {say('lead')}",
+        "lead": say("lead") + (" This is a still image of it." if still else ""),
+        "footer": footer,
+    }
     script = "\n".join([front.join_scripts(), "{", script, "}", ""])
+    return as_html(content, script, about, more=more, still=still)
+
+
+def as_html(
+    content: dict,
+    script: str,
+    about: Mapping[str, str],
+    *,
+    style: str = "",
+    more: str = "",
+    still: str = "",
+) -> str:
+    """One HTML file of a content, as `front.pack` takes it, and the script that opens it.
+
+    about: texts of the page by name: title, description, lead (shown where scripts are off) and footer. style: rules
+    after those of the front end. more, still: as for `document`. Raises ValueError for a script that ends its element.
+    """
+    from vitlens import __version__
+
     if "</script" in script.lower() or "<!--" in script:
         raise ValueError(
             "A script of the page contains </script or <!--, which would end it. Write it otherwise."
         )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data = gzip.compress(front.pack("page", content), 6, mtime=0)
+    escaped = {name: html.escape(text) for name, text in about.items()}
     return PAGE_HTML.format(
         policy=PAGE_POLICY.format(digest=digest, more=more),
         version=__version__,
-        title=html.escape(title),
-        description=html.escape(f"{say('headline')}: {title}. {say('lead')}"),
-        lead=html.escape(say("lead") + (" This is a still image of it." if still else "")),
         still=still,
         home=home_link(),
-        style=front.style(),
-        footer=html.escape(footer),
+        style=front.style() + style,
         data=base64.b64encode(data).decode(),
         script=script,
+        **escaped,
     )
 
 

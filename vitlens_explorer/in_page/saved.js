@@ -5,15 +5,8 @@ function namesOf({ labels, names }) {
   return { label: (k) => labels?.[k] ?? String(k), full: (k) => names?.[k] ?? String(k) };
 }
 
-// The content that a file stores in an element, as `packed` in front/__init__.py.
-async function readContent(element) {
-  const bytes = Uint8Array.from(atob(element.textContent), (letter) => letter.charCodeAt(0));
-  element.remove();
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const revive = (each) => (each?.data instanceof DataView ? decodeFloats(each) : each);
-  const [, content] = unpack(await new Response(stream).arrayBuffer(), revive);
-  return content;
-}
+// A value of a file, with float32 in place of encoded numbers.
+const decodePart = (each) => (each?.data instanceof DataView ? decodeFloats(each) : each);
 
 // The page of PageSource, from the records of a file.
 function readRecords(stored) {
@@ -34,7 +27,7 @@ function preparePage(stored, element) {
 
 // Draws the page.
 async function openPage() {
-  const stored = await readContent(document.getElementById("data"));
+  const stored = await readContent(document.getElementById("data"), decodePart);
   const page = document.getElementById("page");
   const source = new PageSource(await preparePage(stored, page));
   page.replaceChildren();

@@ -28,10 +28,10 @@ from vitlens.scores import Score
 from vitlens.train import World, join
 from vitlens.train.run_folder import label_checksum
 from vitlens.train.runs import versions
+from vitlens.unseen import unseen
 from vitlens_paper.evaluate.options import Evaluation
 from vitlens_paper.evaluate.reading import before_the_head, open_images, read
 from vitlens_paper.evaluate.records import Record
-from vitlens_paper.evaluate.unseen import unseen
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,247 @@
+"""`vitlens audit` and its page, on a model whose weights are set by hand, so that its evidence is known."""
+
+import io
+import json
+import re
+import shlex
+
+import numpy as np
+import pytest
+import torch
+from audited import content_of, save_model, write_images
+from PIL import Image
+from support import vitlens
+from test_evidence import PATCH, PLACE, SIDE
+
+import vitlens as library
+from vitlens import load_model
+from vitlens.files import is_figure
+from vitlens_explorer import audit as command
+from vitlens_explorer import audit_page
+from vitlens_explorer.audit_page import crop_box, null_band
+
+FORBIDDEN = re.compile(r"\b(cheat|bias(ed)?|shortcut|spurious)", re.I)
+FILES = ["audit.html", "groups.csv", "effects.csv", "images.csv", "audit.json"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("models") / "colors")
+
+
+@pytest.fixture(scope="module")
+def audited(model, tmp_path_factory):
+    """(finished command, its folder, the folder of images), with one broken file among the images."""
+    root = tmp_path_factory.mktemp("audited")
+    data, out = write_images(root / "my photos"), root / "audit"
+    (data / "class 1" / "1.png").write_bytes(b"damaged")
+    done = vitlens("audit", model, "--data", data, "--out", out, "--device", "cpu", expect=1)
+    return done, out, data
+
+
+def test_audit_command_writes_all_files(audited):
+    done, out, _ = audited
+    assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, "figures"])
+    figures = sorted((out / "figures").iterdir())
+    assert [path.name for path in figures] == [f"000{n}-class-{n}.png" for n in range(3)]
+    assert all(is_figure(path) for path in figures)
+    assert all(str(path) in done.stdout for path in figures)
+    record = json.loads((out / "audit.json").read_text())
+    assert record["command"].startswith("vitlens audit ") and record["images"] == 149
+    assert re.fullmatch("[0-9a-f]{12}", record["weights"]) and "layer" in record["settings"]
+
+
+def test_audit_command_prints_forwards_and_left_out_images(audited):
+    done, _, _ = audited
+    assert "150 images take at most 1,500 forwards" in done.stderr
+    assert "1 of 150 images are left out. The first: " in done.stderr
+
+
+def test_audit_page_shows_planted_group_first(audited):
+    _, out, _ = audited
+    page = content_of(out / "audit.html")
+    first = page["groups"][page["look"]["groups"][0]]
+    assert page["look"]["title"] == "What to look at" and page["classes"][0]["suspects"] == 1
+    assert first["name"] == "class 0" and first["verdict"] == "used" and first["suspect"] == 1
+    assert (
+        first["place"][PLACE] == 1
+        and "100 % of its images have it at the same patch." in first["sentences"]
+    )
+    assert {tuple(member["patches"]) for member in first["members"]} == {(PLACE,)}
+    assert len(page["look"]["groups"]) == 3  # the other two are used, without a reason
+
+
+def test_audit_page_crops_hold_the_group(audited):
+    """The middle patch of a crop of the planted group has its color."""
+    _, out, _ = audited
+    page = content_of(out / "audit.html")
+    group = page["groups"][page["look"]["groups"][0]]
+    for member in group["members"]:
+        x, y, width, height = member["box"]
+        assert (width, height) == (3 * PATCH, 3 * PATCH)
+        assert (y // PATCH + 1) * SIDE + x // PATCH + 1 == PLACE
+        image = Image.open(io.BytesIO(page["images"][str(member["image"])]["file"]))
+        red, green, blue = image.getpixel((x + width // 2, y + height // 2))
+        assert red > 200 and green < 60 and blue < 60
+
+
+def test_audit_page_commands_open_the_images(audited, model):
+    _, out, data = audited
+    images = content_of(out / "audit.html")["images"].values()
+    for image in images:
+        *words, path = shlex.split(image["command"])
+        assert words == ["vitlens", "app", str(model)]
+        assert path == str(data / image["name"])
+        label = image["name"].split("/")[0]
+        assert image["label"] == label and image["predicted"] == label
+
+
+def test_audit_of_images_without_labels_uses_nothing(model, tmp_path):
+    data, out = write_images(tmp_path / "flat", labeled=False), tmp_path / "audit"
+    done = vitlens("audit", model, "--data", data, "--out", out, "--device", "cpu")
+    page = content_of(out / "audit.html")
+    assert "Without labels" in done.stderr and "without labels none is called used" in page["lead"]
+    assert page["look"]["title"] == "The strongest effects" and len(page["look"]["groups"]) == 3
+    assert {group["verdict"] for group in page["groups"]} <= {"tested", "not tested"}
+    assert all(image["label"] is None for image in page["images"].values())
+
+
+@pytest.mark.parametrize(
+    "count, classes, more, message",
+    [
+        (150, 1, (), "at least two classes, got those of class 0 alone"),
+        (10, 3, (), "at least 40 images, got 10. Pass more images"),
+        (150, 3, ("--batch-size", 0), "batch-size"),
+        (150, 3, ("--device", "abacus"), "The device 'abacus'"),
+    ],
+)
+def test_audit_command_refuses_in_a_sentence(model, tmp_path, count, classes, more, message):
+    data, out = write_images(tmp_path / "data", count, classes), tmp_path / "audit"
+    done = vitlens("audit", model, "--data", data, "--out", out, *more, expect=2)
+    assert message in done.stderr and not out.exists()
+
+
+def test_audit_command_refuses_model_without_classes(tmp_path):
+    features = save_model(tmp_path / "features", outputs=0)
+    data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"
+    done = vitlens("audit", features, "--data", data, "--out", out, expect=2)
+    assert "has no classifier head" in done.stderr and not out.exists()
+
+
+@pytest.mark.parametrize("name", [*FILES, "figures/mine.png"])
+def test_audit_command_keeps_files_of_others(model, tmp_path, name):
+    out = tmp_path / "audit"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text("mine")
+    done = vitlens("audit", model, "--data", tmp_path, "--out", out, expect=2)
+    assert "give another --out" in done.stderr or "is in the folder of the images" in done.stderr
+    done = vitlens("audit", model, "--data", "digits", "--out", out, expect=2)
+    assert f"{name} is not known as a file of vitlens" in done.stderr
+    assert (out / name).read_text() == "mine"
+
+
+def test_audit_command_replaces_files_of_an_earlier_audit(audited):
+    _, out, data = audited
+    command.check_out(out, str(data))
+
+
+def test_audit_command_refuses_out_inside_data(model, tmp_path):
+    data = write_images(tmp_path / "data", 45)
+    done = vitlens("audit", model, "--data", data, "--out", data / "audit", expect=2)
+    assert "is in the folder of the images" in done.stderr and not (data / "audit").exists()
+
+
+def test_audit_command_ends_by_ctrl_c_in_a_sentence(model, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(library, "audit", interrupted)
+    data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"
+    done = vitlens("audit", model, "--data", data, "--out", out, expect=130)
+    assert f"vitlens: stopped before the audit ended, so {out} is unchanged." in done.stderr
+    assert not out.exists()
+
+
+def test_audit_command_without_groups_ends_well(model, tmp_path):
+    data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"
+    done = vitlens("audit", model, "--data", data, "--out", out, "--device", "cpu")
+    page = content_of(out / "audit.html")
+    assert "Used groups: 0 of 0." in done.stdout
+    assert page["look"]["title"] == "Nothing tested" and page["groups"] == page["classes"] == []
+    assert page["without"] == ["class 0", "class 1", "class 2"]
+    assert list((out / "figures").iterdir()) == []
+
+
+def test_open_images_leaves_out_training_images(model, tmp_path, monkeypatch):
+    def first_half(_, images):
+        return images.select_rows(torch.arange(len(images) // 2)), "22 were trained on."
+
+    monkeypatch.setattr(command, "unseen", first_half)
+    notes = []
+    data = write_images(tmp_path / "data", 45)
+    images = command.open_images(load_model(model), str(data), on_note=notes.append)
+    assert len(images.pairs) == len(images.labels) == 22 and "22 were trained on." in notes
+
+
+def test_stored_images_stay_below_the_limit(model, audited, tmp_path, monkeypatch):
+    _, _, data = audited
+    vit = load_model(model)
+    images = command.open_images(vit, str(data))
+    found = library.audit(vit, images.pairs, images.labels)
+    pixels = command._pixels(vit, images)
+    _, files, _ = audit_page.stored_images(found, pixels)
+    monkeypatch.setattr(audit_page, "LIMIT", 10_000)
+    kept, fewer, _ = audit_page.stored_images(found, pixels)
+    assert 0 < len(fewer) < len(files)
+    assert sum(map(len, fewer.values())) < 10_000 + max(map(len, files.values()))
+    assert all(position in fewer for positions in kept.values() for position in positions)
+    assert all(kept.values())  # every group has an image
+    for group, positions in kept.items():
+        assert len(set(positions)) == len(positions)
+        assert (found.members[positions] == group).any(1).all()
+
+
+def test_null_band_equals_sign_flips():
+    random = np.random.default_rng(0)
+    differences = random.normal(0.3, 0.5, 60)
+    error = differences.std() / np.sqrt(60)
+    low, high = differences.mean() - 1.96 * error, differences.mean() + 1.96 * error
+    signs = random.choice([-1, 1], (20_000, 60))
+    expected = np.quantile((signs * differences).mean(1), 0.975)
+    assert null_band(differences.mean(), low, high, 60) == pytest.approx(expected, rel=0.03)
+
+
+def test_crop_box_surrounds_largest_part():
+    patches = np.zeros((6, 8), dtype=bool)
+    patches[0, 7] = True
+    patches[2:4, 3] = True
+    assert crop_box(patches, (10, 10)) == [10, 10, 40, 40]
+    patches[:] = False
+    patches[0, 0] = True
+    assert crop_box(patches, (16, 8)) == [0, 0, 24, 48]
+    assert crop_box(np.ones((6, 8), dtype=bool), (10, 10)) == [0, 0, 80, 60]
+
+
+def test_audit_page_words_are_plain(audited):
+    """No verdict on the model: the page shows crops and asks."""
+    _, out, _ = audited
+    page = content_of(out / "audit.html")
+    texts = json.dumps({**page, "images": []})
+    for path in audit_page.AUDIT_PAGE.iterdir():
+        if path.is_file():
+            texts += path.read_text()
+    texts += " ".join(audit_page.REASONS.values())
+    assert not FORBIDDEN.search(texts)
+
+
+def test_first_look_without_used_groups_explains_the_result(audited, model):
+    _, _, data = audited
+    vit = load_model(model)
+    images = command.open_images(vit, str(data))
+    order = torch.randperm(150, generator=torch.Generator().manual_seed(0))
+    shuffled = torch.tensor(images.labels)[order]
+    found = library.audit(vit, images.pairs, shuffled)
+    about = audit_page.About("colors", "data", True, images.names)
+    look = audit_page.first_look(found, about)
+    assert look["title"] == "Nothing found" and look["groups"] == []
+    assert "colors over the whole image" in look["words"]
