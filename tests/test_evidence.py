@@ -276,6 +276,31 @@ def test_small_effects_are_not_used(model, found, monkeypatch):
     assert vitlens.audit(model, marked()).used.empty
 
 
+def test_other_patches_come_from_the_weaker_half():
+    tokens = torch.arange(8.0)[None, :, None].expand(2, -1, 1)
+    shares = torch.tensor([[8, 7, 6, 5, 4, 3, 2, 1], [1, 2, 3, 4, 5, 6, 7, 8]]) / 36
+    strongest = shares.topk(5, 1).indices
+    random = torch.Generator().manual_seed(0)
+    drawn = evidence._draw_others(tokens, shares, strongest, random).flatten().tolist()
+    assert sorted(drawn) == [0, 1, 2, 5, 6, 7]
+    few = evidence._draw_others(tokens, shares, strongest[:, :2], random).view(2, -1)
+    assert few[0].min() >= 4 and few[1].max() <= 3
+
+
+def test_a_frame_can_be_covered_by_the_mean_of_the_border():
+    """The mean of the border patches is not the color of a frame that is narrower than a patch."""
+    grid = TokenGrid(8, 8, (8, 8))
+    image = torch.zeros(3, 64, 64)
+    frame = torch.ones(64, 64, dtype=torch.bool)
+    frame[4:-4, 4:-4] = False
+    image[:, frame] = 1.0
+    border, smooth, _ = evidence.blanks_of(image, torch.zeros(3, 64, 64), grid)
+    pixels = grid.border()[grid.pixel_patches()]
+    for blank in (border, smooth):
+        contrast = blank[:, pixels].std(1, correction=0) / image[:, pixels].std(1, correction=0)
+        assert (contrast <= 0.5).all()
+
+
 def clusters(centers, radii):
     """Clusters of one ball each, in a class each."""
     count, width = len(centers), len(centers[0])
@@ -307,8 +332,11 @@ def test_variants_of_a_mark_at_one_place_are_joined_and_other_marks_not():
     assert joined[1, 0] and joined.sum() == 1
     moved = torch.where(patches == 1, -1, patches)
     moved[torch.arange(10, 20), torch.arange(10) % 16] = 1  # the same look, at changing places
+    elsewhere = torch.where(patches == 1, -1, patches)
+    elsewhere[10:20, 9] = 1  # the same look, at another fixed place
     alike = clusters([[0.0, 0], [0.1, 0], [5.0, 0]], [1.0, 0.01, 1.0])
-    assert not evidence.same_place(moved, alike).any()
+    for places in (moved, elsewhere):
+        assert not evidence.same_place(places, alike).any()
 
 
 def test_group_along_border_has_all_border_patches():

@@ -6,14 +6,16 @@
 
 1. Explore. One half of the images passes the model forward and backward. A quick map selects the patches that raise the
    predicted class, and the tokens of a middle layer describe them. HDBSCAN finds clusters of the patches of each class.
-   Those that two halves of the images agree on, joined if they occur in the same images, are the groups.
-2. Test. On the other half, a patch belongs to a group by its token alone, never by a map. The patches of a group are
-   covered in every image that has the group, whatever its label, in three ways. The effect is the probability of the
-   labeled class with as many random patches of the same image covered, minus that with the group covered.
+   Those that two halves of the images agree on are the groups. Pieces of one mark are joined.
+2. Test. On the other half, a patch belongs to a group by its token alone, never by a map. A group at changing places of
+   the border gets the whole border of the images that have it. The patches of a group are covered in every image that
+   has the group, whatever its label, in three ways. The effect is the probability of the labeled class with as many
+   random patches of the same image covered, minus that with the group covered.
 
-A group is used if the effect is above 0 in at least two ways, and 0.02 or more in their mean. Random patches come from the same distance to the border,
-so a group in the middle is not compared with margins. If labels have nothing to do with the images, the expected effect
-of every group is 0, whatever the model has learned: membership ignores the labels, and probabilities sum to 1.
+A group is used if the effect is above 0 in at least two ways, and at least 0.02 in their mean. Random patches come from
+the same distance to the border, so a group in the middle is not compared with margins. If labels have nothing to do
+with the images, the expected effect of every group is 0, whatever the model has learned: membership ignores the labels,
+and probabilities sum to 1.
 
 Covered patches make images that the model was not trained on, patches depend on each other, and a group is not a
 concept. Colors over the whole image are in no group.
@@ -95,7 +97,7 @@ LEAST_OF_CLASS = 40
 LEAST_TESTED = 15
 """Images that a class, and a group in the testing half, must have for a test."""
 NO_RECORD = (
-    "No record of the images that this model was trained on was found, so any of them that are among these images count."
+    "No record of the images that this model was trained on was found, so any of them that are among these count."
 )
 NOT_COMPARED = (
     "These images cannot be compared with the record of the model's training images, so any of those among them count."
@@ -193,8 +195,8 @@ def audit(
     """Groups of evidence of a classifier over a set of images, and the effect of covering each of them.
 
     images: an `ImageSet` of `vitlens.data`, a batch (N, C, H, W) normalized as the model expects, or sources as of
-    `vitlens.preprocess`. Sources are read up to three times, so a generator is made a list. Unreadable images, and those
-    that the model was trained on by the record that comes with it, are left out and counted in the notes.
+    `vitlens.preprocess`. Sources are read up to three times, so a generator is made a list. Unreadable images, and
+    those in the model's record of its training images, are left out and counted in the notes.
     labels: a class number or name for each image. By default those of the set. Without labels, predicted classes serve,
     effects are shown, and no group is called used or suspect.
     layer: the layer whose tokens describe a patch, by default the middle one. method: a quick map of
@@ -285,7 +287,7 @@ def _labels(model: nn.Module, images: object, labels: object, count: int) -> Ten
 
 @dataclass(frozen=True)
 class _Batches:
-    """Images that are in memory or in a set of `vitlens.data`. read: from row numbers to model inputs. known: digests."""
+    """Images in memory or in a set of `vitlens.data`. read: from row numbers to model inputs. known: their digests."""
 
     names: list[str]
     read: Callable[[Tensor], Tensor]
