@@ -11,7 +11,7 @@ import timm
 import torch
 
 import vitlens
-from experiments.plants import textures
+from experiments.plants import choice, chosen_settings, textures
 from vitlens import TokenGrid, evidence
 from vitlens.data import ImageSet
 from vitlens.digests import Digests, TrainedOn, stored_digest
@@ -328,7 +328,9 @@ def test_variants_of_a_mark_at_one_place_are_joined_and_other_marks_not():
     patches[:10, 5] = 0
     patches[10:20, 5] = 1
     patches[20:, 5] = 2
-    joined = evidence.same_place(patches, clusters([[0.0, 0], [0.1, 0], [5.0, 0]], [1.0, 0.01, 1.0]))
+    joined = evidence.same_place(
+        patches, clusters([[0.0, 0], [0.1, 0], [5.0, 0]], [1.0, 0.01, 1.0])
+    )
     assert joined[1, 0] and joined.sum() == 1
     moved = torch.where(patches == 1, -1, patches)
     moved[torch.arange(10, 20), torch.arange(10) % 16] = 1  # the same look, at changing places
@@ -354,6 +356,23 @@ def test_group_along_border_has_all_border_patches():
         assert (image[~grid.border()] == 0).sum() == 0
     patches[0] = -1
     assert (groups.complete(patches, grid)[0] == -1).all()  # an image that lacks the group
+
+
+def test_choices_vary_one_setting_and_count_only_cues_that_patches_hold():
+    settings = chosen_settings([1, 0], ["relevance", "grad_cam"])
+    assert settings == [(1, "relevance"), (0, "relevance"), (1, "grad_cam")]
+    of_both = {"layer": 1, "method": "relevance"}
+    rows = [
+        of_both | {"model": "a", "kind": "fixed", "found": True},
+        of_both | {"model": "a", "kind": "border", "found": False},
+        of_both | {"model": "a", "kind": "tint", "found": True},
+        of_both | {"model": "a", "kind": "planted", "false_suspects": 2, "seconds": 3.0},
+        of_both | {"model": "b", "kind": "clean", "false_suspects": 1, "seconds": 4.0},
+    ]
+    row = choice(rows)
+    assert row["cues"] == 2 and row["found"] == 1 and row["recall"] == 0.5
+    assert row["false_suspects"] == 3 and row["most_false_suspects"] == 2
+    assert row["models"] == "a b" and row["seconds"] == 7.0
 
 
 def test_members_closed_form():

@@ -97,10 +97,12 @@ LEAST_OF_CLASS = 40
 LEAST_TESTED = 15
 """Images that a class, and a group in the testing half, must have for a test."""
 NO_RECORD = (
-    "No record of the images that this model was trained on was found, so any of them that are among these count."
+    "No record of the images that this model was trained on was found, so any of them that are among these images "
+    "count."
 )
 NOT_COMPARED = (
-    "These images cannot be compared with the record of the model's training images, so any of those among them count."
+    "These images cannot be compared with the record of the model's training images, so any of those that are among "
+    "these images count."
 )
 LEVEL = 0.05
 LEAST_EFFECT = 0.02
@@ -392,7 +394,9 @@ def _unseen(model: nn.Module, reader: _Batches | _Sources) -> tuple[Tensor, list
             f"The model was trained on all {count:,} images, so none is left to audit. Pass images that it was not "
             "trained on."
         )
-    note = f"{count:,} of {reader.count:,} images are left out, because the model was trained on them."
+    note = (
+        f"{count:,} of {reader.count:,} images are left out, because the model was trained on them."
+    )
     return rows[~seen], [note]
 
 
