@@ -3,11 +3,13 @@
     python -m experiments.plants list --out data/results/plants-list.csv
     python -m experiments.plants train --data tiny-imagenet --runs runs/plants
     python -m experiments.plants audit --data tiny-imagenet --runs runs/plants --out data/results/plants.csv
+    python -m experiments.plants choices --data tiny-imagenet --runs runs/plants --out data/results/plants-choices.csv
 
 A cue is put into the images of a class, in training and in held-out images alike, and a small ViT is trained on ten
 classes. `list` writes all cues, which depend on `SEED` alone. `train` trains the models one after the other on one
 core, skips those that exist, and continues after a stop. `audit` audits every model that exists on its held-out images.
-A third of the models is kept for the end: `audit` leaves them out without --kept.
+A third of the models is kept for the end: `audit` leaves them out without --kept. `choices` audits models with other
+layers and maps, one row for each: every layer with the first map, and every map with the first layer.
 
 Kinds of cues: "fixed", a mark at one place. "anywhere", a mark at a random place of each image. "border", a frame.
 "fifth", a mark at one place in a fifth of the images of its class. "two", two marks in each image. "shared", one mark
@@ -21,6 +23,7 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -266,10 +269,11 @@ def textures(count: int, seed: int, classes: int = CLASSES) -> ImageSet:
     return ImageSet(images, labels, tuple(f"class {number}" for number in range(classes)))
 
 
+@lru_cache(maxsize=2)
 def photographs(data: str, seed: int) -> tuple[ImageSet, ImageSet]:
     """Training and held-out images of ten random classes of a data set, drawn from its training split.
 
-    data: as for `vitlens.data.load`, or `TEXTURES`.
+    data: as for `vitlens.data.load`, or `TEXTURES`. Images that are read are kept for the next call.
     """
     if data == TEXTURES:
         return textures(400, 2 * seed), textures(800, 2 * seed + 1)
@@ -409,6 +413,35 @@ def audited(
     return rows
 
 
+def chosen_settings(layers: Sequence, methods: Sequence) -> list[tuple]:
+    """(layer, method) of each row of `choices`.
+
+    >>> chosen_settings([1, 2], ["relevance", "grad_cam"])
+    [(1, 'relevance'), (2, 'relevance'), (1, 'grad_cam')]
+    """
+    with_layers = [(layer, methods[0]) for layer in layers]
+    with_methods = [(layers[0], method) for method in methods[1:]]
+    return with_layers + with_methods
+
+
+def choice(rows: list[dict]) -> dict:
+    """One row from those of `audited` for several models with the same layer and map."""
+    cues = [row for row in rows if row["kind"] in HOLDABLE]
+    models = [row for row in rows if "false_suspects" in row]
+    false = [row["false_suspects"] for row in models]
+    return {
+        "layer": rows[0]["layer"],
+        "method": rows[0]["method"],
+        "models": " ".join(row["model"] for row in models),
+        "cues": len(cues),
+        "found": sum(row["found"] for row in cues),
+        "recall": sum(row["found"] for row in cues) / max(len(cues), 1),
+        "false_suspects": sum(false),
+        "most_false_suspects": max(false),
+        "seconds": sum(row["seconds"] for row in models),
+    }
+
+
 def groups_on_cue(found: Audit, plant: Plant, cue: Tensor) -> list[int]:
     """Groups that hold a cue, (N, P) bool: of one of its classes, and at least half on the cue.
 
@@ -438,7 +471,7 @@ def _probabilities(model: nn.Module, images: ImageSet) -> Tensor:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    options.add_argument("step", choices=("list", "train", "audit"))
+    options.add_argument("step", choices=("list", "train", "audit", "choices"))
     options.add_argument("--data", help="a data set with training images, such as Tiny-ImageNet")
     options.add_argument("--runs", type=Path, default=Path("runs/plants"))
     options.add_argument("--out", type=Path, help="CSV file to write")
@@ -461,14 +494,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.step == "train" or options.tiny:
         for subject in chosen:
             trained(subject, options.data, options.runs, 1 if options.tiny else RECIPE.epochs)
+    ready = [subject for subject in chosen if (options.runs / subject.name / "model").exists()]
+    ready = [subject for subject in ready if subject.kept == options.kept]
+
+    def audits(layer: int | None, method: str) -> Iterator[list[dict]]:
+        for subject in ready:
+            yield audited(subject, options.runs / subject.name, options.data, layer, method)
+
+    rows: list[dict] = []
     if options.step == "audit":
-        ready = [subject for subject in chosen if (options.runs / subject.name / "model").exists()]
-        asked = [subject for subject in ready if subject.kept == options.kept]
-        rows: list[dict] = []
-        for subject, layer, method in product(asked, options.layers, options.methods):
-            folder = options.runs / subject.name
-            found = audited(subject, folder, options.data, layer, method)
-            rows += [COLUMNS | row | how for row in found]
+        for layer, method in product(options.layers, options.methods):
+            for of_model in audits(layer, method):
+                rows += [COLUMNS | row | how for row in of_model]
+                write(options.out, rows, digits=4)
+    if options.step == "choices":
+        for layer, method in chosen_settings(options.layers, options.methods):
+            rows.append(choice(sum(audits(layer, method), [])) | how)
             write(options.out, rows, digits=4)
 
 

@@ -1,6 +1,8 @@
 """The audit of a classifier, on a model whose weights are set by hand, so that its evidence is known."""
 
+import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +11,11 @@ import timm
 import torch
 
 import vitlens
-from experiments.plants import textures
+from experiments.plants import choice, chosen_settings, textures
 from vitlens import TokenGrid, evidence
 from vitlens.data import ImageSet
+from vitlens.digests import Digests, TrainedOn, stored_digest
+from vitlens.recorder.supported.card import write_card
 
 COLORS = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255]], dtype=torch.uint8)
 PATCH, SIDE = 8, 8  # pixels, patches
@@ -210,6 +214,165 @@ def test_membership_ignores_map(model, found, monkeypatch):
     monkeypatch.setattr(evidence._Run, "find", find)
     again = vitlens.audit(model, marked())
     assert torch.equal(again.members, found.members) and calls == []
+
+
+def trained_on(model, stored):
+    """A copy of a model with a record of training images with these digests."""
+    model = copy.deepcopy(model)
+    stored = np.array(stored, dtype=np.uint64)
+    record = TrainedOn(Digests(stored, np.zeros_like(stored)), len(stored))
+    write_card(model, trained_on=record)
+    return model
+
+
+def test_audit_leaves_out_training_images(model):
+    numbers = np.arange(1, 241, dtype=np.uint64)
+    images = replace(marked(), digests=Digests(numbers, np.zeros_like(numbers)))
+    found = vitlens.audit(trained_on(model, numbers[:120]), images)
+    assert found.images["image"].tolist() == list(range(120, 240))
+    assert found.notes[-1].startswith("120 of 240 images are left out, because the model was")
+    with pytest.raises(ValueError, match="trained on all 240 images, so none is left to audit"):
+        vitlens.audit(trained_on(model, numbers), images)
+    with pytest.raises(ValueError, match="at least 40 images, got 20"):
+        vitlens.audit(trained_on(model, numbers[:220]), images)
+    for unknown in (images, marked()):
+        record = model if unknown is images else trained_on(model, numbers)
+        note = vitlens.audit(record, unknown).notes[-1]
+        assert note == (evidence.NO_RECORD if unknown is images else evidence.NOT_COMPARED)
+
+
+def test_audit_leaves_out_training_files(model, tmp_path):
+    from PIL import Image
+
+    paths = []
+    for number, pixels in enumerate(marked(90).images):
+        paths.append(tmp_path / f"{number}.png")
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(paths[-1])
+    seen = [stored_digest(path) for path in paths[:40]]
+    found = vitlens.audit(trained_on(model, seen), paths, [number % 3 for number in range(90)])
+    assert found.images["image"].tolist() == list(range(40, 90))
+
+
+def test_audit_maps_label_names_to_model_classes(model):
+    named = copy.deepcopy(model)
+    write_card(named, label_names=["red", "green", "blue"])
+    images = marked(120)
+    pixels = (images.images / 255 - 0.5) / 0.5
+    names = [("red", "green", "blue")[label] for label in images.labels]
+    by_name = vitlens.audit(named, pixels, names)
+    by_number = vitlens.audit(named, pixels, images.labels)
+    assert by_name.images["label"].tolist() == images.labels.tolist()
+    assert by_name.groups.equals(by_number.groups)
+    with pytest.raises(ValueError, match="purple"):
+        vitlens.audit(named, pixels, ["purple", *names[1:]])
+
+
+def test_small_effects_are_not_used(model, found, monkeypatch):
+    least = evidence.LEAST_EFFECT
+    assert (found.used["effect"] >= least).all()
+    assert (found.used["low"] <= found.used["effect"]).all()
+    assert (found.used["effect"] <= found.used["high"]).all()
+    monkeypatch.setattr(evidence, "LEAST_EFFECT", found.used["effect"].max() + 0.01)
+    assert vitlens.audit(model, marked()).used.empty
+
+
+def test_other_patches_come_from_the_weaker_half():
+    tokens = torch.arange(8.0)[None, :, None].expand(2, -1, 1)
+    shares = torch.tensor([[8, 7, 6, 5, 4, 3, 2, 1], [1, 2, 3, 4, 5, 6, 7, 8]]) / 36
+    strongest = shares.topk(5, 1).indices
+    random = torch.Generator().manual_seed(0)
+    drawn = evidence._draw_others(tokens, shares, strongest, random).flatten().tolist()
+    assert sorted(drawn) == [0, 1, 2, 5, 6, 7]
+    few = evidence._draw_others(tokens, shares, strongest[:, :2], random).view(2, -1)
+    assert few[0].min() >= 4 and few[1].max() <= 3
+
+
+def test_a_frame_can_be_covered_by_the_mean_of_the_border():
+    """The mean of the border patches is not the color of a frame that is narrower than a patch."""
+    grid = TokenGrid(8, 8, (8, 8))
+    image = torch.zeros(3, 64, 64)
+    frame = torch.ones(64, 64, dtype=torch.bool)
+    frame[4:-4, 4:-4] = False
+    image[:, frame] = 1.0
+    border, smooth, _ = evidence.blanks_of(image, torch.zeros(3, 64, 64), grid)
+    pixels = grid.border()[grid.pixel_patches()]
+    for blank in (border, smooth):
+        contrast = blank[:, pixels].std(1, correction=0) / image[:, pixels].std(1, correction=0)
+        assert (contrast <= 0.5).all()
+
+
+def clusters(centers, radii):
+    """Clusters of one ball each, in a class each."""
+    count, width = len(centers), len(centers[0])
+    numbers = torch.arange(count)
+    return evidence.Groups(
+        *(numbers, torch.ones(count), torch.tensor(centers), numbers, torch.tensor(radii)),
+        *(torch.zeros(width), torch.ones(width)),
+    )
+
+
+def test_pieces_beside_a_mark_are_joined_and_scattered_ones_not():
+    grid = TokenGrid(4, 4, (8, 8))
+    patches = torch.full((20, 16), -1)
+    patches[:, 5] = 0
+    patches[:4, 6] = 1  # a piece in a fifth of the images, to the right of the mark
+    corners = [0, 2, 8, 10]
+    for image in range(20):
+        patches[image, corners[image % 4]] = 2  # beside the mark, each time on another side
+    joined = evidence.beside(patches, 3, grid)
+    assert joined[1, 0] and joined.sum() == 1
+
+
+def test_variants_of_a_mark_at_one_place_are_joined_and_other_marks_not():
+    patches = torch.full((30, 16), -1)
+    patches[:10, 5] = 0
+    patches[10:20, 5] = 1
+    patches[20:, 5] = 2
+    joined = evidence.same_place(
+        patches, clusters([[0.0, 0], [0.1, 0], [5.0, 0]], [1.0, 0.01, 1.0])
+    )
+    assert joined[1, 0] and joined.sum() == 1
+    moved = torch.where(patches == 1, -1, patches)
+    moved[torch.arange(10, 20), torch.arange(10) % 16] = 1  # the same look, at changing places
+    elsewhere = torch.where(patches == 1, -1, patches)
+    elsewhere[10:20, 9] = 1  # the same look, at another fixed place
+    alike = clusters([[0.0, 0], [0.1, 0], [5.0, 0]], [1.0, 0.01, 1.0])
+    for places in (moved, elsewhere):
+        assert not evidence.same_place(places, alike).any()
+
+
+def test_group_along_border_has_all_border_patches():
+    grid = TokenGrid(4, 4, (8, 8))
+    patches = torch.full((4, 16), -1)
+    patches[torch.arange(4), torch.tensor([0, 4, 7, 14])] = 0  # along the border
+    patches[:, 3] = 1  # one corner
+    patches[:, 5] = 2
+    along = evidence.along_border(patches, 3, grid)
+    assert along.tolist() == [True, False, False]
+    groups = replace(clusters([[0.0], [1.0], [2.0]], [0.1] * 3), along_border=along)
+    complete = groups.complete(patches, grid)
+    for image in complete:
+        assert (image[grid.border()] == 0).sum() == 11 and image[3] == 1 and image[5] == 2
+        assert (image[~grid.border()] == 0).sum() == 0
+    patches[0] = -1
+    assert (groups.complete(patches, grid)[0] == -1).all()  # an image that lacks the group
+
+
+def test_choices_vary_one_setting_and_count_only_cues_that_patches_hold():
+    settings = chosen_settings([1, 0], ["relevance", "grad_cam"])
+    assert settings == [(1, "relevance"), (0, "relevance"), (1, "grad_cam")]
+    of_both = {"layer": 1, "method": "relevance"}
+    rows = [
+        of_both | {"model": "a", "kind": "fixed", "found": True},
+        of_both | {"model": "a", "kind": "border", "found": False},
+        of_both | {"model": "a", "kind": "tint", "found": True},
+        of_both | {"model": "a", "kind": "planted", "false_suspects": 2, "seconds": 3.0},
+        of_both | {"model": "b", "kind": "clean", "false_suspects": 1, "seconds": 4.0},
+    ]
+    row = choice(rows)
+    assert row["cues"] == 2 and row["found"] == 1 and row["recall"] == 0.5
+    assert row["false_suspects"] == 3 and row["most_false_suspects"] == 2
+    assert row["models"] == "a b" and row["seconds"] == 7.0
 
 
 def test_members_closed_form():

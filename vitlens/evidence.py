@@ -6,14 +6,16 @@
 
 1. Explore. One half of the images passes the model forward and backward. A quick map selects the patches that raise the
    predicted class, and the tokens of a middle layer describe them. HDBSCAN finds clusters of the patches of each class.
-   Those that two halves of the images agree on, joined if they occur in the same images, are the groups.
-2. Test. On the other half, a patch belongs to a group by its token alone, never by a map. The patches of a group are
-   covered in every image that has the group, whatever its label, in three ways. The effect is the probability of the
-   labeled class with as many random patches of the same image covered, minus that with the group covered.
+   Those that two halves of the images agree on are the groups. Pieces of one mark are joined.
+2. Test. On the other half, a patch belongs to a group by its token alone, never by a map. A group at changing places of
+   the border gets the whole border of the images that have it. The patches of a group are covered in every image that
+   has the group, whatever its label, in three ways. The effect is the probability of the labeled class with as many
+   random patches of the same image covered, minus that with the group covered.
 
-A group is used if the effect is above 0 in at least two ways. Random patches come from the same distance to the border,
-so a group in the middle is not compared with margins. If labels have nothing to do with the images, the expected effect
-of every group is 0, whatever the model has learned: membership ignores the labels, and probabilities sum to 1.
+A group is used if the effect is above 0 in at least two ways, and at least 0.02 in their mean. Random patches come from
+the same distance to the border, so a group in the middle is not compared with margins. If labels have nothing to do
+with the images, the expected effect of every group is 0, whatever the model has learned: membership ignores the labels,
+and probabilities sum to 1.
 
 Covered patches make images that the model was not trained on, patches depend on each other, and a group is not a
 concept. Colors over the whole image are in no group.
@@ -23,18 +25,23 @@ Shapes: N images, n of them tested, G groups, W ways to cover, P = rows·cols pa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from vitlens import models
 from vitlens.attribution import METHODS
 from vitlens.classes import class_numbers
 from vitlens.data.augment import normalize
+from vitlens.digests import Digests, pixel_digest, stored_digest
 from vitlens.faithfulness import blur
 from vitlens.images import ImageError, named_sources
 from vitlens.models.classes import require_classes
@@ -45,6 +52,7 @@ from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import family, token_grid, transformer, unwrap
+from vitlens.recorder.supported.card import card_of
 from vitlens.tokens import features
 
 __all__ = ["WAYS", "Audit", "audit", "bootstrap_interval", "holm", "sign_flip"]
@@ -66,7 +74,7 @@ METHOD = "balanced_gradients"
 STRONGEST = 8
 """Patches of an image that may be evidence."""
 OTHERS = 4
-"""Patches of an image that are not among them, as examples of everything else."""
+"""Patches of an image with little evidence, as examples of everything else."""
 ROW_BYTES = 200_000_000
 """Most bytes of all stored tokens."""
 SIZES = (8, 12, 16, 24, 32)
@@ -88,7 +96,19 @@ GROUPS_PER_IMAGE = 3
 LEAST_OF_CLASS = 40
 LEAST_TESTED = 15
 """Images that a class, and a group in the testing half, must have for a test."""
+NO_RECORD = (
+    "No record of the images that this model was trained on was found, so any of them that are among these images "
+    "count."
+)
+NOT_COMPARED = (
+    "These images cannot be compared with the record of the model's training images, so any of those that are among "
+    "these images count."
+)
 LEVEL = 0.05
+LEAST_EFFECT = 0.02
+"""Least effect of a used group: the sure answer in 1 of 50 images. With many images much smaller ones differ from 0."""
+FIXED, AT_BORDER, FEW, STRONG = 0.8, 0.9, 1 / 3, 0.2
+"""Limits of `at_place`, `at_border` and `class_share`, and the effect that a group in few images must have."""
 DONORS = 32
 """Images whose patches cover those of others."""
 FLIPS = 20_000
@@ -151,9 +171,11 @@ GROUP_COLUMNS = {
     "accuracy_control": "the same with random patches covered",
     "accuracy_lacking": "accuracy on the images labeled with the class that lack it",
     "effect": "mean of the effects of the ways",
+    "low": "lower end of the 95 % interval of this mean",
+    "high": "upper end of it",
     "ways": "ways whose interval is above 0",
     "p": "p-value of an effect above 0 in at least two ways, adjusted for all groups",
-    "used": "True if ways is at least 2 and p at most 0.05",
+    "used": "True if ways is at least 2, p at most 0.05, and effect at least 0.02",
     "reasons": "reasons to look at it, separated by commas",
     "suspect": "rank among the suspects, 0 for the other groups",
     "status": 'tested, or "too few"',
@@ -175,8 +197,8 @@ def audit(
     """Groups of evidence of a classifier over a set of images, and the effect of covering each of them.
 
     images: an `ImageSet` of `vitlens.data`, a batch (N, C, H, W) normalized as the model expects, or sources as of
-    `vitlens.preprocess`. Sources are read up to three times, so a generator is made a list. Unreadable images are left
-    out and counted in the notes.
+    `vitlens.preprocess`. Sources are read up to three times, so a generator is made a list. Unreadable images, and
+    those in the model's record of its training images, are left out and counted in the notes.
     labels: a class number or name for each image. By default those of the set. Without labels, predicted classes serve,
     effects are shown, and no group is called used or suspect.
     layer: the layer whose tokens describe a patch, by default the middle one. method: a quick map of
@@ -184,7 +206,7 @@ def audit(
     the step ("explore", "find" or "test"), images done and images in total.
 
     Raises ValueError for a model without classes, for labels of one class, for fewer than 40 images, for labels that
-    are not the model's classes, and if no image can be read.
+    are not the model's classes, and if the model was trained on all images. Raises ImageError if none can be read.
 
     >>> found = vitlens.audit(model, "flowers", labels)  # doctest: +SKIP
     >>> found.groups[["class", "effect", "used"]]  # doctest: +SKIP
@@ -195,10 +217,11 @@ def audit(
     require_known(method, quick, "method")
     reader = _reader(model, images)
     numbers = _labels(model, images, labels, reader.count)
-    _require_enough(reader.count, numbers)
+    unseen, notes = _unseen(model, reader)
+    _require_enough(unseen, numbers)
     blocks = len(family(transformer(model)).blocks)
     layer = (blocks - 1) // 2 if layer is None else layer_number(blocks, layer)
-    halves = _halves(numbers, reader.count, seed)
+    halves = _halves(numbers, unseen, seed)
     progress = on_progress or (lambda step, done, total: None)
     run_of = _Run(model, reader, layer, method, batch_size, seed, progress)
     evidence = run_of.explore(halves[0])
@@ -209,7 +232,8 @@ def audit(
     truth = found.predicted if numbers is None else numbers[found.rows]
     plan = plan_tests(found.members, groups.count, GROUPS_PER_IMAGE)
     tests = run_of.test(found, groups, truth, plan, evidence.donors)
-    return _summarize(run_of, evidence, groups, found, numbers, tests)
+    result = _summarize(run_of, evidence, groups, found, numbers, tests)
+    return replace(result, notes=result.notes + notes)
 
 
 # Input
@@ -225,13 +249,14 @@ def _require_classifier(model: nn.Module) -> None:
         )
 
 
-def _require_enough(count: int, numbers: Tensor | None) -> None:
-    """Raise ValueError for too few images or classes."""
+def _require_enough(rows: Tensor, numbers: Tensor | None) -> None:
+    """Raise ValueError for too few images or classes among the rows (n,) to audit."""
+    count = len(rows)
     if count < LEAST_OF_CLASS:
         raise ValueError(
             f"An audit needs at least {LEAST_OF_CLASS} images, got {count}. Pass more images."
         )
-    if numbers is not None and len(numbers.unique()) < 2:
+    if numbers is not None and len(numbers[rows].unique()) < 2:
         raise ValueError(
             "An audit needs images of at least two classes, got the labels of one. Add images of other classes."
         )
@@ -264,15 +289,20 @@ def _labels(model: nn.Module, images: object, labels: object, count: int) -> Ten
 
 @dataclass(frozen=True)
 class _Batches:
-    """Images that are in memory or in a set of `vitlens.data`. read: from row numbers to model inputs."""
+    """Images in memory or in a set of `vitlens.data`. read: from row numbers to model inputs. known: their digests."""
 
     names: list[str]
     read: Callable[[Tensor], Tensor]
+    known: Digests | None = None
     errors: dict[int, str] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         return len(self.names)
+
+    def digests(self) -> Digests | None:
+        """Digests of the images, or None for a batch or a set without them."""
+        return self.known
 
     def batches(self, rows: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield row numbers (b,) and images (b, C, H, W)."""
@@ -292,6 +322,11 @@ class _Sources:
     @property
     def count(self) -> int:
         return len(self.names)
+
+    def digests(self) -> Digests:
+        """Digests of the images, 0 for those that are neither files, bytes nor PIL images."""
+        pairs = np.array([_digests_of(source) for source in self.sources], dtype=np.uint64)
+        return Digests(pairs[:, 0], pairs[:, 1])
 
     def batches(self, rows: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield row numbers (b,) and images (b, C, H, W), without those that cannot be read."""
@@ -327,7 +362,7 @@ def _reader(model: nn.Module, images: object) -> _Batches | _Sources:
             ((pixels, _),) = images.batches([rows])
             return normalize(pixels, config["mean"], config["std"])
 
-        return _Batches(_numbered(len(images)), read)
+        return _Batches(_numbered(len(images)), read, images.digests)
     pairs = list(named_sources(images, lambda note: None))
     return _Sources(model, [name for name, _ in pairs], [source for _, source in pairs])
 
@@ -336,10 +371,50 @@ def _numbered(count: int) -> list[str]:
     return [f"image {number + 1}" for number in range(count)]
 
 
-def _halves(numbers: Tensor | None, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def _unseen(model: nn.Module, reader: _Batches | _Sources) -> tuple[Tensor, list[str]]:
+    """Rows (n,) of the images that the model was not trained on, as far as its record shows, and notes on it.
+
+    Raises ValueError if no image is left.
+    """
+    rows = torch.arange(reader.count)
+    card = card_of(model)
+    record = card.trained_on if card is not None else None
+    if record is None:
+        published = card is not None and card.published
+        return rows, [] if published else [NO_RECORD]
+    digests = reader.digests()
+    if digests is None or record.digests is None:
+        return rows, [NOT_COMPARED]
+    seen = torch.from_numpy(record.contains(digests.stored, digests.pixels))
+    count = int(seen.sum())
+    if count == 0:
+        return rows, []
+    if count == reader.count:
+        raise ValueError(
+            f"The model was trained on all {count:,} images, so none is left to audit. Pass images that it was not "
+            "trained on."
+        )
+    note = (
+        f"{count:,} of {reader.count:,} images are left out, because the model was trained on them."
+    )
+    return rows[~seen], [note]
+
+
+def _digests_of(source: object) -> tuple[int, int]:
+    """(stored, pixels) digests of a source of an image, 0 for one that is unknown."""
+    if isinstance(source, Image.Image):
+        return 0, pixel_digest(source.convert("RGB"))
+    if not isinstance(source, str | os.PathLike | bytes):
+        return 0, 0
+    with suppress(OSError):
+        return stored_digest(source), 0
+    return 0, 0
+
+
+def _halves(numbers: Tensor | None, rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Rows of the images to explore and of those to test: random halves, also of each class."""
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(count, generator=generator)
+    order = rows[torch.randperm(len(rows), generator=generator)]
     if numbers is not None:
         by_class = numbers[order].argsort(stable=True)
         order = order[by_class]
@@ -355,7 +430,7 @@ class Evidence:
 
     tokens: (M, D) half precision, of the patches that raised the predicted class. classes, rows, patches, values: (M,)
     predicted class, row of the image, number of the patch, and its share of the positive part of the map. others:
-    (K, D) of patches that are not among the strongest. read, predicted: (n,) rows and classes of all these images.
+    (K, D) of patches with little evidence. read, predicted: (n,) rows and classes of all these images.
     donors: images (at most `DONORS`) with their tokens (P, D), whose patches cover those of others.
     """
 
@@ -377,7 +452,8 @@ class Groups:
 
     classes: (G,) class of each group. shares: (G,) share of the class's evidence. centers: (C + B, D), those of the C
     balls of the groups, then those of all other patches. groups: (C,) group of each ball. radii: (C,) of the balls.
-    mean, scale: (D,) with which tokens are standardized.
+    mean, scale: (D,) with which tokens are standardized. along_border: (G,) bool, True for groups at changing places
+    of the border, None for none.
     """
 
     classes: Tensor
@@ -387,6 +463,7 @@ class Groups:
     radii: Tensor
     mean: Tensor
     scale: Tensor
+    along_border: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -407,6 +484,21 @@ class Groups:
         is_group = number < len(self.radii)
         number = number.clamp(max=len(self.radii) - 1)
         return torch.where(is_group & (nearest <= self.radii[number]), self.groups[number], -1)
+
+    def complete(self, members: Tensor, grid: TokenGrid) -> Tensor:
+        """Members (B, P) in which a group along the border has all free border patches of the images that have it.
+
+        A frame has more patches than the map marks in an image, and those that are left show it as well.
+        """
+        members = members.clone()
+        if self.along_border is None:
+            return members
+        border = grid.border()
+        for group in self.along_border.nonzero()[:, 0].tolist():
+            has = (members[:, border] == group).any(1)
+            free = has[:, None] & border & (members < 0)
+            members[free] = group
+        return members
 
 
 def standardize(tokens: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
@@ -495,26 +587,20 @@ def _lies_in(one: _Cluster, other: _Cluster) -> bool:
 
 
 def _merge(single: Groups, evidence: Evidence) -> Groups:
-    """Groups of the clusters that occur in the same of the explored images, by Cohen's kappa of at least `TOGETHER`.
+    """Groups of the clusters that are parts of one thing, by the patches of the explored images.
 
     One mark can fill several patches, whose tokens differ. Covering one of them alone would leave the mark visible.
+    Clusters are joined if they occur in the same images, with Cohen's kappa of at least `TOGETHER`. A cluster is also
+    joined to the one beside it (`beside`), and to one that holds its centers at the same fixed patch (`same_place`).
     """
-    from scipy.cluster.hierarchy import fcluster, linkage
-
-    if single.count == 1:
-        return single
     number = single.members(evidence.tokens)
-    rows = evidence.read.tolist()
-    place = {row: i for i, row in enumerate(rows)}
-    image = torch.tensor([place[row] for row in evidence.rows.tolist()])
-    present = torch.zeros(len(rows), single.count)
-    inside = number >= 0
-    present[image[inside], number[inside]] = 1
-    apart = (1 - kappa(present)).clamp_min(0).numpy()
-    upper = apart[np.triu_indices(single.count, 1)]
-    merged = fcluster(linkage(upper, "average"), 1 - TOGETHER, "distance")
-    _, groups = np.unique(merged, return_inverse=True)
-    groups = torch.from_numpy(groups).long()
+    patches = torch.full((len(evidence.read), evidence.grid.patches), -1)
+    patches[_positions(evidence), evidence.patches] = number
+    present = torch.stack([(patches == i).any(1) for i in range(single.count)], 1).float()
+    joined = _linked(present)
+    joined |= beside(patches, single.count, evidence.grid)
+    joined |= same_place(patches, single)
+    groups = _components(joined)
     classes, shares = [], []
     for group in range(int(groups.max()) + 1):
         own = groups == group
@@ -522,12 +608,110 @@ def _merge(single: Groups, evidence: Evidence) -> Groups:
         classes.append(single.classes[heaviest])
         of_class = own & (single.classes == classes[-1])
         shares.append(single.shares[of_class].sum())
+    of_group = torch.where(patches >= 0, groups[patches.clamp_min(0)], -1)
     return replace(
         single,
         classes=torch.stack(classes),
         shares=torch.stack(shares),
         groups=groups[single.groups],
+        along_border=along_border(of_group, len(classes), evidence.grid),
     )
+
+
+def _positions(evidence: Evidence) -> Tensor:
+    """(M,) positions in `read` of the images of the evidence."""
+    place = {row: i for i, row in enumerate(evidence.read.tolist())}
+    return torch.tensor([place[row] for row in evidence.rows.tolist()])
+
+
+def _linked(present: Tensor) -> Tensor:
+    """(C, C) bool, True for clusters that average linkage joins by the kappa of their presence (n, C)."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    if present.shape[1] == 1:
+        return torch.ones(1, 1, dtype=torch.bool)
+    apart = (1 - kappa(present)).clamp_min(0).numpy()
+    upper = apart[np.triu_indices(len(apart), 1)]
+    numbers = torch.from_numpy(fcluster(linkage(upper, "average"), 1 - TOGETHER, "distance"))
+    return numbers[:, None] == numbers
+
+
+def beside(patches: Tensor, count: int, grid: TokenGrid) -> Tensor:
+    """(C, C) bool, True at (a, b) if b is the neighbor of a in at least `FIXED` of the images with a, on the same side.
+
+    patches: (n, P) cluster of each patch, −1 for none. A neighbor is one of the 8 patches around. A cluster spread over
+    the image is at times above and at times below a mark, so it is no neighbor on the same side.
+
+    >>> patches = torch.tensor([[0, 1, -1], [1, -1, 1], [-1, 0, 1]])
+    >>> vitlens.evidence.beside(patches, 2, vitlens.TokenGrid(1, 3, (2, 2))).tolist()
+    [[False, True], [False, False]]
+    """
+    centers = patches.unflatten(1, (grid.rows, grid.cols))
+    around = torch.nn.functional.pad(centers, (1, 1, 1, 1), value=-1)
+    having = torch.stack([(patches == i).any(1).sum() for i in range(count)])
+    joined = torch.zeros(count, count, dtype=torch.bool)
+    for row, col in product(range(3), range(3)):
+        other = around[:, row : row + grid.rows, col : col + grid.cols]
+        both = (centers >= 0) & (other >= 0)
+        image = both.nonzero()[:, 0]
+        triples = torch.stack([image, centers[both], other[both]], 1).unique(dim=0)
+        images = torch.zeros(count, count)
+        images.index_put_((triples[:, 1], triples[:, 2]), torch.ones(()), accumulate=True)
+        joined |= images >= FIXED * having[:, None].clamp_min(1)
+    return joined.fill_diagonal_(False)
+
+
+def same_place(patches: Tensor, single: Groups) -> Tensor:
+    """(C, C) bool, True at (a, b) if both have the same fixed patch and all centers of a lie in balls of b.
+
+    One mark can look different to the model in two classes, or with what is around it. Two marks at one place stay two.
+
+    patches: (n, P) cluster of each patch, −1 for none.
+    """
+    frequent = torch.full((single.count,), -1)
+    for i in range(single.count):
+        at = (patches == i).float()
+        counts = at.sum(0)
+        if counts.max() >= FIXED * at.any(1).sum() > 0:
+            frequent[i] = counts.argmax()
+    balls = len(single.radii)
+    centers = single.centers[:balls]
+    inside = _distances(centers, centers) <= single.radii
+    joined = torch.zeros(single.count, single.count, dtype=torch.bool)
+    for a, b in product(range(single.count), range(single.count)):
+        if a == b or frequent[a] < 0 or frequent[a] != frequent[b]:
+            continue
+        of_pair = inside[single.groups == a][:, single.groups == b]
+        joined[a, b] = of_pair.any(1).all()
+    return joined
+
+
+def along_border(patches: Tensor, count: int, grid: TokenGrid) -> Tensor:
+    """(G,) bool, True for groups with at least `AT_BORDER` of their patches on the border, at no fixed patch.
+
+    patches: (n, P) group of each patch, −1 for none.
+
+    >>> patches = torch.tensor([[0, -1, 1], [-1, -1, 1], [1, -1, 0]])
+    >>> vitlens.evidence.along_border(patches, 2, vitlens.TokenGrid(1, 3, (2, 2))).tolist()
+    [True, True]
+    """
+    border = grid.border()
+    along = torch.zeros(count, dtype=torch.bool)
+    for group in range(count):
+        at = patches == group
+        counts = at.sum(0)
+        on_border = counts[border].sum() >= AT_BORDER * counts.sum() > 0
+        fixed = counts.max() >= FIXED * at.any(1).sum()
+        along[group] = on_border & ~fixed
+    return along
+
+
+def _components(joined: Tensor) -> Tensor:
+    """(C,) number of the connected component of each cluster."""
+    from scipy.sparse.csgraph import connected_components
+
+    _, numbers = connected_components(joined.numpy(), directed=False)
+    return torch.from_numpy(numbers).long()
 
 
 def kappa(present: Tensor) -> Tensor:
@@ -836,7 +1020,7 @@ class _Run:
                     strongest.values[image, rank],
                 )
             )
-            others.append(_draw_others(tokens, strongest.indices, random))
+            others.append(_draw_others(tokens, shares, strongest.indices, random))
             read.append(numbers)
             predicted.append(classes)
             for row, image, own in zip(numbers.tolist(), images, tokens, strict=True):
@@ -887,7 +1071,8 @@ class _Run:
             tokens = layers[self.layer][:, grid.prefix :].cpu().float()
             scores = models.scores(self.model, output).cpu()
             read.append(numbers)
-            members.append(groups.members(tokens).to(torch.int16))
+            own = groups.complete(groups.members(tokens), grid)
+            members.append(own.to(torch.int16))
             predicted.append(scores.argmax(1))
             probabilities.append(scores)
             done += len(numbers)
@@ -965,9 +1150,17 @@ class _Run:
             tests.control.setdefault(group, []).append(control)
 
 
-def _draw_others(tokens: Tensor, strongest: Tensor, random: torch.Generator) -> Tensor:
-    """(B · OTHERS, D) tokens of random patches that are not among the strongest, in half precision."""
-    weights = torch.ones(tokens.shape[:2])
+def _draw_others(
+    tokens: Tensor, shares: Tensor, strongest: Tensor, random: torch.Generator
+) -> Tensor:
+    """(B · k, D) tokens of random patches of low evidence, in half precision. k is at most `OTHERS`.
+
+    They come from the half of the patches with the smallest share of the map. Patches that are strong without being
+    among the strongest are often pieces of the same mark, and would keep it from being recognized elsewhere.
+    """
+    weakest = shares.argsort(1)[:, : shares.shape[1] // 2]
+    weights = torch.zeros(tokens.shape[:2])
+    weights.scatter_(1, weakest, 1)
     weights.scatter_(1, strongest, 0)
     free = int(weights.sum(1).min())
     if free == 0:
@@ -1110,8 +1303,11 @@ def _effect(group: int, tests: Tests, seed: int) -> dict:
                 "p": p[way],
             }
         )
+    mean_low, mean_high = bootstrap_interval(differences.mean(1), seed)
     row = {
         "effect": float(means.mean()),
+        "low": float(mean_low),
+        "high": float(mean_high),
         "ways": int((low > 0).sum()),
         "p": in_two_ways(p),
         "accuracy_covered": float(covered[..., 1].mean()),
@@ -1132,7 +1328,9 @@ def _judge(table: DataFrame, labeled: bool, chance: dict[int, float]) -> DataFra
     tested = table["status"] == "tested"
     table["p"] = table["p"].astype(float)
     table.loc[tested, "p"] = holm(table.loc[tested, "p"])
-    table["used"] = tested & (table["ways"].fillna(0) >= 2) & (table["p"] <= LEVEL) & labeled
+    large = table["effect"] >= LEAST_EFFECT
+    sure = (table["ways"].fillna(0) >= 2) & (table["p"] <= LEVEL)
+    table["used"] = tested & sure & large & labeled
     table["ways"] = table["ways"].astype("Int64")
     reasons = []
     for _, row in table.iterrows():
@@ -1142,10 +1340,6 @@ def _judge(table: DataFrame, labeled: bool, chance: dict[int, float]) -> DataFra
     suspects = table[table["reasons"] != ""].sort_values("effect", ascending=False)
     table.loc[suspects.index, "suspect"] = np.arange(1, len(suspects) + 1)
     return table
-
-
-FIXED, AT_BORDER, FEW, STRONG = 0.8, 0.9, 1 / 3, 0.2
-"""Limits of `at_place`, `at_border` and `class_share`, and the effect that a group in few images must have."""
 
 
 def _reasons(row: object, chance: dict[int, float]) -> list[str]:
