@@ -198,6 +198,9 @@ def test_command_ignores_variables_of_an_allocation(model, folder, tmp_path, mon
 
 
 def test_command_reports_variables_that_connect_nothing(model, tmp_path, monkeypatch):
+    from accelerate import PartialState
+
+    monkeypatch.setattr(PartialState, "_shared_state", {})  # as in a new process
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
