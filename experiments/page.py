@@ -49,16 +49,9 @@ CLICK = """([row, col]) => {
 }"""
 VIEW = "view => (document.querySelector('#page').source.send({ set: { view } }), lastWrite(performance.now()))"
 FORWARDS = """async (count) => {
-    const { worker: script, network, weights, wasm, photos } = document.querySelector("#page").source.page;
-    const worker = new Worker(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
-    const ask = (task, given) => new Promise((done) => {
-        const { port1, port2 } = new MessageChannel();
-        port1.onmessage = ({ data }) => done(data.result);
-        worker.postMessage({ ...given, task, port: port2 }, [port2]);
-    });
+    const { ask, photos } = document.querySelector("#page").source.page;
     const copy = ({ buffer, byteOffset, byteLength }) => buffer.slice(byteOffset, byteOffset + byteLength), times = [];
-    await ask("open", { about: network, weights: copy(weights), wasm: copy(wasm) });
-    const { input } = await ask("photo", { bytes: copy(photos[0].png), ready: true });
+    const { input } = await ask("photo", { bytes: copy(photos[0].file), ready: true });
     for (let k = 0; k < count; k += 1) {
         const start = performance.now();
         await ask("forward", { key: String(k), input, off: [], mean: false });
@@ -72,7 +65,8 @@ def measured(browser: Browser, path: Path, count: int) -> Iterator[tuple[str, li
     """(action, milliseconds of each time)."""
     ready = []
     for _ in range(max(2, count // 10)):
-        page = browser.new_page(viewport={"width": 1400, "height": 1000})
+        size = {"width": 1400, "height": 1000}
+        page = browser.new_page(viewport=size, reduced_motion="reduce")  # without the first gesture
         page.add_init_script(WATCH)
         page.goto(path.as_uri())
         ready.append(page.evaluate("lastWrite(0)"))

@@ -471,6 +471,7 @@ async function startLive(stored) {
   const live = new Live(stored, startWorker(stored.worker));
   Object.assign(stored, {
     opens: true,
+    ask: live.ask, // for scripts that drive the page
     tour: (source) => tourOf(live, source),
     prepare: (...message) => live.prepare(...message),
     score: (source) => scoreMap(live, source),
