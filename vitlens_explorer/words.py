@@ -203,7 +203,7 @@ WORDS = {
     "with the name of a class a line.",
     "blank private": "The model runs in this page. Files and photos stay on this machine: the page cannot send "
     "anything.",
-    "blank photo": "This is no file of a model. Open a model first, and drop photos then.",
+    "blank photo": "This is not a file of a model. Open a model first, and drop photos then.",
     "blank folder": "This browser could not read the folder. Choose its files.",
     "files": "the files",
     "opening": "Opening {name}",

@@ -254,10 +254,15 @@ def few_shot(
 def _looks(names: Collection[str]) -> list[tuple[str, str]]:
     """(color, line) of curves: one color for each kind of model if all names tell it, else one for each curve."""
     kinds = [_kind(name) for name in names]
-    few = max(map(kinds.count, kinds), default=0) <= len(STYLES)
-    if None in kinds or not few:
+    most = max((kinds.count(kind) for kind in kinds), default=0)
+    if None in kinds or most > len(STYLES):
         return [(color, "-") for color in palette(len(names))]
-    return [(KINDS[kind][0], STYLES[kinds[:place].count(kind)]) for place, kind in enumerate(kinds)]
+    looks = []
+    for place, kind in enumerate(kinds):
+        color, _ = KINDS[kind]
+        earlier = kinds[:place].count(kind)
+        looks.append((color, STYLES[earlier]))
+    return looks
 
 
 def _kind(name: str) -> str | None:

@@ -397,8 +397,9 @@ def _classes(found: Audit, about: About) -> list[dict]:
 def _without_groups(found: Audit, about: About) -> list[str]:
     """Names of the classes of the images that have no group."""
     column = "label" if about.labeled else "predicted"
-    numbers = set(found.images[column].tolist()) - set(found.groups["class"].tolist())
-    return [about.name(int(number)) for number in sorted(numbers)]
+    present = set(found.images[column].tolist())
+    grouped = set(found.groups["class"].tolist())
+    return [about.name(int(number)) for number in sorted(present - grouped)]
 
 
 def html_of(page: dict, about: About) -> str:
