@@ -177,6 +177,22 @@ def test_stream_explains_a_killed_worker():
     assert len(images) == 10 and (images == 1).all()
 
 
+@pytest.mark.parametrize(
+    "cut", (ConnectionResetError, ConnectionRefusedError, BrokenPipeError, EOFError)
+)
+def test_stream_explains_the_cut_connection_of_a_killed_worker(cut):
+    class Cut:
+        def __iter__(self):
+            raise cut("the other end is gone")
+
+    labels = torch.zeros(40, dtype=torch.int64)
+    stream = ImageStream(Samples(Fatal(40), labels, ("a",), range(40)), 8, uint8_tensor, workers=1)
+    joined(stream, [torch.arange(8)])
+    stream._loader = Cut()
+    with pytest.raises(ChildProcessError, match="processes that read images ended .*gone"):
+        joined(stream, [torch.arange(8)])
+
+
 def test_loader_makes_every_dataloader():
     paths = [
         path

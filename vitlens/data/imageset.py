@@ -725,11 +725,16 @@ class ImageStream(_Split):
                 images = images.to(self.device, non_blocking=True)
                 labels = labels.to(self.device, non_blocking=True)
                 yield images, labels
-        except (RuntimeError, OSError) as problem:
-            if not lost_workers(problem):
+        except (RuntimeError, OSError, EOFError) as problem:
+            if not lost_workers(problem) and not self._cut_off(problem):
                 raise
             self._loader = None
             raise lost_workers_error(problem) from problem
+
+    def _cut_off(self, problem: Exception) -> bool:
+        """True for the error of a connection that a killed worker closed before PyTorch saw its end."""
+        of_its_own = str(problem).startswith("Caught ")  # an error inside a worker, which lives
+        return self.workers > 0 and isinstance(problem, (ConnectionError, EOFError)) and not of_its_own
 
     def _announced(self) -> AbstractContextManager:
         """Announcement of a long wait for the workers, in the process that starts them."""
