@@ -13,7 +13,6 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -178,20 +177,9 @@ def trained(
 
 def chosen(images: ImageSet, classes: int) -> ImageSet:
     """Images of `classes` random classes, renumbered from 0. The choice depends on the number only."""
-    kept = (
-        torch.randperm(len(images.class_names), generator=torch.Generator().manual_seed(0))[
-            :classes
-        ]
-        .sort()
-        .values
-    )
-    rows = torch.isin(images.labels, kept).nonzero()[:, 0]
-    return replace(
-        images,
-        images=images.images[rows],
-        labels=torch.searchsorted(kept, images.labels[rows]),
-        class_names=tuple(images.class_names[k] for k in kept.tolist()),
-    )
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(images.class_names), generator=generator)
+    return images.select_classes(sorted(order[:classes].tolist()))
 
 
 def look(path: Path, step: int, model: nn.Module, valid: ImageSet, plan: Recipe) -> None:

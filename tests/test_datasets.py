@@ -504,3 +504,15 @@ def test_load_tiny_imagenet(tmp_path):
     assert torch.bincount(valid.labels).tolist() == [50] * 200
     images, labels = next(valid.batches([torch.arange(0, 10_000, 100)]))
     assert images.shape == (100, 3, 64, 64) and labels.equal(valid.labels[::100])
+
+
+def test_select_classes_keeps_images_and_renumbers_labels():
+    digits = load("digits")
+    some = digits.select_classes([8, 3])
+    assert some.class_names == ("8", "3")
+    rows = torch.isin(digits.labels, torch.tensor([3, 8])).nonzero()[:, 0]
+    assert torch.equal(some.images, digits.images[rows])
+    assert torch.equal(some.labels, (digits.labels[rows] == 3).long())
+    for wrong in ([3, 3], [10], [-1]):
+        with pytest.raises(ValueError, match="different labels from 0 to 9"):
+            digits.select_classes(wrong)

@@ -298,7 +298,7 @@ class _Split:
 
     def __dir__(self) -> list[str]:
         methods = ("batches", "class_names", "labels", "note", "remaining", "select_rows", "size")
-        own = ("images",) if hasattr(self, "images") else ()
+        own = ("images", "select_classes") if hasattr(self, "images") else ()
         return listed_names(self, (*methods, *own, "subset", "to"))
 
     def subset(self, n: int, seed: int = 0):
@@ -360,6 +360,23 @@ class ImageSet(_Split):
         digests = self.digests and self.digests.select_rows(rows.cpu().numpy())
         rows = rows.to(self.labels.device)
         return replace(self, images=self.images[rows], labels=self.labels[rows], digests=digests)
+
+    def select_classes(self, classes: Sequence[int]) -> ImageSet:
+        """The images of the classes with these labels, which are renumbered from 0 in the given order.
+
+        >>> vitlens.data.load("digits").select_classes([3, 8]).class_names
+        ('3', '8')
+        """
+        known = len(self.class_names)
+        if len(set(classes)) < len(classes) or not all(0 <= label < known for label in classes):
+            raise ValueError(
+                f"Classes must be different labels from 0 to {known - 1}, got {list(classes)}."
+            )
+        numbers = torch.full((known,), -1, device=self.labels.device)
+        numbers[list(classes)] = torch.arange(len(classes), device=self.labels.device)
+        kept = self.select_rows((numbers[self.labels] >= 0).nonzero()[:, 0])
+        names = tuple(self.class_names[label] for label in classes)
+        return replace(kept, labels=numbers[kept.labels], class_names=names)
 
     def batches(
         self, rows: Iterable[Tensor], augment: Augment | None = None, key: tuple[int, ...] = ()
@@ -734,7 +751,9 @@ class ImageStream(_Split):
     def _cut_off(self, problem: Exception) -> bool:
         """True for the error of a connection that a killed worker closed before PyTorch saw its end."""
         of_its_own = str(problem).startswith("Caught ")  # an error inside a worker, which lives
-        return self.workers > 0 and isinstance(problem, (ConnectionError, EOFError)) and not of_its_own
+        return (
+            self.workers > 0 and isinstance(problem, (ConnectionError, EOFError)) and not of_its_own
+        )
 
     def _announced(self) -> AbstractContextManager:
         """Announcement of a long wait for the workers, in the process that starts them."""
