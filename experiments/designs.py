@@ -275,6 +275,13 @@ STUDIES = {each.name: each for each in (
                 "1,200 steps, rate 0.001, decay 0.1": Model("weight_decay=0.1")},
         recipe=replace(THREE_EPOCHS, steps=1200, width=128, depth=6, heads=4),
     ),
+    # Fig. 13: axial attention doubles the layers, so a third model has as many layers without it.
+    Study(
+        name="axial-cpu", figure="models", baseline="ViT", sizes=(7_500,), classes=50, validations=1,
+        models={"ViT": Model("model.readout=mean"), "axial ViT": Model("model.readout=mean model.attention=axial"),
+                "ViT, twice the layers": Model("model.readout=mean depth=8")},
+        recipe=replace(DATA_SIZE.recipe, name="axial-cpu", steps=1250, patch_size=4, width=64, depth=4, heads=2),
+    ),
     # Table 7. In a pilot with one seed, the ResNet's loss at BiT's rate was that of chance, 3.91, even after 300 steps,
     # and at ten times the rate 3.82 after 100; so both rates are there.
     Study(

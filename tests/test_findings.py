@@ -961,3 +961,20 @@ def test_chapter_10_register_and_its_controls():
     )
     change = rows.loc["register", ["change", "change_low", "change_high"]]
     assert "−{:.2f} points [−{:.2f}, {:.2f}]".format(*change.abs()) in prose
+
+
+def leads(table: str, of: str, over: str) -> pd.Series:
+    """Top-1 of a model less that of another, by seed."""
+    top1 = pd.read_csv(DATA / "results" / table).pivot(index="seed", columns="model", values="top1")
+    return top1[of] - top1[over]
+
+
+@pytest.mark.parametrize(
+    "over, words", [("ViT", "−0.3 ± 1.7"), ("ViT, twice the layers", "−0.1 ± 2.4")]
+)
+def test_axial_attention_leads_neither_model(over, words):
+    lead = leads("axial-cpu.csv", "axial ViT", over)
+    low, high = ttest_1samp(lead, 0).confidence_interval(0.95)
+    assert low < 0 < high and len(lead) == 3
+    assert words == f"{lead.mean():.1f} ± {(high - low) / 2:.1f}".replace("-", "−")
+    assert words in told("14")[0]
