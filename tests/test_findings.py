@@ -978,3 +978,11 @@ def test_axial_attention_leads_neither_model(over, words):
     assert low < 0 < high and len(lead) == 3
     assert words == f"{lead.mean():.1f} ± {(high - low) / 2:.1f}".replace("-", "−")
     assert words in told("14")[0]
+
+
+@pytest.mark.parametrize("change, points", [("mean of the patches", 2.5), ("milder crops", 1.9)])
+def test_recipe_took_changes_beyond_two_standard_errors(change, points):
+    lead = leads("recipe-pilot-cpu.csv", change, "tiny-imagenet-2min")
+    assert lead.mean() > 2 * lead.sem() and round(lead.mean(), 1) == points
+    for text in ("docs/training.md", "vitlens/train/recipes.py"):
+        assert f"{points} points" in (DATA.parent / text).read_text()

@@ -62,12 +62,14 @@ def write_throughput(out: Path, tiny: bool, device: torch.device, how: dict) -> 
 
 
 NARROW = [
-    *["width=256", "heads=8", "depth=9", "mlp_ratio=3", "model.readout=mean", "drop_path=0.05"],
-    *["augment.scale=0.6,1", "augment.rotate=15", "augment.jitter=0.3", "augment.erase=0.2"],
+    *["width=256", "heads=8", "depth=9", "mlp_ratio=3", "drop_path=0.05"],
+    *["augment.rotate=15", "augment.jitter=0.3", "augment.erase=0.2"],
     *["patch_drop=0.5", "patch_drop_until=0.6", "average=0.998"],
 ]
+FORMER = ["model.class_token=true", "model.global_pool=token", "augment.scale=0.4,1"]
 CHOICES = {
     "as the recipe": [],
+    "class token, crops from 0.4": FORMER,
     "patch dropout": ["patch_drop=0.5", "patch_drop_until=0.6"],
     "narrow": NARROW,
     "narrow, batch of 2048": [*NARROW, "batch_size=2048", "average=0.996"],
