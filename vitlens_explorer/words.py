@@ -208,6 +208,7 @@ WORDS = {
     "files": "the files",
     "opening": "Opening {name}",
     "canceled": "Opening was canceled.",
+    "runs opened": "This page runs {name}, which was opened from its own files and is not in this file. ",
     "not opened": "{name} could not be opened ({error}). Choose the files again.",
     # files of a model that a page refuses
     "no weights": "Expected model.safetensors and config.json, got no weights. Choose both files of a model.",

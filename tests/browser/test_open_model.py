@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import timm
 import torch
 import transformers
 from PIL import Image
@@ -118,6 +119,16 @@ class Opened:
 
 
 @pytest.fixture(scope="module")
+def small_page(tmp_path_factory):
+    """A live page with a model of 4 layers, 3 heads, 16 × 16 patches and 10 classes, on two photos."""
+    torch.manual_seed(0)
+    arguments = {"embed_dim": 96, "depth": 4, "num_heads": 3, "num_classes": 10}
+    model = timm.create_model("vit_tiny_patch16_224", img_size=256, **arguments)
+    photos = {name: PHOTOS / f"{name}.jpg" for name in ("arch", "dog")}
+    return live.save_live_page(model, photos, tmp_path_factory.mktemp("small") / "page.html")
+
+
+@pytest.fixture(scope="module")
 def blank(tmp_path_factory):
     """A page without a model."""
     return live.save_blank_page(tmp_path_factory.mktemp("blank") / "blank.html")
@@ -212,6 +223,30 @@ def test_opened_model_equals_explorer(browser, blank, tmp_path, title):
     opened.page.get_by_role("alert").filter(has_text="has no value").wait_for()
     opened.page.get_by_role("button", name="Tour").click()
     opened.page.locator("dialog.tour[open]").wait_for()
+    opened.close()
+
+
+@pytest.mark.parametrize("kind", ["blank", "small_page"])
+def test_footer_and_title_name_the_opened_model(browser, tmp_path, request, kind):
+    """The sentences about the file itself stay, and a refused file changes nothing."""
+    folder = write_model("Dinov2WithRegistersModel", tmp_path / "<i>mine")
+    opened = Opened(browser, request.getfixturevalue(kind), "#page .headline")
+    footer = opened.page.locator("footer")
+    before = footer.inner_text()
+    assert "which was opened" not in before
+    opened.drop(folder)
+    opened.wait_for_model("<i>mine")
+    words = say("runs opened", name="<i>mine")
+    assert footer.inner_text() == words + before
+    assert opened.page.title() == "arch · <i>mine · vitlens"
+    (tmp_path / "weights.bin").write_bytes(b"PK\x03\x04")
+    opened.drop(tmp_path / "weights.bin")
+    opened.wait_for_alert("is a pickle")
+    assert footer.inner_text() == words + before
+    opened.drop(write_model("ViTForImageClassification", tmp_path / "second"))
+    opened.wait_for_model("second")
+    assert footer.inner_text() == say("runs opened", name="second") + before
+    assert opened.page.title() == "arch · second · vitlens"
     opened.close()
 
 

@@ -68,7 +68,7 @@ function valuesIn(address, first) {
 // Keeps the address of the page and the state of the source equal. Returns {afterDrawing, stop}, functions to call.
 function syncAddress({ model, uploads, send, isWaiting, notice }) {
   let first = valuesOf(model.get("frame"));
-  let shown = model.get("frame").model; // another model begins with other values
+  let shown = model.get("frame").models; // another model begins with other values
   let how = "replaceState"; // for the first address, and after a state that came from an address
   let timer;
   const restore = (state) => {
@@ -98,8 +98,8 @@ function syncAddress({ model, uploads, send, isWaiting, notice }) {
   };
   const afterDrawing = () => {
     const frame = model.get("frame");
-    if (frame.model !== shown) first = valuesOf(frame);
-    shown = frame.model;
+    if (frame.models !== shown) first = valuesOf(frame);
+    shown = frame.models;
     clearTimeout(timer);
     timer = setTimeout(write, SETTLED);
   };

@@ -245,6 +245,8 @@ class PageSource extends Source {
       panels: [this.panel(choice, map)],
       controls: this.controls(),
       model: page.model,
+      models: page.models || 0,
+      opened: page.opened || "",
       headline: say("headline"),
       lead: say("lead"),
       doubt: this.doubt(),
