@@ -300,6 +300,8 @@ WORDS = {
     "resized positions": "Its positions were resized from {from} × {from} to {to} × {to} patches, as {library} does "
     "it.",
     "unused tensors": "Tensors that its forward does not need ({count}): {names}.",
+    # the address of a page
+    "nearest": "The nearest state is shown.",
     "no such value": "{name} has no value {value}.",
     "no such head": "There is no head “{value}”. A head is its layer and its number, such as 0.2.",
     "no class": "No class is named “{name}”. Give whole words of a name, or a number.",
