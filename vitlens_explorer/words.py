@@ -208,6 +208,7 @@ WORDS = {
     "files": "the files",
     "opening": "Opening {name}",
     "canceled": "Opening was canceled.",
+    "runs opened": "This page runs {name}, which was opened from its own files and is not in this file. ",
     "not opened": "{name} could not be opened ({error}). Choose the files again.",
     # files of a model that a page refuses
     "no weights": "Expected model.safetensors and config.json, got no weights. Choose both files of a model.",
@@ -299,6 +300,8 @@ WORDS = {
     "resized positions": "Its positions were resized from {from} × {from} to {to} × {to} patches, as {library} does "
     "it.",
     "unused tensors": "Tensors that its forward does not need ({count}): {names}.",
+    # the address of a page
+    "nearest": "The nearest state is shown.",
     "no such value": "{name} has no value {value}.",
     "no such head": "There is no head “{value}”. A head is its layer and its number, such as 0.2.",
     "no class": "No class is named “{name}”. Give whole words of a name, or a number.",

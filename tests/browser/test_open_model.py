@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import timm
 import torch
 import transformers
 from PIL import Image
@@ -118,6 +119,16 @@ class Opened:
 
 
 @pytest.fixture(scope="module")
+def small_page(tmp_path_factory):
+    """A live page with a model of 4 layers, 3 heads, 16 × 16 patches and 10 classes, on two photos."""
+    torch.manual_seed(0)
+    arguments = {"embed_dim": 96, "depth": 4, "num_heads": 3, "num_classes": 10}
+    model = timm.create_model("vit_tiny_patch16_224", img_size=256, **arguments)
+    photos = {name: PHOTOS / f"{name}.jpg" for name in ("arch", "dog")}
+    return live.save_live_page(model, photos, tmp_path_factory.mktemp("small") / "page.html")
+
+
+@pytest.fixture(scope="module")
 def blank(tmp_path_factory):
     """A page without a model."""
     return live.save_blank_page(tmp_path_factory.mktemp("blank") / "blank.html")
@@ -212,6 +223,101 @@ def test_opened_model_equals_explorer(browser, blank, tmp_path, title):
     opened.page.get_by_role("alert").filter(has_text="has no value").wait_for()
     opened.page.get_by_role("button", name="Tour").click()
     opened.page.locator("dialog.tour[open]").wait_for()
+    opened.close()
+
+
+@pytest.mark.parametrize("kind", ["blank", "small_page"])
+def test_footer_and_title_name_the_opened_model(browser, tmp_path, request, kind):
+    """The sentences about the file itself stay, and a refused file changes nothing."""
+    folder = write_model("Dinov2WithRegistersModel", tmp_path / "<i>mine")
+    opened = Opened(browser, request.getfixturevalue(kind), "#page .headline")
+    footer = opened.page.locator("footer")
+    before = footer.inner_text()
+    assert "which was opened" not in before
+    opened.drop(folder)
+    opened.wait_for_model("<i>mine")
+    words = say("runs opened", name="<i>mine")
+    assert footer.inner_text() == words + before
+    assert opened.page.title() == "arch · <i>mine · vitlens"
+    (tmp_path / "weights.bin").write_bytes(b"PK\x03\x04")
+    opened.drop(tmp_path / "weights.bin")
+    opened.wait_for_alert("is a pickle")
+    assert footer.inner_text() == words + before
+    opened.drop(write_model("ViTForImageClassification", tmp_path / "second"))
+    opened.wait_for_model("second")
+    assert footer.inner_text() == say("runs opened", name="second") + before
+    assert opened.page.title() == "arch · second · vitlens"
+    opened.close()
+
+
+def state_of(opened: Opened) -> dict:
+    """Values of the controls by name."""
+    return {each["name"]: each["value"] for each in opened.drawn()["controls"]}
+
+
+def wait_for_values(opened: Opened, **values) -> None:
+    """Wait until the controls have these values."""
+    for name, value in values.items():
+        opened.page.wait_for_function(
+            """([name, value]) => {
+                const { controls } = document.querySelector("#page").source.get("frame");
+                const control = controls.find((each) => each.name === name);
+                return JSON.stringify(control.value) === JSON.stringify(value);
+            }""",
+            arg=[name, value],
+        )
+
+
+def change(opened: Opened, **values) -> None:
+    """Set controls, and wait until the address is an entry of the history."""
+    before = opened.page.evaluate("history.length")
+    opened.frame(**values)
+    opened.page.wait_for_function("before => history.length > before", arg=before)
+
+
+def test_address_of_another_model_shows_the_nearest_state(browser, small_page, tmp_path):
+    """Back, Forward, a link and a reload, with a layer, head, patch, view, class, photo and heads that are absent."""
+    opened = Opened(browser, small_page, READY)
+    opened.page.wait_for_function("() => location.hash.includes('layer')")
+    change(opened, layer=3, head=2, row=15, column=14, off=[[3, 2], [1, 0]])
+    change(opened, view="relevance", target=9, photograph="dog")
+    opened.drop(write_model("Dinov2WithRegistersModel", tmp_path / "mine"))
+    opened.wait_for_model("mine")
+    opened.page.wait_for_function("() => !location.hash.includes('relevance')")
+    change(opened, view="norms", layer=0)
+    opened.page.go_back()
+    wait_for_values(opened, view="attention", layer=2, photograph="dog")
+    opened.page.go_back()  # to a class of the model before
+    opened.wait_for_alert("View has no value “relevance”.")
+    wait_for_values(opened, view="attention", photograph="dog", off=[[1, 0]])
+    assert say("nearest") in opened.page.locator(".alert").inner_text()
+    opened.page.go_back()
+    wait_for_values(opened, layer=2, head=2, row=3, column=3, query="patch", off=[[1, 0]])
+    wait_for_values(opened, photograph="arch")
+    alert = opened.page.locator(".alert").inner_text()
+    assert "Layer has no value 3." in alert and "There is no head “1.0,3.2”." in alert
+    opened.page.go_forward()
+    wait_for_values(opened, view="attention", photograph="dog", off=[[1, 0]])
+    opened.page.evaluate("location.hash = '#view=attention&layer=1&patch=2,1&head=1'")
+    wait_for_values(opened, layer=1, head=1, row=2, column=1, off=[])
+    assert opened.page.locator(".alert").inner_text() == ""
+    opened.page.evaluate(
+        "location.hash = '#view=zzz&layer=99&head=x&query=4&off=0.1,7.7&sample=gone'"
+    )
+    wait_for_values(opened, layer=2, query=4, off=[[0, 1]], view="attention", photograph="arch")
+    opened.page.wait_for_function("() => location.hash.includes('query=4')")
+    opened.page.reload()  # the model of the file has no registers
+    opened.page.wait_for_selector(READY)
+    wait_for_values(opened, layer=2, query="readout", off=[[0, 1]], photograph="arch")
+    opened.wait_for_alert("Query has no value 4.")
+    opened.close()
+
+
+def test_link_names_a_class_of_a_photo_before_its_forward(browser, small_page):
+    opened = Opened(browser, small_page, READY)
+    opened.page.evaluate("location.hash = '#view=relevance&target=9&sample=dog'")
+    wait_for_values(opened, view="relevance", target=9, photograph="dog")
+    assert opened.page.locator(".alert").inner_text() == ""
     opened.close()
 
 

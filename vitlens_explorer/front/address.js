@@ -44,11 +44,12 @@ function parsePlaces(text) {
   return text.split(",").map((place) => place.split(".").map(parseWord));
 }
 
-// The values that an address sets, in an order that Page.change takes.
+// The values that an address sets, in an order in which they can be set one by one: a row or column alone makes the
+// patch the query.
 function valuesIn(address, first) {
   const given = new URLSearchParams(address.slice(1));
   const values = { photograph: given.get("sample") ?? first.photograph };
-  for (const name of ["view", "layer", "head", "query", "row", "column", "off", ...RARE]) {
+  for (const name of ["view", "layer", "head", "row", "column", "query", "off", ...RARE]) {
     values[name] = given.has(name) ? parseValue(given.get(name)) : first[name];
   }
   if (!given.has("head")) delete values.head; // each view has its own
@@ -68,7 +69,7 @@ function valuesIn(address, first) {
 // Keeps the address of the page and the state of the source equal. Returns {afterDrawing, stop}, functions to call.
 function syncAddress({ model, uploads, send, isWaiting, notice }) {
   let first = valuesOf(model.get("frame"));
-  let shown = model.get("frame").model; // another model begins with other values
+  let shown = model.get("frame").models; // another model begins with other values
   let how = "replaceState"; // for the first address, and after a state that came from an address
   let timer;
   const restore = (state) => {
@@ -80,7 +81,7 @@ function syncAddress({ model, uploads, send, isWaiting, notice }) {
     const isKept = uploads.has(upload) && photos?.some(([, name]) => name === upload);
     const lost = upload && !isKept;
     if (upload && !lost) values.photograph = upload;
-    send({ set: values });
+    send({ set: values, nearest: true }); // another model or photo may lack some of them
     if (lost) {
       notice(`“${upload}” was uploaded and is not in the address of this page. Upload it again.`);
     }
@@ -98,8 +99,8 @@ function syncAddress({ model, uploads, send, isWaiting, notice }) {
   };
   const afterDrawing = () => {
     const frame = model.get("frame");
-    if (frame.model !== shown) first = valuesOf(frame);
-    shown = frame.model;
+    if (frame.models !== shown) first = { ...valuesOf(frame), photograph: first.photograph };
+    shown = frame.models;
     clearTimeout(timer);
     timer = setTimeout(write, SETTLED);
   };

@@ -66,6 +66,14 @@ function keepParts(known, parent, described, makePart, stays) {
 const stayWithOtherValue = (old, next) =>
   isEqual({ ...old, value: null }, { ...next, value: null });
 
+// Writes a sentence before those of the footer, about a model that was opened in this page.
+function writeFooter(sentence) {
+  const footer = document.querySelector("footer");
+  const node = footer?.querySelector(".opened");
+  if (node) node.textContent = sentence;
+  else if (sentence) footer?.prepend(make("b", { class: "opened" }, sentence));
+}
+
 function render({ model, el }) {
   const knownPanels = new Map(); // by name
   const places = new Map(); // of controls, by name
@@ -381,7 +389,9 @@ function render({ model, el }) {
     heading.textContent = names.join(" · ");
     headline.textContent = frame.headline || "";
     lead.textContent = frame.lead || "";
-    if (ALONE) document.title = [...names, "vitlens"].join(" · ");
+    if (!ALONE) return;
+    document.title = [...names, "vitlens"].join(" · ");
+    writeFooter(frame.opened || "");
   };
   const draw = async () => {
     drawings += 1;

@@ -5,6 +5,7 @@ const BARS = 5; // likeliest classes in the list
 const TYPED = 10; // largest number of typed classes in the menus
 const STANDS_OUT = 0.3; // smallest probability of the likeliest class without a remark that none stands out
 const SIX = 6; // maps side by side
+const ORDERED = ["layer", "head", "row", "column"]; // controls whose numbers have neighbors
 const ZIP_HEADER = 10; // bytes of gzip before the deflated data
 const ZIP_FOOTER = 8; // bytes of gzip after it: checksum and size
 
@@ -38,11 +39,12 @@ class PageSource extends Source {
     const { state, record } = this;
     this.answers = Math.max(this.answers, content.number || 0);
     try {
-      this.take(content);
+      const problems = content.nearest ? await this.restore(content.set) : [];
+      if (!content.nearest) this.take(content);
       await this.page.prepare?.(this, content, buffers);
       if (content.press === "save") await this.save(content.number);
       if (content.press === "score") this.page.score?.(this); // other messages do not wait for it
-      this.draw("");
+      this.draw(problems.join(" "));
     } catch (error) {
       this.state = state;
       this.page.records.set(state.photograph, record); // that of another state may have replaced it
@@ -94,6 +96,35 @@ class PageSource extends Source {
       this.state = { ...this.state, [name]: value };
     }
     this.settle();
+  }
+
+  // Sets the values of an address one by one. Those that the page does not take are set to the nearest that it takes.
+  // Returns sentences about them.
+  async restore(values) {
+    const rejected = Object.entries(values).filter((each) => this.refusal(...each));
+    if (!rejected.length) return [];
+    await this.page.prepare?.(this, {}, []); // the classes of a photo are known after its forward
+    const problems = [];
+    for (const [name, value] of rejected) {
+      const problem = this.refusal(name, value);
+      if (!problem) continue;
+      problems.push(problem);
+      const control = this.controls().find((each) => each.name === name);
+      if (control) this.change({ [name]: nearestOf(control, value) });
+    }
+    return problems.length ? [...problems, say("nearest")] : [];
+  }
+
+  // Sets a value. Returns the sentence of its refusal, or "".
+  refusal(name, value) {
+    const { state } = this;
+    try {
+      this.change({ [name]: value });
+      return "";
+    } catch ({ message }) {
+      this.state = state;
+      return message;
+    }
   }
 
   // Values of a message with those that follow from them.
@@ -245,6 +276,8 @@ class PageSource extends Source {
       panels: [this.panel(choice, map)],
       controls: this.controls(),
       model: page.model,
+      models: page.models || 0,
+      opened: page.opened || "",
       headline: say("headline"),
       lead: say("lead"),
       doubt: this.doubt(),
@@ -473,6 +506,21 @@ function isAllowed({ kind, options, high, step }, value) {
   if (kind === "text") return typeof value === "string";
   if (typeof value !== "number" || (step === 1 && !Number.isInteger(value))) return false;
   return value >= 0 && value <= high;
+}
+
+// The value that a control takes instead of one that it does not take.
+function nearestOf({ name, kind, options, high, value: own }, value) {
+  const choices = options.map(([, choice]) => choice);
+  if (kind === "switches") {
+    const places = Array.isArray(value) ? value : [];
+    return places.filter((place) => choices.some((choice) => isEqual(choice, place)));
+  }
+  if (!ORDERED.includes(name) || typeof value !== "number") return own;
+  if (!options.length) return Math.min(Math.max(Math.round(value), 0), high);
+  const numbers = choices.filter((choice) => typeof choice === "number");
+  if (!numbers.length) return own;
+  const distance = (choice) => Math.abs(choice - value);
+  return numbers.reduce((best, choice) => (distance(choice) < distance(best) ? choice : best));
 }
 
 // The values of a panel as CSV.

@@ -147,6 +147,7 @@ function adaptPage(stored, reference, model, folder, photos) {
     controls[name] = adapted.filter(Boolean);
   }
   const names = model.labels || (model.imagenet ? stored.imagenet.split("\n") : null);
+  const name = nameModel(model, folder);
   const notes = model.notes.map(([name, fields]) => say(name, fields));
   Object.assign(stored, {
     network: about,
@@ -156,7 +157,9 @@ function adaptPage(stored, reference, model, folder, photos) {
     controls,
     names,
     labels: names && shortNames(names),
-    model: nameModel(model, folder),
+    model: name,
+    models: (stored.models || 0) + 1,
+    opened: say("runs opened", { name }),
     hash: undefined, // reading all weights again would take seconds
     about: [...notes, say("live")].join(" "),
   });

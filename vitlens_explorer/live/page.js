@@ -199,9 +199,12 @@ class Live {
   preview(source, { picture }) {
     const { traits } = source;
     const running = { strength: 0, words: say("running") };
+    const { model, opened = "" } = this.stored;
     traits.pictures = { picture };
     traits.frame = {
       ...traits.frame,
+      model,
+      opened,
       panels: traits.frame.panels.map((panel) => ({ ...panel, ...running })),
       bars: [],
       score: null,
