@@ -43,7 +43,7 @@ from vitlens.classes import class_numbers
 from vitlens.data.augment import normalize
 from vitlens.digests import Digests, pixel_digest, stored_digest
 from vitlens.faithfulness import blur
-from vitlens.images import ImageError, load_image, named_sources
+from vitlens.images import ImageError, named_sources
 from vitlens.models.classes import require_classes
 from vitlens.names import require_known, unknown_name
 from vitlens.recorder.forward import eval_mode, require_images, run
@@ -52,8 +52,8 @@ from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import family, token_grid, transformer, unwrap
+from vitlens.recorder.supported.card import card_of
 from vitlens.tokens import features
-from vitlens.unseen import EARLIER, WITHOUT_DIGESTS, left_out, record_of, trained_on
 
 __all__ = ["WAYS", "Audit", "audit", "bootstrap_interval", "holm", "sign_flip"]
 __dir__ = __all__.copy
@@ -96,6 +96,14 @@ GROUPS_PER_IMAGE = 3
 LEAST_OF_CLASS = 40
 LEAST_TESTED = 15
 """Images that a class, and a group in the testing half, must have for a test."""
+NO_RECORD = (
+    "No record of the images that this model was trained on was found, so any of them that are among these images "
+    "count."
+)
+NOT_COMPARED = (
+    "These images cannot be compared with the record of the model's training images, so any of those that are among "
+    "these images count."
+)
 LEVEL = 0.05
 LEAST_EFFECT = 0.02
 """Least effect of a used group: the sure answer in 1 of 50 images. With many images much smaller ones differ from 0."""
@@ -296,8 +304,6 @@ class _Batches:
         """Digests of the images, or None for a batch or a set without them."""
         return self.known
 
-    pixel_digests = None  # a set holds resized images
-
     def batches(self, rows: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield row numbers (b,) and images (b, C, H, W)."""
         for part in rows.split(size):
@@ -321,19 +327,6 @@ class _Sources:
         """Digests of the images, 0 for those that are neither files, bytes nor PIL images."""
         pairs = np.array([_digests_of(source) for source in self.sources], dtype=np.uint64)
         return Digests(pairs[:, 0], pairs[:, 1])
-
-    def pixel_digests(self, rows: list[int]) -> np.ndarray:
-        """Digests (n,) of the pixels of some images, 0 for those that cannot be read."""
-        return np.array([self._pixel_digest(row) for row in rows], dtype=np.uint64)
-
-    def _pixel_digest(self, row: int) -> int:
-        source = self.sources[row]
-        if callable(source):
-            source = source()
-        try:
-            return pixel_digest(load_image(source, on_note=lambda note: None))
-        except ImageError:
-            return 0
 
     def batches(self, rows: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield row numbers (b,) and images (b, C, H, W), without those that cannot be read."""
@@ -384,19 +377,27 @@ def _unseen(model: nn.Module, reader: _Batches | _Sources) -> tuple[Tensor, list
     Raises ValueError if no image is left.
     """
     rows = torch.arange(reader.count)
-    record, note = record_of(model)
+    card = card_of(model)
+    record = card.trained_on if card is not None else None
     if record is None:
-        return rows, [note] if note else []
-    if record.digests is None:
-        return rows, [EARLIER]
+        published = card is not None and card.published
+        return rows, [] if published else [NO_RECORD]
     digests = reader.digests()
-    if digests is None:
-        return rows, [WITHOUT_DIGESTS]
-    seen, notes = trained_on(record, digests, reader.pixel_digests)
-    left = left_out(seen, "the set")
-    if left:
-        notes.insert(0, left)
-    return rows[torch.from_numpy(~seen)], notes
+    if digests is None or record.digests is None:
+        return rows, [NOT_COMPARED]
+    seen = torch.from_numpy(record.contains(digests.stored, digests.pixels))
+    count = int(seen.sum())
+    if count == 0:
+        return rows, []
+    if count == reader.count:
+        raise ValueError(
+            f"The model was trained on all {count:,} images, so none is left to audit. Pass images that it was not "
+            "trained on."
+        )
+    note = (
+        f"{count:,} of {reader.count:,} images are left out, because the model was trained on them."
+    )
+    return rows[~seen], [note]
 
 
 def _digests_of(source: object) -> tuple[int, int]:

@@ -6,7 +6,6 @@ The record of the training images comes with the model (`vitlens.digests`), so p
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import nn
 from vitlens.data import ImageSet, ImageStream
 from vitlens.data.imageset import same_images
 from vitlens.data.sources import open_samples
-from vitlens.digests import DECODED, Digests, TrainedOn
+from vitlens.digests import DECODED, TrainedOn
 from vitlens.recorder.supported import unwrap
 from vitlens.recorder.supported.card import card_of
 from vitlens.train.run_folder import label_checksum
@@ -27,8 +26,8 @@ UNKNOWN = (
 )
 LOSSY = "Copies of training images that were resized or compressed with loss are not recognized."
 WITHOUT_DIGESTS = (
-    "A batch, or an ImageSet without digests, cannot be compared with the training images, so any of these count. "
-    "vitlens.data.load returns digests."
+    "Images that are passed as an ImageSet without digests cannot be compared with the training images, so any of "
+    "these count. vitlens.data.load returns digests."
 )
 EARLIER = (
     "The record of this model's training is of an earlier version, which cannot tell whether training images are among "
@@ -46,44 +45,16 @@ def unseen(model: nn.Module, images: ImageSet | ImageStream) -> tuple[ImageSet |
     >>> len(unseen(model, digits)[0])
     360
     """
-    record, note = record_of(model)
+    card = card_of(unwrap(model))
+    record = card.trained_on if card is not None else None
     if record is None:
-        return images, note
+        published = card is not None and card.published
+        return images, "" if published else UNKNOWN
     if images.digests is None:
         return images, WITHOUT_DIGESTS
     if record.digests is None:
         return _unseen_of_earlier(record, images)
-    decoded = None
-    if isinstance(images, ImageStream):  # an `ImageSet` holds resized images
-        decoded = images.samples.pixel_digests
-    seen, notes = trained_on(record, images.digests, decoded)
-    return _keep(images, ~seen, notes)
-
-
-def record_of(model: nn.Module) -> tuple[TrainedOn | None, str]:
-    """The record of a model's training images, and a note if there is none and the model was not published.
-
-    >>> record_of(model)[0] is None
-    True
-    """
-    card = card_of(unwrap(model))
-    if card is None:
-        return None, UNKNOWN
-    if card.trained_on is None:
-        return None, "" if card.published else UNKNOWN
-    return card.trained_on, ""
-
-
-def trained_on(
-    record: TrainedOn,
-    digests: Digests,
-    decoded: Callable[[list[int]], np.ndarray] | None = None,
-) -> tuple[np.ndarray, list[str]]:
-    """(N,) True for each image among the training images of a record with digests, and notes on what is not recognized.
-
-    decoded: digests of the pixels of the images at some positions, which are decoded for it, or None if none can be.
-    """
-    stored, pixels = digests.stored, digests.pixels
+    stored, pixels = images.digests.stored, images.digests.pixels
     seen = record.contains(stored, pixels)
     notes = [LOSSY]
     rest = np.flatnonzero(~seen & (pixels == 0))
@@ -95,41 +66,31 @@ def trained_on(
             "recognized."
         )
     elif len(rest):
-        if decoded is not None:
+        if isinstance(images, ImageStream):  # an `ImageSet` holds resized images
             pixels = pixels.copy()
-            pixels[rest] = decoded(rest.tolist())
+            pixels[rest] = images.samples.pixel_digests(rest.tolist())
         seen = record.contains(stored, pixels)
     if not record.complete:
         notes.append(
             f"The record holds {len(record.digests):,} of the {record.images:,} training images, so others may be "
             "among the scored images."
         )
-    return seen, notes
-
-
-def left_out(seen: np.ndarray, source: str) -> str:
-    """The sentence on images that are left out, empty if there are none. Raises ValueError if no image is left.
-
-    >>> left_out(np.array([True, False, False]), "the set")
-    '1 of 3 images are left out, because the model was trained on them.'
-    """
-    count, number = len(seen), int(seen.sum())
-    if number == count:
-        raise ValueError(
-            f"The model was trained on all {count:,} images of {source}, so none is left. Give images that it was not "
-            "trained on."
-        )
-    if not number:
-        return ""
-    return f"{number:,} of {count:,} images are left out, because the model was trained on them."
+    return _keep(images, ~seen, notes)
 
 
 def _keep(
     images: ImageSet | ImageStream, kept: np.ndarray, notes: list[str]
 ) -> tuple[ImageSet | ImageStream, str]:
-    left = left_out(~kept, _source(images))
-    if not left:
+    count = len(kept)
+    left_out = count - int(kept.sum())
+    if left_out == count:
+        raise ValueError(
+            f"The model was trained on all {count:,} images of {_source(images)}, so none is left to score. Give "
+            "images that it was not trained on."
+        )
+    if not left_out:
         return images, " ".join(notes)
+    left = f"{left_out:,} of {count:,} images are left out, because the model was trained on them."
     rows = torch.from_numpy(np.flatnonzero(kept))
     return images.select_rows(rows), " ".join([left, *notes])
 

@@ -55,18 +55,11 @@ class Images:
     """Images to audit.
 
     pairs: (name, source) of each. labels: class numbers of the model, or None. names: of the data's classes, by number.
-    note: what is known of the images that the model was trained on.
     """
 
     pairs: list[tuple[str, object]]
     labels: list[int] | None
     names: dict[int, str] = field(default_factory=dict)
-    note: str = ""
-
-    def add_notes(self, found: Audit) -> Audit:
-        """The audit with `note` before its own notes, each sentence once."""
-        new = [words for words in found.notes if words not in self.note]
-        return replace(found, notes=[self.note, *new] if self.note else new)
 
 
 def open_images(
@@ -103,7 +96,7 @@ def open_images(
         source = samples.source(number) if is_files else partial(samples.source, number)
         pairs.append((samples.name(number), source))
     if not labeled:
-        return Images(pairs, None, note=note)
+        return Images(pairs, None)
     if len(kept.labels.unique()) < 2:
         name = shown(kept.class_names[int(kept.labels[0])])
         raise ValueError(
@@ -113,7 +106,7 @@ def open_images(
     numbers = class_numbers(model, kept.class_names, classes, stored=kept.stored_classes)
     labels = numbers[kept.labels].tolist()
     names = dict(zip(numbers.tolist(), kept.class_names, strict=True))
-    return Images(pairs, labels, names, note)
+    return Images(pairs, labels, names)
 
 
 def _is_flat(data: str) -> bool:

@@ -248,7 +248,6 @@ def audit(
             )
     except KeyboardInterrupt:
         raise Stopped(f"stopped before the audit ended, so {out} is unchanged.") from None
-    found = images.add_notes(found)
     command = ["vitlens", *sys.argv[1:]]
     try:
         with tqdm(unit="image", desc="write") as bar:
@@ -261,8 +260,7 @@ def audit(
     used, groups = len(found.used), len(found.groups)
     print(f"\nUsed groups: {used:,} of {groups:,}. Open {out / auditing.PAGE}.")
     for words in found.notes:
-        if words != images.note:  # told before the audit
-            note(words)
+        note(words)
     return int(len(found.images) < number)
 
 
