@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from test_evidence import PATCH, PLACE, SIDE
 
 import vitlens as library
 from vitlens import load_model
+from vitlens.digests import FILE, Digests, stored_digest
 from vitlens.files import is_figure
+from vitlens.unseen import UNKNOWN
 from vitlens_explorer import audit as command
 from vitlens_explorer import audit_page
 from vitlens_explorer.audit_page import crop_box, null_band
@@ -181,6 +184,31 @@ def test_open_images_leaves_out_training_images(model, tmp_path, monkeypatch):
     data = write_images(tmp_path / "data", 45)
     images = command.open_images(load_model(model), str(data), on_note=notes.append)
     assert len(images.pairs) == len(images.labels) == 22 and "22 were trained on." in notes
+
+
+@pytest.mark.parametrize("labeled", [True, False])
+def test_audit_command_leaves_out_training_images(model, tmp_path, labeled):
+    data, out = write_images(tmp_path / "data", 90, labeled=labeled), tmp_path / "audit"
+    paths = sorted(data.rglob("*.png"))
+    trained = shutil.copytree(model, tmp_path / "trained")
+    stored = np.array([stored_digest(path) for path in paths[:40]], dtype=np.uint64)
+    (trained / FILE).write_bytes(Digests(stored, np.zeros_like(stored)).to_bytes())
+    done = vitlens("audit", trained, "--data", data, "--out", out, "--device", "cpu")
+    left_out = "40 of 90 images are left out, because the model was trained on them."
+    assert done.stderr.count(left_out) == 1
+    assert "50 images take at most 500 forwards" in done.stderr
+    record = json.loads((out / "audit.json").read_text())
+    assert record["images"] == 50
+    assert sum(left_out in note for note in record["notes"]) == 1
+
+
+@pytest.mark.parametrize("labeled", [True, False])
+def test_audit_command_notes_a_missing_record_once(model, tmp_path, labeled):
+    data, out = write_images(tmp_path / "data", 45, labeled=labeled), tmp_path / "audit"
+    done = vitlens("audit", model, "--data", data, "--out", out, "--device", "cpu")
+    assert done.stderr.count("No record of the images") == 1
+    record = json.loads((out / "audit.json").read_text())
+    assert record["notes"].count(UNKNOWN) == 1
 
 
 def test_stored_images_stay_below_the_limit(model, audited, tmp_path, monkeypatch):

@@ -12,9 +12,9 @@ import torch
 
 import vitlens
 from experiments.plants import choice, chosen_settings, textures
-from vitlens import TokenGrid, evidence
+from vitlens import TokenGrid, evidence, unseen
 from vitlens.data import ImageSet
-from vitlens.digests import Digests, TrainedOn, stored_digest
+from vitlens.digests import Digests, TrainedOn, pixel_digest, stored_digest
 from vitlens.recorder.supported.card import write_card
 
 COLORS = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255]], dtype=torch.uint8)
@@ -231,14 +231,22 @@ def test_audit_leaves_out_training_images(model):
     found = vitlens.audit(trained_on(model, numbers[:120]), images)
     assert found.images["image"].tolist() == list(range(120, 240))
     assert found.notes[-1].startswith("120 of 240 images are left out, because the model was")
-    with pytest.raises(ValueError, match="trained on all 240 images, so none is left to audit"):
+    with pytest.raises(ValueError, match="trained on all 240 images, so none is left. Give"):
         vitlens.audit(trained_on(model, numbers), images)
     with pytest.raises(ValueError, match="at least 40 images, got 20"):
         vitlens.audit(trained_on(model, numbers[:220]), images)
-    for unknown in (images, marked()):
-        record = model if unknown is images else trained_on(model, numbers)
-        note = vitlens.audit(record, unknown).notes[-1]
-        assert note == (evidence.NO_RECORD if unknown is images else evidence.NOT_COMPARED)
+    assert vitlens.audit(model, images).notes[-1] == unseen.UNKNOWN
+    without_digests = vitlens.audit(trained_on(model, numbers), marked())
+    assert without_digests.notes[-1] == unseen.WITHOUT_DIGESTS
+    assert len(without_digests.images) == 240
+
+
+def test_audit_without_comparison_reads_all_images(model):
+    numbers = np.arange(1, 61, dtype=np.uint64)
+    images = replace(marked(60), digests=Digests(numbers, np.zeros_like(numbers)))
+    found = vitlens.audit(trained_on(model, numbers), images, compare=False)
+    assert len(found.images) == 60
+    assert not any("trained on" in note for note in found.notes)
 
 
 def test_audit_leaves_out_training_files(model, tmp_path):
@@ -250,6 +258,28 @@ def test_audit_leaves_out_training_files(model, tmp_path):
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(paths[-1])
     seen = [stored_digest(path) for path in paths[:40]]
     found = vitlens.audit(trained_on(model, seen), paths, [number % 3 for number in range(90)])
+    assert found.images["image"].tolist() == list(range(40, 90))
+
+
+def test_audit_leaves_out_training_images_that_were_saved_again(model, tmp_path):
+    from PIL import Image
+
+    paths = []
+    pixels = []
+    for number, image in enumerate(marked(90).images):
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+        pixels.append(pixel_digest(picture))
+        paths.append(tmp_path / f"{number}.png")
+        picture.save(paths[-1], compress_level=number % 9)
+    seen = copy.deepcopy(model)
+    known = np.array(pixels[:40], dtype=np.uint64)
+    write_card(seen, trained_on=TrainedOn(Digests(np.zeros_like(known), known), len(known)))
+    sources = [
+        paths[0],
+        *(str(path) for path in paths[1:45]),
+        *(path.read_bytes for path in paths[45:]),
+    ]
+    found = vitlens.audit(seen, sources, [number % 3 for number in range(90)])
     assert found.images["image"].tolist() == list(range(40, 90))
 
 

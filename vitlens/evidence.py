@@ -25,23 +25,20 @@ Shapes: N images, n of them tested, G groups, W ways to cover, P = rows·cols pa
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from vitlens import models
 from vitlens.attribution import METHODS
 from vitlens.classes import class_numbers
+from vitlens.data import ImageSet, ImageStream, Samples
 from vitlens.data.augment import normalize
-from vitlens.digests import Digests, pixel_digest, stored_digest
 from vitlens.faithfulness import blur
 from vitlens.images import ImageError, named_sources
 from vitlens.models.classes import require_classes
@@ -52,8 +49,8 @@ from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import family, token_grid, transformer, unwrap
-from vitlens.recorder.supported.card import card_of
 from vitlens.tokens import features
+from vitlens.unseen import as_samples, unseen_rows
 
 __all__ = ["WAYS", "Audit", "audit", "bootstrap_interval", "holm", "sign_flip"]
 __dir__ = __all__.copy
@@ -96,14 +93,6 @@ GROUPS_PER_IMAGE = 3
 LEAST_OF_CLASS = 40
 LEAST_TESTED = 15
 """Images that a class, and a group in the testing half, must have for a test."""
-NO_RECORD = (
-    "No record of the images that this model was trained on was found, so any of them that are among these images "
-    "count."
-)
-NOT_COMPARED = (
-    "These images cannot be compared with the record of the model's training images, so any of those that are among "
-    "these images count."
-)
 LEVEL = 0.05
 LEAST_EFFECT = 0.02
 """Least effect of a used group: the sure answer in 1 of 50 images. With many images much smaller ones differ from 0."""
@@ -192,6 +181,7 @@ def audit(
     method: str = METHOD,
     batch_size: int = 32,
     seed: int = 0,
+    compare: bool = True,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Audit:
     """Groups of evidence of a classifier over a set of images, and the effect of covering each of them.
@@ -202,7 +192,8 @@ def audit(
     labels: a class number or name for each image. By default those of the set. Without labels, predicted classes serve,
     effects are shown, and no group is called used or suspect.
     layer: the layer whose tokens describe a patch, by default the middle one. method: a quick map of
-    `vitlens.attribution.METHODS`. seed: of the halves, clusters, random patches and intervals. on_progress: called with
+    `vitlens.attribution.METHODS`. seed: of the halves, clusters, random patches and intervals. compare: False to skip
+    the comparison with the training images, for images that `vitlens.unseen.unseen` returned. on_progress: called with
     the step ("explore", "find" or "test"), images done and images in total.
 
     Raises ValueError for a model without classes, for labels of one class, for fewer than 40 images, for labels that
@@ -217,11 +208,14 @@ def audit(
     require_known(method, quick, "method")
     reader = _reader(model, images)
     numbers = _labels(model, images, labels, reader.count)
-    unseen, notes = _unseen(model, reader)
-    _require_enough(unseen, numbers)
+    rows, note = torch.arange(reader.count), ""
+    if compare:
+        kept, note = unseen_rows(model, reader.compared)
+        rows = torch.from_numpy(kept)
+    _require_enough(rows, numbers)
     blocks = len(family(transformer(model)).blocks)
     layer = (blocks - 1) // 2 if layer is None else layer_number(blocks, layer)
-    halves = _halves(numbers, unseen, seed)
+    halves = _halves(numbers, rows, seed)
     progress = on_progress or (lambda step, done, total: None)
     run_of = _Run(model, reader, layer, method, batch_size, seed, progress)
     evidence = run_of.explore(halves[0])
@@ -233,7 +227,9 @@ def audit(
     plan = plan_tests(found.members, groups.count, GROUPS_PER_IMAGE)
     tests = run_of.test(found, groups, truth, plan, evidence.donors)
     result = _summarize(run_of, evidence, groups, found, numbers, tests)
-    return replace(result, notes=result.notes + notes)
+    if note:
+        result.notes.append(note)
+    return result
 
 
 # Input
@@ -289,20 +285,19 @@ def _labels(model: nn.Module, images: object, labels: object, count: int) -> Ten
 
 @dataclass(frozen=True)
 class _Batches:
-    """Images in memory or in a set of `vitlens.data`. read: from row numbers to model inputs. known: their digests."""
+    """Images in memory or in a set of `vitlens.data`.
+
+    compared: the images, for `unseen_rows`. read: from row numbers to model inputs.
+    """
 
     names: list[str]
+    compared: ImageSet | ImageStream | Tensor
     read: Callable[[Tensor], Tensor]
-    known: Digests | None = None
     errors: dict[int, str] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         return len(self.names)
-
-    def digests(self) -> Digests | None:
-        """Digests of the images, or None for a batch or a set without them."""
-        return self.known
 
     def batches(self, rows: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield row numbers (b,) and images (b, C, H, W)."""
@@ -323,10 +318,10 @@ class _Sources:
     def count(self) -> int:
         return len(self.names)
 
-    def digests(self) -> Digests:
-        """Digests of the images, 0 for those that are neither files, bytes nor PIL images."""
-        pairs = np.array([_digests_of(source) for source in self.sources], dtype=np.uint64)
-        return Digests(pairs[:, 0], pairs[:, 1])
+    @property
+    def compared(self) -> Samples:
+        """The images, for `unseen_rows`."""
+        return as_samples(self.names, self.sources)
 
     def batches(self, rows: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield row numbers (b,) and images (b, C, H, W), without those that cannot be read."""
@@ -354,7 +349,7 @@ def _reader(model: nn.Module, images: object) -> _Batches | _Sources:
     """The images, to be read in any order as often as needed."""
     if isinstance(images, Tensor) and images.ndim == 4:
         require_images(images, model)
-        return _Batches(_numbered(len(images)), lambda rows: images[rows])
+        return _Batches(_numbered(len(images)), images, lambda rows: images[rows])
     if hasattr(images, "batches") and hasattr(images, "class_names"):
         config = models.data_config(model)
 
@@ -362,53 +357,13 @@ def _reader(model: nn.Module, images: object) -> _Batches | _Sources:
             ((pixels, _),) = images.batches([rows])
             return normalize(pixels, config["mean"], config["std"])
 
-        return _Batches(_numbered(len(images)), read, images.digests)
+        return _Batches(_numbered(len(images)), images, read)
     pairs = list(named_sources(images, lambda note: None))
     return _Sources(model, [name for name, _ in pairs], [source for _, source in pairs])
 
 
 def _numbered(count: int) -> list[str]:
     return [f"image {number + 1}" for number in range(count)]
-
-
-def _unseen(model: nn.Module, reader: _Batches | _Sources) -> tuple[Tensor, list[str]]:
-    """Rows (n,) of the images that the model was not trained on, as far as its record shows, and notes on it.
-
-    Raises ValueError if no image is left.
-    """
-    rows = torch.arange(reader.count)
-    card = card_of(model)
-    record = card.trained_on if card is not None else None
-    if record is None:
-        published = card is not None and card.published
-        return rows, [] if published else [NO_RECORD]
-    digests = reader.digests()
-    if digests is None or record.digests is None:
-        return rows, [NOT_COMPARED]
-    seen = torch.from_numpy(record.contains(digests.stored, digests.pixels))
-    count = int(seen.sum())
-    if count == 0:
-        return rows, []
-    if count == reader.count:
-        raise ValueError(
-            f"The model was trained on all {count:,} images, so none is left to audit. Pass images that it was not "
-            "trained on."
-        )
-    note = (
-        f"{count:,} of {reader.count:,} images are left out, because the model was trained on them."
-    )
-    return rows[~seen], [note]
-
-
-def _digests_of(source: object) -> tuple[int, int]:
-    """(stored, pixels) digests of a source of an image, 0 for one that is unknown."""
-    if isinstance(source, Image.Image):
-        return 0, pixel_digest(source.convert("RGB"))
-    if not isinstance(source, str | os.PathLike | bytes):
-        return 0, 0
-    with suppress(OSError):
-        return stored_digest(source), 0
-    return 0, 0
 
 
 def _halves(numbers: Tensor | None, rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
