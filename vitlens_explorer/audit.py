@@ -249,7 +249,7 @@ def _pixels(model: nn.Module, images: Images) -> audit_page.Pixels:
 
 
 def commands(images: Images, model: str, options: Mapping[str, object]) -> dict[int, str]:
-    """By number of an image, the command that opens it in the explorer. Images that are no files have none.
+    """By number of an image, the command that opens it in the explorer. Images in tables have none.
 
     options: of the model, by name, such as {"checkpoint": "weights.pth"}.
     """
