@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from test_evidence import PATCH, PLACE, SIDE
 
 import vitlens as library
 from vitlens import load_model
+from vitlens.digests import FILE, Digests, stored_digest
 from vitlens.files import is_figure
+from vitlens.unseen import UNKNOWN
 from vitlens_explorer import audit as command
 from vitlens_explorer import audit_page
 from vitlens_explorer.audit_page import crop_box, null_band
@@ -47,8 +50,10 @@ def test_audit_command_writes_all_files(audited):
     assert all(is_figure(path) for path in figures)
     assert all(str(path) in done.stdout for path in figures)
     record = json.loads((out / "audit.json").read_text())
-    assert record["command"].startswith("vitlens audit ") and record["images"] == 149
-    assert re.fullmatch("[0-9a-f]{12}", record["weights"]) and "layer" in record["settings"]
+    assert record["command"].startswith("vitlens audit ")
+    assert record["images"] == 149
+    assert re.fullmatch("[0-9a-f]{12}", record["weights"])
+    assert "layer" in record["settings"]
 
 
 def test_audit_command_prints_forwards_and_left_out_images(audited):
@@ -61,12 +66,13 @@ def test_audit_page_shows_planted_group_first(audited):
     _, out, _ = audited
     page = content_of(out / "audit.html")
     first = page["groups"][page["look"]["groups"][0]]
-    assert page["look"]["title"] == "What to look at" and page["classes"][0]["suspects"] == 1
-    assert first["name"] == "class 0" and first["verdict"] == "used" and first["suspect"] == 1
-    assert (
-        first["place"][PLACE] == 1
-        and "100 % of its images have it at the same patch." in first["sentences"]
-    )
+    assert page["look"]["title"] == "What to look at"
+    assert page["classes"][0]["suspects"] == 1
+    assert first["name"] == "class 0"
+    assert first["verdict"] == "used"
+    assert first["suspect"] == 1
+    assert first["place"][PLACE] == 1
+    assert "100 % of its images have it at the same patch." in first["sentences"]
     assert {tuple(member["patches"]) for member in first["members"]} == {(PLACE,)}
     assert len(page["look"]["groups"]) == 3  # the other two are used, without a reason
 
@@ -82,7 +88,9 @@ def test_audit_page_crops_hold_the_group(audited):
         assert (y // PATCH + 1) * SIDE + x // PATCH + 1 == PLACE
         image = Image.open(io.BytesIO(page["images"][str(member["image"])]["file"]))
         red, green, blue = image.getpixel((x + width // 2, y + height // 2))
-        assert red > 200 and green < 60 and blue < 60
+        assert red > 200
+        assert green < 60
+        assert blue < 60
 
 
 def test_audit_page_commands_open_the_images(audited, model):
@@ -93,15 +101,18 @@ def test_audit_page_commands_open_the_images(audited, model):
         assert words == ["vitlens", "app", str(model)]
         assert path == str(data / image["name"])
         label = image["name"].split("/")[0]
-        assert image["label"] == label and image["predicted"] == label
+        assert image["label"] == label
+        assert image["predicted"] == label
 
 
 def test_audit_of_images_without_labels_uses_nothing(model, tmp_path):
     data, out = write_images(tmp_path / "flat", labeled=False), tmp_path / "audit"
     done = vitlens("audit", model, "--data", data, "--out", out, "--device", "cpu")
     page = content_of(out / "audit.html")
-    assert "Without labels" in done.stderr and "without labels none is called used" in page["lead"]
-    assert page["look"]["title"] == "The strongest effects" and len(page["look"]["groups"]) == 3
+    assert "Without labels" in done.stderr
+    assert "without labels none is called used" in page["lead"]
+    assert page["look"]["title"] == "The strongest effects"
+    assert len(page["look"]["groups"]) == 3
     assert {group["verdict"] for group in page["groups"]} <= {"tested", "not tested"}
     assert all(image["label"] is None for image in page["images"].values())
 
@@ -118,14 +129,16 @@ def test_audit_of_images_without_labels_uses_nothing(model, tmp_path):
 def test_audit_command_refuses_in_a_sentence(model, tmp_path, count, classes, more, message):
     data, out = write_images(tmp_path / "data", count, classes), tmp_path / "audit"
     done = vitlens("audit", model, "--data", data, "--out", out, *more, expect=2)
-    assert message in done.stderr and not out.exists()
+    assert message in done.stderr
+    assert not out.exists()
 
 
 def test_audit_command_refuses_model_without_classes(tmp_path):
     features = save_model(tmp_path / "features", outputs=0)
     data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"
     done = vitlens("audit", features, "--data", data, "--out", out, expect=2)
-    assert "has no classifier head" in done.stderr and not out.exists()
+    assert "has no classifier head" in done.stderr
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("name", [*FILES, "figures/mine.png"])
@@ -148,7 +161,8 @@ def test_audit_command_replaces_files_of_an_earlier_audit(audited):
 def test_audit_command_refuses_out_inside_data(model, tmp_path):
     data = write_images(tmp_path / "data", 45)
     done = vitlens("audit", model, "--data", data, "--out", data / "audit", expect=2)
-    assert "is in the folder of the images" in done.stderr and not (data / "audit").exists()
+    assert "is in the folder of the images" in done.stderr
+    assert not (data / "audit").exists()
 
 
 def test_audit_command_ends_by_ctrl_c_in_a_sentence(model, tmp_path, monkeypatch):
@@ -167,7 +181,8 @@ def test_audit_command_without_groups_ends_well(model, tmp_path):
     done = vitlens("audit", model, "--data", data, "--out", out, "--device", "cpu")
     page = content_of(out / "audit.html")
     assert "Used groups: 0 of 0." in done.stdout
-    assert page["look"]["title"] == "Nothing tested" and page["groups"] == page["classes"] == []
+    assert page["look"]["title"] == "Nothing tested"
+    assert page["groups"] == page["classes"] == []
     assert page["without"] == ["class 0", "class 1", "class 2"]
     assert list((out / "figures").iterdir()) == []
 
@@ -180,7 +195,33 @@ def test_open_images_leaves_out_training_images(model, tmp_path, monkeypatch):
     notes = []
     data = write_images(tmp_path / "data", 45)
     images = command.open_images(load_model(model), str(data), on_note=notes.append)
-    assert len(images.pairs) == len(images.labels) == 22 and "22 were trained on." in notes
+    assert len(images.pairs) == len(images.labels) == 22
+    assert "22 were trained on." in notes
+
+
+@pytest.mark.parametrize("labeled", [True, False])
+def test_audit_command_leaves_out_training_images(model, tmp_path, labeled):
+    data, out = write_images(tmp_path / "data", 90, labeled=labeled), tmp_path / "audit"
+    paths = sorted(data.rglob("*.png"))
+    trained = shutil.copytree(model, tmp_path / "trained")
+    stored = np.array([stored_digest(path) for path in paths[:40]], dtype=np.uint64)
+    (trained / FILE).write_bytes(Digests(stored, np.zeros_like(stored)).to_bytes())
+    done = vitlens("audit", trained, "--data", data, "--out", out, "--device", "cpu")
+    left_out = "40 of 90 images are left out, because the model was trained on them."
+    assert done.stderr.count(left_out) == 1
+    assert "50 images take at most 500 forwards" in done.stderr
+    record = json.loads((out / "audit.json").read_text())
+    assert record["images"] == 50
+    assert sum(left_out in note for note in record["notes"]) == 1
+
+
+@pytest.mark.parametrize("labeled", [True, False])
+def test_audit_command_notes_a_missing_record_once(model, tmp_path, labeled):
+    data, out = write_images(tmp_path / "data", 45, labeled=labeled), tmp_path / "audit"
+    done = vitlens("audit", model, "--data", data, "--out", out, "--device", "cpu")
+    assert done.stderr.count("No record of the images") == 1
+    record = json.loads((out / "audit.json").read_text())
+    assert record["notes"].count(UNKNOWN) == 1
 
 
 def test_stored_images_stay_below_the_limit(model, audited, tmp_path, monkeypatch):
@@ -243,5 +284,6 @@ def test_first_look_without_used_groups_explains_the_result(audited, model):
     found = library.audit(vit, images.pairs, shuffled)
     about = audit_page.About("colors", "data", True, images.names)
     look = audit_page.first_look(found, about)
-    assert look["title"] == "Nothing found" and look["groups"] == []
+    assert look["title"] == "Nothing found"
+    assert look["groups"] == []
     assert "colors over the whole image" in look["words"]

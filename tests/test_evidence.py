@@ -12,9 +12,9 @@ import torch
 
 import vitlens
 from experiments.plants import choice, chosen_settings, textures
-from vitlens import TokenGrid, evidence
+from vitlens import TokenGrid, evidence, unseen
 from vitlens.data import ImageSet
-from vitlens.digests import Digests, TrainedOn, stored_digest
+from vitlens.digests import Digests, TrainedOn, pixel_digest, stored_digest
 from vitlens.recorder.supported.card import write_card
 
 COLORS = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255]], dtype=torch.uint8)
@@ -86,10 +86,12 @@ def test_audit_finds_planted_mark_as_used_and_suspect(found):
     used = found.used
     assert set(used["class"]) == {0, 1, 2}
     own = used[used["class"] == 0]
-    assert len(own) == 1 and own["suspect"].item() > 0
+    assert len(own) == 1
+    assert own["suspect"].item() > 0
     assert "fixed place" in own["reasons"].item()
     group = own["group"].item()
-    assert found.places[group].argmax() == PLACE and found.places[group].max() == 1
+    assert found.places[group].argmax() == PLACE
+    assert found.places[group].max() == 1
     others = used[used["class"] != 0]
     assert not others["reasons"].str.contains("fixed place").any()
 
@@ -99,9 +101,8 @@ def test_audit_effect_equals_covered_probability(model, found):
     group = found.used["group"].iloc[0]
     effects = found.effects[found.effects["group"] == group].set_index("way")
     assert set(effects.index) == set(evidence.WAYS)
-    assert (effects["low"] <= effects["effect"]).all() and (
-        effects["effect"] <= effects["high"]
-    ).all()
+    assert (effects["low"] <= effects["effect"]).all()
+    assert (effects["effect"] <= effects["high"]).all()
     assert effects.loc["border", "effect"] == pytest.approx(2 / 3, abs=0.1)
     row = found.groups[found.groups["group"] == group].iloc[0]
     assert row["effect"] == pytest.approx(effects["effect"].mean())
@@ -113,21 +114,26 @@ def test_audit_of_shuffled_labels_uses_nothing(model, seed):
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     found = vitlens.audit(model, images, images.labels[order], seed=seed)
     assert (found.groups["status"] == "tested").sum() >= 3
-    assert found.used.empty and found.suspects.empty
+    assert found.used.empty
+    assert found.suspects.empty
 
 
 def test_audit_without_labels_calls_nothing_used(model):
     pixels = (marked().images / 255 - 0.5) / 0.5
     found = vitlens.audit(model, pixels)
-    assert found.used.empty and found.suspects.empty and "Without labels" in found.notes[0]
+    assert found.used.empty
+    assert found.suspects.empty
+    assert "Without labels" in found.notes[0]
     assert found.effects["effect"].max() > 0.5
 
 
 def test_audit_shows_small_classes_untested(model):
     images = marked().select_rows(torch.arange(105))  # 35 of each class
     found = vitlens.audit(model, images)
-    assert len(found.groups) and set(found.groups["status"]) == {"too few"}
-    assert found.effects.empty and found.used.empty
+    assert len(found.groups)
+    assert set(found.groups["status"]) == {"too few"}
+    assert found.effects.empty
+    assert found.used.empty
 
 
 def test_audit_runs_at_most_18_forwards_per_tested_image(model, found):
@@ -145,7 +151,8 @@ def test_audit_repeats_and_reports_progress(model, found):
     again = vitlens.audit(
         model, marked(), on_progress=lambda step, done, total: steps.update({step: (done, total)})
     )
-    assert again.groups.equals(found.groups) and again.effects.equals(found.effects)
+    assert again.groups.equals(found.groups)
+    assert again.effects.equals(found.effects)
     assert list(steps) == ["explore", "find", "test"]
     assert all(done == total for done, total in steps.values())
 
@@ -154,7 +161,8 @@ def test_audit_leaves_model_unchanged(model):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.train()
     vitlens.audit(model, marked(120))
-    assert model.training and all(p.grad is None for p in model.parameters())
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     model.eval()
 
@@ -171,7 +179,8 @@ def test_audit_reads_files_and_leaves_out_damaged_ones(model, tmp_path):
     paths[7].write_bytes(b"no image")
     names = [f"{number % 3}" for number in range(60)]
     found = vitlens.audit(model, (path for path in paths), [int(name) for name in names])
-    assert len(found.images) == 59 and "1 of 60 images" in found.notes[0]
+    assert len(found.images) == 59
+    assert "1 of 60 images" in found.notes[0]
     assert found.images["label"].tolist() == [n % 3 for n in range(60) if n != 7]
     for path in paths:
         path.write_bytes(b"no image")
@@ -213,7 +222,8 @@ def test_membership_ignores_map(model, found, monkeypatch):
 
     monkeypatch.setattr(evidence._Run, "find", find)
     again = vitlens.audit(model, marked())
-    assert torch.equal(again.members, found.members) and calls == []
+    assert torch.equal(again.members, found.members)
+    assert calls == []
 
 
 def trained_on(model, stored):
@@ -231,14 +241,22 @@ def test_audit_leaves_out_training_images(model):
     found = vitlens.audit(trained_on(model, numbers[:120]), images)
     assert found.images["image"].tolist() == list(range(120, 240))
     assert found.notes[-1].startswith("120 of 240 images are left out, because the model was")
-    with pytest.raises(ValueError, match="trained on all 240 images, so none is left to audit"):
+    with pytest.raises(ValueError, match="trained on all 240 images, so none is left. Give"):
         vitlens.audit(trained_on(model, numbers), images)
     with pytest.raises(ValueError, match="at least 40 images, got 20"):
         vitlens.audit(trained_on(model, numbers[:220]), images)
-    for unknown in (images, marked()):
-        record = model if unknown is images else trained_on(model, numbers)
-        note = vitlens.audit(record, unknown).notes[-1]
-        assert note == (evidence.NO_RECORD if unknown is images else evidence.NOT_COMPARED)
+    assert vitlens.audit(model, images).notes[-1] == unseen.UNKNOWN
+    without_digests = vitlens.audit(trained_on(model, numbers), marked())
+    assert without_digests.notes[-1] == unseen.WITHOUT_DIGESTS
+    assert len(without_digests.images) == 240
+
+
+def test_audit_without_comparison_reads_all_images(model):
+    numbers = np.arange(1, 61, dtype=np.uint64)
+    images = replace(marked(60), digests=Digests(numbers, np.zeros_like(numbers)))
+    found = vitlens.audit(trained_on(model, numbers), images, compare=False)
+    assert len(found.images) == 60
+    assert not any("trained on" in note for note in found.notes)
 
 
 def test_audit_leaves_out_training_files(model, tmp_path):
@@ -250,6 +268,28 @@ def test_audit_leaves_out_training_files(model, tmp_path):
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(paths[-1])
     seen = [stored_digest(path) for path in paths[:40]]
     found = vitlens.audit(trained_on(model, seen), paths, [number % 3 for number in range(90)])
+    assert found.images["image"].tolist() == list(range(40, 90))
+
+
+def test_audit_leaves_out_training_images_that_were_saved_again(model, tmp_path):
+    from PIL import Image
+
+    paths = []
+    pixels = []
+    for number, image in enumerate(marked(90).images):
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+        pixels.append(pixel_digest(picture))
+        paths.append(tmp_path / f"{number}.png")
+        picture.save(paths[-1], compress_level=number % 9)
+    seen = copy.deepcopy(model)
+    known = np.array(pixels[:40], dtype=np.uint64)
+    write_card(seen, trained_on=TrainedOn(Digests(np.zeros_like(known), known), len(known)))
+    sources = [
+        paths[0],
+        *(str(path) for path in paths[1:45]),
+        *(path.read_bytes for path in paths[45:]),
+    ]
+    found = vitlens.audit(seen, sources, [number % 3 for number in range(90)])
     assert found.images["image"].tolist() == list(range(40, 90))
 
 
@@ -284,7 +324,8 @@ def test_other_patches_come_from_the_weaker_half():
     drawn = evidence._draw_others(tokens, shares, strongest, random).flatten().tolist()
     assert sorted(drawn) == [0, 1, 2, 5, 6, 7]
     few = evidence._draw_others(tokens, shares, strongest[:, :2], random).view(2, -1)
-    assert few[0].min() >= 4 and few[1].max() <= 3
+    assert few[0].min() >= 4
+    assert few[1].max() <= 3
 
 
 def test_a_frame_can_be_covered_by_the_mean_of_the_border():
@@ -320,7 +361,8 @@ def test_pieces_beside_a_mark_are_joined_and_scattered_ones_not():
     for image in range(20):
         patches[image, corners[image % 4]] = 2  # beside the mark, each time on another side
     joined = evidence.beside(patches, 3, grid)
-    assert joined[1, 0] and joined.sum() == 1
+    assert joined[1, 0]
+    assert joined.sum() == 1
 
 
 def test_variants_of_a_mark_at_one_place_are_joined_and_other_marks_not():
@@ -331,7 +373,8 @@ def test_variants_of_a_mark_at_one_place_are_joined_and_other_marks_not():
     joined = evidence.same_place(
         patches, clusters([[0.0, 0], [0.1, 0], [5.0, 0]], [1.0, 0.01, 1.0])
     )
-    assert joined[1, 0] and joined.sum() == 1
+    assert joined[1, 0]
+    assert joined.sum() == 1
     moved = torch.where(patches == 1, -1, patches)
     moved[torch.arange(10, 20), torch.arange(10) % 16] = 1  # the same look, at changing places
     elsewhere = torch.where(patches == 1, -1, patches)
@@ -352,7 +395,9 @@ def test_group_along_border_has_all_border_patches():
     groups = replace(clusters([[0.0], [1.0], [2.0]], [0.1] * 3), along_border=along)
     complete = groups.complete(patches, grid)
     for image in complete:
-        assert (image[grid.border()] == 0).sum() == 11 and image[3] == 1 and image[5] == 2
+        assert (image[grid.border()] == 0).sum() == 11
+        assert image[3] == 1
+        assert image[5] == 2
         assert (image[~grid.border()] == 0).sum() == 0
     patches[0] = -1
     assert (groups.complete(patches, grid)[0] == -1).all()  # an image that lacks the group
@@ -370,9 +415,13 @@ def test_choices_vary_one_setting_and_count_only_cues_that_patches_hold():
         of_both | {"model": "b", "kind": "clean", "false_suspects": 1, "seconds": 4.0},
     ]
     row = choice(rows)
-    assert row["cues"] == 2 and row["found"] == 1 and row["recall"] == 0.5
-    assert row["false_suspects"] == 3 and row["most_false_suspects"] == 2
-    assert row["models"] == "a b" and row["seconds"] == 7.0
+    assert row["cues"] == 2
+    assert row["found"] == 1
+    assert row["recall"] == 0.5
+    assert row["false_suspects"] == 3
+    assert row["most_false_suspects"] == 2
+    assert row["models"] == "a b"
+    assert row["seconds"] == 7.0
 
 
 def test_members_closed_form():
@@ -408,13 +457,16 @@ def test_blanks_border_mean_closed_form():
     image[:, 2:4, 2:4] = 9.0  # the middle patch
     image[:, 0, 0] = 8.0
     border, _, donor = evidence.blanks_of(image, torch.ones(1, 6, 6), grid)
-    assert torch.allclose(border, torch.tensor(8 / 32)) and torch.equal(donor, torch.ones(1, 6, 6))
+    assert torch.allclose(border, torch.tensor(8 / 32))
+    assert torch.equal(donor, torch.ones(1, 6, 6))
 
 
 def test_matched_patches_have_the_same_distances_to_the_border():
     grid = TokenGrid(8, 8, (8, 8))
     ring = evidence.rings(grid)
-    assert ring.view(8, 8)[0].eq(0).all() and ring.view(8, 8)[3, 3] == 3 and ring[PLACE] == 1
+    assert ring.view(8, 8)[0].eq(0).all()
+    assert ring.view(8, 8)[3, 3] == 3
+    assert ring[PLACE] == 1
     random = np.random.default_rng(0)
     group = torch.zeros(64, dtype=torch.bool)
     group[[0, 1, 9, 27]] = True
@@ -423,7 +475,8 @@ def test_matched_patches_have_the_same_distances_to_the_border():
         assert not (control & group).any()
         assert sorted(ring[control].tolist()) == sorted(ring[group].tolist())
     border = evidence.matched(grid.border(), ring, random)  # no free patch on the border
-    assert border.sum() == 28 and sorted(ring[border].tolist()) == [1] * 20 + [2] * 8
+    assert border.sum() == 28
+    assert sorted(ring[border].tolist()) == [1] * 20 + [2] * 8
     assert evidence.matched(torch.arange(64) < 33, ring, random) is None
 
 
@@ -464,7 +517,8 @@ def test_bootstrap_interval_equals_scipy():
 
 def test_holm_closed_form():
     assert evidence.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert evidence.holm([0.5, 0.9]).tolist() == [1, 1] and evidence.holm([]).tolist() == []
+    assert evidence.holm([0.5, 0.9]).tolist() == [1, 1]
+    assert evidence.holm([]).tolist() == []
     ties = evidence.holm([0.02, 0.02])
     assert ties == pytest.approx([0.04, 0.04])
 

@@ -25,23 +25,20 @@ Shapes: N images, n of them tested, G groups, W ways to cover, P = rows·cols pa
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from vitlens import models
 from vitlens.attribution import METHODS
 from vitlens.classes import class_numbers
+from vitlens.data import ImageSet, ImageStream, Samples
 from vitlens.data.augment import normalize
-from vitlens.digests import Digests, pixel_digest, stored_digest
 from vitlens.faithfulness import blur
 from vitlens.images import ImageError, named_sources
 from vitlens.models.classes import require_classes
@@ -52,8 +49,8 @@ from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.shapes import repr_with_shapes
 from vitlens.recorder.supported import family, token_grid, transformer, unwrap
-from vitlens.recorder.supported.card import card_of
 from vitlens.tokens import features
+from vitlens.unseen import as_samples, unseen_rows
 
 __all__ = ["WAYS", "Audit", "audit", "bootstrap_interval", "holm", "sign_flip"]
 __dir__ = __all__.copy
@@ -86,7 +83,7 @@ STABLE = 0.5
 TOGETHER = 0.6
 """Cohen's kappa from which on two clusters occur in the same images ("substantial", Landis and Koch 1977: 0.61)."""
 BACKGROUND = 32
-"""Clusters of the patches that are no evidence."""
+"""Clusters of the patches with little evidence."""
 RADIUS, MARGIN = 0.95, 1.25
 """Share of the evidence of a ball within its radius, and the factor by which new patches may exceed it."""
 ROUNDING = 1e-3
@@ -96,14 +93,6 @@ GROUPS_PER_IMAGE = 3
 LEAST_OF_CLASS = 40
 LEAST_TESTED = 15
 """Images that a class, and a group in the testing half, must have for a test."""
-NO_RECORD = (
-    "No record of the images that this model was trained on was found, so any of them that are among these images "
-    "count."
-)
-NOT_COMPARED = (
-    "These images cannot be compared with the record of the model's training images, so any of those that are among "
-    "these images count."
-)
 LEVEL = 0.05
 LEAST_EFFECT = 0.02
 """Least effect of a used group: the sure answer in 1 of 50 images. With many images much smaller ones differ from 0."""
@@ -192,6 +181,7 @@ def audit(
     method: str = METHOD,
     batch_size: int = 32,
     seed: int = 0,
+    compare: bool = True,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Audit:
     """Groups of evidence of a classifier over a set of images, and the effect of covering each of them.
@@ -202,7 +192,8 @@ def audit(
     labels: a class number or name for each image. By default those of the set. Without labels, predicted classes serve,
     effects are shown, and no group is called used or suspect.
     layer: the layer whose tokens describe a patch, by default the middle one. method: a quick map of
-    `vitlens.attribution.METHODS`. seed: of the halves, clusters, random patches and intervals. on_progress: called with
+    `vitlens.attribution.METHODS`. seed: of the halves, clusters, random patches and intervals. compare: False to skip
+    the comparison with the training images, for images that `vitlens.unseen.unseen` returned. on_progress: called with
     the step ("explore", "find" or "test"), images done and images in total.
 
     Raises ValueError for a model without classes, for labels of one class, for fewer than 40 images, for labels that
@@ -217,11 +208,14 @@ def audit(
     require_known(method, quick, "method")
     reader = _reader(model, images)
     numbers = _labels(model, images, labels, reader.count)
-    unseen, notes = _unseen(model, reader)
-    _require_enough(unseen, numbers)
+    rows, note = torch.arange(reader.count), ""
+    if compare:
+        kept, note = unseen_rows(model, reader.compared)
+        rows = torch.from_numpy(kept)
+    _require_enough(rows, numbers)
     blocks = len(family(transformer(model)).blocks)
     layer = (blocks - 1) // 2 if layer is None else layer_number(blocks, layer)
-    halves = _halves(numbers, unseen, seed)
+    halves = _halves(numbers, rows, seed)
     progress = on_progress or (lambda step, done, total: None)
     run_of = _Run(model, reader, layer, method, batch_size, seed, progress)
     evidence = run_of.explore(halves[0])
@@ -233,7 +227,9 @@ def audit(
     plan = plan_tests(found.members, groups.count, GROUPS_PER_IMAGE)
     tests = run_of.test(found, groups, truth, plan, evidence.donors)
     result = _summarize(run_of, evidence, groups, found, numbers, tests)
-    return replace(result, notes=result.notes + notes)
+    if note:
+        result.notes.append(note)
+    return result
 
 
 # Input
@@ -289,20 +285,19 @@ def _labels(model: nn.Module, images: object, labels: object, count: int) -> Ten
 
 @dataclass(frozen=True)
 class _Batches:
-    """Images in memory or in a set of `vitlens.data`. read: from row numbers to model inputs. known: their digests."""
+    """Images in memory or in a set of `vitlens.data`.
+
+    compared: the images, for `unseen_rows`. read: from row numbers to model inputs.
+    """
 
     names: list[str]
+    compared: ImageSet | ImageStream | Tensor
     read: Callable[[Tensor], Tensor]
-    known: Digests | None = None
     errors: dict[int, str] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         return len(self.names)
-
-    def digests(self) -> Digests | None:
-        """Digests of the images, or None for a batch or a set without them."""
-        return self.known
 
     def batches(self, rows: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield row numbers (b,) and images (b, C, H, W)."""
@@ -323,10 +318,10 @@ class _Sources:
     def count(self) -> int:
         return len(self.names)
 
-    def digests(self) -> Digests:
-        """Digests of the images, 0 for those that are neither files, bytes nor PIL images."""
-        pairs = np.array([_digests_of(source) for source in self.sources], dtype=np.uint64)
-        return Digests(pairs[:, 0], pairs[:, 1])
+    @property
+    def compared(self) -> Samples:
+        """The images, for `unseen_rows`."""
+        return as_samples(self.names, self.sources)
 
     def batches(self, rows: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield row numbers (b,) and images (b, C, H, W), without those that cannot be read."""
@@ -354,7 +349,7 @@ def _reader(model: nn.Module, images: object) -> _Batches | _Sources:
     """The images, to be read in any order as often as needed."""
     if isinstance(images, Tensor) and images.ndim == 4:
         require_images(images, model)
-        return _Batches(_numbered(len(images)), lambda rows: images[rows])
+        return _Batches(_numbered(len(images)), images, lambda rows: images[rows])
     if hasattr(images, "batches") and hasattr(images, "class_names"):
         config = models.data_config(model)
 
@@ -362,53 +357,13 @@ def _reader(model: nn.Module, images: object) -> _Batches | _Sources:
             ((pixels, _),) = images.batches([rows])
             return normalize(pixels, config["mean"], config["std"])
 
-        return _Batches(_numbered(len(images)), read, images.digests)
+        return _Batches(_numbered(len(images)), images, read)
     pairs = list(named_sources(images, lambda note: None))
     return _Sources(model, [name for name, _ in pairs], [source for _, source in pairs])
 
 
 def _numbered(count: int) -> list[str]:
     return [f"image {number + 1}" for number in range(count)]
-
-
-def _unseen(model: nn.Module, reader: _Batches | _Sources) -> tuple[Tensor, list[str]]:
-    """Rows (n,) of the images that the model was not trained on, as far as its record shows, and notes on it.
-
-    Raises ValueError if no image is left.
-    """
-    rows = torch.arange(reader.count)
-    card = card_of(model)
-    record = card.trained_on if card is not None else None
-    if record is None:
-        published = card is not None and card.published
-        return rows, [] if published else [NO_RECORD]
-    digests = reader.digests()
-    if digests is None or record.digests is None:
-        return rows, [NOT_COMPARED]
-    seen = torch.from_numpy(record.contains(digests.stored, digests.pixels))
-    count = int(seen.sum())
-    if count == 0:
-        return rows, []
-    if count == reader.count:
-        raise ValueError(
-            f"The model was trained on all {count:,} images, so none is left to audit. Pass images that it was not "
-            "trained on."
-        )
-    note = (
-        f"{count:,} of {reader.count:,} images are left out, because the model was trained on them."
-    )
-    return rows[~seen], [note]
-
-
-def _digests_of(source: object) -> tuple[int, int]:
-    """(stored, pixels) digests of a source of an image, 0 for one that is unknown."""
-    if isinstance(source, Image.Image):
-        return 0, pixel_digest(source.convert("RGB"))
-    if not isinstance(source, str | os.PathLike | bytes):
-        return 0, 0
-    with suppress(OSError):
-        return stored_digest(source), 0
-    return 0, 0
 
 
 def _halves(numbers: Tensor | None, rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -632,7 +587,8 @@ def _linked(present: Tensor) -> Tensor:
         return torch.ones(1, 1, dtype=torch.bool)
     apart = (1 - kappa(present)).clamp_min(0).numpy()
     upper = apart[np.triu_indices(len(apart), 1)]
-    numbers = torch.from_numpy(fcluster(linkage(upper, "average"), 1 - TOGETHER, "distance"))
+    tree = linkage(upper, "average")
+    numbers = torch.from_numpy(fcluster(tree, 1 - TOGETHER, "distance"))
     return numbers[:, None] == numbers
 
 
@@ -640,7 +596,7 @@ def beside(patches: Tensor, count: int, grid: TokenGrid) -> Tensor:
     """(C, C) bool, True at (a, b) if b is the neighbor of a in at least `FIXED` of the images with a, on the same side.
 
     patches: (n, P) cluster of each patch, −1 for none. A neighbor is one of the 8 patches around. A cluster spread over
-    the image is at times above and at times below a mark, so it is no neighbor on the same side.
+    the image is at times above and at times below a mark, so no side has `FIXED` of the images.
 
     >>> patches = torch.tensor([[0, 1, -1], [1, -1, 1], [-1, 0, 1]])
     >>> vitlens.evidence.beside(patches, 2, vitlens.TokenGrid(1, 3, (2, 2))).tolist()
@@ -648,16 +604,22 @@ def beside(patches: Tensor, count: int, grid: TokenGrid) -> Tensor:
     """
     centers = patches.unflatten(1, (grid.rows, grid.cols))
     around = torch.nn.functional.pad(centers, (1, 1, 1, 1), value=-1)
-    having = torch.stack([(patches == i).any(1).sum() for i in range(count)])
+    having = torch.zeros(count)
+    for i in range(count):
+        images_with = (patches == i).any(1)
+        having[i] = images_with.sum()
+    least = FIXED * having[:, None].clamp_min(1)
     joined = torch.zeros(count, count, dtype=torch.bool)
     for row, col in product(range(3), range(3)):
         other = around[:, row : row + grid.rows, col : col + grid.cols]
         both = (centers >= 0) & (other >= 0)
         image = both.nonzero()[:, 0]
-        triples = torch.stack([image, centers[both], other[both]], 1).unique(dim=0)
+        triples = torch.stack([image, centers[both], other[both]], 1)
+        triples = triples.unique(dim=0)  # an image counts once
+        pairs = triples[:, 1], triples[:, 2]
         images = torch.zeros(count, count)
-        images.index_put_((triples[:, 1], triples[:, 2]), torch.ones(()), accumulate=True)
-        joined |= images >= FIXED * having[:, None].clamp_min(1)
+        images.index_put_(pairs, torch.ones(()), accumulate=True)
+        joined |= images >= least
     return joined.fill_diagonal_(False)
 
 
@@ -670,9 +632,10 @@ def same_place(patches: Tensor, single: Groups) -> Tensor:
     """
     frequent = torch.full((single.count,), -1)
     for i in range(single.count):
-        at = (patches == i).float()
+        at = patches == i
         counts = at.sum(0)
-        if counts.max() >= FIXED * at.any(1).sum() > 0:
+        images = at.any(1).sum()
+        if images and counts.max() >= FIXED * images:
             frequent[i] = counts.argmax()
     balls = len(single.radii)
     centers = single.centers[:balls]
@@ -700,7 +663,10 @@ def along_border(patches: Tensor, count: int, grid: TokenGrid) -> Tensor:
     for group in range(count):
         at = patches == group
         counts = at.sum(0)
-        on_border = counts[border].sum() >= AT_BORDER * counts.sum() > 0
+        total = counts.sum()
+        if not total:
+            continue
+        on_border = counts[border].sum() >= AT_BORDER * total
         fixed = counts.max() >= FIXED * at.any(1).sum()
         along[group] = on_border & ~fixed
     return along
@@ -736,30 +702,45 @@ def cluster(units: Tensor, rows: Tensor, others: Tensor, seed: int) -> Tensor:
     at least `STABLE` Jaccard similarity with its part there (Hennig 2007). The least size with the most stable
     clusters is taken, the largest of several.
 
-    units: (M, D) standardized tokens. rows: (M,) their images. others: (K, D) tokens of patches that are no evidence.
+    units: (M, D) standardized tokens. rows: (M,) their images. others: (K, D) tokens of patches with little evidence.
     """
     generator = torch.Generator().manual_seed(seed)
-    others = others[torch.randperm(len(others), generator=generator)[: len(units)]]
+    order = torch.randperm(len(others), generator=generator)
+    others = others[order[: len(units)]]
     halves = _random_halves(rows, seed)
     best = torch.full((len(units),), -1)
     for size in reversed(SIZES):
         if 2 * size > len(units):
             continue
         labels = _hdbscan(units, others, size)
-        parts = [(half, _hdbscan(units[half], others, size // 2)) for half in halves]
-        stable = [i for i in range(int(labels.max()) + 1) if _is_stable(labels == i, parts)]
-        if len(stable) > int(best.max()) + 1:
-            best = torch.full((len(units),), -1)
-            for number, i in enumerate(stable):
-                best[labels == i] = number
+        parts = []
+        for half in halves:
+            parts.append((half, _hdbscan(units[half], others, size // 2)))
+        stable = _stable(labels, parts)
+        if stable.max() > best.max():
+            best = stable
     return best
+
+
+def _stable(labels: Tensor, parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """(M,) stable cluster of each patch, −1 for none, from its cluster (M,). parts: halves and their clusters."""
+    stable = torch.full_like(labels, -1)
+    count = 0
+    for i in range(int(labels.max()) + 1):
+        inside = labels == i
+        if _is_stable(inside, parts):
+            stable[inside] = count
+            count += 1
+    return stable
 
 
 def _is_stable(inside: Tensor, parts: list[tuple[Tensor, Tensor]]) -> bool:
     """True if each half has a cluster like the patches `inside`, (M,) bool. parts: halves and their clusters."""
     for half, labels in parts:
-        similar = [_jaccard(labels == i, inside[half]) for i in range(int(labels.max()) + 1)]
-        if max(similar, default=0) < STABLE:
+        most = 0.0
+        for i in range(int(labels.max()) + 1):
+            most = max(most, _jaccard(labels == i, inside[half]))
+        if most < STABLE:
             return False
     return True
 
@@ -796,7 +777,8 @@ def _random_halves(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """(M,) bool twice: patches of a random half of the images, and of the other images."""
     generator = torch.Generator().manual_seed(seed)
     images = rows.unique()
-    first = images[torch.randperm(len(images), generator=generator)[: len(images) // 2]]
+    order = torch.randperm(len(images), generator=generator)
+    first = images[order[: len(images) // 2]]
     in_first = torch.isin(rows, first)
     return in_first, ~in_first
 
@@ -867,12 +849,22 @@ def matched(group: Tensor, ring: Tensor, random: np.random.Generator) -> Tensor 
     chosen = torch.zeros_like(group)
     for patch in group.nonzero()[:, 0].tolist():
         own = ring[patch].item()
-        best = min(
-            free, key=lambda other: (abs(ring[other].item() - own), ring[other].item() < own)
-        )
+        best = free[0]
+        for other in free:
+            if _is_nearer(ring[other].item(), ring[best].item(), own):
+                best = other
         free.remove(best)
         chosen[best] = True
     return chosen
+
+
+def _is_nearer(ring: int, best: int, own: int) -> bool:
+    """True if a ring is nearer to a patch's own ring than the best one so far. Of two equally near ones, the inner."""
+    distance = abs(ring - own)
+    least = abs(best - own)
+    if distance == least:
+        return ring > best
+    return distance < least
 
 
 def plan_tests(members: Tensor, groups: int, most: int) -> list[list[int]]:
@@ -997,7 +989,8 @@ class _Run:
     def explore(self, rows: Tensor) -> Evidence:
         """One forward and one backward of each image."""
         random = torch.Generator().manual_seed(self.seed)
-        giving = set(rows[torch.randperm(len(rows), generator=random)[:DONORS]].tolist())
+        order = torch.randperm(len(rows), generator=random)
+        giving = set(rows[order[:DONORS]].tolist())
         parts: list[tuple[Tensor, ...]] = []
         others, read, predicted, donors = [], [], [], []
         grid = None
@@ -1011,15 +1004,9 @@ class _Run:
             strongest = shares.topk(min(kept, grid.patches), 1)
             image, rank = (strongest.values > 0).nonzero(as_tuple=True)
             patch = strongest.indices[image, rank]
-            parts.append(
-                (
-                    tokens[image, patch].half(),
-                    classes[image],
-                    numbers[image],
-                    patch,
-                    strongest.values[image, rank],
-                )
-            )
+            share = strongest.values[image, rank]
+            chosen = tokens[image, patch].half()
+            parts.append((chosen, classes[image], numbers[image], patch, share))
             others.append(_draw_others(tokens, shares, strongest.indices, random))
             read.append(numbers)
             predicted.append(classes)
@@ -1057,8 +1044,10 @@ class _Run:
         with about.calling_blocks(), thread_hooks(hooks):
             maps = METHODS[self.method](self.model, images, highest)
         grid = token_grid(self.model, tuple(images.shape[-2:]))
-        tokens = layers[0][:, grid.prefix :]
-        return maps.detach().cpu().float(), tokens.cpu().float(), outputs[0].argmax(1).cpu()
+        maps = maps.detach().cpu().float()
+        tokens = layers[0][:, grid.prefix :].cpu().float()
+        classes = outputs[0].argmax(1).cpu()
+        return maps, tokens, classes
 
     def find(self, rows: Tensor, groups: Groups) -> Found:
         """One forward of each image, and the groups of its patches."""
@@ -1079,15 +1068,16 @@ class _Run:
             self.progress("find", done, len(rows))
         if not read:
             raise ImageError("None of the images could be read, so there is nothing to audit.")
-        return Found(*(torch.cat(part) for part in (read, members, predicted, probabilities)))
+        return Found(
+            torch.cat(read), torch.cat(members), torch.cat(predicted), torch.cat(probabilities)
+        )
 
     def test(
         self, found: Found, groups: Groups, truth: Tensor, plan: list[list[int]], donors: list
     ) -> Tests:
         """Forwards with the groups of the plan covered, and with random patches covered."""
-        positions = torch.tensor(
-            [i for i, planned in enumerate(plan) if planned], dtype=torch.int64
-        )
+        covered = [i for i, groups_of_image in enumerate(plan) if groups_of_image]
+        positions = torch.tensor(covered, dtype=torch.int64)
         tests = Tests({}, {}, {})
         if not len(positions):
             return tests
@@ -1262,9 +1252,11 @@ def _describe(
     in_class = truth == number
     right = (found.predicted == truth).float()
     share = _mean(has[in_class].float())
+    least = max(share / 2, 0.05)
     shared = []
     for other in truth.unique().tolist():
-        if other != number and _mean(has[truth == other].float()) >= max(share / 2, 0.05):
+        share_of_other = _mean(has[truth == other])
+        if other != number and share_of_other >= least:
             shared.append(str(other))
     return {
         "group": group,

@@ -29,7 +29,7 @@ from vitlens.models.classes import require_classes
 from vitlens.plot import style
 from vitlens.plot.style import figure_file
 from vitlens.texts import file_name, shown
-from vitlens.unseen import unseen
+from vitlens.unseen import as_samples, unseen, unseen_rows
 from vitlens_explorer import audit_page, in_page
 from vitlens_explorer.audit_page import About
 
@@ -55,11 +55,13 @@ class Images:
     """Images to audit.
 
     pairs: (name, source) of each. labels: class numbers of the model, or None. names: of the data's classes, by number.
+    note: of `vitlens.unseen.unseen_rows`.
     """
 
     pairs: list[tuple[str, object]]
     labels: list[int] | None
     names: dict[int, str] = field(default_factory=dict)
+    note: str = ""
 
 
 def open_images(
@@ -81,7 +83,7 @@ def open_images(
     """
     require_classes(model)
     if not (image_key or label_key) and _is_flat(data):
-        return Images([*image_files(data, on_note)], None)
+        return _open_flat(model, data, on_note)
     keys = {"image_key": image_key, "label_key": label_key}
     stream = load(data, "whole", size=32, stream=True, workers=0, root=root, **keys)
     if stream.samples.note:
@@ -96,7 +98,7 @@ def open_images(
         source = samples.source(number) if is_files else partial(samples.source, number)
         pairs.append((samples.name(number), source))
     if not labeled:
-        return Images(pairs, None)
+        return Images(pairs, None, note=note)
     if len(kept.labels.unique()) < 2:
         name = shown(kept.class_names[int(kept.labels[0])])
         raise ValueError(
@@ -106,7 +108,17 @@ def open_images(
     numbers = class_numbers(model, kept.class_names, classes, stored=kept.stored_classes)
     labels = numbers[kept.labels].tolist()
     names = dict(zip(numbers.tolist(), kept.class_names, strict=True))
-    return Images(pairs, labels, names)
+    return Images(pairs, labels, names, note)
+
+
+def _open_flat(model: nn.Module, folder: str, on_note: Note) -> Images:
+    """The images of a folder without subfolders that a model was not trained on, without labels."""
+    pairs = image_files(folder, on_note)
+    names, paths = zip(*pairs, strict=True)
+    rows, note = unseen_rows(model, as_samples(names, paths))
+    if note:
+        on_note(note)
+    return Images([pairs[row] for row in rows], None, note=note)
 
 
 def _is_flat(data: str) -> bool:
@@ -237,7 +249,7 @@ def _pixels(model: nn.Module, images: Images) -> audit_page.Pixels:
 
 
 def commands(images: Images, model: str, options: Mapping[str, object]) -> dict[int, str]:
-    """By number of an image, the command that opens it in the explorer. Images that are no files have none.
+    """By number of an image, the command that opens it in the explorer. Images in tables have none.
 
     options: of the model, by name, such as {"checkpoint": "weights.pth"}.
     """

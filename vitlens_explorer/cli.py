@@ -240,7 +240,7 @@ def audit(
         names=dict(enumerate(models.label_names(vit) or [])) | images.names,
         commands=auditing.commands(images, model, {"checkpoint": checkpoint, "head": head}),
     )
-    options = {"batch_size": batch_size, "seed": seed}
+    options = {"batch_size": batch_size, "seed": seed, "compare": False}
     try:
         with _Bars() as bars:
             found = vitlens.audit(
@@ -248,6 +248,9 @@ def audit(
             )
     except KeyboardInterrupt:
         raise Stopped(f"stopped before the audit ended, so {out} is unchanged.") from None
+    new_notes = list(found.notes)
+    if images.note:
+        found.notes.append(images.note)  # printed by `open_images`
     command = ["vitlens", *sys.argv[1:]]
     try:
         with tqdm(unit="image", desc="write") as bar:
@@ -259,7 +262,7 @@ def audit(
     print(*paths, sep="\n")
     used, groups = len(found.used), len(found.groups)
     print(f"\nUsed groups: {used:,} of {groups:,}. Open {out / auditing.PAGE}.")
-    for words in found.notes:
+    for words in new_notes:
         note(words)
     return int(len(found.images) < number)
 

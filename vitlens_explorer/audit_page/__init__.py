@@ -141,7 +141,7 @@ def first_look(found: Audit, about: About) -> dict:
     else:
         words = (
             "No group could be tested, because the images are too few: a class needs 40, and a group 15 tested images "
-            "that have it. This is no result about the model. Add images."
+            "that have it. So the audit has no result about the model. Add images."
         )
     title = "Nothing found" if len(tested) else "Nothing tested"
     return {"title": "What to look at" if numbers else title, "words": words, "groups": numbers}

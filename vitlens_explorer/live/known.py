@@ -1,4 +1,4 @@
-"""What the files of a model leave out, and a page must know to open them: written to known.json from the libraries.
+"""Settings that the files of a model leave out and a page needs, written to known.json from the libraries.
 
 timm's `config.json` names an architecture, but not its number of heads, the epsilon of its norms or its activation, and
 no tensor has them. transformers leaves out settings that have their default. `python -m vitlens_explorer.live.known`
@@ -21,6 +21,8 @@ TIMM_CLASSES = {
 }
 ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
 """timm's name of an activation by its class."""
+INNER_NORM = re.compile(r"\.(attn|mlp)\.(\w_)?norm\.")
+"""Names of weights of a norm inside attention or an MLP."""
 CONFIGS = {
     "vit": "ViTConfig",
     "deit": "DeiTConfig",
@@ -106,20 +108,21 @@ def _timm_settings():
 
 
 def _is_plain(model: nn.Module) -> bool:
+    """True for a model that consists of the parts that the scripts run."""
     kind = type(model)
+    if f"{kind.__module__}.{kind.__qualname__}" not in TIMM_CLASSES:
+        return False
     parts = {type(part).__qualname__ for part in model.modules() if part is not model}
-    return (
-        f"{kind.__module__}.{kind.__qualname__}" in TIMM_CLASSES
-        and parts <= PARTS | ACTIVATIONS.keys()
-        and model.global_pool in ("token", "avg")
-        and not model.pool_include_prefix
-        and not any(
-            re.search(r"\.(attn|mlp)\.(\w_)?norm\.", weight) for weight in model.state_dict()
-        )
-    )
+    if not parts <= PARTS | ACTIVATIONS.keys():
+        return False
+    if model.global_pool not in ("token", "avg") or model.pool_include_prefix:
+        return False
+    inner_norms = [name for name in model.state_dict() if INNER_NORM.search(name)]
+    return not inner_norms
 
 
 def _settings_of(model: nn.Module) -> dict:
+    """Settings of a model for the scripts."""
     block = model.blocks[0]
     norms = {part.eps for part in model.modules() if isinstance(part, nn.LayerNorm)}
     (eps,) = norms
