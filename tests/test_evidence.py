@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 import timm
 import torch
+from PIL import Image
 
 import vitlens
 from experiments.plants import choice, chosen_settings, textures
@@ -168,8 +169,6 @@ def test_audit_leaves_model_unchanged(model):
 
 
 def test_audit_reads_files_and_leaves_out_damaged_ones(model, tmp_path):
-    from PIL import Image
-
     images = marked(60)
     paths = []
     for number, pixels in enumerate(images.images):
@@ -260,8 +259,6 @@ def test_audit_without_comparison_reads_all_images(model):
 
 
 def test_audit_leaves_out_training_files(model, tmp_path):
-    from PIL import Image
-
     paths = []
     for number, pixels in enumerate(marked(90).images):
         paths.append(tmp_path / f"{number}.png")
@@ -272,8 +269,6 @@ def test_audit_leaves_out_training_files(model, tmp_path):
 
 
 def test_audit_leaves_out_training_images_that_were_saved_again(model, tmp_path):
-    from PIL import Image
-
     paths = []
     pixels = []
     for number, image in enumerate(marked(90).images):
@@ -290,6 +285,26 @@ def test_audit_leaves_out_training_images_that_were_saved_again(model, tmp_path)
         *(path.read_bytes for path in paths[45:]),
     ]
     found = vitlens.audit(seen, sources, [number % 3 for number in range(90)])
+    assert found.images["image"].tolist() == list(range(40, 90))
+
+
+@pytest.mark.parametrize("form", ["saved again", "bytes", "PIL", "array", "callable"])
+def test_audit_leaves_out_the_same_pixels_in_any_form(model, tmp_path, form):
+    images = [Image.fromarray(p.permute(1, 2, 0).numpy()) for p in marked(90).images]
+    pairs = []
+    for number, image in enumerate(images):
+        path = tmp_path / f"{number}.png"
+        image.save(path, compress_level=0)
+        forms = {
+            "saved again": path, "bytes": path.read_bytes(), "PIL": image,
+            "array": np.asarray(image), "callable": image.copy,
+        }  # fmt: skip
+        pairs.append((str(number), forms[form]))
+    seen = np.array([pixel_digest(image) for image in images[:40]], dtype=np.uint64)
+    record = TrainedOn(Digests(np.zeros_like(seen), seen), len(seen))
+    known = copy.deepcopy(model)
+    write_card(known, trained_on=record)
+    found = vitlens.audit(known, pairs, [number % 3 for number in range(90)])
     assert found.images["image"].tolist() == list(range(40, 90))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from vitlens.data import ImageSet, ImageStream, Samples
 from vitlens.data.imageset import same_images
 from vitlens.data.sources import open_samples
 from vitlens.digests import DECODED, TrainedOn
+from vitlens.images import ImageError, load_image
 from vitlens.recorder.supported import unwrap
 from vitlens.recorder.supported.card import card_of
 from vitlens.train.run_folder import label_checksum
@@ -90,8 +92,7 @@ def unseen_rows(model: nn.Module, images: Images) -> tuple[np.ndarray, str]:
 def as_samples(names: Sequence[str], sources: Sequence) -> Samples:
     """Sources of `vitlens.load_image` as samples of one class, to compare them with the training images.
 
-    A source may also be a function that returns one. Images that are neither files, encoded bytes, Pillow images nor
-    uint8 tensors (3, H, W) have no digest.
+    A source may also be a function that returns one. Arrays and tensors that are no images have no digest.
 
     >>> len(as_samples(["cat"], [cat]).digests)
     1
@@ -100,7 +101,7 @@ def as_samples(names: Sequence[str], sources: Sequence) -> Samples:
 
 
 class _Opened(Sequence):
-    """Sources of images, with the results of functions in place of the functions."""
+    """Sources of images: results of functions in place of the functions, and images in place of arrays and tensors."""
 
     def __init__(self, sources: Sequence):
         self.sources = sources
@@ -110,7 +111,12 @@ class _Opened(Sequence):
 
     def __getitem__(self, number: int) -> object:
         source = self.sources[number]
-        return source() if callable(source) else source
+        if callable(source):
+            source = source()
+        if isinstance(source, np.ndarray | Tensor):
+            with suppress(ImageError):
+                return load_image(source, on_note=lambda note: None)
+        return source
 
 
 def _seen(record: TrainedOn, images: Images) -> tuple[np.ndarray, list[str]]:
