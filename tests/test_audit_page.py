@@ -22,6 +22,7 @@ from vitlens.unseen import UNKNOWN
 from vitlens_explorer import audit as command
 from vitlens_explorer import audit_page
 from vitlens_explorer.audit_page import crop_box, null_band
+from vitlens_paper.evaluate import evaluate
 
 FORBIDDEN = re.compile(r"\b(cheat|bias(ed)?|shortcut|spurious)", re.I)
 FILES = ["audit.html", "groups.csv", "effects.csv", "images.csv", "audit.json"]
@@ -131,6 +132,43 @@ def test_audit_command_refuses_in_a_sentence(model, tmp_path, count, classes, mo
     done = vitlens("audit", model, "--data", data, "--out", out, *more, expect=2)
     assert message in done.stderr
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "names, message",
+    [
+        (
+            ("cat", "dog", "owl"),
+            "'cat', 'dog', 'owl' are not. The model's classes are 'red', 'green'",
+        ),
+        (
+            ("red", "GREEN", "blues"),
+            "'blues' is not. The model's classes are 'red', 'green', 'blue'",
+        ),
+        (("1", "2", "3"), "'1', '2', '3' are not. The model's classes are 'red'"),
+        (("red", "Red", "blue"), "'Red' and 'red' match the same class, number 0"),
+    ],
+)
+def test_audit_command_refuses_unknown_classes(model, tmp_path, names, message):
+    named = shutil.copytree(model, tmp_path / "named")
+    config = json.loads((named / "config.json").read_text())
+    config["label_names"] = ["red", "green", "blue"]
+    (named / "config.json").write_text(json.dumps(config))
+    data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"
+    for number, name in enumerate(names):
+        (data / f"class {number}").rename(data / name)
+    done = vitlens("audit", named, "--data", data, "--out", out, expect=2)
+    assert message in done.stderr
+    assert "audit without labels (--no-labels)" in done.stderr
+    assert done.stderr.count("vitlens: ") == 1
+    assert not out.exists()
+    options = {"device": "cpu", "workers": 0}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        list(evaluate(named, str(data), "top1", say=str, **options))
+    audited = [str(data / name) for name in names]
+    labels = [name for name in names for _ in range(15)]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        library.audit(load_model(named), audited, labels)
 
 
 def test_audit_command_refuses_model_without_classes(tmp_path):
