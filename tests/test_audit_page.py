@@ -1,7 +1,9 @@
 """`vitlens audit` and its page, on a model whose weights are set by hand, so that its evidence is known."""
 
+import errno
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -15,7 +17,7 @@ from support import vitlens
 from test_evidence import PATCH, PLACE, SIDE
 
 import vitlens as library
-from vitlens import load_model
+from vitlens import files, load_model
 from vitlens.digests import FILE, Digests, stored_digest
 from vitlens.files import is_figure
 from vitlens.unseen import UNKNOWN
@@ -123,6 +125,7 @@ def test_audit_of_images_without_labels_uses_nothing(model, tmp_path):
     [
         (150, 1, (), "at least two classes, got those of class 0 alone"),
         (10, 3, (), "at least 40 images, got 10. Pass more images"),
+        (9, 3, ("--no-labels",), "at least 40 images, got 9. Pass more images"),
         (150, 3, ("--batch-size", 0), "batch-size"),
         (150, 3, ("--device", "abacus"), "The device 'abacus'"),
     ],
@@ -212,6 +215,51 @@ def test_audit_command_ends_by_ctrl_c_in_a_sentence(model, tmp_path, monkeypatch
     done = vitlens("audit", model, "--data", data, "--out", out, expect=130)
     assert f"vitlens: stopped before the audit ended, so {out} is unchanged." in done.stderr
     assert not out.exists()
+
+
+def test_audit_command_without_readable_images_ends_in_a_sentence(model, tmp_path):
+    data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"
+    for path in data.rglob("*.png"):
+        path.write_bytes(b"damaged")
+    done = vitlens("audit", model, "--data", data, "--out", out, "--device", "cpu", expect=2)
+    assert "None of the images could be read, so there is nothing to audit." in done.stderr
+    assert not (out / "audit.html").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "file/audit", "x" * 300])
+def test_audit_command_refuses_out_that_cannot_be_written(model, tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    data, out = write_images(tmp_path / "data", 45), tmp_path / place
+    done = vitlens("audit", model, "--data", data, "--out", out, expect=2)
+    assert "--out" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "file").read_text() == "mine"
+    assert "explore" not in done.stderr  # before any image is read
+
+
+def full_disk(monkeypatch, name):
+    """Let the writer of files fail as on a full disk at a file of this name."""
+    write = files._write
+
+    def full(path, data):
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, data)
+
+    monkeypatch.setattr(files, "_write", full)
+
+
+@pytest.mark.parametrize("name", ["audit.html", "images.csv", "audit.json"])
+def test_audit_command_on_a_full_disk_ends_in_a_sentence(model, tmp_path, monkeypatch, name):
+    data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"
+    full_disk(monkeypatch, name)
+    arguments = ("audit", model, "--data", data, "--out", out, "--device", "cpu")
+    done = vitlens(*arguments, expect=2)
+    assert f"{name} cannot be written (No space left on device). Make space there" in done.stderr
+    assert not (out / name).exists()
+    monkeypatch.undo()
+    vitlens(*arguments)
+    assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, "figures"])
 
 
 def test_audit_command_without_groups_ends_well(model, tmp_path):
