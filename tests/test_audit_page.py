@@ -1,7 +1,9 @@
 """`vitlens audit` and its page, on a model whose weights are set by hand, so that its evidence is known."""
 
+import errno
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -15,13 +17,14 @@ from support import vitlens
 from test_evidence import PATCH, PLACE, SIDE
 
 import vitlens as library
-from vitlens import load_model
+from vitlens import files, load_model
 from vitlens.digests import FILE, Digests, stored_digest
 from vitlens.files import is_figure
 from vitlens.unseen import UNKNOWN
 from vitlens_explorer import audit as command
 from vitlens_explorer import audit_page
 from vitlens_explorer.audit_page import crop_box, null_band
+from vitlens_paper.evaluate import evaluate
 
 FORBIDDEN = re.compile(r"\b(cheat|bias(ed)?|shortcut|spurious)", re.I)
 FILES = ["audit.html", "groups.csv", "effects.csv", "images.csv", "audit.json"]
@@ -122,6 +125,7 @@ def test_audit_of_images_without_labels_uses_nothing(model, tmp_path):
     [
         (150, 1, (), "at least two classes, got those of class 0 alone"),
         (10, 3, (), "at least 40 images, got 10. Pass more images"),
+        (9, 3, ("--no-labels",), "at least 40 images, got 9. Pass more images"),
         (150, 3, ("--batch-size", 0), "batch-size"),
         (150, 3, ("--device", "abacus"), "The device 'abacus'"),
     ],
@@ -131,6 +135,43 @@ def test_audit_command_refuses_in_a_sentence(model, tmp_path, count, classes, mo
     done = vitlens("audit", model, "--data", data, "--out", out, *more, expect=2)
     assert message in done.stderr
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "names, message",
+    [
+        (
+            ("cat", "dog", "owl"),
+            "'cat', 'dog', 'owl' are not. The model's classes are 'red', 'green'",
+        ),
+        (
+            ("red", "GREEN", "blues"),
+            "'blues' is not. The model's classes are 'red', 'green', 'blue'",
+        ),
+        (("1", "2", "3"), "'1', '2', '3' are not. The model's classes are 'red'"),
+        (("red", "Red", "blue"), "'Red' and 'red' match the same class, number 0"),
+    ],
+)
+def test_audit_command_refuses_unknown_classes(model, tmp_path, names, message):
+    named = shutil.copytree(model, tmp_path / "named")
+    config = json.loads((named / "config.json").read_text())
+    config["label_names"] = ["red", "green", "blue"]
+    (named / "config.json").write_text(json.dumps(config))
+    data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"
+    for number, name in enumerate(names):
+        (data / f"class {number}").rename(data / name)
+    done = vitlens("audit", named, "--data", data, "--out", out, expect=2)
+    assert message in done.stderr
+    assert "audit without labels (--no-labels)" in done.stderr
+    assert done.stderr.count("vitlens: ") == 1
+    assert not out.exists()
+    options = {"device": "cpu", "workers": 0}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        list(evaluate(named, str(data), "top1", say=str, **options))
+    audited = [str(data / name) for name in names]
+    labels = [name for name in names for _ in range(15)]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        library.audit(load_model(named), audited, labels)
 
 
 def test_audit_command_refuses_model_without_classes(tmp_path):
@@ -174,6 +215,51 @@ def test_audit_command_ends_by_ctrl_c_in_a_sentence(model, tmp_path, monkeypatch
     done = vitlens("audit", model, "--data", data, "--out", out, expect=130)
     assert f"vitlens: stopped before the audit ended, so {out} is unchanged." in done.stderr
     assert not out.exists()
+
+
+def test_audit_command_without_readable_images_ends_in_a_sentence(model, tmp_path):
+    data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"
+    for path in data.rglob("*.png"):
+        path.write_bytes(b"damaged")
+    done = vitlens("audit", model, "--data", data, "--out", out, "--device", "cpu", expect=2)
+    assert "None of the images could be read, so there is nothing to audit." in done.stderr
+    assert not (out / "audit.html").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "file/audit", "x" * 300])
+def test_audit_command_refuses_out_that_cannot_be_written(model, tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    data, out = write_images(tmp_path / "data", 45), tmp_path / place
+    done = vitlens("audit", model, "--data", data, "--out", out, expect=2)
+    assert "--out" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "file").read_text() == "mine"
+    assert "explore" not in done.stderr  # before any image is read
+
+
+def full_disk(monkeypatch, name):
+    """Let the writer of files fail as on a full disk at a file of this name."""
+    write = files._write
+
+    def full(path, data):
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, data)
+
+    monkeypatch.setattr(files, "_write", full)
+
+
+@pytest.mark.parametrize("name", ["audit.html", "images.csv", "audit.json"])
+def test_audit_command_on_a_full_disk_ends_in_a_sentence(model, tmp_path, monkeypatch, name):
+    data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"
+    full_disk(monkeypatch, name)
+    arguments = ("audit", model, "--data", data, "--out", out, "--device", "cpu")
+    done = vitlens(*arguments, expect=2)
+    assert f"{name} cannot be written (No space left on device). Make space there" in done.stderr
+    assert not (out / name).exists()
+    monkeypatch.undo()
+    vitlens(*arguments)
+    assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, "figures"])
 
 
 def test_audit_command_without_groups_ends_well(model, tmp_path):

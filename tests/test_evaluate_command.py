@@ -320,7 +320,8 @@ REFUSED = (
         "colors",
         "top1",
         (),
-        "All classes of the data (3) must be among the model's 10, but 'blue' is not",
+        "All classes of the data (3) must be among the model's 10, but 'blue', 'green', 'red' are not. The model has "
+        "no class names. Name the classes as the model does",
     ),
     ("digits", "top1", (), "classes 0 to 2 would match the first of the model's 1,000"),
     (

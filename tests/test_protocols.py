@@ -351,12 +351,12 @@ REFUSALS = (
     ),
     (
         lambda vit: class_numbers(vit(num_classes=1000, depth=1), ("tabby", "unicorn")),
-        "1000, but .*'unicorn'",
+        r"1000, but 'unicorn' is not\. The model's classes are 'tench, Tinca tinca', .* and 997 more",
     ),
     (lambda vit: class_numbers(vit(num_classes=1000, depth=1), ("crane",)), "1000, but .*'crane'"),
     (
         lambda vit: class_numbers(vit(num_classes=1000, depth=1), ("tench", "n01440764")),
-        "1000, but .*the same class",
+        "1000, but 'tench' and 'n01440764' match the same class, number 0",
     ),
     (lambda vit: class_numbers(vit(num_classes=1000, depth=1), ("1000",)), "1000, but .*'1000'"),
     (
@@ -364,9 +364,31 @@ REFUSALS = (
         r"0 to 9 .*1,000 .*\(tench",
     ),
     (lambda vit: class_numbers(vit(num_classes=0, depth=1), ("a",)), "classifier head"),
-    (lambda vit: class_numbers(vit(num_classes=3, depth=1), ("daisy", "rose")), "3, but 'daisy'"),
+    (
+        lambda vit: class_numbers(vit(num_classes=3, depth=1), ("daisy", "rose")),
+        "3, but 'daisy', 'rose' are not. The model has no class names",
+    ),
     (lambda vit: class_numbers(named(vit, ["0", "1", "10"]), ("0", "1", "2")), "'2' is not"),
-    (lambda vit: class_numbers(named(vit, FLOWERS), ("cat", "daisy", "rose")), "'cat' is not"),
+    (
+        lambda vit: class_numbers(named(vit, FLOWERS), ("cat", "daisy", "rose")),
+        r"3, but 'cat' is not\. The model's classes are 'tulip', 'daisy', 'rose'\. Name",
+    ),
+    (
+        lambda vit: class_numbers(named(vit, FLOWERS), ("daisies", "ROSE")),
+        r"'daisies' is not\. .* Did you mean daisy\? Name",
+    ),
+    (
+        lambda vit: class_numbers(named(vit, FLOWERS), ("1", "2", "3")),
+        r"'1', '2', '3' are not\. The model's classes are 'tulip'",
+    ),
+    (
+        lambda vit: class_numbers(named(vit, FLOWERS), ("a", "b", "c", "daisy", "d")),
+        r"5\) must be .* 'a', 'b', 'c' and 1 more are not",
+    ),
+    (
+        lambda vit: class_numbers(named(vit, FLOWERS), ("daisy", "Daisy")),
+        "'daisy' and 'Daisy' match the same class",
+    ),
     (lambda vit: class_numbers(named(vit, list("abcdefghijkl")), DIGITS), "classes 0 to 9"),
     # names and arguments of evaluations
     (lambda vit: vtab_tasks(["dttd"]), "got 'dttd'. Did you mean dtd.*caltech101"),

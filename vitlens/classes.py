@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitlens import files, texts
 from vitlens.models import class_count, label_names
-from vitlens.names import require_known, unknown_name
+from vitlens.names import require_known, suggestion, unknown_name
 from vitlens.recorder import supported
 from vitlens.recorder.supported import unwrap
 from vitlens.recorder.supported.card import card_of
@@ -26,8 +26,11 @@ __getattr__ = unknown_name(__name__, __all__)
 
 ADVICE = (
     "Name the classes as the model does (by WordNet ids for ImageNet), give a file with the names of the model's "
-    "classes (--classes), or choose a protocol that learns the classes (fewshot, knn, probe, finetune)."
+    "classes (--classes), choose a protocol that learns the classes (fewshot, knn, probe, finetune), or audit without "
+    "labels (--no-labels)."
 )
+LISTED, LETTERS = 3, 40
+"""Number and length of the names of classes in a message."""
 
 
 def class_numbers(
@@ -96,27 +99,62 @@ def _match(
     for name, number in zip(names, exact, strict=True):
         match = _find(name, by_name)
         if match is None and number is not None:
-            plain = _plain(name)
-            sharing = [
-                text for text, all_names in zip(own, model_names, strict=True) if plain in all_names
-            ]
-            if all(_plain(text) == plain for text in sharing):
+            sharing = _having(name, model_names)
+            if all(_plain(own[other]) == _plain(name) for other in sharing):
                 match = number
         matches.append(match)
-    reason = None
-    if None in matches:
-        missing = names[matches.index(None)]
-        reason = f"{missing!r} is not"
-        sharing = [number for number, own in enumerate(model_names) if _plain(missing) in own]
-        if len(sharing) > 1:
-            reason = f"{missing!r} is the name of several (numbers {', '.join(map(str, sharing))})"
-    elif len(set(matches)) < count:
-        reason = "several match the same class"
+    reason = _mismatch(names, matches, model_names, own)
     if reason:
         raise ValueError(
-            f"All classes of the data ({count}) must be among the model's {total}, but {reason}. {ADVICE}"
+            f"All classes of the data ({count}) must be among the model's {total}, but {reason} {ADVICE}"
         )
     return torch.tensor(matches)
+
+
+def _having(name: str, model_names: list[list[str]]) -> list[int]:
+    """Numbers of the model's classes that have a name."""
+    plain = _plain(name)
+    return [number for number, all_names in enumerate(model_names) if plain in all_names]
+
+
+def _mismatch(
+    names: Sequence[str],
+    matches: Sequence[int | None],
+    model_names: list[list[str]],
+    own: Sequence[str],
+) -> str:
+    """Reason why classes and their matches do not fit, with some names of both sides, or "" if they fit."""
+    missing = [name for name, match in zip(names, matches, strict=True) if match is None]
+    if missing:
+        return _missing(missing, model_names, own)
+    first: dict[int, str] = {}
+    for name, match in zip(names, matches, strict=True):
+        if match in first:
+            return f"{first[match]!r} and {name!r} match the same class, number {match}."
+        first[match] = name
+    return ""
+
+
+def _missing(missing: Sequence[str], model_names: list[list[str]], own: Sequence[str]) -> str:
+    """Names of the data's classes that the model lacks, and the first or the similar names of the model."""
+    sharing = _having(missing[0], model_names)
+    if len(sharing) > 1:
+        numbers = ", ".join(map(str, sharing))
+        return f"{missing[0]!r} is the name of several (numbers {numbers})."
+    verb = "is" if len(missing) == 1 else "are"
+    lacking = f"{_quoted(missing)} {verb} not."
+    spelled = list(own) or [all_names[0] for all_names in model_names]
+    if not spelled:
+        return f"{lacking} The model has no class names."
+    hint = suggestion(missing[0], spelled) if len(missing) == 1 else ""
+    return f"{lacking} The model's classes are {_quoted(spelled)}.{hint}"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """The first names of a list in quotes, and the number of the others."""
+    listed = ", ".join(repr(texts.shorten(name, LETTERS)) for name in names[:LISTED])
+    others = len(names) - LISTED
+    return f"{listed} and {others:,} more" if others > 0 else listed
 
 
 def _find(name: str, by_name: dict[str, int]) -> int | None:
