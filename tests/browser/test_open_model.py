@@ -305,7 +305,7 @@ def test_address_of_another_model_shows_the_nearest_state(browser, small_page, t
         "location.hash = '#view=zzz&layer=99&head=x&query=4&off=0.1,7.7&sample=gone'"
     )
     wait_for_values(opened, layer=2, query=4, off=[[0, 1]], view="attention", photograph="arch")
-    opened.page.wait_for_function("() => location.hash.includes('query=4')")
+    opened.page.wait_for_function("() => location.hash.includes('layer=2')")
     opened.page.reload()  # the model of the file has no registers
     opened.page.wait_for_selector(READY)
     wait_for_values(opened, layer=2, query="readout", off=[[0, 1]], photograph="arch")

@@ -110,16 +110,21 @@ class PageSource extends Source {
       if (!problem) continue;
       problems.push(problem);
       const control = this.controls().find((each) => each.name === name);
-      if (control) this.change({ [name]: nearestOf(control, value) });
+      if (control) this.setAlone(name, nearestOf(control, value));
     }
     return problems.length ? [...problems, say("nearest")] : [];
+  }
+
+  // Sets a value, and for a row or column not the query.
+  setAlone(name, value) {
+    this.change({ query: this.state.query, [name]: value });
   }
 
   // Sets a value. Returns the sentence of its refusal, or "".
   refusal(name, value) {
     const { state } = this;
     try {
-      this.change({ [name]: value });
+      this.setAlone(name, value);
       return "";
     } catch ({ message }) {
       this.state = state;
