@@ -14,10 +14,10 @@ import torch
 from audited import content_of, save_model, write_images
 from PIL import Image
 from support import vitlens
-from test_evidence import PATCH, PLACE, SIDE
+from test_evidence import PATCH, PLACE, SIDE, color_model, marked
 
 import vitlens as library
-from vitlens import files, load_model
+from vitlens import evidence, files, load_model
 from vitlens.digests import FILE, Digests, stored_digest
 from vitlens.files import is_figure
 from vitlens.unseen import UNKNOWN
@@ -258,8 +258,100 @@ def test_audit_command_on_a_full_disk_ends_in_a_sentence(model, tmp_path, monkey
     assert f"{name} cannot be written (No space left on device). Make space there" in done.stderr
     assert not (out / name).exists()
     monkeypatch.undo()
+    names = computed(monkeypatch)
     vitlens(*arguments)
+    assert names == []
     assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, "figures"])
+
+
+def interrupt(monkeypatch, name, calls):
+    """Let Ctrl-C come in a pass over the images after some batches."""
+    compute = getattr(evidence._Run, name)
+    done = []
+
+    def interrupted(self, *arguments):
+        if len(done) == calls:
+            raise KeyboardInterrupt
+        done.append(name)
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(evidence._Run, name, interrupted)
+
+
+def computed(monkeypatch):
+    """List of the passes that are computed from now on, one name for each batch."""
+    names = []
+    for name in ("_explore", "_find", "_test"):
+        compute = getattr(evidence._Run, name)
+
+        def counted(self, *arguments, name=name, compute=compute):
+            names.append(name)
+            return compute(self, *arguments)
+
+        monkeypatch.setattr(evidence._Run, name, counted)
+    return names
+
+
+@pytest.mark.parametrize(
+    "stopped, left",
+    [
+        ("_explore", ["_explore"] * 2 + ["_find"] * 3 + ["_test"] * 3),
+        ("_find", ["_find"] * 2 + ["_test"] * 3),
+        ("_test", ["_test"] * 2),
+    ],
+)
+def test_stopped_audit_goes_on_with_the_same_numbers(
+    model, audited, tmp_path, monkeypatch, stopped, left
+):
+    _, whole, data = audited  # with a broken file
+    out = tmp_path / "audit"
+    arguments = ("audit", model, "--data", data, "--out", out, "--device", "cpu")
+    with monkeypatch.context() as patch:
+        interrupt(patch, stopped, 1)
+        done = vitlens(*arguments, expect=130)
+    assert f"Finished batches are in {out / 'unfinished'}" in done.stderr
+    assert [path.name for path in out.iterdir()] == ["unfinished"]
+    names = computed(monkeypatch)
+    done = vitlens(*arguments, expect=1)
+    assert names == left
+    assert "1 of 150 images are left out. The first: " in done.stderr
+    assert not (out / "unfinished").exists()
+    for name in ("groups.csv", "effects.csv", "images.csv"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.parametrize("change", ["image", "seed", "damaged", "none"])
+def test_changed_audit_starts_anew(model, tmp_path, monkeypatch, change):
+    data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"
+    arguments = ["audit", model, "--data", data, "--out", out, "--device", "cpu"]
+    with monkeypatch.context() as patch:
+        interrupt(patch, "_find", 0)
+        vitlens(*arguments, expect=130)
+    (kept,) = (out / "unfinished").iterdir()
+    if change == "image":
+        shutil.copy(data / "class 0" / "0.png", data / "class 0" / "3.png")
+    elif change == "seed":
+        arguments += ["--seed", 1]
+    elif change == "damaged":
+        kept.write_bytes(kept.read_bytes()[:100])
+    names = computed(monkeypatch)
+    vitlens(*arguments)
+    assert ("_explore" in names) == (change != "none")
+    assert not (out / "unfinished").exists()
+
+
+def test_audit_keeps_other_files_among_unfinished_ones(model, tmp_path):
+    data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"
+    (out / "unfinished").mkdir(parents=True)
+    (out / "unfinished" / "mine.npz").write_text("mine")
+    vitlens("audit", model, "--data", data, "--out", out, "--device", "cpu")
+    assert [path.name for path in (out / "unfinished").iterdir()] == ["mine.npz"]
+
+
+def test_audit_of_a_tensor_keeps_nothing(tmp_path):
+    pixels = (marked(45).images / 255 - 0.5) / 0.5
+    library.audit(color_model(), pixels, partial=tmp_path / "partial")
+    assert not (tmp_path / "partial").exists()
 
 
 def test_audit_command_without_groups_ends_well(model, tmp_path):

@@ -25,6 +25,9 @@ Shapes: N images, n of them tested, G groups, W ways to cover, P = rows·cols pa
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -40,6 +43,7 @@ from vitlens.classes import class_numbers
 from vitlens.data import ImageSet, ImageStream, Samples
 from vitlens.data.augment import normalize
 from vitlens.faithfulness import blur
+from vitlens.finished import Finished
 from vitlens.images import ImageError, named_sources
 from vitlens.models.classes import require_classes
 from vitlens.names import require_known, unknown_name
@@ -182,6 +186,7 @@ def audit(
     batch_size: int = 32,
     seed: int = 0,
     compare: bool = True,
+    partial: str | os.PathLike | None = None,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Audit:
     """Groups of evidence of a classifier over a set of images, and the effect of covering each of them.
@@ -193,8 +198,10 @@ def audit(
     effects are shown, and no group is called used or suspect.
     layer: the layer whose tokens describe a patch, by default the middle one. method: a quick map of
     `vitlens.attribution.METHODS`. seed: of the halves, clusters, random patches and intervals. compare: False to skip
-    the comparison with the training images, for images that `vitlens.unseen.unseen` returned. on_progress: called with
-    the step ("explore", "find" or "test"), images done and images in total.
+    the comparison with the training images, for images that `vitlens.unseen.unseen` returned. partial: a folder for the
+    results of finished batches, from which a second call with the same model, images and settings goes on. The caller
+    removes it. Images without digests, such as a tensor, leave it empty. on_progress: called with the step ("explore",
+    "find" or "test"), images done and images in total.
 
     Raises ValueError for a model without classes, for labels of one class, for fewer than 40 images, for labels that
     are not the model's classes, and if the model was trained on all images. Raises ImageError if none can be read.
@@ -217,7 +224,11 @@ def audit(
     layer = (blocks - 1) // 2 if layer is None else layer_number(blocks, layer)
     halves = _halves(numbers, rows, seed)
     progress = on_progress or (lambda step, done, total: None)
-    run_of = _Run(model, reader, layer, method, batch_size, seed, progress)
+    finished = Finished(None)
+    if partial is not None:
+        settings = f"{layer} {method} {batch_size} {seed}"
+        finished = _finished(partial, model, reader, rows, numbers, settings)
+    run_of = _Run(model, reader, layer, method, batch_size, seed, progress, finished)
     evidence = run_of.explore(halves[0])
     groups = find_groups(evidence, seed)
     found = run_of.find(halves[1], groups)
@@ -364,6 +375,33 @@ def _reader(model: nn.Module, images: object) -> _Batches | _Sources:
 
 def _numbered(count: int) -> list[str]:
     return [f"image {number + 1}" for number in range(count)]
+
+
+def _finished(
+    folder: str | os.PathLike,
+    model: nn.Module,
+    reader: _Batches | _Sources,
+    rows: Tensor,
+    numbers: Tensor | None,
+    settings: str,
+) -> Finished:
+    """Results of a stopped audit of the same model, images, labels and settings, on the same kind of device."""
+    digests = getattr(reader.compared, "digests", None)
+    if digests is None or not digests.either.all():
+        return Finished(None)
+    labels = None if numbers is None else numbers.tolist()
+    parts = [
+        models.weights_digest(model),
+        str(models.data_config(model)),
+        digests.checksum,
+        str(rows.tolist()),
+        str(labels),
+        settings,
+        next(model.parameters()).device.type,
+        torch.__version__,
+    ]
+    fingerprint = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    return Finished(folder, fingerprint)
 
 
 def _halves(numbers: Tensor | None, rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -985,42 +1023,85 @@ class _Run:
     batch_size: int
     seed: int
     progress: Callable[[str, int, int], None]
+    finished: Finished
 
     def explore(self, rows: Tensor) -> Evidence:
         """One forward and one backward of each image."""
         random = torch.Generator().manual_seed(self.seed)
         order = torch.randperm(len(rows), generator=random)
-        giving = set(rows[order[:DONORS]].tolist())
-        parts: list[tuple[Tensor, ...]] = []
-        others, read, predicted, donors = [], [], [], []
-        grid = None
+        giving = rows[order[:DONORS]]
+        count = len(rows)
+        batches = []
+        for batch in self._batches(
+            "explore", rows, lambda part: self._explore(part, count, giving, random)
+        ):
+            random.set_state(batch.pop("random"))
+            batches.append(batch)
+        if not batches:
+            raise ImageError("None of the images could be read, so there is nothing to audit.")
+        grid = token_grid(self.model, tuple(batches[-1]["size"].tolist()))
+        donors = []
+        for batch in batches:
+            donors += zip(batch.pop("donors"), batch.pop("donor_tokens"), strict=True)
+        joined = _joined(batches)
+        del joined["size"]
+        return Evidence(**joined, donors=donors, grid=grid)
+
+    def _batches(
+        self, step: str, rows: Tensor, compute: Callable[[Tensor], dict[str, Tensor]]
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield the results of batches of rows, computed or as a stopped call has left them.
+
+        A batch without a readable image has no results.
+        """
+        errors = self.reader.errors
         done = 0
+        for number, part in enumerate(rows.split(self.batch_size)):
+            name = f"{step}-{number}"
+            batch = self.finished.read(name)
+            if batch is None:
+                batch = compute(part)
+                batch["errors"] = _as_bytes(
+                    {row: errors[row] for row in part.tolist() if row in errors}
+                )
+                self.finished.write(name, batch)
+            errors.update(_from_bytes(batch.pop("errors")))
+            done += len(part)
+            self.progress(step, done, len(rows))
+            if batch:
+                yield batch
+
+    def _explore(
+        self, rows: Tensor, count: int, giving: Tensor, random: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Columns of the `Evidence` of one batch. count: images to explore. giving: rows of the donors."""
         for numbers, images in self.reader.batches(rows, self.batch_size):
             maps, tokens, classes = self._explain(images)
-            grid = token_grid(self.model, tuple(images.shape[-2:]))
-            kept = self._patches_to_keep(len(rows), tokens.shape[-1])
+            size = images.shape[-2:]
+            grid = token_grid(self.model, tuple(size))
+            kept = self._patches_to_keep(count, tokens.shape[-1])
             values = maps.flatten(1).clamp_min(0)
             shares = values / values.sum(1, keepdim=True).clamp_min(1e-30)
             strongest = shares.topk(min(kept, grid.patches), 1)
             image, rank = (strongest.values > 0).nonzero(as_tuple=True)
             patch = strongest.indices[image, rank]
-            share = strongest.values[image, rank]
-            chosen = tokens[image, patch].half()
-            parts.append((chosen, classes[image], numbers[image], patch, share))
-            others.append(_draw_others(tokens, shares, strongest.indices, random))
-            read.append(numbers)
-            predicted.append(classes)
-            for row, image, own in zip(numbers.tolist(), images, tokens, strict=True):
-                if row in giving:
-                    donors.append((image.cpu(), own.half()))
-            done += len(numbers)
-            self.progress("explore", done, len(rows))
-        if not parts:
-            raise ImageError("None of the images could be read, so there is nothing to audit.")
-        columns = [torch.cat(column) for column in zip(*parts, strict=True)]
-        return Evidence(
-            *columns, torch.cat(others), torch.cat(read), torch.cat(predicted), donors, grid
-        )
+            others = _draw_others(tokens, shares, strongest.indices, random)
+            gives = torch.isin(numbers, giving)
+            return {
+                "tokens": tokens[image, patch].half(),
+                "classes": classes[image],
+                "rows": numbers[image],
+                "patches": patch,
+                "values": strongest.values[image, rank],
+                "others": others,
+                "read": numbers,
+                "predicted": classes,
+                "donors": images.cpu()[gives],
+                "donor_tokens": tokens[gives].half(),
+                "size": torch.tensor(size),
+                "random": random.get_state(),
+            }
+        return {}
 
     def _patches_to_keep(self, images: int, width: int) -> int:
         """Strongest patches of an image whose tokens fit `ROW_BYTES`."""
@@ -1051,26 +1132,27 @@ class _Run:
 
     def find(self, rows: Tensor, groups: Groups) -> Found:
         """One forward of each image, and the groups of its patches."""
-        read, members, predicted, probabilities = [], [], [], []
-        done = 0
+        batches = [*self._batches("find", rows, lambda part: self._find(part, groups))]
+        if not batches:
+            raise ImageError("None of the images could be read, so there is nothing to audit.")
+        return Found(**_joined(batches))
+
+    def _find(self, rows: Tensor, groups: Groups) -> dict[str, Tensor]:
+        """Columns of the `Found` of one batch."""
         for numbers, images in self.reader.batches(rows, self.batch_size):
             with torch.no_grad():
                 layers, output = features(self.model, images)
             grid = token_grid(self.model, tuple(images.shape[-2:]))
             tokens = layers[self.layer][:, grid.prefix :].cpu().float()
             scores = models.scores(self.model, output).cpu()
-            read.append(numbers)
             own = groups.complete(groups.members(tokens), grid)
-            members.append(own.to(torch.int16))
-            predicted.append(scores.argmax(1))
-            probabilities.append(scores)
-            done += len(numbers)
-            self.progress("find", done, len(rows))
-        if not read:
-            raise ImageError("None of the images could be read, so there is nothing to audit.")
-        return Found(
-            torch.cat(read), torch.cat(members), torch.cat(predicted), torch.cat(probabilities)
-        )
+            return {
+                "rows": numbers,
+                "members": own.to(torch.int16),
+                "predicted": scores.argmax(1),
+                "probabilities": scores,
+            }
+        return {}
 
     def test(
         self, found: Found, groups: Groups, truth: Tensor, plan: list[list[int]], donors: list
@@ -1079,24 +1161,39 @@ class _Run:
         covered = [i for i, groups_of_image in enumerate(plan) if groups_of_image]
         positions = torch.tensor(covered, dtype=torch.int64)
         tests = Tests({}, {}, {})
-        if not len(positions):
-            return tests
-        place = {row: i for i, row in enumerate(found.rows.tolist())}
         donor_members = [groups.members(tokens.float()) for _, tokens in donors]
-        batches = self.reader.batches(found.rows[positions], 1)
-        for done, (numbers, images) in enumerate(batches, 1):
-            position = place[int(numbers[0])]
-            self._test_image(
-                images[0].cpu(),
-                position,
-                found.members[position],
-                int(truth[position]),
-                plan[position],
-                (donors, donor_members),
-                tests,
-            )
-            self.progress("test", done, len(positions))
+        giving = donors, donor_members
+
+        def compute(part: Tensor) -> dict[str, Tensor]:
+            return self._test(part, found, truth, plan, giving)
+
+        for batch in self._batches("test", positions, compute):
+            columns = [batch[name] for name in ("position", "group", "covered", "control")]
+            for position, group, covered, control in zip(*columns, strict=True):
+                tests.positions.setdefault(int(group), []).append(int(position))
+                tests.covered.setdefault(int(group), []).append(covered)
+                tests.control.setdefault(int(group), []).append(control)
+            tests.forwards += 2 * len(WAYS) * len(batch["group"])
         return tests
+
+    def _test(
+        self,
+        positions: Tensor,
+        found: Found,
+        truth: Tensor,
+        plan: list[list[int]],
+        donors: tuple[list, list],
+    ) -> dict[str, Tensor]:
+        """Positions, groups and outcomes (t, W, 2) of the tests of one batch of positions."""
+        parts = []
+        for position in positions.tolist():
+            row = found.rows[position : position + 1]
+            for _, images in self.reader.batches(row, 1):
+                label, members = int(truth[position]), found.members[position]
+                parts += self._test_image(
+                    images[0].cpu(), position, members, label, plan[position], donors
+                )
+        return _joined(parts)
 
     def _test_image(
         self,
@@ -1106,9 +1203,8 @@ class _Run:
         label: int,
         planned: list[int],
         donors: tuple[list, list],
-        tests: Tests,
-    ) -> None:
-        """Cover each planned group of one image in all ways, and a control, in one batch."""
+    ) -> list[dict[str, Tensor]]:
+        """Outcomes of each planned group of one image, covered in all ways, and of a control, in one batch."""
         random = np.random.default_rng([self.seed, position])
         grid = token_grid(self.model, tuple(image.shape[-2:]))
         ring = rings(grid)
@@ -1125,19 +1221,37 @@ class _Run:
             batch.append(cover(same, control.expand(len(WAYS), -1), blanks, grid))
             covered_groups.append(group)
         if not batch:
-            return
+            return []
         inputs = torch.cat(batch).to(next(self.model.parameters()))
         with eval_mode(self.model), torch.no_grad():
             output = run(self.model, inputs)
         scores = models.scores(self.model, output).cpu()
-        tests.forwards += len(inputs)
         right = scores.argmax(1) == label
         outcomes = torch.stack([scores[:, label], right.float()], -1)
-        outcomes = outcomes.unflatten(0, (len(covered_groups), 2, len(WAYS)))
-        for group, (covered, control) in zip(covered_groups, outcomes, strict=True):
-            tests.positions.setdefault(group, []).append(position)
-            tests.covered.setdefault(group, []).append(covered)
-            tests.control.setdefault(group, []).append(control)
+        outcomes = outcomes.unflatten(0, (len(covered_groups), 1, 2, len(WAYS)))
+        parts = []
+        for group, outcome in zip(covered_groups, outcomes, strict=True):
+            numbers = {"position": torch.tensor([position]), "group": torch.tensor([group])}
+            parts.append(numbers | {"covered": outcome[:, 0], "control": outcome[:, 1]})
+        return parts
+
+
+def _joined(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of all batches by name."""
+    if not batches:
+        return {}
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _as_bytes(errors: dict[int, str]) -> Tensor:
+    """Messages by row as a uint8 tensor, for a file."""
+    return torch.frombuffer(bytearray(json.dumps(errors).encode()), dtype=torch.uint8)
+
+
+def _from_bytes(content: Tensor) -> dict[int, str]:
+    """The messages of `_as_bytes`."""
+    errors = json.loads(bytes(content.tolist()))
+    return {int(row): text for row, text in errors.items()}
 
 
 def _draw_others(

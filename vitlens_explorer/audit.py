@@ -33,8 +33,8 @@ from vitlens.unseen import as_samples, unseen, unseen_rows
 from vitlens_explorer import audit_page, in_page
 from vitlens_explorer.audit_page import About
 
-PAGE, RECORD, FIGURES = "audit.html", "audit.json", "figures"
-"""Names of the page, of the record of a run, and of the folder of figures."""
+PAGE, RECORD, FIGURES, UNFINISHED = "audit.html", "audit.json", "figures", "unfinished"
+"""Names of the page, of the record of a run, and of the folders of figures and of an audit that has not ended."""
 RECORD_KEYS = ["command", "versions", "model", "weights", "data", "images", "settings", "notes"]
 EFFECT_COLUMNS = ["group", "way", "effect", "low", "high", "p"]
 IMAGE_COLUMNS = ["image", "name", "half", "label", "predicted", "probability"]

@@ -212,6 +212,7 @@ def audit(
 
         import vitlens
         from vitlens import models
+        from vitlens.finished import Finished
         from vitlens.models.opening import load_vit, short
         from vitlens.processes import join
         from vitlens_explorer import audit as auditing
@@ -240,14 +241,19 @@ def audit(
         names=dict(enumerate(models.label_names(vit) or [])) | images.names,
         commands=auditing.commands(images, model, {"checkpoint": checkpoint, "head": head}),
     )
-    options = {"batch_size": batch_size, "seed": seed, "compare": False}
+    partial = out / auditing.UNFINISHED
+    options = {"batch_size": batch_size, "seed": seed, "compare": False, "partial": partial}
     try:
         with _Bars() as bars:
             found = vitlens.audit(
                 vit, images.pairs, images.labels, on_progress=bars.move, **options
             )
     except KeyboardInterrupt:
-        raise Stopped(f"stopped before the audit ended, so {out} is unchanged.") from None
+        if not partial.is_dir():
+            raise Stopped(f"stopped before the audit ended, so {out} is unchanged.") from None
+        raise Stopped(
+            f"stopped before the audit ended. Finished batches are in {partial}, and the same command goes on."
+        ) from None
     new_notes = list(found.notes)
     if images.note:
         found.notes.append(images.note)  # printed by `open_images`
@@ -258,7 +264,10 @@ def audit(
                 found, vit, images, out, about, command=command, on_image=bar.update
             )
     except KeyboardInterrupt:
-        raise Stopped(f"stopped while {out} was written, so files may be missing.") from None
+        raise Stopped(
+            f"stopped while {out} was written, so files may be missing. The same command writes them."
+        ) from None
+    Finished(partial).remove()
     print(*paths, sep="\n")
     used, groups = len(found.used), len(found.groups)
     print(f"\nUsed groups: {used:,} of {groups:,}. Open {out / auditing.PAGE}.")
