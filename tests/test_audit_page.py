@@ -320,6 +320,39 @@ def test_stopped_audit_goes_on_with_the_same_numbers(
         assert (out / name).read_bytes() == (whole / name).read_bytes()
 
 
+def test_evidence_of_a_stopped_audit_equals_that_of_a_whole_one(model, tmp_path, monkeypatch):
+    """Also the patches with little evidence, which are drawn at random batch by batch."""
+    vit = load_model(model)
+    random = torch.Generator().manual_seed(0)
+    for parameter in vit.parameters():  # the tokens of gray patches are equal otherwise
+        parameter.data.normal_(std=0.2, generator=random)
+    paths = sorted(write_images(tmp_path / "data", 150).rglob("*.png"))
+    labels = [int(path.parent.name[-1]) for path in paths]
+    explored = []
+    find_groups = evidence.find_groups
+
+    def recorded(found, seed):
+        explored.append(found)
+        return find_groups(found, seed)
+
+    monkeypatch.setattr(evidence, "find_groups", recorded)
+    options = {"batch_size": 16, "partial": tmp_path / "partial"}
+    library.audit(vit, paths, labels, batch_size=16)
+    with monkeypatch.context() as patch:
+        interrupt(patch, "_explore", 2)
+        with pytest.raises(KeyboardInterrupt):
+            library.audit(vit, paths, labels, **options)
+    library.audit(vit, paths, labels, **options)
+    whole, resumed = explored
+    for name in ("tokens", "classes", "rows", "patches", "values", "others", "read", "predicted"):
+        assert torch.equal(getattr(whole, name), getattr(resumed, name)), name
+    assert len(whole.donors) == len(resumed.donors) == evidence.DONORS
+    for one, other in zip(whole.donors, resumed.donors, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+    assert whole.grid == resumed.grid
+
+
 @pytest.mark.parametrize("change", ["image", "seed", "damaged", "none"])
 def test_changed_audit_starts_anew(model, tmp_path, monkeypatch, change):
     data, out = write_images(tmp_path / "data", 45), tmp_path / "audit"

@@ -249,6 +249,7 @@ WRITES = {
 WRITES_OF_OS = {"os.remove", "os.rename", "os.replace", "os.link", "os.symlink", "os.removedirs"}
 WRITTEN_ELSEWHERE = {
     ("vitlens/digests.py", "np.save"): "into a buffer",
+    ("vitlens/finished.py", "np.savez"): "into a buffer",
     ("vitlens/plot/style.py", "figure.savefig"): "into a buffer",
     ("vitlens/report.py", "content.to_csv"): "returns text",
     ("vitlens/train/loop.py", "folder.save"): "a checkpoint, by run_folder",

@@ -63,12 +63,16 @@ class Finished:
         if self.folder is None or not self.folder.is_dir():
             return
         for path in self.folder.iterdir():
-            if FILE.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+            files.remove_ours(path, _is_ours)
         files.remove_folder(self.folder)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{self.fingerprint}-{name}.npz"
+
+
+def _is_ours(path: Path) -> bool:
+    """True for a file of results by its name."""
+    return FILE.fullmatch(path.name) is not None
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
