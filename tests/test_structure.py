@@ -390,7 +390,10 @@ def test_dir_of_objects_shows_public_fields_alone():
         (attn, "differentiate gated grid model_name pool"),
         (explorer, "close layout save_page set wait"),
         (summary, "by_head entropy images to_pandas values"),
-        (split, "batches class_names images labels note remaining select_classes select_rows size subset to"),
+        (
+            split,
+            "batches class_names images labels note remaining select_classes select_rows size subset to",
+        ),
     ]
     for thing, names in expected:
         assert " ".join(name for name in dir(thing) if not name.startswith("_")) == names
