@@ -292,6 +292,7 @@ def computed(monkeypatch):
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stopped, left",
     [

@@ -251,6 +251,7 @@ def test_inspect_takes_a_folder_in_natural_order_and_names_other_files_once(
     assert "the model sees the middle 13% of it" in note and done.stdout.count(note) == 1
 
 
+@pytest.mark.slow
 def test_commands_without_a_model_use_the_bundled_one(
     model_folder, photographs, tmp_path, monkeypatch
 ):

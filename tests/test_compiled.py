@@ -99,6 +99,7 @@ def test_fit_continues_uncompiled_if_the_backward_fails_to_compile(
         torch.testing.assert_close(value, off.state_dict()[name], rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 def test_fit_keeps_statistics_of_batch_norm_if_the_backward_fails_to_compile(compile_with):
     data = digits(size=32)
     r = replace(tiny(), image_size=32, patch_drop=0.0, patch_drop_until=0.0, steps=2, epochs=0)

@@ -171,6 +171,7 @@ def classes_named(folder, out, **environment):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_read_shares_images_between_processes(tmp_path, forked):
     folder = write(
         tmp_path / "set", {f"{c}/{i}.png": encoded(i + ord(c)) for c in "abc" for i in range(7)}

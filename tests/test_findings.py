@@ -323,6 +323,7 @@ def test_chapter_06_rollout_through_six_layers_is_on_the_subject():
     assert f"the median is {np.median(lifts[6]):.2f}" in prose
 
 
+@pytest.mark.slow
 def test_chapter_07_numbers_of_three_tests():
     prose, shown = told("07")
     found = 100 * pd.read_csv(DATA / "results" / "planted.csv", index_col="method")["two"]
@@ -378,6 +379,7 @@ def test_chapter_07_occlusion_is_weak_on_photographs_and_names_are_titles():
     assert not any(name in shown for name in names)
 
 
+@pytest.mark.slow
 def test_chapter_07_random_models_share_little_with_the_trained_one():
     """With all weights random, by other draws: a little more than with the map of another photo."""
     prose, shown = told("07")

@@ -182,6 +182,7 @@ def test_fit_tries_after_a_failure_in_validation(data):
     assert model.training
 
 
+@pytest.mark.slow
 def test_trial_validates_too(data):
     """No smaller batch helps here, because at least 64 images are validated at once."""
     model = tiny(batch_size=128, epochs=1).build()

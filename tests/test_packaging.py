@@ -209,6 +209,7 @@ for command in commands:
 """
 
 
+@pytest.mark.slow
 def test_commands_run_without_extras(tmp_path):
     """In one process, training a model and looking into it."""
     blocked = {

@@ -62,6 +62,7 @@ def test_planted_marks_determine_class():
     assert torch.equal(images.data.images, planted(300, 5, marks=2).data.images)
 
 
+@pytest.mark.slow
 def test_methods_find_planted_mark(model):
     for name in (*GOOD, *FAIR):
         options = {"integrated_gradients": {"n_steps": 10}, "occlusion": {"window": 1}}.get(

@@ -505,6 +505,7 @@ def test_starting_from_replaces_every_head(tmp_path):
         assert all(h.out_features == 5 for h in (heads if isinstance(heads, tuple) else (heads,)))
 
 
+@pytest.mark.slow
 def test_fit_resumes_bit_for_bit_after_a_killed_worker(tmp_path):
     script = [sys.executable, killed_worker.__file__, str(tmp_path / "killed")]
     ended = subprocess.run(script, capture_output=True, text=True, timeout=240)

@@ -112,6 +112,7 @@ def wait_for(children) -> list[int]:
     return [child.exitcode for child in children]
 
 
+@pytest.mark.slow
 def test_processes_share_statistics_and_save_after_loss(data, alone, forked, tmp_path):
     """Else each would validate another model, and the first one's would be saved."""
     save_for_hf(timm.create_model("test_resnet"), tmp_path / "start", safe_serialization=True)
@@ -365,6 +366,7 @@ def command(words, stderr=None) -> None:
     run()
 
 
+@pytest.mark.slow
 def test_train_command_in_two_processes_equals_one(tmp_path, monkeypatch):
     """Started by torchrun, on a machine without a GPU and with no word about devices."""
     settings = ["optimizer=adamw", "drop_path=0", "patch_drop=0", "compile=off"]

@@ -522,6 +522,7 @@ def test_vector_files_reduce_images_of_more_pixels_than_are_drawn():
     assert [image.get_interpolation() for image in ax.images] == interpolations
 
 
+@pytest.mark.slow
 def test_another_format_replaces_only_figures_of_vitlens(tmp_path):
     model = small(img_size=32, patch_size=8, num_classes=3)
     inspection = report.inspect(model, BOTH)

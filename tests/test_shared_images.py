@@ -86,6 +86,7 @@ def model(tmp_path_factory) -> Path:
 # Commands
 
 
+@pytest.mark.slow
 def test_inspect_command_in_two_processes_equals_one(folder, model, tmp_path):
     """Tables, numbers and figures are equal to the byte, and the damaged image is reported once."""
     words = ["inspect", model, folder / "a", "--data", folder, "--heads"]
@@ -131,7 +132,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in ("command", "option") else pytest.mark.slow)
+        for case in REFUSED
+    ],
+)
 def test_two_processes_print_one_sentence(case, model, folder, tmp_path):
     """Also for images that only the second process reads."""
     words, expected = REFUSED[case]

@@ -107,6 +107,7 @@ def test_small_data_capture_is_exact():
             assert len(captured(model, images())) == 2
 
 
+@pytest.mark.slow
 def test_small_data_run_resumes_and_opens(tmp_path):
     options = {
         "tiny": True,

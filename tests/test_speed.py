@@ -21,6 +21,7 @@ def chain(width=512, layers=6):
     return nn.Sequential(*parts)
 
 
+@pytest.mark.slow
 def test_training_memory_equals_closed_form_and_predicts_larger_batches():
     """Kept of each image: its pixels and the outputs of all tanh. At the peak two gradients of one output beside."""
     model = chain()

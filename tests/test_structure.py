@@ -167,6 +167,7 @@ def test_only_commands_import_the_command_line():
     assert above == {"vitlens.__main__", "vitlens_explorer.cli", "vitlens_paper.cli"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [

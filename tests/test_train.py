@@ -400,6 +400,7 @@ def long_run(out, steps) -> None:
         steps.send(step.step)
 
 
+@pytest.mark.slow
 def test_fit_resumes_bit_exactly_after_kill(data, tmp_path, forked):
     whole, averages = LONG.build(), ({}, {})
     losses = [step.loss for step in fit(whole, data, LONG, device="cpu", average=averages[0])]

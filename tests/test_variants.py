@@ -265,6 +265,7 @@ def test_variants_readout_with_registers():
         assert attn.grid.readout.tolist() == expected and attn.grid.prefix == len(expected) - 16
 
 
+@pytest.mark.slow
 def test_variants_open_in_a_new_process(tmp_path):
     """Without the training package, whose recipes name the variants too."""
     r = replace(BASE, model_kwargs={"positions": "relative-1d"})

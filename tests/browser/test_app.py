@@ -213,6 +213,7 @@ def test_app_takes_pasted_and_dropped_photos(browser, served):
         tab.page.wait_for_function("() => document.title.startsWith('first.png · vit')")
 
 
+@pytest.mark.slow
 def test_app_address_restores_state(browser, served):
     with Tab(
         browser, served, "#view=rollout&layer=2&patch=5,6&off=0.2,1.0&way=zero&sample=coffee"
@@ -282,6 +283,7 @@ def test_app_says_when_its_server_is_silent(model, browser, tmp_path):
     context.close()
 
 
+@pytest.mark.slow
 def test_app_shows_progress_and_cancels(browser, served):
     """The old map is dimmed, and stays after a cancel. A score that is not finished is not saved."""
     with Tab(browser, served, "#view=norms") as tab:
@@ -307,6 +309,7 @@ def test_app_shows_progress_and_cancels(browser, served):
             hook.remove()
 
 
+@pytest.mark.slow
 def test_app_layout_stays_put(browser, served):
     """Bars have one place in all views, and an alert moves nothing."""
     box = "node => { const { x, y } = node.getBoundingClientRect(); return [Math.round(x), Math.round(y)] }"
@@ -343,6 +346,7 @@ def test_app_layout_stays_put(browser, served):
         assert tab.page.locator(".heading").inner_text() == "chelsea · vit"
 
 
+@pytest.mark.slow
 def test_app_follows_color_preferences(browser, served):
     ground = "() => getComputedStyle(document.documentElement, null).colorScheme"
     for options in ({"color_scheme": "dark"}, {"forced_colors": "active"}):
@@ -359,6 +363,7 @@ DARK = {"color_scheme": "dark"}
 PHONE = {"viewport": {"width": 390, "height": 800}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, *(pytest.param(each, marks=pytest.mark.slow) for each in (DARK, PHONE))],
@@ -397,6 +402,7 @@ def test_app_saves_page(browser, served, tmp_path):
         assert faults(tab.page) == []
 
 
+@pytest.mark.slow
 def test_app_saves_page_beside_clicks_and_cancels(browser, served):
     """A click is answered while the page is written, and nothing is saved after a cancel."""
     with Tab(browser, served) as tab:

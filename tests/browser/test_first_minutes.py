@@ -67,6 +67,7 @@ def map_of(page):
     return page.evaluate("() => document.querySelector('.panel canvas').toDataURL()")
 
 
+@pytest.mark.slow
 def test_map_wanders_once_and_comes_back(browser, live_page):
     """Not after a reload, not for a link, and not with reduced motion."""
     page, _, errors = opened(browser, live_page)
@@ -84,6 +85,7 @@ def test_map_wanders_once_and_comes_back(browser, live_page):
     assert errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options, hash", [({"reduced_motion": "reduce"}, ""), ({}, "#view=attention&layer=3")]
 )
@@ -95,6 +97,7 @@ def test_map_stays_with_reduced_motion_and_for_links(browser, live_page, options
     assert not page.locator(".glancing").count()
 
 
+@pytest.mark.slow
 def test_first_gesture_ends_with_the_first_click(browser, live_page):
     page, _, errors = opened(browser, live_page)
     page.wait_for_function("() => document.querySelector('.glancing')")
@@ -128,6 +131,7 @@ def test_phone_shows_photo_classes_and_a_line_first(browser, live_page):
     assert page.locator(".heads .glimpse").is_visible()
 
 
+@pytest.mark.slow
 def test_challenge_tells_what_heads_do_and_ends_in_a_picture(browser, live_page):
     page, _, errors = opened(browser, live_page)
     words = page.locator(".challenge .words")

@@ -1,4 +1,4 @@
-"""The widgets in a real browser, in JupyterLab and (slow) Notebook 7: what no other front end has."""
+"""The widgets in a real browser, in JupyterLab and Notebook 7: what no other front end has."""
 
 import io
 import zipfile
@@ -15,9 +15,9 @@ from vitlens.models import preprocess, restore
 from vitlens.plot import alt_text
 from vitlens_explorer.outputs import hidden_by
 
-FRONTS = ("lab", pytest.param("notebook", marks=pytest.mark.slow))
+FRONTS = ("lab", "notebook")
 
-pytestmark = MARKS
+pytestmark = [MARKS, pytest.mark.slow]
 
 
 @pytest.fixture(params=FRONTS)

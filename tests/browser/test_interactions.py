@@ -241,6 +241,7 @@ def test_click_on_a_class(explorer, model):
     assert explorer.root.get_by_label("Layer", exact=True).is_hidden()
 
 
+@pytest.mark.slow
 @across(RUNNING)
 def test_contrast_with_another_class(explorer, model):
     """In front ends with Python also the score of the map, with the photos that `curves` covers."""

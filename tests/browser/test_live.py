@@ -643,6 +643,7 @@ def test_notes_on_files_equal_those_of_python(page):
     assert say(answer["problem"], name="", **answer["fields"]) == str(refused.value)
 
 
+@pytest.mark.slow
 def test_live_page_keeps_the_address_of_a_link(vit, browser, tmp_path):
     """While the model runs without some heads. The link is one entry of the history."""
     model = vit(num_classes=5)

@@ -447,6 +447,7 @@ def content_of(path):
     return json.loads(packed[4 : 4 + int.from_bytes(packed[:4], "little")])["value"], packed
 
 
+@pytest.mark.slow
 def test_save_page_leaves_out_layers_above_the_limit(vit, browser, tmp_path, monkeypatch):
     """The page says which, and has no views that need them all."""
     photos, path = {"one": samples()[NAME], "two": samples()["coffee"]}, tmp_path / "page.html"

@@ -45,6 +45,7 @@ def shows(page, words, part="figcaption"):
     )
 
 
+@pytest.mark.slow
 def test_space_plays_through_the_layers(page):
     layer = "() => Number(document.querySelector('[data-control=layer] input').value)"
 

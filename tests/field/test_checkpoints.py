@@ -214,6 +214,7 @@ def test_evaluate_uses_the_named_head(tmp_path):
 # Kind 6: tensors
 
 
+@pytest.mark.slow
 @form(
     6,
     door="Python: load_model(checkpoint=), torchvision",
@@ -369,6 +370,7 @@ def test_inspect_reads_weights_in_parts(tmp_path):
     assert "its part b.safetensors is missing" in vitlens(*command, expect=2).stderr
 
 
+@pytest.mark.slow
 @form(
     6,
     door="command: inspect --beside FILE",

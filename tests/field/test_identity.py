@@ -193,6 +193,7 @@ def test_checkpoint_of_the_run(trained, tmp_path):
     assert (~known).sum() == len(OUT)
 
 
+@pytest.mark.slow
 @form(1, door="protocols on features", case="knn on a divided copy", right=HAND)
 def test_divided_copy(trained, tmp_path):
     names = sorted(content())

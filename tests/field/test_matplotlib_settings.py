@@ -54,6 +54,7 @@ def of_style(model, folder) -> list[bytes]:
     return [plot.style.png(figure)]
 
 
+@pytest.mark.slow
 @form(7, door="Python: report.write_*", case="matplotlibrc for a paper", right="the same pixels")
 @pytest.mark.parametrize("make", [of_inspection, of_explanation, of_style])
 def test_figures_do_not_depend_on_the_settings_of_matplotlib(make, vit, tmp_path):

@@ -78,6 +78,7 @@ def no_warnings(recwarn):
     assert not glyph
 
 
+@pytest.mark.slow
 @form(
     7,
     door="command: explain --scores, image folder",
@@ -102,6 +103,7 @@ def test_explain_writes_a_figure_for_every_name(
     assert set(table["image"]) == expected
 
 
+@pytest.mark.slow
 @form(
     7,
     door="command: inspect --heads, image folder",

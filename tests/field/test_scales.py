@@ -280,6 +280,7 @@ def single_color(image):
     return counts.max() / len(colorful)
 
 
+@pytest.mark.slow
 def test_commands_draw_rollouts_of_random_weights_in_one_color(tmp_path):
     folder = saved_model(tmp_path / "model")
     other = saved_model(tmp_path / "other", num_classes=4)

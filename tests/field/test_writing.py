@@ -504,6 +504,7 @@ def test_inspect_keeps_summaries_of_others(images, tmp_path, monkeypatch, capsys
     assert names_in(tmp_path) == ["summary.json"] and "mine" in mine.read_text()
 
 
+@pytest.mark.slow
 @form(
     2,
     door="Python: write_inspection",
@@ -531,6 +532,7 @@ def test_figures_of_others_are_kept(inspection, tmp_path):
     assert not (tmp_path / "filters.png").exists(), "a figure with the mark is one of vitlens"
 
 
+@pytest.mark.slow
 def test_reports_know_their_own_files(vit, inspection, tmp_path):
     """Else a second run into the same folder would be refused."""
     model = vit()
