@@ -79,6 +79,7 @@ LATE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error, fails_at", LATE, ids=str)
 def test_fit_continues_uncompiled_if_the_backward_fails_to_compile(
     data, compile_with, error, fails_at

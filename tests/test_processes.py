@@ -58,6 +58,7 @@ def alone(data):
     return [s.loss for s in steps], steps[-1].metrics
 
 
+@pytest.mark.slow
 def test_accumulate_trains_the_same_model(data, alone):
     steps = list(fit(deterministic().build(), data, deterministic(accumulate=4), device="cpu"))
     assert [s.loss for s in steps] == pytest.approx(alone[0], abs=1e-5)

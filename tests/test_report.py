@@ -408,6 +408,7 @@ def _photos(save, model, images, out):
     return 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.filterwarnings("error")
 def test_functions_of_images_leave_out_bad_files_of_a_folder(tmp_path, name):

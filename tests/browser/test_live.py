@@ -294,6 +294,7 @@ def file_of(image: Image.Image, kind: str, **options) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_inputs_equal_preprocess(page, interpolation):
     model = model_of("others")

@@ -275,6 +275,7 @@ def change(opened: Opened, **values) -> None:
     opened.page.wait_for_function("before => history.length > before", arg=before)
 
 
+@pytest.mark.slow
 def test_address_of_another_model_shows_the_nearest_state(browser, small_page, tmp_path):
     """Back, Forward, a link and a reload, with a layer, head, patch, view, class, photo and heads that are absent."""
     opened = Opened(browser, small_page, READY)
