@@ -92,7 +92,7 @@ def unseen_rows(model: nn.Module, images: Images) -> tuple[np.ndarray, str]:
 def as_samples(names: Sequence[str], sources: Sequence) -> Samples:
     """Sources of `vitlens.load_image` as samples of one class, to compare them with the training images.
 
-    A source may also be a function that returns one. Arrays and tensors that `vitlens.load_image` refuses have no digest.
+    A source may also be a function that returns one. Arrays and tensors that `load_image` refuses have no digest.
 
     >>> len(as_samples(["cat"], [cat]).digests)
     1
