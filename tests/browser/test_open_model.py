@@ -105,7 +105,7 @@ class Opened:
     def wait_for_model(self, name: str) -> dict:
         self.page.wait_for_selector(READY)
         self.page.locator(".heading", has_text=name).wait_for()
-        return self.drawn()
+        return self.frame()  # after the forward, as the page names the model before it
 
     def wait_for_alert(self, words: str) -> None:
         self.page.locator(".alert", has_text=words).first.wait_for()
