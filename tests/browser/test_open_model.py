@@ -200,7 +200,7 @@ def test_blank_page_opens_a_dropped_folder(browser, blank):
     assert names == sorted(file.stem for file in PHOTOS.glob("*.jpg")) and names[0] == FIRST
     opened.drop(PHOTOS / "dog.jpg")
     opened.page.locator(".heading", has_text="dog.jpg").wait_for()
-    assert_bars(opened.drawn(), python_page(CHECKPOINTS / "deit_tiny", "dog"))
+    assert_bars(opened.frame(), python_page(CHECKPOINTS / "deit_tiny", "dog"))
     opened.close()
 
 
