@@ -209,6 +209,12 @@ WORDS = {
     "opening": "Opening {name}",
     "canceled": "Opening was canceled.",
     "runs opened": "This page runs {name}, which was opened from its own files and is not in this file. ",
+    "beside opened": "{name} beside it was opened from its own files too. ",
+    "beside sees": "Likeliest here: {classes}.",
+    "beside no view": "{name} has no classes, so it has no such map. Choose a view of attention or tokens.",
+    "beside no query": "{name} has no {query} to look from. Choose a patch, or a token of both models.",
+    "beside no class": "{name} has no class named “{label}”. Choose “predicted”, or a class that both models know.",
+    "beside outside": "The patch lies outside of what {name} sees of the photo, so the nearest one is shown.",
     "not opened": "{name} could not be opened ({error}). Choose the files again.",
     # files of a model that a page refuses
     "no weights": "Expected model.safetensors and config.json, got no weights. Choose both files of a model.",

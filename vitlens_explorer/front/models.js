@@ -78,3 +78,16 @@ function makeOpener(take) {
     title: "config.json and model.safetensors. They can also be dropped on the page, or their folder",
   });
 }
+
+// The button that opens a second model beside that of the page, or closes it. Returns {node, update}.
+function makeCompanion(take, close) {
+  let shown = ""; // name of the second model
+  const node = makeButton("Compare", () => (shown ? close() : chooseModel(take)));
+  const update = ({ opens, beside = "" }) => {
+    shown = beside;
+    node.hidden = !opens;
+    node.textContent = shown ? `Close ${shown}` : "Compare";
+    node.title = shown ? "Show the other model alone" : "Open a second model beside this one";
+  };
+  return { node, update };
+}

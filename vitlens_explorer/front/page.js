@@ -230,6 +230,10 @@ function render({ model, el }) {
     hush();
     send({ open: folder }, files);
   };
+  const takeCompanion = ({ files, folder }) => {
+    hush();
+    send({ open: folder, beside: true }, files);
+  };
   // Opens a model that was dropped, or uploads a photo.
   const takeDrop = (source) => {
     if (model.get("frame").opens && holdsModel(source)) {
@@ -305,6 +309,7 @@ function render({ model, el }) {
     title: "One file that opens in a browser, without Python",
   });
   const opener = makeOpener(takeModel);
+  const companion = makeCompanion(takeCompanion, () => send({ press: "alone" }));
   const tools = part("tools");
 
   const panels = part("panels");
@@ -338,7 +343,7 @@ function render({ model, el }) {
 
   const surroundings = ALONE ? document : root;
   const guide = makeGuide({ model, root, send, isWaiting, panels: knownPanels });
-  tools.append(uploader, opener, saver, pager, guide.tourButton, busy);
+  tools.append(uploader, opener, companion.node, saver, pager, guide.tourButton, busy);
   root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
 
   // ---------------------------------------------------------------- drawing
@@ -379,6 +384,7 @@ function render({ model, el }) {
     uploader.hidden = !frame.uploads;
     uploader.title = frame.uploads ? `Up to ${limit} MB, uploaded unchanged` : "";
     opener.hidden = !frame.opens;
+    companion.update(frame);
     saver.hidden = !frame.saves;
     pager.hidden = !frame.pages;
   };

@@ -5,6 +5,7 @@ const BARS = 5; // likeliest classes in the list
 const TYPED = 10; // largest number of typed classes in the menus
 const STANDS_OUT = 0.3; // smallest probability of the likeliest class without a remark that none stands out
 const SIX = 6; // maps side by side
+const PANEL = "picture"; // name of the model's own panel
 const ORDERED = ["layer", "head", "row", "column"]; // controls whose numbers have neighbors
 const ZIP_HEADER = 10; // bytes of gzip before the deflated data
 const ZIP_FOOTER = 8; // bytes of gzip after it: checksum and size
@@ -83,9 +84,17 @@ class PageSource extends Source {
   // Changes the state as a message asks for it.
   take(content) {
     const view = this.view.explains ? this.state.view : this.methods[0];
-    if ("pick" in content) this.change({ row: content.row, column: content.col });
+    if ("pick" in content) this.pick(content);
     else if ("why" in content) this.change({ view, target: content.why });
     else this.change(content.set || {});
+  }
+
+  // A click on a patch of a panel.
+  pick({ pick, row, col }) {
+    const { beside } = this.page;
+    const isOther = beside && pick !== PANEL;
+    const place = isOther ? beside.pick([row, col], this.state.photograph) : [row, col];
+    this.change({ row: place[0], column: place[1] });
   }
 
   change(values) {
@@ -259,10 +268,18 @@ class PageSource extends Source {
       target: { options, groups: [[say("a class"), options.length]] },
       against: { options: [[say("nothing"), "none"], ...others] },
     };
-    return page.controls[state.view].map((control) => {
+    const own = page.controls[state.view].map((control) => {
       const { name } = control;
       return { ...control, value: state[name], ...changes[name] };
     });
+    return [...own, ...(page.beside?.controls() || [])];
+  }
+
+  // The panels of the view: that of the model, and that of a model beside it.
+  panels(choice, map) {
+    const { beside, model } = this.page;
+    const own = this.panel(choice, map);
+    return beside ? beside.panels(own, model) : [own];
   }
 
   // Questions that the view answers.
@@ -276,13 +293,14 @@ class PageSource extends Source {
   draw(message) {
     const { page, record, choice } = this;
     const map = this.map(choice);
-    this.traits.pictures = { picture: record.picture };
+    this.traits.pictures = { picture: record.picture, ...page.beside?.pictures(record) };
     this.traits.frame = {
-      panels: [this.panel(choice, map)],
+      panels: this.panels(choice, map),
       controls: this.controls(),
       model: page.model,
       models: page.models || 0,
-      opened: page.opened || "",
+      opened: [page.opened, page.beside?.opened].filter(Boolean).join(""),
+      beside: page.beside?.model || "",
       headline: say("headline"),
       lead: say("lead"),
       doubt: this.doubt(),
@@ -350,25 +368,32 @@ class PageSource extends Source {
   // Sends the picture, the model's input, the numbers and the settings as one zip file.
   async save(asked) {
     const { state, record } = this;
-    const panel = this.panel(this.choice);
+    const { beside } = this.page;
+    const [panel, other] = this.panels(this.choice, this.map(this.choice));
     const photo = state.photograph
       .replace(/\.\w+$/, "")
       .replace(/[^\p{L}\p{N}_]+/gu, "-")
       .replace(/^-|-$/g, "");
     const layer = this.view.layered ? `-layer${state.layer}` : "";
     const name = `vitlens-${photo}-${state.view}${layer}`;
-    const file = await zip({
+    const files = {
       [`${name}.png`]: await this.drawPicture(panel),
       [`${name}-input.png`]: bytesOf(record.picture),
       [`${name}.csv`]: tableOf(panel),
-      [`${name}.json`]: JSON.stringify(this.settings(panel), null, 2),
-    });
+      [`${name}.json`]: JSON.stringify(this.settings(panel, other), null, 2),
+    };
+    if (other?.rows) {
+      files[`${name}-beside.png`] = await this.drawPicture(other);
+      files[`${name}-beside-input.png`] = bytesOf(beside.pictures(record)[other.picture]);
+      files[`${name}-beside.csv`] = tableOf(other);
+    }
+    const file = await zip(files);
     this.emit("msg:custom", { download: [`${name}.zip`], asked }, [file]);
   }
 
   // The map over the photo as a PNG file, with a frame around the selected cell.
   async drawPicture(panel) {
-    const { whole } = await readPixels(this.traits.pictures.picture);
+    const { whole } = await readPixels(this.traits.pictures[panel.picture]);
     const canvas = putImage(new OffscreenCanvas(1, 1), paintMap(whole, panel));
     if (panel.selected) {
       const [row, column] = panel.selected;
@@ -382,8 +407,8 @@ class PageSource extends Source {
     return canvas.convertToBlob();
   }
 
-  // Values of the controls that a saved file names.
-  settings(panel) {
+  // Values of the controls that a saved file names. other: the panel of a model beside this one.
+  settings(panel, other) {
     const settings = {
       model: this.page.model,
       weights: this.page.hash,
@@ -391,6 +416,7 @@ class PageSource extends Source {
       words: panel.words,
       score: this.traits.frame.score,
     };
+    if (other) settings.beside = { model: this.page.beside.model, words: other.words };
     for (const { name, value, hidden, disabled, kind } of this.controls()) {
       if (!hidden && !disabled && kind !== "text") settings[name] = value;
     }

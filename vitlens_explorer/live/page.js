@@ -8,9 +8,10 @@ const UPLOADS = 40; // uploaded photos that are kept: 3 MB each
 const SQUEEZED = 1.2; // smallest change of proportions that is named
 
 // Starts the worker. Returns ask(task, given, report), which resolves to its answer. Calls report(share) on the way.
+// ask.end() ends the worker.
 function startWorker(script) {
   const thread = new Worker(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
-  return (task, given, report = () => {}) =>
+  const ask = (task, given, report = () => {}) =>
     new Promise((done, fail) => {
       const { port1, port2 } = new MessageChannel();
       port1.onmessage = ({ data: { share, result, error, ...more } }) => {
@@ -20,6 +21,8 @@ function startWorker(script) {
       };
       thread.postMessage({ ...given, task, port: port2 }, [port2]);
     });
+  ask.end = () => thread.terminate();
+  return ask;
 }
 
 class Live {
@@ -27,6 +30,7 @@ class Live {
   count = 0; // number of photos that were read
   running = null; // the scoring that is going on
   latest = []; // names of the photos whose forwards are kept, the latest first
+  coming = null; // the Beside that is being opened
 
   constructor(stored, ask) {
     this.stored = stored;
@@ -45,6 +49,7 @@ class Live {
   cancel() {
     if (this.running) this.running.isCanceled = true;
     this.ask("cancel");
+    this.coming?.live.cancel();
   }
 
   // Levels of the mean color of a photo as the model sees it.
@@ -166,7 +171,9 @@ class Live {
 
   // Computes what the view of the new state needs, before it is drawn.
   async prepare(source, content, buffers) {
-    if ("open" in content) await this.show(source, content, buffers);
+    if (content.press === "alone") this.showAlone();
+    if (content.beside) await this.showBeside(source, content, buffers);
+    else if ("open" in content) await this.show(source, content, buffers);
     if ("upload" in content) await this.receive(source, content, buffers[0]);
     this.sortOff(source);
     const { state } = source;
@@ -179,6 +186,7 @@ class Live {
       source.change({});
     }
     await this.explain(source.record, source.state.view, source.view, source.choice);
+    await this.stored.beside?.follow(source);
   }
 
   // Puts the heads that are off in the order of layers.
@@ -200,12 +208,13 @@ class Live {
     const { traits } = source;
     const running = { strength: 0, words: say("running") };
     const { model, opened = "" } = this.stored;
-    traits.pictures = { picture };
+    const panels = traits.frame.panels.map((panel) => ({ ...panel, ...running }));
+    traits.pictures = Object.fromEntries(panels.map((panel) => [panel.picture, picture]));
     traits.frame = {
       ...traits.frame,
       model,
       opened,
-      panels: traits.frame.panels.map((panel) => ({ ...panel, ...running })),
+      panels,
       bars: [],
       score: null,
       parts: null,
@@ -236,17 +245,45 @@ class Live {
     this.listPhotos();
   }
 
-  // Opens a model in a page that shows another one.
-  async show(source, { open: folder }, files) {
-    const { grid } = this.stored.base;
+  // Calls open(report), and shows its reports.
+  async withProgress(source, open) {
     const report = (what, share) => {
       source.emit("msg:custom", { progress: { what, share } }, []);
     };
     try {
-      await this.open(files, folder, report);
+      await open(report);
     } finally {
       source.emit("msg:custom", { progress: null }, []);
     }
+  }
+
+  // Opens a model beside that of the page.
+  async showBeside(source, { open: folder }, files) {
+    const beside = await startBeside(this);
+    this.coming = beside;
+    try {
+      await this.withProgress(source, (report) => beside.open(files, folder, report, source));
+    } catch (error) {
+      beside.close();
+      throw error;
+    } finally {
+      this.coming = null;
+    }
+    this.showAlone();
+    this.stored.beside = beside;
+    source.state = { ...source.state, ...beside.firstChoices() };
+  }
+
+  // Shows the model of the page alone.
+  showAlone() {
+    this.stored.beside?.close();
+    this.stored.beside = null;
+  }
+
+  // Opens a model in a page that shows another one.
+  async show(source, { open: folder }, files) {
+    const { grid } = this.stored.base;
+    await this.withProgress(source, (report) => this.open(files, folder, report));
     const photograph = await this.findReadable(source.state.photograph);
     source.state = firstState(this.stored, { ...source.state, photograph }, grid);
   }

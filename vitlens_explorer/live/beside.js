@@ -1,0 +1,238 @@
+// A second model beside that of the page: the same view of the same photo, from the same place of it. It runs in a
+// worker of its own. Its layer and its heads are chosen alone.
+
+const BESIDE = "beside"; // name of its panel, and of the place of its controls
+const OWN = { layer: "layer_beside", head: "head_beside" }; // names of its controls on the page
+
+// What a panel without a map has in place of that of an earlier one.
+const NO_MAP = {
+  rows: 0,
+  cols: 0,
+  strength: 0,
+  lines: false,
+  scale: null,
+  ends: null,
+  sinks: [],
+  picks: "",
+  selected: null,
+  values: new DataView(new ArrayBuffer(0)),
+};
+
+// The part of a photo that a model sees, in pixels of the photo.
+function seenPart({ network }, { ready, width, height }) {
+  if (ready || network.squeezed) return { left: 0, top: 0, width, height }; // `ready` ones are model inputs
+  const share = Math.min(width, height) / network.resized;
+  const seen = { width: share * network.image[1], height: share * network.image[0] };
+  return { left: (width - seen.width) / 2, top: (height - seen.height) / 2, ...seen };
+}
+
+// The patch [row, column] of a model at the middle of a patch of another model, of the same photo, or the nearest one.
+// from, to: {grid, part: seenPart}. Returns {place, outside: true if the model does not see the middle}.
+function samePatch([row, column], from, to) {
+  const { grid, part } = from;
+  const shares = [
+    ((row + 0.5) * grid.patch[0]) / grid.image[0],
+    ((column + 0.5) * grid.patch[1]) / grid.image[1],
+  ];
+  const y = (part.top + shares[0] * part.height - to.part.top) / to.part.height;
+  const x = (part.left + shares[1] * part.width - to.part.left) / to.part.width;
+  const found = [
+    Math.floor((y * to.grid.image[0]) / to.grid.patch[0]),
+    Math.floor((x * to.grid.image[1]) / to.grid.patch[1]),
+  ];
+  const ends = [to.grid.rows - 1, to.grid.cols - 1];
+  const place = found.map((at, i) => Math.min(Math.max(at, 0), ends[i]));
+  return { place, outside: !isEqual(place, found) };
+}
+
+// The number of a class of one page in another, by its name, or -1.
+function sameClass(k, from, to) {
+  const name = from.names?.[k];
+  if (name === undefined) return -1;
+  const found = Object.entries(to.names || {}).find(([, other]) => other === name);
+  return found ? Number(found[0]) : -1;
+}
+
+class Beside {
+  clicked = null; // {own, first}: a patch that was clicked in this model's panel, and that of the first model
+  problem = ""; // why there is no map
+  note = ""; // what differs from the first model's map
+
+  constructor(live, first) {
+    this.live = live;
+    this.first = first; // the Live of the first model
+    this.source = null;
+  }
+
+  get model() {
+    return this.live.stored.model;
+  }
+
+  get opened() {
+    return say("beside opened", { name: this.model });
+  }
+
+  // The photo as the model sees it, by the name of its panel. record: that of the first model.
+  pictures(record) {
+    return { [BESIDE]: this.problem ? record.picture : this.source.record.picture };
+  }
+
+  // Opens the files of the model for the photo in view.
+  async open(files, folder, report, source) {
+    const { live } = this;
+    await live.open(files, folder, report);
+    this.takePhotos();
+    const photograph = await live.findReadable(source.state.photograph);
+    const state = firstState(live.stored, { ...source.state, photograph }, source.record.grid);
+    live.keep(photograph, await live.record(photograph, state));
+    live.stored.state = state;
+    this.source = new PageSource(live.stored);
+  }
+
+  close() {
+    this.live.cancel();
+    this.live.ask.end();
+  }
+
+  // Takes the photos of the first model.
+  takePhotos() {
+    const { photos, stored } = this.live;
+    for (const name of [...photos.keys()]) {
+      if (this.first.photos.has(name)) continue;
+      photos.delete(name);
+      stored.records.delete(name);
+    }
+    for (const [name, { file, about, uploaded }] of this.first.photos) {
+      if (photos.get(name)?.file === file) continue;
+      photos.set(name, { file, about, uploaded, ready: false });
+      this.live.dropForward(name);
+    }
+    this.live.listPhotos();
+  }
+
+  // Makes the state of the page that of this model too, and computes what its panel needs.
+  async follow(source) {
+    this.problem = "";
+    this.note = "";
+    try {
+      await this.show(source);
+    } catch (error) {
+      this.problem = error.message;
+    }
+  }
+
+  async show(source) {
+    const { live, source: own } = this;
+    const { state } = source;
+    this.takePhotos();
+    await live.load(state.photograph);
+    await this.first.load(state.photograph);
+    const view = state.view in live.stored.views ? state.view : own.state.view;
+    own.state = {
+      ...state,
+      layer: state[OWN.layer],
+      head: state[OWN.head],
+      ...this.findQuery(state),
+      view,
+      off: [],
+      typed: [],
+      target: "predicted",
+      against: "none",
+    };
+    await live.prepare(own, {}, []);
+    if (view !== state.view) throw Error(say("beside no view", { name: this.model }));
+    if (!source.view.explains && state.view !== "lens") return;
+    own.state = { ...own.state, ...this.findClasses(state) };
+    await live.prepare(own, {}, []);
+  }
+
+  // Layer and heads for the state of the page, from which `show` takes them.
+  firstChoices() {
+    const { layer, head } = this.source.state;
+    return { [OWN.layer]: layer, [OWN.head]: head };
+  }
+
+  // What `samePatch` needs of each model.
+  sides(photograph) {
+    return [this.first, this.live].map(({ stored, photos }) => ({
+      grid: stored.base.grid,
+      part: seenPart(stored, photos.get(photograph)),
+    }));
+  }
+
+  // The query of the first model's state in this one.
+  findQuery({ query, row, column, photograph }) {
+    const [first, own] = this.sides(photograph);
+    if (query === "readout" && own.grid.readout) return { query };
+    if (query !== "patch") {
+      const name = query === "readout" ? first.grid.reads : first.grid.prefix[query];
+      const position = own.grid.prefix.indexOf(name);
+      if (position < 0) throw Error(say("beside no query", { name: this.model, query: name }));
+      return { query: position };
+    }
+    const { clicked } = this;
+    if (clicked && isEqual(clicked.first, [row, column])) {
+      return { query, row: clicked.own[0], column: clicked.own[1] };
+    }
+    const { place, outside } = samePatch([row, column], first, own);
+    if (outside) this.note = say("beside outside", { name: this.model });
+    return { query, row: place[0], column: place[1] };
+  }
+
+  // The classes of the first model's state in this one.
+  findClasses({ target, against }) {
+    const classes = { target, against };
+    for (const [name, k] of Object.entries(classes)) {
+      if (typeof k !== "number") continue;
+      classes[name] = sameClass(k, this.first.stored, this.live.stored);
+      if (classes[name] >= 0) continue;
+      const label = this.first.stored.names?.[k] ?? String(k);
+      throw Error(say("beside no class", { name: this.model, label }));
+    }
+    return classes;
+  }
+
+  // The patch of the first model for a click in this model's panel.
+  pick(place, photograph) {
+    const [first, own] = this.sides(photograph);
+    const matched = samePatch(place, own, first).place;
+    this.clicked = { own: place, first: matched };
+    return matched;
+  }
+
+  // The three likeliest classes, or "".
+  sees() {
+    const { record } = this.source;
+    if (!record.likeliest.length) return "";
+    const classes = record.likeliest.slice(0, 3).map((k) => classWords(record, k)).join(", ");
+    return say("beside sees", { classes });
+  }
+
+  // The panels of both models. panel: that of the first.
+  panels(panel, name) {
+    const { source, problem, note } = this;
+    const own = { ...source.panel(source.choice), name: BESIDE, picture: BESIDE, tokens: [] };
+    own.title = `${this.model}: ${own.title}`;
+    own.words = [this.sees(), note, own.words].filter(Boolean).join(" ");
+    const empty = { ...own, ...NO_MAP, title: this.model, words: problem };
+    return [{ ...panel, title: `${name}: ${panel.title}` }, problem ? empty : own];
+  }
+
+  // The controls of layer and heads, under the panel.
+  controls() {
+    const own = this.source.controls().filter(({ name }) => name in OWN);
+    return own.map((control) => ({
+      ...control,
+      name: OWN[control.name],
+      place: BESIDE,
+      hidden: control.hidden || Boolean(this.problem),
+    }));
+  }
+}
+
+// A model beside that of a page, without its files yet.
+async function startBeside(first) {
+  const { stored, reference } = first;
+  const controls = structuredClone(reference.controls); // each model writes its limits into its own
+  return new Beside(await startLive({ ...stored, ...reference, controls, beside: null }), first);
+}
