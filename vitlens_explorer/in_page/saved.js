@@ -18,11 +18,13 @@ function readRecords(stored) {
   return { ...stored, records };
 }
 
-// The page of PageSource. A live page makes its records from the weights that it holds (live/page.js), and a blank page
-// from those that a person opens (live/blank.js).
+// The page of PageSource. A live page makes its records from the weights that it holds (live/page.js), a blank page from
+// those that a person opens (live/blank.js), and a copy of a page from the files of a model in it (live/kept.js).
 function preparePage(stored, element) {
-  if (stored.weights) return openLive(stored);
-  return stored.worker ? openBlank(stored, element) : readRecords(stored);
+  if (!stored.worker) return readRecords(stored);
+  keepFirst(stored);
+  if (stored.files) return openKept(stored, element);
+  return stored.weights ? openLive(stored) : openBlank(stored, element);
 }
 
 // Draws the page.

@@ -44,6 +44,7 @@ class PageSource extends Source {
       if (!content.nearest) this.take(content);
       await this.page.prepare?.(this, content, buffers);
       if (content.press === "save") await this.save(content.number);
+      if (content.press === "page") await this.keep(content.number);
       if (content.press === "score") this.page.score?.(this); // other messages do not wait for it
       this.draw(problems.join(" "));
     } catch (error) {
@@ -317,6 +318,7 @@ class PageSource extends Source {
       uploads: page.uploads || 0,
       opens: Boolean(page.opens),
       saves: true,
+      pages: Boolean(page.keep),
       answers: this.answers,
       message,
       tour: false,
@@ -363,6 +365,18 @@ class PageSource extends Source {
     }
     const change = state.off.length ? `${before} → ${after}` : "";
     return { words: say(sentence, fields), change, won: now !== seen };
+  }
+
+  // Sends the page with the model that was opened in it.
+  async keep(asked) {
+    const report = (progress) => this.emit("msg:custom", { progress }, []);
+    report({ what: say("keeping") });
+    try {
+      const { name, file } = await this.page.keep(this.state);
+      this.emit("msg:custom", { download: [name], asked }, [file]);
+    } finally {
+      report(null);
+    }
   }
 
   // Sends the picture, the model's input, the numbers and the settings as one zip file.

@@ -6,7 +6,8 @@ S. `vit.js` is the forward, `gradients.js` the backward, `kernels.wat` their inn
 page's source. `safetensors.js` and `architectures.js` open a model from its own files, `config.json` and
 `model.safetensors`, in the layouts of timm and transformers. `json.js` checks JSON, `positions.js` resizes positions,
 and `known.json` holds what such files leave out. `adapt.js` makes the controls of an opened model, `beside.js`
-shows a second one beside it, and `blank.js` is the screen of a page without a model.
+shows a second one beside it, `kept.js` writes the page with a model that was opened in it, and `blank.js` is the screen
+of a page without a model.
 
 Shapes: L layers, R prefix tokens, T tokens, D width.
 """
@@ -191,7 +192,7 @@ def page_script() -> str:
     *parts, opening = in_page.PAGE_SCRIPTS
     scripts = [
         front.join_scripts(in_page.IN_PAGE, parts),
-        front.join_scripts(LIVE, ["adapt", "page", "beside", "scores", "blank"]),
+        front.join_scripts(LIVE, ["adapt", "page", "beside", "scores", "kept", "blank"]),
         front.join_scripts(in_page.IN_PAGE, [opening]),
     ]
     return "\n".join(scripts)

@@ -38,8 +38,8 @@ class Live {
     this.reference = { views: stored.views, controls: stored.controls };
     this.measured = Boolean(stored.weights); // the mean outputs of heads, which a page with weights has
     stored.records = new Map();
-    for (const { name, file, ready, about } of stored.photos) {
-      this.photos.set(name, { file: new Blob([bytesOf(file)]), ready, about, uploaded: false });
+    for (const { name, file, ready, about, uploaded = false } of stored.photos) {
+      this.photos.set(name, { file: new Blob([bytesOf(file)]), ready, about, uploaded });
       this.dropForward(name);
     }
     this.listPhotos();
@@ -243,6 +243,7 @@ class Live {
     for (const photo of this.photos.values()) Object.assign(photo, { input: null, ready: false });
     for (const each of this.photos.keys()) this.dropForward(each);
     this.listPhotos();
+    this.stored.keep = (state) => keepPage(this, state, files, folder);
   }
 
   // Calls open(report), and shows its reports.
