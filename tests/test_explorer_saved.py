@@ -7,9 +7,12 @@ import re
 import zipfile
 
 import numpy as np
+import pandas as pd
+import torch
 from PIL import Image
 from support import PICTURE, caption, send, values
 
+import vitlens
 import vitlens_explorer as widgets
 from vitlens.images import samples
 from vitlens_explorer import in_page, photographs, views
@@ -87,6 +90,9 @@ def test_explorer_saved_files_equal_page(explorer, monkeypatch):
     monkeypatch.setattr(
         explorer.connection, "_send", lambda content, buffers: sent.append((content, *buffers))
     )
+    forward = explorer.page.forward
+    with torch.no_grad(), vitlens.capture(forward.model) as attn:
+        forward.model(forward.batch)
     for view, names in SAVED.items():
         target = {"target": 4} if "target" in names else {}
         explorer.set(head=1, view=view, **target)
@@ -98,7 +104,11 @@ def test_explorer_saved_files_equal_page(explorer, monkeypatch):
         with zipfile.ZipFile(io.BytesIO(saved)) as archive:
             files = {path.removeprefix(name): archive.read(path) for path in archive.namelist()}
         table = TABLES.get(view)
-        assert {*files} - {table} == {".png", "-input.png", ".csv", ".json"}
+        assert {*files} - {table} == {".png", "-input.png", ".csv", "-heads.csv", ".json"}
+        heads = vitlens.attention.summary(attn).to_pandas()
+        pd.testing.assert_frame_equal(
+            pd.read_csv(io.BytesIO(files["-heads.csv"])), heads, rtol=1e-6
+        )
         assert table is None or table_equals_chart(explorer.frame, files[table])
         about = json.loads(files[".json"])
         width, height = Image.open(io.BytesIO(files[".png"])).size

@@ -19,9 +19,10 @@ from vitlens.models import weights_digest
 from vitlens.texts import file_name
 from vitlens_explorer.controls import Control
 from vitlens_explorer.drawing import figure_png, png
+from vitlens_explorer.lanes import never_cancel
 from vitlens_explorer.panels import Panel
 from vitlens_explorer.photographs import Forward
-from vitlens_explorer.views import Map
+from vitlens_explorer.views import Map, heads_table
 
 
 def file_stem(photograph: str) -> str:
@@ -50,7 +51,7 @@ def zip_map(
     name = f"{stem}-{settings['view']}"
     if "layer" in settings:
         name += f"-layer{settings['layer']}"
-    tables = dict(shown.tables)
+    tables = {**shown.tables, "heads": heads_table(forward, never_cancel)}
     if score:
         panel = replace(panel, words=f"{panel.words} {score['words']}")
         tables["score"] = {"share": score["shares"], **score["curves"]}

@@ -743,6 +743,20 @@ def head_maps(
 
 
 @torch.inference_mode()
+def heads_table(forward: Forward, check: Check) -> dict[str, list]:
+    """Columns of `Summary.to_pandas` with a row for each head: mean distance in pixels, entropy in nats."""
+    layers = Layers(forward, slice(None), check)
+    summary = attention.summary(layers, "mean_distance", "entropy")
+    count, heads = summary.entropy.shape[1:]
+    return {
+        "layer": [layer for layer in range(count) for _ in range(heads)],
+        "head": list(range(heads)) * count,
+        "mean_distance": summary.mean_distance.flatten().tolist(),
+        "entropy": summary.entropy.flatten().tolist(),
+    }
+
+
+@torch.inference_mode()
 def mean_distance(forward: Forward, check: Check) -> np.ndarray:
     """Mean attention distance (L, H) in input pixels."""
     return attention.mean_distance(Layers(forward, slice(None), check))[0].float().cpu().numpy()

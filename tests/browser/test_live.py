@@ -7,6 +7,7 @@ import random
 import zipfile
 
 import numpy as np
+import pandas as pd
 import pytest
 import timm
 import torch
@@ -472,7 +473,12 @@ def test_live_page_explains_typed_classes_and_saves(vit, browser, tmp_path):
             name.removeprefix(f"vitlens-{NAME}-relevance"): archive.read(name)
             for name in archive.namelist()
         }
-    assert {*files} == {".png", ".csv", ".json", "-input.png"}
+    assert {*files} == {".png", ".csv", "-heads.csv", ".json", "-input.png"}
+    with torch.no_grad(), capture(model) as attn:
+        model(batch)
+    heads = vitlens.attention.summary(attn).to_pandas()
+    saved_heads = pd.read_csv(io.BytesIO(files["-heads.csv"]))
+    pd.testing.assert_frame_equal(saved_heads, heads, rtol=1e-4)
     values = np.loadtxt(io.StringIO(files[".csv"].decode()), delimiter=",", dtype=np.float32)
     near(values, attribution.relevance(model, batch, 4, against=3)[0], "saved map")
     about, seen = (

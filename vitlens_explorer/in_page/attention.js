@@ -68,8 +68,8 @@ function distanceFrom(place, row, { rows, cols, prefix }, distances) {
 
 const swept = new WeakMap(); // statistics by layer
 
-// Statistics of all queries of a layer: attention received (H) of (T), mean distance (H), and mean and max over heads,
-// (T·T) each. They are kept.
+// Statistics of all queries of a layer: attention received (H) of (T), mean distance and entropy (H), and mean and max
+// over heads, (T·T) each. They are kept.
 function sweep(record, layer) {
   const stored = record.layers[layer];
   if (!swept.has(stored)) swept.set(stored, measureLayer(record, layer));
@@ -86,9 +86,11 @@ function measureLayer(record, layer) {
   const max = new Float32Array(tokens * tokens);
   const received = [];
   const distances = [];
+  const entropies = [];
   for (let head = 0; head < heads; head += 1) {
     const sum = new Float64Array(tokens);
     let distance = 0;
+    let entropy = 0;
     for (let query = 0; query < tokens; query += 1) {
       attend(record, layer, head, query, row);
       let at = query * tokens;
@@ -96,6 +98,7 @@ function measureLayer(record, layer) {
         sum[t] += row[t] / tokens;
         mean[at] += row[t] / heads;
         if (row[t] > max[at]) max[at] = row[t];
+        if (row[t] > 0) entropy -= (row[t] * Math.log(row[t])) / tokens;
         at += 1;
       }
       const place = query - grid.prefix.length;
@@ -103,8 +106,9 @@ function measureLayer(record, layer) {
     }
     received.push(sum);
     distances.push(distance / patches);
+    entropies.push(entropy);
   }
-  return { received, distances, mean, max };
+  return { received, distances, entropies, mean, max };
 }
 
 // (T) row of the product of (A + I) / row sum over layers `layer` … 0, with A the mean or maximum over heads.

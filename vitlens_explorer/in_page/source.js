@@ -394,12 +394,14 @@ class PageSource extends Source {
       [`${name}.png`]: await this.drawPicture(panel),
       [`${name}-input.png`]: bytesOf(record.picture),
       [`${name}.csv`]: tableOf(panel),
+      [`${name}-heads.csv`]: tableOfHeads(record),
       [`${name}.json`]: JSON.stringify(this.settings(panel, other), null, 2),
     };
     if (other?.rows) {
       files[`${name}-beside.png`] = await this.drawPicture(other);
       files[`${name}-beside-input.png`] = bytesOf(beside.pictures(record)[other.picture]);
       files[`${name}-beside.csv`] = tableOf(other);
+      files[`${name}-beside-heads.csv`] = tableOfHeads(beside.source.record);
     }
     const file = await zip(files);
     this.emit("msg:custom", { download: [`${name}.zip`], asked }, [file]);
@@ -574,6 +576,19 @@ function tableOf({ values, rows }) {
   const count = numbers.length / rows;
   const lineOf = (_, row) => numbers.subarray(row * count, (row + 1) * count).join();
   return Array.from({ length: rows }, lineOf).join("\n");
+}
+
+// A line for each head of the layers that a record has, as CSV: its mean distance in pixels and its entropy in nats.
+function tableOfHeads(record) {
+  const lines = ["layer,head,mean_distance,entropy"];
+  record.layers.forEach((stored, layer) => {
+    if (!stored) return;
+    const { distances, entropies } = sweep(record, layer);
+    distances.forEach((distance, head) => {
+      lines.push([layer, head, distance, entropies[head]].join());
+    });
+  });
+  return lines.join("\n");
 }
 
 // A zip file of {name: bytes or text}. gzip writes the deflated bytes behind 10 others, and then their checksum.
