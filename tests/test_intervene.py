@@ -462,3 +462,22 @@ def test_intervene_refuses_means_of_several_runs():
             refuses(match, run, model, x, reference=x, error=UnsupportedModelError, **changes)
         with torch.no_grad(), intervene(model[0], heads={(1, 0): "mean"}, reference=x):
             assert torch.equal(model(x), forward(model[0], x))
+
+
+def test_parts_that_do_not_add_up_name_the_replacement():
+    """With values that no part of the model writes. With zero, parts add up to the changed logit."""
+    model, images = small(), pictures()
+    many = {(layer, head): torch.ones(()) for layer in range(2) for head in range(2)}
+    cases = {
+        "head 2 of layer 1": {"heads": {(1, 2): "mean"}, "reference": images},
+        "head 0 of layer 0, head 1 of layer 0, head 0 of layer 1, 1 more": {"heads": many},
+    }
+    for places, changes in cases.items():
+        for parts in (vitlens.stream.contributions, vitlens.attribution.balanced_gradients):
+            with intervene(model, **changes):
+                with pytest.raises(UnsupportedModelError, match=f"in place of {places}[.] Replace"):
+                    parts(model, images, 3)
+    with intervene(model, heads={(1, 2): "zero"}):
+        added = vitlens.stream.contributions(model, images, 3)
+    logits = run(model, images, heads={(1, 2): "zero"})[:, 3]
+    torch.testing.assert_close(added.parts.sum(1), logits)

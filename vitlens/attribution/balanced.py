@@ -38,6 +38,7 @@ from vitlens.attribution.maps import (
 )
 from vitlens.attribution.target import of_features, resolve_target
 from vitlens.recorder.hooks import thread_hooks
+from vitlens.recorder.intervention import replaced_places
 from vitlens.recorder.multihead import explicit_attention
 from vitlens.recorder.precision import full_precision
 from vitlens.recorder.supported import UnsupportedModelError, family, model_name, transformer
@@ -136,9 +137,15 @@ def require_sum(model: nn.Module, parts: Tensor, logits: Tensor) -> None:
     size = parts.abs().sum(1).clamp_min(torch.finfo(parts.dtype).tiny)
     error = (parts.sum(1) - logits).abs() / size
     if not (error <= torch.finfo(logits.dtype).eps ** 0.5).all():
+        reason = "a part is neither linear nor a known norm, attention or MLP."
+        if replaced := replaced_places():
+            reason = (
+                f"`intervene` writes values of its own in place of {replaced}. "
+                'Replace with "zero", which adds up, or ask outside of its block.'
+            )
         raise UnsupportedModelError(
             f"vitlens cannot take the logits of {model_name(model)} apart: its parts miss the logit by "
-            f"{error.max():.2g} of their size, so a part is neither linear nor a known norm, attention or MLP."
+            f"{error.max():.2g} of their size, as {reason}"
         )
 
 

@@ -243,6 +243,14 @@ class Intervention(Interception):
         return mask
 
 
+def replaced_places() -> str:
+    """Names of up to three parts whose outputs an active `intervene` of this thread replaces, or ""."""
+    names = [str(place) for mode in THREAD.interventions for place in mode.places]
+    if len(names) > 3:
+        names[3:] = [f"{len(names) - 3} more"]
+    return ", ".join(names)
+
+
 def outputs(
     model: nn.Module,
     modules: list,
