@@ -474,9 +474,9 @@ def test_parts_that_do_not_add_up_name_the_replacement():
     }
     for places, changes in cases.items():
         for parts in (vitlens.stream.contributions, vitlens.attribution.balanced_gradients):
-            with intervene(model, **changes):
-                with pytest.raises(UnsupportedModelError, match=f"in place of {places}[.] Replace"):
-                    parts(model, images, 3)
+            refusal = pytest.raises(UnsupportedModelError, match=f"in place of {places}[.] Replace")
+            with intervene(model, **changes), refusal:
+                parts(model, images, 3)
     with intervene(model, heads={(1, 2): "zero"}):
         added = vitlens.stream.contributions(model, images, 3)
     logits = run(model, images, heads={(1, 2): "zero"})[:, 3]
