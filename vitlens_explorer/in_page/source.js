@@ -32,7 +32,8 @@ class PageSource extends Source {
 
   send(content, _, buffers = []) {
     if (content.cancel) this.page.cancel?.();
-    if ("ask" in content) this.reply(content);
+    // A question waits for the messages before it, as their state is incomplete until they are answered.
+    if ("ask" in content) this.turn.then(() => this.reply(content));
     else this.turn = this.turn.then(() => this.answer(content, buffers));
   }
 
@@ -198,7 +199,7 @@ class PageSource extends Source {
 
   // Classes of the menus.
   get classes() {
-    const { likeliest, shares } = this.record;
+    const { likeliest } = this.record;
     if (!this.page.prepare) return [...new Set(likeliest)];
     const { typed, target, against } = this.state;
     const more = [...typed, target, against].filter((k) => k in shares);
@@ -533,9 +534,14 @@ class PageSource extends Source {
         this.measure(record);
         return;
       }
-      const drawAgain = () => this.draw(this.traits.frame.message);
-      this.turn = this.turn.then(drawAgain); // not before a state is complete
+      this.drawLater();
     });
+  }
+
+  // Draws when the messages so far are answered, as their state is incomplete before. message: null keeps the last one.
+  drawLater(message = null) {
+    const drawAgain = () => this.draw(message ?? this.traits.frame.message);
+    this.turn = this.turn.then(drawAgain);
   }
 }
 
