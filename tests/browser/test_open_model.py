@@ -322,6 +322,16 @@ def test_link_names_a_class_of_a_photo_before_its_forward(browser, small_page):
     opened.close()
 
 
+@pytest.mark.parametrize("word", ["length", "map", "1.5"])
+def test_link_with_a_word_for_a_class_is_refused(browser, small_page, word):
+    """Lists of JavaScript have properties of such names."""
+    opened = Opened(browser, small_page, READY)
+    opened.page.evaluate("word => { location.hash = `#view=relevance&target=${word}`; }", word)
+    opened.wait_for_alert(f"has no value “{word}”.")
+    wait_for_values(opened, view="relevance", target="predicted")
+    opened.close()
+
+
 def test_refused_files_leave_the_page_as_it_was(browser, blank, tmp_path):
     """A pickle, a web page named safetensors and a lone config.json, with and without a model before them."""
     folder = write_model("ViTForImageClassification", tmp_path / "vit")

@@ -157,8 +157,13 @@ class PageSource extends Source {
   // Keeps classes that are not in the menus, which add them.
   keepTyped(classes) {
     if (!this.page.prepare) return;
-    const fresh = classes.filter((k) => k in this.record.shares && !this.classes.includes(k));
+    const fresh = classes.filter((k) => this.hasClass(k) && !this.classes.includes(k));
     this.state = { ...this.state, typed: [...fresh, ...this.state.typed].slice(0, TYPED) };
+  }
+
+  // True for the number of a class. An address may hold any word, such as "length".
+  hasClass(k) {
+    return Number.isInteger(k) && k in this.record.shares;
   }
 
   // Raises an error for a value that a control does not take.
@@ -202,7 +207,7 @@ class PageSource extends Source {
     const { likeliest } = this.record;
     if (!this.page.prepare) return [...new Set(likeliest)];
     const { typed, target, against } = this.state;
-    const more = [...typed, target, against].filter((k) => k in shares);
+    const more = [...typed, target, against].filter((k) => this.hasClass(k));
     return [...new Set([...likeliest, ...more])];
   }
 
