@@ -332,6 +332,22 @@ def test_link_with_a_word_for_a_class_is_refused(browser, small_page, word):
     opened.close()
 
 
+def test_list_of_names_is_that_of_the_opened_model(browser, blank, tmp_path):
+    """A click on a name explains that class."""
+    opened = Opened(browser, blank, ".blank")
+    opened.drop(CHECKPOINTS / "deit_tiny")
+    opened.wait_for_model("DeiT-Tiny, ImageNet-1k")
+    names = opened.page.locator(".knows li button")
+    opened.page.locator(".knows summary").click()
+    names.first.wait_for()
+    opened.drop(write_model("ViTForImageClassification", tmp_path / "mine"))
+    opened.wait_for_model("mine")
+    assert names.all_inner_texts() == list(LABELS.values())
+    names.nth(3).click()
+    wait_for_values(opened, view="relevance", target=3)
+    opened.close()
+
+
 def test_refused_files_leave_the_page_as_it_was(browser, blank, tmp_path):
     """A pickle, a web page named safetensors and a lone config.json, with and without a model before them."""
     folder = write_model("ViTForImageClassification", tmp_path / "vit")
