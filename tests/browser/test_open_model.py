@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from base64 import b64encode
 
 import numpy as np
 import pytest
@@ -55,6 +56,14 @@ CANCEL = """() => {
     });
 }"""
 """Cancels the next opening at its first report."""
+
+
+OPEN = """(files) => {
+    const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    const opened = files.map(([name, data]) => new File([bytes(data)], name));
+    document.querySelector("#page").source.send({ open: "mine" }, undefined, opened);
+}"""
+"""Opens files with their content in base64."""
 
 
 def write_model(title: str, folder):
@@ -345,6 +354,24 @@ def test_list_of_names_is_that_of_the_opened_model(browser, blank, tmp_path):
     assert names.all_inner_texts() == list(LABELS.values())
     names.nth(3).click()
     wait_for_values(opened, view="relevance", target=3)
+    opened.close()
+
+
+def test_smaller_model_is_opened_with_the_pointer_over_the_mosaic(browser, blank, tmp_path):
+    """Over a head that it lacks."""
+    opened = Opened(browser, blank, ".blank")
+    opened.drop(CHECKPOINTS / "deit_tiny")
+    opened.wait_for_model("DeiT-Tiny, ImageNet-1k")
+    stage = opened.page.locator(".stage")
+    box = stage.bounding_box()
+    place = {"clientX": box["x"] + box["width"] - 3, "clientY": box["y"] + box["height"] - 3}
+    stage.dispatch_event("pointermove", place)
+    opened.page.locator(".mosaic .note", has_text="Layer 11").wait_for()
+    folder = write_model("ViTForImageClassification", tmp_path / "mine")
+    files = [[file.name, b64encode(file.read_bytes()).decode()] for file in folder.iterdir()]
+    opened.page.evaluate(OPEN, files)
+    opened.wait_for_model("mine")
+    assert "Layer 11" not in opened.page.locator(".mosaic .note").inner_text()
     opened.close()
 
 

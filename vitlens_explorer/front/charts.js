@@ -456,6 +456,11 @@ function makeMosaic(send) {
       aim = null;
       off = described.off || [];
     }
+    // Another model may have fewer layers and heads.
+    const exists = (place) => place && isInside([place[0], Math.max(place[1], 0)]);
+    if (!exists(hovered)) hovered = null;
+    if (!exists(aim)) aim = null;
+    off = off.filter(([layer, head]) => layer === "pool" || exists([layer, head + REDUCED]));
     draw();
   };
   return { node, update };
