@@ -435,20 +435,28 @@ def test_live_page_opens_another_model(vit, browser, tmp_path):
 
 
 def test_heads_of_an_opened_model_are_replaced_by_their_mean(browser, blank, tmp_path):
-    """Over the photos of the page, and by zero."""
+    """Over the photos of the page, also after an upload with the name of one of them, and by zero."""
     folder = write_model("ViTForImageClassification", tmp_path / "vit")
     model, off = vitlens.load_model(folder), [(1, 0), (2, 2)]
-    batch = torch.cat([preprocess(model, file) for file in sorted(PHOTOS.glob("*.jpg"))])
+    files = sorted(PHOTOS.glob("*.jpg"))
+    names = [file.stem for file in files]
+    batch = torch.cat([preprocess(model, file) for file in files])
     with torch.no_grad(), capture(model, values=True) as attn:
         model(batch)
     means = {(layer, head): attn[layer].output.mean(0)[head] for layer, head in off}
     opened = Opened(browser, blank, ".blank")
     opened.drop(folder)
     opened.wait_for_model("vit")
+    upload = {"name": FIRST, "mimeType": "image/jpeg", "buffer": (PHOTOS / "dog.jpg").read_bytes()}
+    before = opened.page.locator(READY).get_attribute("data-answers")
+    opened.page.set_input_files("input[type=file]", upload)
+    opened.page.wait_for_function(
+        "before => document.querySelector('.vitlens').dataset.answers !== before", arg=before
+    )
     for way, outputs in (("mean", means), ("zero", dict.fromkeys(off, "zero"))):
-        frame = opened.frame(off=[list(place) for place in off], way=way)
+        frame = opened.frame(photograph="dog", off=[list(place) for place in off], way=way)
         with vitlens.intervene(model, heads=outputs), torch.no_grad():
-            shares = model(batch[:1]).logits[0].softmax(-1)
+            shares = model(batch[names.index("dog")][None]).logits[0].softmax(-1)
         for bar in frame["bars"]:
             assert bar["share"] == pytest.approx(shares[bar["number"]].item(), abs=1e-5), way
     words = opened.frame(way="mean")["panels"][0]["words"]

@@ -31,6 +31,7 @@ class Live {
   running = null; // the scoring that is going on
   latest = []; // names of the photos whose forwards are kept, the latest first
   coming = null; // the Beside that is being opened
+  own = []; // [name, file] of the page's own photos, which an upload of the same name does not replace
 
   constructor(stored, ask) {
     this.stored = stored;
@@ -39,7 +40,9 @@ class Live {
     this.measured = Boolean(stored.weights); // the mean outputs of heads, which a page with weights has
     stored.records = new Map();
     for (const { name, file, ready, about, uploaded = false } of stored.photos) {
-      this.photos.set(name, { file: new Blob([bytesOf(file)]), ready, about, uploaded });
+      const photo = { file: new Blob([bytesOf(file)]), ready, about, uploaded };
+      if (!uploaded) this.own.push([name, photo.file]);
+      this.photos.set(name, photo);
       this.dropForward(name);
     }
     this.listPhotos();
@@ -236,8 +239,7 @@ class Live {
     const model = await this.ask("read", given, shows).catch(({ problem, fields, message }) => {
       throw Error(problem ? say(problem, fields) : say("not opened", { name, error: message }));
     });
-    const own = [...this.photos.values()].filter(({ uploaded }) => !uploaded);
-    adaptPage(this.stored, this.reference, model, folder, own.length);
+    adaptPage(this.stored, this.reference, model, folder, this.own.length);
     this.measured = false;
     this.latest = [];
     for (const photo of this.photos.values()) Object.assign(photo, { input: null, ready: false });
@@ -303,7 +305,7 @@ class Live {
       await this.load(name);
       return name;
     } catch {
-      const [own] = [...this.photos].find(([, { uploaded }]) => !uploaded);
+      const [own = name] = this.own[0] || []; // a kept page may have uploads alone
       return own;
     }
   }
@@ -311,9 +313,9 @@ class Live {
   // Measures the mean outputs of heads over the page's own photos, once for a model.
   async measureMeans() {
     if (this.measured) return;
-    const own = [...this.photos].filter(([, { uploaded }]) => !uploaded).map(([name]) => name);
-    for (const name of own) await this.load(name);
-    await this.ask("means", { inputs: own.map((name) => this.photos.get(name).input) });
+    const inputs = [];
+    for (const [name, file] of this.own) inputs.push((await this.read(name, { file })).input);
+    await this.ask("means", { inputs });
     this.measured = true;
   }
 
