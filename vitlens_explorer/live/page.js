@@ -4,7 +4,7 @@
 const LIKELIEST = 10; // classes that can be explained
 const LISTED = 4; // largest number of heads that a sentence lists
 const FORWARDS = 3; // photos whose forwards are kept: 12 MB each for a ViT-Ti
-const UPLOADS = 40; // uploaded photos that are kept: 3 MB each
+const UPLOADS = 40; // uploaded photos whose files are kept
 const SQUEEZED = 1.2; // smallest change of proportions that is named
 
 // Starts the worker. Returns ask(task, given, report), which resolves to its answer. Calls report(share) on the way.
@@ -123,12 +123,18 @@ class Live {
     this.stored.records.set(name, { ...this.stored.base, ...empty });
   }
 
-  // Keeps the record of a photo, and forgets those of photos that were not shown lately.
+  // Forgets what was read of a photo besides its file, and what the model gave for it, until it is chosen again.
+  forget(name) {
+    Object.assign(this.photos.get(name), { input: null, seen: null, picture: null });
+    this.dropForward(name);
+  }
+
+  // Keeps the record of a photo, and forgets photos that were not shown lately.
   keep(name, record) {
     this.stored.records.set(name, record);
     const others = this.latest.filter((each) => each !== name && this.photos.has(each));
     this.latest = [name, ...others];
-    for (const each of this.latest.splice(FORWARDS)) this.dropForward(each);
+    for (const each of this.latest.splice(FORWARDS)) this.forget(each);
   }
 
   // The key of a forward: its photo, and the heads that are off in this state.
