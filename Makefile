@@ -11,7 +11,7 @@ RECIPES := .venv/recipes
 RECIPE_PACKAGES := pydicom==3.0.2 vit-pytorch==1.26.11 monai==1.6.1 tensorboard==2.21.0 wandb==0.31.0 lightning==2.6.6 quantus==0.6.0 fiftyone==1.22.1 "overcomplete==0.3.0; python_version < '3.13'"
 SITE := import site; print(site.getsitepackages()[0])
 
-.PHONY: figures app live lab notebooks browser test test-colab test-recipes test-slow test-all dist lint size english claims site links
+.PHONY: figures app live lab notebooks browser test test-colab test-recipes test-slow test-all dist lint size english claims site space links
 
 figures: $(READY)  ## the inspection figures of MODEL (IMAGES="a.jpg b.png" for your own photographs)
 	$(BIN)/vitlens inspect $(MODEL) $(IMAGES) --out figures
@@ -25,6 +25,9 @@ live: $(READY)  ## site/live.html, a page with MODEL in it that takes photos (IM
 
 site: live  ## the book and the documentation as a site in site/, for a browser without a network
 	$(BIN)/python docs/website.py build
+
+space: $(READY)  ## docs/space/index.html, the page without a model, for a static page on a hub
+	$(BIN)/vitlens page --blank --out docs/space/index.html
 
 links: $(READY)  ## badges of the book and its REPOSITORY, from the addresses in pyproject.toml
 	$(BIN)/python docs/website.py links

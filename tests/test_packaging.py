@@ -17,6 +17,7 @@ import pytest
 import torchvision
 import typer
 import yaml
+from support import vitlens
 
 from vitlens import cli
 from vitlens.images import samples
@@ -117,6 +118,26 @@ def test_readme_commands_exist():
         )
 
 
+def test_space_is_a_static_page_that_make_writes(tmp_path):
+    """The settings of docs/space/README.md, and the page of the Makefile's line."""
+    space = ROOT / "docs" / "space"
+    start, settings, text = (space / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    settings = yaml.safe_load(settings)
+    assert start == "" and settings["sdk"] == "static"
+    assert len(settings["short_description"]) <= 60, "the limit of the hub"
+    assert {settings["colorFrom"], settings["colorTo"]} <= SPACE_COLORS
+    assert "make space" in text and "://" not in text, "no address"
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^space: .*\n\t\$\(BIN\)/vitlens (.+)$", makefile, re.M)
+    *words, out = command.split()
+    assert ROOT / out == space / settings["app_file"]
+    page = tmp_path / settings["app_file"]
+    vitlens(*words, page)
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+SPACE_COLORS = {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}
+"""Values of colorFrom and colorTo."""
 DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 READMES = ("README.md", "data/README.md", "notebooks/README.md")
 TEXTS = sorted({*READMES, *DOCS, *(f"notebooks/{path.name}" for path in NOTEBOOKS)})

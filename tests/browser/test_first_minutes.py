@@ -1,6 +1,9 @@
 """What a page says and shows to somebody who opens it for the first time."""
 
+import functools
 import re
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -167,6 +170,33 @@ def test_challenge_tells_what_heads_do_and_ends_in_a_picture(browser, live_page)
         "() => /^Turn off one head/.test(document.querySelector('.challenge').textContent)"
     )
     assert errors == []
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        """Print nothing."""
+
+
+@pytest.mark.slow
+def test_copy_link_is_hidden_for_an_uploaded_photo(browser, tmp_path, vit):
+    """Also if its classes are those of the photo before, so that the sentence of the challenge stays."""
+    photo = samples()["chelsea"]
+    photo.save(tmp_path / "same.png")
+    save_live_page(vit(num_classes=5), {"chelsea": photo}, tmp_path / "page.html")
+    handler = functools.partial(Quiet, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.server_port}/page.html")
+        page.wait_for_selector(".vitlens[data-answers]")
+        page.evaluate(FRAME, [{"set": {"off": [[1, 0]], "way": "zero"}}])
+        link = page.get_by_role("button", name="Copy link")
+        link.wait_for()
+        page.set_input_files("input[type=file]", tmp_path / "same.png")
+        page.locator(".heading", has_text="same.png").wait_for()
+        link.wait_for(state="hidden")
+        page.close()
+        server.shutdown()
 
 
 def test_page_without_scripts_shows_a_still_image(browser, live_page):

@@ -104,3 +104,75 @@ def test_score_can_be_canceled_and_the_page_goes_on_meanwhile(browser, tmp_path,
         "() => /patches (covered|revealed): /.test(document.querySelector('.under').textContent)"
     )
     assert errors == []
+
+
+SCORE_AND_LEAVE = """async (other) => {
+    const { source } = document.querySelector("#page");
+    const problems = [];
+    addEventListener("unhandledrejection", ({ reason }) => problems.push(String(reason)));
+    const ended = new Promise((done) => {
+        source.on("msg:custom", ({ progress }) => {
+            if (progress?.done === 2) source.send({ set: { photograph: other } });
+            if (progress?.done === 2) source.send({ cancel: true });
+            if (progress === null) done();
+        });
+    });
+    source.send({ press: "score" });
+    await ended;
+    await source.turn;
+    await new Promise((done) => setTimeout(done, 100));
+    return [problems, source.get("frame").message, source.state.photograph];
+}"""
+"""Chooses another photo during a score, and cancels the score at once."""
+
+
+@pytest.fixture
+def two_photos(browser, tmp_path, vit):
+    """A live page with two photos, in the view of relevance."""
+    photos = {name: samples()[name] for name in (NAME, "rocket")}
+    path = save_live_page(vit(num_classes=5, depth=6), photos, tmp_path / "page.html")
+    page, _, errors = opened(browser, path)
+    page.evaluate(FRAME, [{"set": {"view": "relevance"}}])
+    yield page
+    assert errors == []
+
+
+def test_score_that_ends_while_another_photo_runs_draws_when_it_is_there(two_photos):
+    assert two_photos.evaluate(SCORE_AND_LEAVE, "rocket") == [[], "", "rocket"]
+    assert two_photos.evaluate(FRAME, [])["bars"]
+    frame = two_photos.evaluate(FRAME, [{"set": {"photograph": NAME}}])
+    assert frame["score"]["starts"] == say("score it")
+
+
+def test_score_can_start_again_after_two_presses_and_cancel(two_photos):
+    press_twice = """async () => {
+        const { source } = document.querySelector("#page");
+        let ends = 0;
+        source.on("msg:custom", ({ progress }) => {
+            ends += progress === null;
+            if (progress?.done === 2) source.send({ cancel: true });
+        });
+        source.send({ press: "score" });
+        source.send({ press: "score" });
+        while (!ends) await new Promise((done) => setTimeout(done, 10));
+        await new Promise((done) => setTimeout(done, 300));
+        await source.turn;
+        return source.get("frame").score;
+    }"""
+    assert two_photos.evaluate(press_twice)["starts"] == say("score it")
+
+
+@pytest.mark.parametrize("kind", ["tour", "value", "look", "names"])
+def test_question_waits_for_the_messages_before_it(two_photos, kind):
+    """Such as Tour, right after another photo was chosen."""
+    ask = """(ask) => new Promise((done, fail) => {
+        setTimeout(() => fail(Error("no answer")), 20000);
+        const { source } = document.querySelector("#page");
+        source.on("msg:custom", ({ answer }) => answer && done(answer));
+        source.send({ set: { view: "attention", photograph: "rocket" } });
+        setTimeout(() => source.send({ ask, layer: 1, row: 1, col: 1 }));
+    })"""
+    answer = two_photos.evaluate(ask, kind)
+    assert "problem" not in answer
+    if kind == "names":
+        assert answer["names"] == list("01234")

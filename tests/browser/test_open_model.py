@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from base64 import b64encode
 
 import numpy as np
 import pytest
@@ -55,6 +56,14 @@ CANCEL = """() => {
     });
 }"""
 """Cancels the next opening at its first report."""
+
+
+OPEN = """(files) => {
+    const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    const opened = files.map(([name, data]) => new File([bytes(data)], name));
+    document.querySelector("#page").source.send({ open: "mine" }, undefined, opened);
+}"""
+"""Opens files with their content in base64."""
 
 
 def write_model(title: str, folder):
@@ -322,6 +331,50 @@ def test_link_names_a_class_of_a_photo_before_its_forward(browser, small_page):
     opened.close()
 
 
+@pytest.mark.parametrize("word", ["length", "map", "1.5"])
+def test_link_with_a_word_for_a_class_is_refused(browser, small_page, word):
+    """Lists of JavaScript have properties of such names."""
+    opened = Opened(browser, small_page, READY)
+    opened.page.evaluate("word => { location.hash = `#view=relevance&target=${word}`; }", word)
+    opened.wait_for_alert(f"has no value “{word}”.")
+    wait_for_values(opened, view="relevance", target="predicted")
+    opened.close()
+
+
+def test_list_of_names_is_that_of_the_opened_model(browser, blank, tmp_path):
+    """A click on a name explains that class."""
+    opened = Opened(browser, blank, ".blank")
+    opened.drop(CHECKPOINTS / "deit_tiny")
+    opened.wait_for_model("DeiT-Tiny, ImageNet-1k")
+    names = opened.page.locator(".knows li button")
+    opened.page.locator(".knows summary").click()
+    names.first.wait_for()
+    opened.drop(write_model("ViTForImageClassification", tmp_path / "mine"))
+    opened.wait_for_model("mine")
+    assert names.all_inner_texts() == list(LABELS.values())
+    names.nth(3).click()
+    wait_for_values(opened, view="relevance", target=3)
+    opened.close()
+
+
+def test_smaller_model_is_opened_with_the_pointer_over_the_mosaic(browser, blank, tmp_path):
+    """Over a head that it lacks."""
+    opened = Opened(browser, blank, ".blank")
+    opened.drop(CHECKPOINTS / "deit_tiny")
+    opened.wait_for_model("DeiT-Tiny, ImageNet-1k")
+    stage = opened.page.locator(".stage")
+    box = stage.bounding_box()
+    place = {"clientX": box["x"] + box["width"] - 3, "clientY": box["y"] + box["height"] - 3}
+    stage.dispatch_event("pointermove", place)
+    opened.page.locator(".mosaic .note", has_text="Layer 11").wait_for()
+    folder = write_model("ViTForImageClassification", tmp_path / "mine")
+    files = [[file.name, b64encode(file.read_bytes()).decode()] for file in folder.iterdir()]
+    opened.page.evaluate(OPEN, files)
+    opened.wait_for_model("mine")
+    assert "Layer 11" not in opened.page.locator(".mosaic .note").inner_text()
+    opened.close()
+
+
 def test_refused_files_leave_the_page_as_it_was(browser, blank, tmp_path):
     """A pickle, a web page named safetensors and a lone config.json, with and without a model before them."""
     folder = write_model("ViTForImageClassification", tmp_path / "vit")
@@ -382,20 +435,28 @@ def test_live_page_opens_another_model(vit, browser, tmp_path):
 
 
 def test_heads_of_an_opened_model_are_replaced_by_their_mean(browser, blank, tmp_path):
-    """Over the photos of the page, and by zero."""
+    """Over the photos of the page, also after an upload with the name of one of them, and by zero."""
     folder = write_model("ViTForImageClassification", tmp_path / "vit")
     model, off = vitlens.load_model(folder), [(1, 0), (2, 2)]
-    batch = torch.cat([preprocess(model, file) for file in sorted(PHOTOS.glob("*.jpg"))])
+    files = sorted(PHOTOS.glob("*.jpg"))
+    names = [file.stem for file in files]
+    batch = torch.cat([preprocess(model, file) for file in files])
     with torch.no_grad(), capture(model, values=True) as attn:
         model(batch)
     means = {(layer, head): attn[layer].output.mean(0)[head] for layer, head in off}
     opened = Opened(browser, blank, ".blank")
     opened.drop(folder)
     opened.wait_for_model("vit")
+    upload = {"name": FIRST, "mimeType": "image/jpeg", "buffer": (PHOTOS / "dog.jpg").read_bytes()}
+    before = opened.page.locator(READY).get_attribute("data-answers")
+    opened.page.set_input_files("input[type=file]", upload)
+    opened.page.wait_for_function(
+        "before => document.querySelector('.vitlens').dataset.answers !== before", arg=before
+    )
     for way, outputs in (("mean", means), ("zero", dict.fromkeys(off, "zero"))):
-        frame = opened.frame(off=[list(place) for place in off], way=way)
+        frame = opened.frame(photograph="dog", off=[list(place) for place in off], way=way)
         with vitlens.intervene(model, heads=outputs), torch.no_grad():
-            shares = model(batch[:1]).logits[0].softmax(-1)
+            shares = model(batch[names.index("dog")][None]).logits[0].softmax(-1)
         for bar in frame["bars"]:
             assert bar["share"] == pytest.approx(shares[bar["number"]].item(), abs=1e-5), way
     words = opened.frame(way="mean")["panels"][0]["words"]

@@ -56,8 +56,8 @@ function valuesIn(address, first) {
   const patch = given.get("patch")?.split(",").map(parseWord);
   if (patch) {
     values.query = "patch";
-    values.row = patch[0];
-    values.column = patch[1];
+    const [row = "", column = ""] = patch;
+    Object.assign(values, { row, column });
   }
   values.off = parsePlaces(given.get("off"));
   for (const name of Object.keys(values)) {

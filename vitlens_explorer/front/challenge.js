@@ -75,12 +75,12 @@ function makeChallenge(model, findMap, isUploaded) {
   const node = make("section", { class: "challenge" }, words, buttons);
   const update = (next) => {
     node.hidden = !next;
+    link.hidden = !onWeb || isUploaded();
     if (!next || next.words === described?.words) return;
     described = next;
     words.textContent = next.words;
     node.classList.toggle("won", next.won);
     buttons.hidden = !next.change;
-    link.hidden = !onWeb || isUploaded();
     say("");
   };
   return { node, update };

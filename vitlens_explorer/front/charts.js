@@ -34,6 +34,7 @@ const MOST_NAMES = 60; // names in the list at once
 // The names that a model knows, as a fold with a search. A click explains the class.
 function makeNames(model, send) {
   let names = null;
+  let owner; // number of the model that has these names
   const search = make("input", { type: "search", "aria-label": "Search the names" });
   const list = make("ul", {});
   const rest = make("p", { class: "note" });
@@ -60,9 +61,16 @@ function makeNames(model, send) {
     names = answer.names;
     draw();
   };
-  const update = (words) => {
+  // models: number of models that were opened in the page. Each has its own names.
+  const update = (words, models) => {
     node.hidden = !words;
     summary.textContent = words || "";
+    if (models === owner) return;
+    owner = models;
+    names = null;
+    list.replaceChildren();
+    rest.textContent = "";
+    if (node.open && words) ask();
   };
   return { node, receive, update };
 }
@@ -448,6 +456,11 @@ function makeMosaic(send) {
       aim = null;
       off = described.off || [];
     }
+    // Another model may have fewer layers and heads.
+    const exists = (place) => place && isInside([place[0], Math.max(place[1], 0)]);
+    if (!exists(hovered)) hovered = null;
+    if (!exists(aim)) aim = null;
+    off = off.filter(([layer, head]) => layer === "pool" || exists([layer, head + REDUCED]));
     draw();
   };
   return { node, update };

@@ -371,7 +371,7 @@ function render({ model, el }) {
     renew(bars, frame.bars?.length ? frame.bars : null, (each) => makeBars(each, send));
     doubt.textContent = frame.doubt || "";
     doubt.hidden = !frame.doubt;
-    known.update(frame.knows);
+    known.update(frame.knows, frame.models);
     renew(contributions, frame.parts, (each) => makeContributions(each, send, aim));
     renew(lens, frame.lens, (each) => makeLayerBars(each, send));
     renew(score, frame.score, makeScore);

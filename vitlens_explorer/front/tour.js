@@ -374,7 +374,8 @@ function makeGuide({ model, root, send, isWaiting, panels }) {
     if (!detail.isConnected) map.node.append(detail);
     const { selected, rows, cols } = map.panel();
     if (!canAsk("look") || !isEqual(selected, pinned)) endGlances();
-    if (!isEqual(selected, pinned) || key?.[0] >= rows || key?.[1] >= cols) {
+    const isOutside = (place) => place?.[0] >= rows || place?.[1] >= cols;
+    if (!isEqual(selected, pinned) || isOutside(key) || isOutside(target)) {
       target = null;
       key = null;
       pinned = selected;

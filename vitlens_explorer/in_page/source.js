@@ -32,7 +32,8 @@ class PageSource extends Source {
 
   send(content, _, buffers = []) {
     if (content.cancel) this.page.cancel?.();
-    if ("ask" in content) this.reply(content);
+    // A question waits for the messages before it, as their state is incomplete until they are answered.
+    if ("ask" in content) this.turn.then(() => this.reply(content));
     else this.turn = this.turn.then(() => this.answer(content, buffers));
   }
 
@@ -156,8 +157,13 @@ class PageSource extends Source {
   // Keeps classes that are not in the menus, which add them.
   keepTyped(classes) {
     if (!this.page.prepare) return;
-    const fresh = classes.filter((k) => k in this.record.shares && !this.classes.includes(k));
+    const fresh = classes.filter((k) => this.hasClass(k) && !this.classes.includes(k));
     this.state = { ...this.state, typed: [...fresh, ...this.state.typed].slice(0, TYPED) };
+  }
+
+  // True for the number of a class. An address may hold any word, such as "length".
+  hasClass(k) {
+    return Number.isInteger(k) && k in this.record.shares;
   }
 
   // Raises an error for a value that a control does not take.
@@ -198,10 +204,10 @@ class PageSource extends Source {
 
   // Classes of the menus.
   get classes() {
-    const { likeliest, shares } = this.record;
+    const { likeliest } = this.record;
     if (!this.page.prepare) return [...new Set(likeliest)];
     const { typed, target, against } = this.state;
-    const more = [...typed, target, against].filter((k) => k in shares);
+    const more = [...typed, target, against].filter((k) => this.hasClass(k));
     return [...new Set([...likeliest, ...more])];
   }
 
@@ -535,9 +541,14 @@ class PageSource extends Source {
         this.measure(record);
         return;
       }
-      const drawAgain = () => this.draw(this.traits.frame.message);
-      this.turn = this.turn.then(drawAgain); // not before a state is complete
+      this.drawLater();
     });
+  }
+
+  // Draws when the messages so far are answered, as their state is incomplete before. message: null keeps the last one.
+  drawLater(message = null) {
+    const drawAgain = () => this.draw(message ?? this.traits.frame.message);
+    this.turn = this.turn.then(drawAgain);
   }
 }
 

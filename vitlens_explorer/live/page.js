@@ -4,7 +4,7 @@
 const LIKELIEST = 10; // classes that can be explained
 const LISTED = 4; // largest number of heads that a sentence lists
 const FORWARDS = 3; // photos whose forwards are kept: 12 MB each for a ViT-Ti
-const UPLOADS = 40; // uploaded photos that are kept: 3 MB each
+const UPLOADS = 40; // uploaded photos whose files are kept
 const SQUEEZED = 1.2; // smallest change of proportions that is named
 
 // Starts the worker. Returns ask(task, given, report), which resolves to its answer. Calls report(share) on the way.
@@ -31,6 +31,7 @@ class Live {
   running = null; // the scoring that is going on
   latest = []; // names of the photos whose forwards are kept, the latest first
   coming = null; // the Beside that is being opened
+  own = []; // [name, file] of the page's own photos, which an upload of the same name does not replace
 
   constructor(stored, ask) {
     this.stored = stored;
@@ -39,7 +40,9 @@ class Live {
     this.measured = Boolean(stored.weights); // the mean outputs of heads, which a page with weights has
     stored.records = new Map();
     for (const { name, file, ready, about, uploaded = false } of stored.photos) {
-      this.photos.set(name, { file: new Blob([bytesOf(file)]), ready, about, uploaded });
+      const photo = { file: new Blob([bytesOf(file)]), ready, about, uploaded };
+      if (!uploaded) this.own.push([name, photo.file]);
+      this.photos.set(name, photo);
       this.dropForward(name);
     }
     this.listPhotos();
@@ -120,12 +123,18 @@ class Live {
     this.stored.records.set(name, { ...this.stored.base, ...empty });
   }
 
-  // Keeps the record of a photo, and forgets those of photos that were not shown lately.
+  // Forgets what was read of a photo besides its file, and what the model gave for it, until it is chosen again.
+  forget(name) {
+    Object.assign(this.photos.get(name), { input: null, seen: null, picture: null });
+    this.dropForward(name);
+  }
+
+  // Keeps the record of a photo, and forgets photos that were not shown lately.
   keep(name, record) {
     this.stored.records.set(name, record);
     const others = this.latest.filter((each) => each !== name && this.photos.has(each));
     this.latest = [name, ...others];
-    for (const each of this.latest.splice(FORWARDS)) this.dropForward(each);
+    for (const each of this.latest.splice(FORWARDS)) this.forget(each);
   }
 
   // The key of a forward: its photo, and the heads that are off in this state.
@@ -236,8 +245,7 @@ class Live {
     const model = await this.ask("read", given, shows).catch(({ problem, fields, message }) => {
       throw Error(problem ? say(problem, fields) : say("not opened", { name, error: message }));
     });
-    const own = [...this.photos.values()].filter(({ uploaded }) => !uploaded);
-    adaptPage(this.stored, this.reference, model, folder, own.length);
+    adaptPage(this.stored, this.reference, model, folder, this.own.length);
     this.measured = false;
     this.latest = [];
     for (const photo of this.photos.values()) Object.assign(photo, { input: null, ready: false });
@@ -303,7 +311,7 @@ class Live {
       await this.load(name);
       return name;
     } catch {
-      const [own] = [...this.photos].find(([, { uploaded }]) => !uploaded);
+      const [own = name] = this.own[0] || []; // a kept page may have uploads alone
       return own;
     }
   }
@@ -311,9 +319,9 @@ class Live {
   // Measures the mean outputs of heads over the page's own photos, once for a model.
   async measureMeans() {
     if (this.measured) return;
-    const own = [...this.photos].filter(([, { uploaded }]) => !uploaded).map(([name]) => name);
-    for (const name of own) await this.load(name);
-    await this.ask("means", { inputs: own.map((name) => this.photos.get(name).input) });
+    const inputs = [];
+    for (const [name, file] of this.own) inputs.push((await this.read(name, { file })).input);
+    await this.ask("means", { inputs });
     this.measured = true;
   }
 

@@ -146,7 +146,7 @@ class Scoring {
 // Number of forwards of a score with `orders` orders besides the ends.
 const forwardsOf = (counts, orders) => 2 + 2 * (counts.length - 2) * orders;
 
-// Scores the map of a source's state, and draws when it is done. stored: the content of the file.
+// Scores the map of a source's state, and draws when it is done or canceled. The caller draws that it runs.
 async function scoreMap(live, source) {
   const { record, state, choice } = source;
   const { target, against } = choice;
@@ -154,7 +154,7 @@ async function scoreMap(live, source) {
   const { rows, cols } = record.grid;
   const key = pairOf(target, against);
   const map = record.maps[state.view]?.[key];
-  if (!map || map.score.curves) return;
+  if (!map?.score.starts) return; // it is scored, or being scored
   const counts = countsOf(rows * cols, scoring.points);
   const orders = ordersOf(scoring, rows * cols);
   const given = { ...record.given, outputs: record.outputs };
@@ -163,11 +163,12 @@ async function scoreMap(live, source) {
   const title = source.view.entry.split(" (")[0];
   const report = (progress) => source.emit("msg:custom", { progress }, []);
   const run = new Scoring(live.ask, report, `Score of ${title}`, forwardsOf(counts, missing));
+  const fill = live.meanColor(state.photograph);
+  let problem = null;
   live.cancel();
   live.running = run;
   const before = map.score;
   map.score = { title: say("trust"), words: say("scoring") };
-  source.draw("");
   try {
     const patches = rows * cols;
     const all = new Uint8Array(patches).fill(1);
@@ -192,15 +193,14 @@ async function scoreMap(live, source) {
       clear: scoring.clear,
       baseline: scoring.baseline,
     });
-    const fill = live.meanColor(state.photograph);
     const name = record.label(target) + other;
     map.score = { title: say("trust"), name, order, fill, ...parts };
   } catch (error) {
     map.score = before;
-    if (error !== CANCELED) source.draw(error.message);
+    if (error !== CANCELED) problem = error.message;
   } finally {
     if (live.running === run) live.running = null;
     report(null);
   }
-  source.draw("");
+  source.drawLater(problem);
 }
