@@ -305,7 +305,7 @@ def test_address_of_another_model_shows_the_nearest_state(browser, small_page, t
     wait_for_values(opened, layer=2, head=2, row=3, column=3, query="patch", off=[[1, 0]])
     wait_for_values(opened, photograph="arch")
     alert = opened.page.locator(".alert").inner_text()
-    assert "Layer has no value 3." in alert and "There is no head “1.0,3.2”." in alert
+    assert "Layer has no value 3." in alert and "There is no head “3.2”." in alert
     opened.page.go_forward()
     wait_for_values(opened, view="attention", photograph="dog", off=[[1, 0]])
     opened.page.evaluate("location.hash = '#view=attention&layer=1&patch=2,1&head=1'")

@@ -170,7 +170,10 @@ class PageSource extends Source {
   check(name, value) {
     const control = this.controls().find((each) => each.name === name);
     if (control && isAllowed(control, value)) return;
-    if (name === "off") throw Error(say("no such head", { value: placeWords(value) }));
+    if (name === "off") {
+      const isAbsent = (place) => !control || !isAllowed(control, [place]);
+      throw Error(say("no such head", { value: placeWords([value].flat().filter(isAbsent)) }));
+    }
     const label = control?.label || name;
     const words = typeof value === "string" ? `“${value}”` : JSON.stringify(value);
     throw Error(say("no such value", { name: label, value: words }));
