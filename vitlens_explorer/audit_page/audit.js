@@ -146,10 +146,14 @@ class AuditPage {
     const gallery = make("div", { class: "gallery", id });
     gallery.hidden = true;
     const some = members.length < images ? `${members.length} of ` : "";
-    const button = makeButton(`Show ${some}its ${images} images`, () => this.toggleGallery(group, gallery, button), {
-      "aria-expanded": "false",
-      "aria-controls": id,
-    });
+    const button = makeButton(
+      `Show ${some}its ${images} images`,
+      () => this.toggleGallery(group, gallery, button),
+      {
+        "aria-expanded": "false",
+        "aria-controls": id,
+      },
+    );
     const charts = [makeFigure("Place in the image", makePlace(group.place, this.grid))];
     if (ways.length) charts.unshift(makeFigure("Effect of covering it", makeBars(ways, this.axis)));
     return make(
@@ -292,7 +296,10 @@ class AuditPage {
 
 // How an image is opened in the explorer.
 function makeOpening(command) {
-  if (!command) return [make("p", {}, "This image is in a table. Save it as a file to open it in the explorer.")];
+  if (!command)
+    return [
+      make("p", {}, "This image is in a table. Save it as a file to open it in the explorer."),
+    ];
   const words = make("p", {}, "To open it in the explorer:");
   return [words, make("code", { class: "command", tabindex: 0 }, command)];
 }

@@ -42,10 +42,16 @@ function makeNames(model, send) {
   const ask = () => model.send({ ask: "names", number: nextNumber() }, undefined, []);
   const draw = () => {
     const wanted = search.value.trim().toLowerCase();
-    const found = names.flatMap((name, k) => (name.toLowerCase().includes(wanted) ? [[k, name]] : []));
+    const found = names.flatMap((name, k) =>
+      name.toLowerCase().includes(wanted) ? [[k, name]] : [],
+    );
     const items = found.slice(0, MOST_NAMES).map(([k, name]) => {
       const title = `Why “${name}”?`;
-      return make("li", {}, makeButton(name, () => send({ why: k }), { class: "name", title }));
+      return make(
+        "li",
+        {},
+        makeButton(name, () => send({ why: k }), { class: "name", title }),
+      );
     });
     list.replaceChildren(...items);
     const more = found.length - items.length;

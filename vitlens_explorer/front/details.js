@@ -124,7 +124,9 @@ function makeValue(answer, base, open, close) {
   const notes = [`Layer ${layer}, head ${head}.`];
   if (largest) {
     const mean = formatNumber(sumOf(heads) / heads.length);
-    notes.push(` Of ${heads.length} heads, head ${head} has the largest weight here. Their mean is ${mean}.`);
+    notes.push(
+      ` Of ${heads.length} heads, head ${head} has the largest weight here. Their mean is ${mean}.`,
+    );
   }
   if (averaged > 1) {
     notes.push(` Of the ${averaged} queries that the read-out averages, this one adds most.`);

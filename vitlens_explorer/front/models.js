@@ -1,7 +1,8 @@
 // The files of a model that a person drops or chooses. `source` of a drop is its DataTransfer.
 
 const MODEL_FILE = /\.(json|safetensors|bin|pt|pth|ckpt|pkl|pickle|tar|gguf|h5|onnx|npz|txt)$/i;
-const OF_FOLDER = /^(preprocessor_)?config\.json$|\.safetensors(\.index\.json)?$|\.(bin|pt|pth|ckpt)$/;
+const OF_FOLDER =
+  /^(preprocessor_)?config\.json$|\.safetensors(\.index\.json)?$|\.(bin|pt|pth|ckpt)$/;
 const SINGLE = "model.safetensors";
 
 const entriesOf = ({ items }) =>
@@ -75,7 +76,8 @@ function chooseModel(take, webkitdirectory = false) {
 // The button of a page with a model.
 function makeOpener(take) {
   return makeButton("Open a model", () => chooseModel(take), {
-    title: "config.json and model.safetensors. They can also be dropped on the page, or their folder",
+    title:
+      "config.json and model.safetensors. They can also be dropped on the page, or their folder",
   });
 }
 

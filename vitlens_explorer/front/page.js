@@ -335,7 +335,11 @@ function render({ model, el }) {
   const findPhoto = () => model.get("frame").controls.find(({ name }) => name === "photograph");
   const challenge = makeChallenge(model, findMap, () => uploads.has(findPhoto()?.value));
   const charts = part("charts", heads, challenge.node, six.node, contributions, lens, score);
-  const side = part("side", part("choices", bars, doubt, known.node, controls, folds, about), charts);
+  const side = part(
+    "side",
+    part("choices", bars, doubt, known.node, controls, folds, about),
+    charts,
+  );
   const body = part("body", panels, side);
   const header = part("header", heading, tools);
   const intro = ALONE ? [part("intro", headline, lead)] : [];

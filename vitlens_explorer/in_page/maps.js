@@ -228,7 +228,7 @@ function rangeOf(values, limit, stretch, bound) {
   const uniform = uniformOf(values, bound);
   if (stretch && uniform === null) return { low: lowest, high: most, both: false, uniform };
   const both = limit !== undefined || lowest < 0;
-  const high = (limit || Math.max(-lowest, most)) || 1;
+  const high = limit || Math.max(-lowest, most) || 1;
   return { low: both ? -high : 0, high, both, uniform };
 }
 
@@ -369,7 +369,10 @@ function predictionBeside(record, target) {
   const others = predicted.filter((k) => k !== target);
   if (!others.length) return "";
   const most = 3;
-  let classes = others.slice(0, most).map((k) => classWords(record, k)).join(", ");
+  let classes = others
+    .slice(0, most)
+    .map((k) => classWords(record, k))
+    .join(", ");
   if (others.length > most) classes = say("more classes", { classes, count: others.length - most });
   const also = others.length < predicted.length;
   return say(also ? "also predicts" : "predicts", { classes });

@@ -18,8 +18,8 @@ function readRecords(stored) {
   return { ...stored, records };
 }
 
-// The page of PageSource. A live page makes its records from the weights that it holds (live/page.js), a blank page from
-// those that a person opens (live/blank.js), and a copy of a page from the files of a model in it (live/kept.js).
+// The page of PageSource. A live page makes its records from the weights that it holds (live/page.js), a blank page
+// from those that a person opens (live/blank.js), and a copy of a page from the files in it (live/kept.js).
 function preparePage(stored, element) {
   if (!stored.worker) return readRecords(stored);
   keepFirst(stored);

@@ -556,7 +556,11 @@ class PageSource extends Source {
 }
 
 // Heads as an address has them, such as "0.2,4.1", as `place_words` in heads_off.py.
-const placeWords = (heads) => [heads].flat().map((place) => [place].flat().join(".")).join(",");
+const placeWords = (heads) =>
+  [heads]
+    .flat()
+    .map((place) => [place].flat().join("."))
+    .join(",");
 
 // True for a value that a control takes.
 function isAllowed({ kind, options, high, step }, value) {

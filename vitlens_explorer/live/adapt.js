@@ -109,10 +109,7 @@ function adaptControl(control, view, { about, grid, views, ways }) {
   const { layers, heads, classes } = about;
   const numbers = (count) => Array.from({ length: count }, (_, number) => number);
   const places = numbers(layers).flatMap((layer) =>
-    numbers(heads).map((head) => [
-      `${layerWords(layer)}, ${say("head", { head })}`,
-      [layer, head],
-    ]),
+    numbers(heads).map((head) => [`${layerWords(layer)}, ${say("head", { head })}`, [layer, head]]),
   );
   const fused = control.options.filter(([, value]) => typeof value !== "number");
   const single = view.head === "mixed" ? [] : numbers(heads).map((head) => [String(head), head]);

@@ -204,7 +204,10 @@ class Beside {
   sees() {
     const { record } = this.source;
     if (!record.likeliest.length) return "";
-    const classes = record.likeliest.slice(0, 3).map((k) => classWords(record, k)).join(", ");
+    const classes = record.likeliest
+      .slice(0, 3)
+      .map((k) => classWords(record, k))
+      .join(", ");
     return say("beside sees", { classes });
   }
 

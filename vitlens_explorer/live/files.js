@@ -105,7 +105,8 @@ function readGif(view, end) {
     if (isImage && at + 9 >= end) break;
     at += isImage ? 11 + tableSize(view.getUint8(at + 9)) : 2;
     while (at < end && view.getUint8(at)) at += view.getUint8(at) + 1;
-    const isWhole = at < end && (at + 1 === end || [0x21, 0x2c, 0x3b].includes(view.getUint8(at + 1)));
+    const isWhole =
+      at < end && (at + 1 === end || [0x21, 0x2c, 0x3b].includes(view.getUint8(at + 1)));
     if (isImage && isWhole) {
       file.frames += 1;
       file.whole = true; // the first frame is
