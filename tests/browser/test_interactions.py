@@ -291,7 +291,14 @@ def test_heads_off(explorer, model):
     assert explorer.root.locator(".stage .cross").count() == 2
     words = "head 1 of layer 2, each replaced with its mean over 6 sample photos"
     assert words in explorer.text("figcaption")
+    listed = explorer.root.get_by_role("group", name="Heads that are off").get_by_role("button")
+    assert listed.all_inner_texts() == ["Layer 2, head 0 ×", "Layer 2, head 1 ×"]
+    explorer.act(listed.first.click)
+    assert listed.all_inner_texts() == ["Layer 2, head 1 ×"]
+    assert "Turned off: head 1 of layer 2, replaced" in explorer.text("figcaption")
+    assert explorer.root.locator(".stage .cross").count() == 1
     explorer.act(explorer.root.get_by_role("button", name="Turn all on").click)
+    assert not listed.count()
     assert explorer.text(".bars .share") == first
     assert explorer.root.locator(".bars .before").count() == 0
 

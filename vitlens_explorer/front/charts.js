@@ -30,6 +30,7 @@ function makeBars(rows, send) {
 }
 
 const MOST_NAMES = 60; // names in the list at once
+const MOST_OFF = 24; // buttons of heads that are off
 
 // The names that a model knows, as a fold with a search. A click explains the class.
 function makeNames(model, send) {
@@ -270,6 +271,11 @@ function makeMosaic(send) {
     off = [];
     set({ off });
   };
+  const turnOn = (head) => {
+    off = off.filter((each) => !isEqual(each, head));
+    set({ off });
+    if (!off.length) stage.focus(); // the last button is gone
+  };
   const choose = (place) => {
     if (!place || !isInside(place)) return;
     const [layer, row] = place;
@@ -327,7 +333,8 @@ function makeMosaic(send) {
   const turner = makeSmallButton("", () => turn(findChosen()));
   const reset = makeSmallButton("Turn all on", turnAllOn);
   const actions = make("div", { class: "actions" }, mode, turner, reset);
-  const node = make("div", { class: "mosaic" }, title, tiles, actions, note);
+  const list = make("div", { class: "actions", role: "group", "aria-label": "Heads that are off" });
+  const node = make("div", { class: "mosaic" }, title, tiles, actions, list, note);
 
   // Sizes of the canvas in cells. Between tiles is a gap of one.
   const measure = () => {
@@ -431,11 +438,26 @@ function makeMosaic(send) {
     reset.hidden = !off.length;
   };
 
+  // A button for each head that is off, which turns it on.
+  const makeList = (heads) => {
+    const nameOf = ([layer, head]) => {
+      return layer === "pool" ? `Pool, head ${head}` : `Layer ${layer}, head ${head}`;
+    };
+    const buttons = heads.slice(0, MOST_OFF).map((head) => {
+      const label = `Turn on: ${nameOf(head)}`;
+      const attributes = { title: label, "aria-label": label };
+      return makeSmallButton(`${nameOf(head)} ×`, () => turnOn(head), attributes);
+    });
+    const rest = heads.length - buttons.length;
+    return rest ? [...buttons, `and ${rest} more`] : buttons;
+  };
+
   const draw = () => {
     drawTiles();
     drawMarks();
     drawLabels();
     drawActions();
+    renew(list, off.length ? off : null, makeList);
     hover(hovered);
   };
 
