@@ -363,6 +363,22 @@ def test_saved_page_names_versions_hash_and_photo(hostile):
     )
 
 
+def test_layers_that_a_view_has_swept_are_not_measured_again(vit, browser, tmp_path):
+    """A rollout sweeps all layers before the page measures them for the mosaic."""
+    photos = {name: samples()[name] for name in (NAME, "coffee")}
+    page, _, errors = opened(browser, save_page(vit(), photos, tmp_path / "page.html"))
+    page.evaluate("""async () => {
+        const { source } = document.querySelector("#page");
+        source.send({ set: { photograph: "coffee", view: "attention" } });
+        source.send({ set: { view: "rollout" } });
+        await source.turn;
+        while (source.timer) await new Promise((done) => setTimeout(done, 2));
+    }""")
+    frame = page.evaluate(FRAME, [{"set": {"view": "attention"}}])
+    assert frame["mosaic"]["distances"] and errors == []
+    page.close()
+
+
 ASK = """(question) => new Promise((done) => {
     const { source } = document.querySelector("#page");
     const take = (content, buffers) => {

@@ -278,7 +278,7 @@ class Scene:
 class Chromium:
     """A page in Chromium, with real keys and drops."""
 
-    excluded = ("Open a model", "Reload", "Save")
+    excluded = ("Open a model", "Compare", "Reload", "Save", "Save page")
 
     def __init__(self, browser, scene: Scene):
         self.scene = scene
@@ -310,7 +310,7 @@ class Chromium:
 class Firefox:
     """A page in Firefox, driven by events."""
 
-    excluded = ("Open a model", "Reload", "Save", "Copy picture")
+    excluded = (*Chromium.excluded, "Copy picture")
 
     def __init__(self, firefox: Marionette, scene: Scene):
         self.scene, self.firefox = scene, firefox

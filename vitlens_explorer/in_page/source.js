@@ -538,7 +538,8 @@ class PageSource extends Source {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => {
       this.timer = 0;
-      sweep(record, findUnswept(record));
+      const layer = findUnswept(record);
+      if (layer >= 0) sweep(record, layer); // a view may have swept the last one
       if (this.record !== record) return;
       if (findUnswept(record) >= 0) {
         this.measure(record);
