@@ -313,6 +313,7 @@ WORDS = {
     # the address of a page
     "nearest": "The nearest state is shown.",
     "no such value": "{name} has no value {value}.",
+    "no such patch": "There is no patch in row {row}, column {column}.",
     "no such head": "There is no head “{value}”. A head is its layer and its number, such as 0.2.",
     "no class": "No class is named “{name}”. Give whole words of a name, or a number.",
 }

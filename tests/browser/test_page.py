@@ -363,6 +363,16 @@ def test_saved_page_names_versions_hash_and_photo(hostile):
     )
 
 
+@pytest.mark.parametrize("place", [(9, 0), (0, 9), (-1, 0)])
+def test_question_about_a_patch_outside_of_the_grid_is_refused(hostile, place):
+    row, col = place
+    hostile[0].evaluate(FRAME, [{"set": {"view": "attention"}}])
+    problem = f"There is no patch in row {row}, column {col}."
+    for question in ({"ask": "look", "row": row, "col": col}, {"ask": "value", "key": [row, col]}):
+        answer, _ = hostile[0].evaluate(ASK, question)
+        assert answer == {"problem": problem}, question
+
+
 def test_layers_that_a_view_has_swept_are_not_measured_again(vit, browser, tmp_path):
     """A rollout sweeps all layers before the page measures them for the mosaic."""
     photos = {name: samples()[name] for name in (NAME, "coffee")}

@@ -1,8 +1,8 @@
 const NEVER = -1; // below all weights: in place of those of tokens that cannot be the key
 
 // Index of a token: a patch is [row, column], and other tokens are numbers. undefined and null stay as they are.
-function tokenAt({ prefix, cols }, place) {
-  return Array.isArray(place) ? prefix.length + place[0] * cols + place[1] : place;
+function tokenAt(grid, place) {
+  return Array.isArray(place) ? grid.prefix.length + patchIndex(grid, place) : place;
 }
 
 // The token other than the queries and the prefix tokens that gets the largest weight.

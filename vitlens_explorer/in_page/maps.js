@@ -1,7 +1,11 @@
 // The map of a view and its caption, as in views.py: (record, {layer, head, query, target}) → {values, words, …}.
 
-// Index of a patch [row, column].
-const patchIndex = ({ cols }, [row, column]) => row * cols + column;
+// Index of a patch [row, column]. A question that waited for another model may name one outside of its grid.
+function patchIndex({ rows, cols }, [row, column]) {
+  const isInside = row >= 0 && row < rows && column >= 0 && column < cols;
+  if (!isInside) throw Error(say("no such patch", { row, column }));
+  return row * cols + column;
+}
 
 // (T) weights of the tokens that are the query.
 function queryRow(record, query) {
