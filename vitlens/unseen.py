@@ -89,6 +89,31 @@ def unseen_rows(model: nn.Module, images: Images) -> tuple[np.ndarray, str]:
     return _keep(images, ~seen, notes)
 
 
+def unseen_rows_of_all(models: Sequence[nn.Module], images: Images) -> tuple[np.ndarray, str]:
+    """Numbers (n,) of the images that none of the models was trained on, and their notes of `unseen_rows`.
+
+    Notes of a second model begin with "Second model:", and a repeated note that counts no images comes once. Raises
+    ValueError if no image is left.
+
+    >>> digits = vitlens.data.load("digits", "valid", size=32, stream=True, workers=0)
+    >>> len(unseen_rows_of_all([model, model], digits.samples)[0])
+    360
+    """
+    rows, note = unseen_rows(models[0], images)
+    notes = [note]
+    for model in models[1:]:
+        own, note = unseen_rows(model, images)
+        rows = np.intersect1d(rows, own)
+        is_new = note not in notes or len(own) < len(images)
+        if note and is_new:
+            notes.append(f"Second model: {note}")
+    if not len(rows):
+        raise ValueError(
+            "One of the two models was trained on each of these images. Pass images that are new to both."
+        )
+    return rows, " ".join(filter(None, notes))
+
+
 def as_samples(names: Sequence[str], sources: Sequence) -> Samples:
     """Sources of `vitlens.load_image` as samples of one class, to compare them with the training images.
 
