@@ -67,7 +67,7 @@ from vitlens.recorder.supported import (
     unwrap,
 )
 from vitlens.tokens import features
-from vitlens.unseen import as_samples, unseen_rows_of_all
+from vitlens.unseen import as_samples, unseen_rows
 
 __all__ = [
     "HEAD_MEASURES",
@@ -307,8 +307,8 @@ def audit(
     numbers = _labels(model, images, labels, reader.count)
     rows, note = torch.arange(reader.count), ""
     if compare:
-        compared = [model] if beside is None else [model, beside]
-        kept, note = unseen_rows_of_all(compared, reader.compared)
+        others = [] if beside is None else [beside]
+        kept, note = unseen_rows(model, reader.compared, *others)
         rows = torch.from_numpy(kept)
     _require_enough(rows, numbers)
     if beside is not None:
