@@ -183,7 +183,6 @@ def test_audit_command_beside_leaves_out_training_images(models, tmp_path, label
 def test_changes_of_a_page_are_at_most_eight_of_a_kind():
     measures = torch.rand(20, 2, 6, 4, 2, generator=torch.Generator().manual_seed(0))
     heads = evidence.head_changes(measures, 0)
-    assert not heads["changed"].any()
     groups = pd.DataFrame(columns=list(evidence.CHANGE_COLUMNS))
     found = evidence.Audit(*[None] * 6, changes=evidence.Changes(groups, heads, (0.5, 0.25)))
     part = changes.content(found, audit_page.About("a", "data", True, {}, beside="b"))
@@ -193,4 +192,13 @@ def test_changes_of_a_page_are_at_most_eight_of_a_kind():
     bar = part["charts"][0]["bars"][0]
     row = heads[heads["measure"] == "mean_distance"].iloc[0]
     assert bar["effect"] == row["difference"] / max(row["mean"], row["mean_beside"])
+
+
+def test_page_beside_an_equal_model_says_that_nothing_changed():
+    one = torch.rand(20, 1, 6, 4, 2, generator=torch.Generator().manual_seed(0))
+    heads = evidence.head_changes(one.expand(-1, 2, -1, -1, -1), 0)
+    groups = pd.DataFrame(columns=list(evidence.CHANGE_COLUMNS))
+    found = evidence.Audit(*[None] * 6, changes=evidence.Changes(groups, heads, (0.5, 0.5)))
+    part = changes.content(found, audit_page.About("a", "data", True, {}, beside="b"))
     assert part["lead"][3] == changes.NOTHING
+    assert "Changed heads: 0 of 24." in part["lead"][1]

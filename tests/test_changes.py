@@ -232,6 +232,16 @@ def test_head_changes_are_ranked_by_standard_errors():
     assert heads["changed"].is_monotonic_decreasing
 
 
+def test_changed_heads_of_exchangeable_models_are_rare():
+    """At most 12 of 100 pairs: more than 12 have a probability of 0.2 % if each has one of 5 %."""
+    pairs = 0
+    for seed in range(100):
+        random = torch.Generator().manual_seed(seed)
+        measures = torch.rand(20, 2, 6, 4, 2, generator=random)
+        pairs += evidence.head_changes(measures, 0)["changed"].any()
+    assert pairs <= 12
+
+
 def test_audit_beside_converts_normalization(models):
     """A second model with other means, whose first layer takes them back, sees the same images."""
     first = random_model()

@@ -97,7 +97,7 @@ class AuditPage {
     if (!this.beside) return "";
     const { title, lead, notes, groups, charts, heads } = this.beside;
     const figures = charts.map((chart) => makeDifferences(`${chart.title}, ${SHARE}`, chart.bars));
-    if (groups.length) figures.unshift(makeDifferences("Effect of covering a group", groups));
+    if (groups.length) figures.unshift(makeDifferences("Effect of covering a group, difference", groups));
     const items = groups.map((row) => this.makeChange(row));
     return make(
       "section",
