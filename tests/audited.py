@@ -5,15 +5,18 @@ import gzip
 import json
 import re
 
+import torch
 from PIL import Image
 from test_evidence import color_model, marked
 from timm.models import save_for_hf
 
 
-def save_model(folder, outputs=3):
-    """The folder of the model of `color_model`."""
+def save_model(folder, outputs=3, blind=False):
+    """The folder of the model of `color_model`. blind: with a constant logit of class 0."""
     arguments = {"img_size": 64, "patch_size": 8, "embed_dim": 8, "depth": 2, "num_heads": 1}
     model = color_model(outputs)
+    if blind:
+        torch.nn.init.zeros_(model.head.weight[0])
     model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 64, 64), "crop_pct": 1.0}
     config = {"pretrained_cfg": model.pretrained_cfg}
     save_for_hf(model, folder, model_config=config, model_args=arguments, safe_serialization=True)

@@ -686,7 +686,7 @@ def inspect(
         import vitlens.report as report
         from vitlens import files
         from vitlens.data.sources import Columns
-        from vitlens.models.opening import is_checkpoint, load_vit, same_model
+        from vitlens.models.opening import load_beside, load_vit
         from vitlens.processes import join
 
     model, images = model_and_images(model, images)
@@ -705,16 +705,9 @@ def inspect(
         files.check_writable(out, "--out")
         result_file(table)
     vits = [load_vit(model, checkpoint=checkpoint, head=head, outputs=outputs)]
-    if beside and is_checkpoint(beside):
+    if beside:
         same_head = head if checkpoint else None
-        vits.append(load_vit(model, checkpoint=beside, head=same_head, outputs=outputs))
-    elif beside:
-        vits.append(load_vit(beside, outputs=outputs))
-    if beside and same_model(*vits):
-        raise typer.BadParameter(
-            f"{model or 'The bundled model'} and {beside} are the same model: their weights and settings are equal. "
-            "Name another one after --beside."
-        )
+        vits.append(load_beside(model, beside, vits[0], head=same_head, outputs=outputs))
     vits = [vit.to(world.device) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
     inspections = []

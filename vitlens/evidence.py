@@ -20,7 +20,11 @@ and probabilities sum to 1.
 Covered patches make images that the model was not trained on, patches depend on each other, and a group is not a
 concept. Colors over the whole image are in no group.
 
-Shapes: N images, n of them tested, G groups, W ways to cover, P = rows·cols patches, D width of the tokens.
+3. Compare. A second model gets the same images, whole and covered, if `beside` is given. The effects of each group and
+   the attention of each head are compared image by image, first model less second.
+
+Shapes: N images, n of them tested, G groups, W ways to cover, P = rows·cols patches, D width of the tokens, L layers,
+H heads, M measures of a head.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -37,7 +42,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens import models
+from vitlens import attention, models
 from vitlens.attribution import METHODS
 from vitlens.classes import class_numbers
 from vitlens.data import ImageSet, ImageStream, Samples
@@ -47,16 +52,35 @@ from vitlens.finished import Finished
 from vitlens.images import ImageError, named_sources
 from vitlens.models.classes import require_classes
 from vitlens.names import require_known, unknown_name
-from vitlens.recorder.forward import eval_mode, require_images, run
+from vitlens.recorder.forward import cast, eval_mode, require_images, run
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import layer_number
+from vitlens.recorder.record import capture
 from vitlens.recorder.shapes import repr_with_shapes
-from vitlens.recorder.supported import family, token_grid, transformer, unwrap
+from vitlens.recorder.supported import (
+    attention_modules,
+    family,
+    head_count,
+    token_grid,
+    transformer,
+    unwrap,
+)
 from vitlens.tokens import features
 from vitlens.unseen import as_samples, unseen_rows
 
-__all__ = ["WAYS", "Audit", "audit", "bootstrap_interval", "holm", "sign_flip"]
+__all__ = [
+    "HEAD_MEASURES",
+    "WAYS",
+    "Audit",
+    "Changes",
+    "audit",
+    "bootstrap_interval",
+    "holm",
+    "paired_t",
+    "sign_flip",
+    "two_sided",
+]
 __dir__ = __all__.copy
 __getattr__ = unknown_name(__name__, __all__)
 
@@ -106,6 +130,13 @@ DONORS = 32
 """Images whose patches cover those of others."""
 FLIPS = 20_000
 RESAMPLES = 2_000
+HEAD_MEASURES = {
+    "mean_distance": "mean attention distance in pixels",
+    "entropy": "entropy of attention in nats",
+}
+"""Measures of a head that are compared, by their names in `vitlens.attention.STATISTICS`."""
+LEAST_CHANGE = 0.01
+"""Least difference of a changed head, as a share of the larger of its two means."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,7 +153,8 @@ class Audit:
     `predicted`, `probability` of the label.
     places: (G, rows, cols) share of the images of a group that have it at this patch.
     members: (n, P) group of each patch of the tested images, −1 for none, in the order of `tested`, (n,) their numbers.
-    notes: sentences for the reader. settings: layer, method, seed and numbers of forwards.
+    notes: sentences for the reader. settings: layer, method, seed and numbers of forwards. changes: the comparison with
+    a second model, None without one.
     """
 
     groups: DataFrame
@@ -133,6 +165,7 @@ class Audit:
     tested: Tensor
     notes: list[str] = field(default_factory=list)
     settings: dict = field(default_factory=dict)
+    changes: Changes | None = None
 
     __repr__ = repr_with_shapes
 
@@ -176,6 +209,57 @@ GROUP_COLUMNS = {
 """Columns of `Audit.groups`."""
 
 
+@dataclass(frozen=True, repr=False)
+class Changes:
+    """Differences between the audited model and a second one on the same images: first less second.
+
+    >>> found = vitlens.audit(model, "flowers", labels, beside=pretrained)  # doctest: +SKIP
+    >>> found.changes.heads[["layer", "head", "measure", "difference", "changed"]]  # doctest: +SKIP
+
+    groups: a DataFrame with one row for each tested group, the columns are those of `CHANGE_COLUMNS`. Changed groups
+    come first, then the largest differences. heads: a DataFrame with one row for each head and measure, the columns are
+    those of `HEAD_COLUMNS`. Changed heads come first, then the largest differences in standard errors. It is empty if
+    the models differ in their numbers of layers or heads. accuracy: of both models on the tested images, NaN without
+    labels. notes: sentences for the reader.
+    """
+
+    groups: DataFrame
+    heads: DataFrame
+    accuracy: tuple[float, float]
+    notes: list[str] = field(default_factory=list)
+
+    __repr__ = repr_with_shapes
+
+
+CHANGE_COLUMNS = {
+    "group": "number of the group, found in the first model",
+    "class": "number of the class whose prediction the group raised",
+    "tested": "images in which it was covered",
+    "effect": "effect on the first model, the mean of the ways",
+    "effect_beside": "effect on the second model, with the same patches covered",
+    "difference": "effect less effect_beside",
+    "low": "lower end of the 95 % interval of the difference",
+    "high": "upper end of it",
+    "p": "two-sided p-value of the difference, adjusted for all groups",
+    "changed": "True if p is at most 0.05 and the difference at least 0.02 in size",
+}
+"""Columns of `Changes.groups`."""
+HEAD_COLUMNS = {
+    "layer": "number of the layer, from 0",
+    "head": "number of the head, from 0",
+    "measure": "name of a measure in HEAD_MEASURES",
+    "mean": "mean over the tested images, first model",
+    "mean_beside": "the same of the second model",
+    "difference": "mean less mean_beside",
+    "low": "lower end of the 95 % interval of the difference",
+    "high": "upper end of it",
+    "t": "difference in units of its standard error",
+    "p": "two-sided p-value of the difference, adjusted for all rows",
+    "changed": "True if p is at most 0.05 and the difference at least 1 % of the larger mean",
+}
+"""Columns of `Changes.heads`."""
+
+
 def audit(
     model: nn.Module,
     images: object,
@@ -186,6 +270,7 @@ def audit(
     batch_size: int = 32,
     seed: int = 0,
     compare: bool = True,
+    beside: nn.Module | None = None,
     partial: str | os.PathLike | None = None,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Audit:
@@ -198,28 +283,36 @@ def audit(
     effects are shown, and no group is called used or suspect.
     layer: the layer whose tokens describe a patch, by default the middle one. method: a quick map of
     `vitlens.attribution.METHODS`. seed: of the halves, clusters, random patches and intervals. compare: False to skip
-    the comparison with the training images, for images that `vitlens.unseen.unseen` returned. partial: a folder for the
+    the comparison with the training images, for images that `vitlens.unseen.unseen` returned. beside: a second model
+    with the same classes and patches, to compare on the same images, as in `Changes`. partial: a folder for the
     results of finished batches, from which a second call with the same model, images and settings goes on. The caller
     removes it. Images without digests, such as a tensor, leave it empty. on_progress: called with the step ("explore",
-    "find" or "test"), images done and images in total.
+    "find", "test" or "compare"), images done and images in total.
 
     Raises ValueError for a model without classes, for labels of one class, for fewer than 40 images, for labels that
-    are not the model's classes, and if the model was trained on all images. Raises ImageError if none can be read.
+    are not the model's classes, if the model was trained on all images, and for a second model with other classes,
+    another patch grid or other channels. Raises ImageError if none can be read.
 
     >>> found = vitlens.audit(model, "flowers", labels)  # doctest: +SKIP
     >>> found.groups[["class", "effect", "used"]]  # doctest: +SKIP
     """
     model = unwrap(model)
     _require_classifier(model)
+    if beside is not None:
+        beside = unwrap(beside)
+        require_same_classes(model, beside)
     quick = {name for name, row in METHODS.items() if row.quick}
     require_known(method, quick, "method")
     reader = _reader(model, images)
     numbers = _labels(model, images, labels, reader.count)
     rows, note = torch.arange(reader.count), ""
     if compare:
-        kept, note = unseen_rows(model, reader.compared)
+        others = [] if beside is None else [beside]
+        kept, note = unseen_rows(model, reader.compared, *others)
         rows = torch.from_numpy(kept)
     _require_enough(rows, numbers)
+    if beside is not None:
+        _require_same_patches(model, beside, reader, rows)
     blocks = len(family(transformer(model)).blocks)
     layer = (blocks - 1) // 2 if layer is None else layer_number(blocks, layer)
     halves = _halves(numbers, rows, seed)
@@ -227,8 +320,10 @@ def audit(
     finished = Finished(None)
     if partial is not None:
         settings = f"{layer} {method} {batch_size} {seed}"
+        if beside is not None:
+            settings += f" {models.weights_digest(beside)} {models.data_config(beside)}"
         finished = _finished(partial, model, reader, rows, numbers, settings)
-    run_of = _Run(model, reader, layer, method, batch_size, seed, progress, finished)
+    run_of = _Run(model, reader, layer, method, batch_size, seed, progress, finished, beside)
     evidence = run_of.explore(halves[0])
     groups = find_groups(evidence, seed)
     found = run_of.find(halves[1], groups)
@@ -238,6 +333,10 @@ def audit(
     plan = plan_tests(found.members, groups.count, GROUPS_PER_IMAGE)
     tests = run_of.test(found, groups, truth, plan, evidence.donors)
     result = _summarize(run_of, evidence, groups, found, numbers, tests)
+    if beside is not None:
+        compared_heads = run_of.compare(found)
+        changes = _changes(run_of, result, found, numbers, tests, compared_heads)
+        result = replace(result, changes=changes)
     if note:
         result.notes.append(note)
     return result
@@ -254,6 +353,57 @@ def _require_classifier(model: nn.Module) -> None:
         raise ValueError(
             f"An audit needs a model with one softmax over several classes, got outputs={kind!r}."
         )
+
+
+def require_same_classes(model: nn.Module, beside: nn.Module) -> None:
+    """Raise ValueError unless a second model has the classes of the first, in the same order, and its channels."""
+    _require_classifier(beside)
+    counts = models.class_count(model), models.class_count(beside)
+    if counts[0] != counts[1]:
+        raise ValueError(
+            f"Both models must have the same classes, got {counts[0]} and {counts[1]} of them. Compare two trainings "
+            "on the same classes."
+        )
+    names = models.label_names(model), models.label_names(beside)
+    if None not in names and names[0] != names[1]:
+        pairs = zip(*names, strict=True)
+        number, pair = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+        raise ValueError(
+            f"Both models must have the same classes in the same order, got {pair[0]!r} and {pair[1]!r} as class "
+            f"{number}. Compare two trainings on the same classes."
+        )
+    channels = [models.data_config(each)["input_size"][0] for each in (model, beside)]
+    if channels[0] != channels[1]:
+        raise ValueError(
+            f"Both models must have the same input channels, got {channels[0]} and {channels[1]}."
+        )
+
+
+def _require_same_patches(
+    model: nn.Module, beside: nn.Module, reader: _Batches | _Sources, rows: Tensor
+) -> None:
+    """Raise ValueError unless a second model divides the images into the same patches. Reads one image."""
+    for _, images in reader.batches(rows, 1):
+        size = tuple(images.shape[-2:])
+        built = models.built_size(beside)
+        if built not in (None, size):
+            raise ValueError(
+                f"Both models must take images of one size, got {size[0]} × {size[1]} pixels for the first, and the "
+                f"second takes {built[0]} × {built[1]}."
+            )
+        first, second = token_grid(model, size), token_grid(beside, size)
+        if (first.rows, first.cols) != (second.rows, second.cols):
+            raise ValueError(
+                f"Both models must have the same patch grid, got {first.rows} × {first.cols} and {second.rows} × "
+                f"{second.cols} patches. Compare two trainings of one architecture."
+            )
+        return
+
+
+def _head_counts(model: nn.Module) -> list[int]:
+    """Number of heads of each layer."""
+    layers = attention_modules(transformer(model))
+    return [sum(head_count(module) for _, module in modules) for modules in layers]
 
 
 def _require_enough(rows: Tensor, numbers: Tensor | None) -> None:
@@ -945,6 +1095,43 @@ def sign_flip(differences: np.ndarray, seed: int = 0, flips: int = FLIPS) -> np.
     return (reached / (flips + 1)).reshape(differences.shape[1:])
 
 
+def two_sided(differences: np.ndarray, seed: int = 0, flips: int = FLIPS) -> np.ndarray:
+    """Two-sided p-values (…,) that means of paired differences (n, …) are not 0, twice the smaller of `sign_flip`.
+
+    >>> float(two_sided(np.array([1.0, -1.0])))
+    1.0
+    """
+    differences = np.asarray(differences, dtype=np.float64)
+    above = sign_flip(differences, seed, flips)
+    below = sign_flip(-differences, seed, flips)
+    return np.minimum(1.0, 2 * np.minimum(above, below))
+
+
+def paired_t(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(t, p): means of paired differences (n, …) in units of their standard error, and their two-sided p-values.
+
+    The p-values are of Student's t, because random signs would need more draws than `FLIPS` for hundreds of heads.
+    Differences that are all 0 have t = 0 and p = 1, other constant ones t = ±∞ and p = 0. Raises ValueError for fewer
+    than 2 images.
+
+    >>> t, p = paired_t(np.array([0.0, 1.0, 0.0, 1.0]))
+    >>> round(float(t), 3), round(float(p), 3)
+    (1.732, 0.182)
+    """
+    from scipy.stats import t as student
+
+    differences = np.asarray(differences, dtype=np.float64)
+    count = len(differences)
+    if count < 2:
+        raise ValueError(f"A standard error needs at least 2 images, got {count}.")
+    mean = differences.mean(0)
+    error = differences.std(0, ddof=1) / count**0.5
+    spread = np.ptp(differences, axis=0) > 0
+    constant = np.where(mean == 0, 0.0, np.copysign(np.inf, mean))
+    t = np.where(spread, mean / np.where(spread, error, 1.0), constant)
+    return t, 2 * student.sf(np.abs(t), count - 1)
+
+
 def bootstrap_interval(
     differences: np.ndarray, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -1004,12 +1191,25 @@ class Found:
 @dataclass
 class Tests:
     """Outcomes of covering, by group: positions among the tested images (t,), probabilities and correctness (t, W) of
-    the label with the group covered and with the control covered."""
+    the label with the group covered and with the control covered. beside: outcomes of a second model."""
 
     positions: dict[int, list[int]]
     covered: dict[int, list]
     control: dict[int, list]
     forwards: int = 0
+    beside: Tests | None = None
+
+    def add(self, group: int, position: int, covered: Tensor, control: Tensor) -> None:
+        """Append the outcomes (W, 2) of one image."""
+        self.positions.setdefault(group, []).append(position)
+        self.covered.setdefault(group, []).append(covered)
+        self.control.setdefault(group, []).append(control)
+
+    def differences(self, group: int) -> np.ndarray:
+        """(t, W) probability of the label with the control covered less that with the group covered."""
+        covered = torch.stack(self.covered[group]).double().numpy()
+        control = torch.stack(self.control[group]).double().numpy()
+        return control[..., 0] - covered[..., 0]
 
 
 @dataclass
@@ -1024,6 +1224,12 @@ class _Run:
     seed: int
     progress: Callable[[str, int, int], None]
     finished: Finished
+    beside: nn.Module | None = None
+
+    @cached_property
+    def normalizations(self) -> tuple[tuple, tuple]:
+        """The `normalization` of both models. Measuring it can take a forward."""
+        return normalization(self.model), normalization(self.beside)
 
     def explore(self, rows: Tensor) -> Evidence:
         """One forward and one backward of each image."""
@@ -1161,6 +1367,8 @@ class _Run:
         covered = [i for i, groups_of_image in enumerate(plan) if groups_of_image]
         positions = torch.tensor(covered, dtype=torch.int64)
         tests = Tests({}, {}, {})
+        if self.beside is not None:
+            tests.beside = Tests({}, {}, {})
         donor_members = [groups.members(tokens.float()) for _, tokens in donors]
         giving = donors, donor_members
 
@@ -1168,11 +1376,12 @@ class _Run:
             return self._test(part, found, truth, plan, giving)
 
         for batch in self._batches("test", positions, compute):
-            columns = [batch[name] for name in ("position", "group", "covered", "control")]
-            for position, group, covered, control in zip(*columns, strict=True):
-                tests.positions.setdefault(int(group), []).append(int(position))
-                tests.covered.setdefault(int(group), []).append(covered)
-                tests.control.setdefault(int(group), []).append(control)
+            for number, group in enumerate(batch["group"].tolist()):
+                position = int(batch["position"][number])
+                tests.add(group, position, batch["covered"][number], batch["control"][number])
+                if tests.beside is not None:
+                    covered = batch["covered_beside"][number]
+                    tests.beside.add(group, position, covered, batch["control_beside"][number])
             tests.forwards += 2 * len(WAYS) * len(batch["group"])
         return tests
 
@@ -1222,18 +1431,87 @@ class _Run:
             covered_groups.append(group)
         if not batch:
             return []
-        inputs = torch.cat(batch).to(next(self.model.parameters()))
-        with eval_mode(self.model), torch.no_grad():
-            output = run(self.model, inputs)
-        scores = models.scores(self.model, output).cpu()
-        right = scores.argmax(1) == label
-        outcomes = torch.stack([scores[:, label], right.float()], -1)
-        outcomes = outcomes.unflatten(0, (len(covered_groups), 1, 2, len(WAYS)))
+        inputs = torch.cat(batch)
+        columns = _outcomes(self.model, inputs, label)
+        if self.beside is not None:
+            converted = renormalized(inputs, *self.normalizations)
+            others = _outcomes(self.beside, converted, label)
+            columns |= {f"{name}_beside": outcome for name, outcome in others.items()}
         parts = []
-        for group, outcome in zip(covered_groups, outcomes, strict=True):
+        for number, group in enumerate(covered_groups):
+            own = {name: outcome[number : number + 1] for name, outcome in columns.items()}
             numbers = {"position": torch.tensor([position]), "group": torch.tensor([group])}
-            parts.append(numbers | {"covered": outcome[:, 0], "control": outcome[:, 1]})
+            parts.append(numbers | own)
         return parts
+
+    def compare(self, found: Found) -> tuple[Tensor, Tensor | None]:
+        """Classes (n,) that the second model predicts, and measures (n, 2, L, H, M) of the heads of both models.
+
+        The measures are None if the models differ in their numbers of layers or heads.
+        """
+        heads = _head_counts(self.model) == _head_counts(self.beside)
+        batches = [*self._batches("compare", found.rows, lambda part: self._compare(part, heads))]
+        joined = _joined(batches)
+        return joined["predicted"], joined.get("measures")
+
+    def _compare(self, rows: Tensor, heads: bool) -> dict[str, Tensor]:
+        """Columns of `compare` of one batch."""
+        for _, images in self.reader.batches(rows, self.batch_size):
+            converted = renormalized(images, *self.normalizations)
+            if not heads:
+                with eval_mode(self.beside), torch.no_grad():
+                    output = run(self.beside, cast(self.beside, converted))
+                return {"predicted": output.argmax(1).cpu()}
+            _, own = head_measures(self.model, images)
+            output, other = head_measures(self.beside, converted)
+            return {"predicted": output.argmax(1).cpu(), "measures": torch.stack([own, other], 1)}
+        return {}
+
+
+def _outcomes(model: nn.Module, inputs: Tensor, label: int) -> dict[str, Tensor]:
+    """Probability and correctness of a label (g, W, 2) for g groups, covered and with the control covered.
+
+    inputs: (g·2·W, C, H, W), of each group first the covered images, then those of the control.
+    """
+    with eval_mode(model), torch.no_grad():
+        output = run(model, inputs.to(next(model.parameters())))
+    scores = models.scores(model, output).cpu()
+    right = scores.argmax(1) == label
+    outcomes = torch.stack([scores[:, label], right.float()], -1)
+    outcomes = outcomes.unflatten(0, (-1, 2, len(WAYS)))
+    return {"covered": outcomes[:, 0], "control": outcomes[:, 1]}
+
+
+def normalization(model: nn.Module) -> tuple[list[float], list[float]]:
+    """Means and standard deviations of the channels with which a model's input is normalized."""
+    config = models.data_config(model)
+    return list(config["mean"]), list(config["std"])
+
+
+def renormalized(images: Tensor, first: tuple, second: tuple) -> Tensor:
+    """Images (B, C, H, W) of one `normalization` with another one. The pixels stay the same.
+
+    >>> renormalized(torch.ones(1, 1, 1, 1), ([0.5], [0.5]), ([0.0], [2.0])).item()
+    0.5
+    """
+    if first == second:
+        return images
+    mean, std = (torch.tensor(values).to(images)[:, None, None] for values in first)
+    return normalize(images * std + mean, *second)
+
+
+def head_measures(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """(outputs (B, classes), measures (B, L, H, M) of `HEAD_MEASURES`) from one forward.
+
+    >>> vitlens.evidence.head_measures(model, images)[1].shape
+    torch.Size([2, 12, 3, 2])
+    """
+    with eval_mode(model), torch.no_grad():
+        with capture(model) as attn:
+            output = run(model, cast(model, images))
+        summary = attention.summary(attn, *HEAD_MEASURES)
+    measures = [summary.values[name] for name in HEAD_MEASURES]
+    return output, torch.stack(measures, -1).cpu().float()
 
 
 def _joined(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -1394,7 +1672,7 @@ def _effect(group: int, tests: Tests, seed: int) -> dict:
     """Effects of a tested group by way, and what they are together."""
     covered = torch.stack(tests.covered[group]).double().numpy()  # (t, W, 2)
     control = torch.stack(tests.control[group]).double().numpy()
-    differences = control[..., 0] - covered[..., 0]
+    differences = tests.differences(group)
     p = sign_flip(differences, seed)
     low, high = bootstrap_interval(differences, seed)
     means = differences.mean(0)
@@ -1420,6 +1698,114 @@ def _effect(group: int, tests: Tests, seed: int) -> dict:
         "accuracy_control": float(control[..., 1].mean()),
     }
     return {"row": row, "effects": effects}
+
+
+def _changes(
+    run_of: _Run,
+    result: Audit,
+    found: Found,
+    numbers: Tensor | None,
+    tests: Tests,
+    compared: tuple[Tensor, Tensor | None],
+) -> Changes:
+    """The `Changes` from the outcomes of both models. compared: as `_Run.compare` returns them."""
+    predicted, measures = compared
+    accuracy = (float("nan"), float("nan"))
+    notes = []
+    if numbers is None:
+        notes.append(
+            "Without labels, the class that the first model predicts serves. This favors the first model, so no group "
+            "is called changed."
+        )
+    else:
+        truth = numbers[found.rows]
+        accuracy = _mean(found.predicted == truth), _mean(predicted == truth)
+    if measures is None:
+        notes.append(
+            f"Heads are not compared: the first model has {_counted(run_of.model)}, the second "
+            f"{_counted(run_of.beside)}."
+        )
+    elif len(measures) < LEAST_TESTED:
+        measures = None
+        notes.append(f"Heads are not compared: this needs {LEAST_TESTED} tested images.")
+    groups = group_changes(result.groups, tests, numbers is not None, run_of.seed)
+    return Changes(groups, head_changes(measures, run_of.seed), accuracy, notes)
+
+
+def _counted(model: nn.Module) -> str:
+    """Numbers of layers and heads of a model in words."""
+    counts = _head_counts(model)
+    heads = " or ".join(str(count) for count in sorted(set(counts)))
+    return f"{len(counts)} layers of {heads} heads"
+
+
+def group_changes(groups: DataFrame, tests: Tests, labeled: bool, seed: int) -> DataFrame:
+    """Differences of the effects of each tested group, with the columns of `CHANGE_COLUMNS`."""
+    import pandas as pd
+
+    rows = []
+    for row in groups[groups["status"] == "tested"].to_dict("records"):
+        group = row["group"]
+        effects = tests.differences(group).mean(1)  # (t,)
+        effects_beside = tests.beside.differences(group).mean(1)
+        differences = effects - effects_beside
+        low, high = bootstrap_interval(differences, seed)
+        rows.append(
+            {
+                "group": group,
+                "class": row["class"],
+                "tested": len(differences),
+                "effect": effects.mean(),
+                "effect_beside": effects_beside.mean(),
+                "difference": differences.mean(),
+                "low": float(low),
+                "high": float(high),
+                "p": float(two_sided(differences, seed)),
+            }
+        )
+    table = pd.DataFrame(rows, columns=list(CHANGE_COLUMNS))
+    table["p"] = holm(table["p"].astype(float))
+    size = table["difference"].astype(float).abs()
+    table["changed"] = (table["p"] <= LEVEL) & (size >= LEAST_EFFECT) & labeled
+    return _clearest_first(table, size)
+
+
+def head_changes(measures: Tensor | None, seed: int) -> DataFrame:
+    """Differences of the measures (n, 2, L, H, M) of each head, with the columns of `HEAD_COLUMNS`. Empty for None."""
+    import pandas as pd
+
+    if measures is None:
+        return pd.DataFrame(columns=list(HEAD_COLUMNS))
+    values = measures.double().numpy()
+    differences = values[:, 0] - values[:, 1]  # (n, L, H, M)
+    mean, mean_beside = values.mean(0)
+    low, high = bootstrap_interval(differences, seed)
+    t, p = paired_t(differences)
+    layer, head, measure = np.indices(mean.shape)
+    table = pd.DataFrame(
+        {
+            "layer": layer.ravel(),
+            "head": head.ravel(),
+            "measure": np.array(list(HEAD_MEASURES))[measure.ravel()],
+            "mean": mean.ravel(),
+            "mean_beside": mean_beside.ravel(),
+            "difference": differences.mean(0).ravel(),
+            "low": low.ravel(),
+            "high": high.ravel(),
+            "t": t.ravel(),
+            "p": holm(p.ravel()),
+        }
+    )
+    larger = table[["mean", "mean_beside"]].abs().max(axis=1)
+    is_large = table["difference"].abs() >= LEAST_CHANGE * larger
+    table["changed"] = (table["p"] <= LEVEL) & is_large
+    return _clearest_first(table, table["t"].abs())
+
+
+def _clearest_first(table: DataFrame, size: object) -> DataFrame:
+    """The table with changed rows first, then by falling size, a Series."""
+    order = np.lexsort([-np.asarray(size, dtype=np.float64), ~table["changed"].astype(bool)])
+    return table.iloc[order].reset_index(drop=True)
 
 
 def _chance(truth: Tensor) -> dict[int, float]:

@@ -42,8 +42,10 @@ EARLIER = (
 Images = ImageSet | ImageStream | Samples | Tensor
 
 
-def unseen(model: nn.Module, images: ImageSet | ImageStream) -> tuple[ImageSet | ImageStream, str]:
-    """The images that a model was not trained on, and the note of `unseen_rows`.
+def unseen(
+    model: nn.Module, images: ImageSet | ImageStream, *others: nn.Module
+) -> tuple[ImageSet | ImageStream, str]:
+    """The images that a model, and others, were not trained on, and the note of `unseen_rows`.
 
     Raises ValueError if no image is left.
 
@@ -51,24 +53,42 @@ def unseen(model: nn.Module, images: ImageSet | ImageStream) -> tuple[ImageSet |
     >>> len(unseen(model, digits)[0])
     360
     """
-    rows, note = unseen_rows(model, images)
+    rows, note = unseen_rows(model, images, *others)
     if len(rows) == len(images):
         return images, note
     return images.select_rows(torch.from_numpy(rows)), note
 
 
-def unseen_rows(model: nn.Module, images: Images) -> tuple[np.ndarray, str]:
+def unseen_rows(model: nn.Module, images: Images, *others: nn.Module) -> tuple[np.ndarray, str]:
     """Numbers (n,) of the images that a model was not trained on, and a note on the other ones, "" for none.
 
     The note counts the images left out, and lists the copies of training images that are not recognized. Images are
     compared by the digests of their stored bytes. If the record has digests of pixels, at most `DECODED` images are
-    decoded and compared by these, too. images: a tensor (N, …) has no digests, so all of it is kept. Raises ValueError
-    if no image is left.
+    decoded and compared by these, too. images: a tensor (N, …) has no digests, so all of it is kept. others: models
+    whose training images are left out as well. Their notes begin with "Second model:". Raises ValueError if no image is
+    left.
 
     >>> digits = vitlens.data.load("digits", "valid", size=32, stream=True, workers=0)
     >>> len(unseen_rows(model, digits.samples)[0])
     360
     """
+    rows, note = _unseen_by(model, images)
+    notes = [note]
+    for other in others:
+        own, note = _unseen_by(other, images)
+        rows = np.intersect1d(rows, own)
+        is_new = note not in notes or len(own) < len(images)
+        if note and is_new:
+            notes.append(f"Second model: {note}")
+    if not len(rows):
+        raise ValueError(
+            "One of the two models was trained on each of these images. Give images that are new to both."
+        )
+    return rows, " ".join(filter(None, notes))
+
+
+def _unseen_by(model: nn.Module, images: Images) -> tuple[np.ndarray, str]:
+    """Rows and note of `unseen_rows` for one model."""
     everything = np.arange(len(images))
     card = card_of(unwrap(model))
     record = card.trained_on if card is not None else None

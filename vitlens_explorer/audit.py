@@ -23,7 +23,7 @@ from vitlens import evidence, files, models
 from vitlens.classes import class_numbers
 from vitlens.data import load
 from vitlens.data.folders import subfolders
-from vitlens.evidence import GROUP_COLUMNS, WAYS, Audit
+from vitlens.evidence import CHANGE_COLUMNS, GROUP_COLUMNS, HEAD_COLUMNS, WAYS, Audit
 from vitlens.images import ImageError, image_files
 from vitlens.models.classes import require_classes
 from vitlens.plot import style
@@ -36,6 +36,8 @@ from vitlens_explorer.audit_page import About
 PAGE, RECORD, FIGURES, UNFINISHED = "audit.html", "audit.json", "figures", "unfinished"
 """Names of the page, of the record of a run, and of the folders of figures and of an audit that has not ended."""
 RECORD_KEYS = ["command", "versions", "model", "weights", "data", "images", "settings", "notes"]
+CHANGE_TABLES = ("beside.csv", "heads.csv")
+"""Tables of the comparison with a second model."""
 EFFECT_COLUMNS = ["group", "way", "effect", "low", "high", "p"]
 IMAGE_COLUMNS = ["image", "name", "half", "label", "predicted", "probability"]
 CROPS = 8
@@ -73,22 +75,25 @@ def open_images(
     labeled: bool = True,
     image_key: str = "",
     label_key: str = "",
+    beside: nn.Module | None = None,
     on_note: Note = lambda note: None,
 ) -> Images:
     """The images of a folder or a data set that a model was not trained on, with the model's numbers of their classes.
 
     A folder of images without subfolders has no labels. labeled: False to ignore labels. Of divided data, the test
-    split. classes: as for `vitlens.classes.class_numbers`. Raises ValueError for a model without classes, for classes
-    that the model lacks, for labels of one class, and if the model was trained on all images.
+    split. classes: as for `vitlens.classes.class_numbers`. beside: a second model that was not trained on them. Raises
+    ValueError for a model without classes, for classes that the model lacks, for labels of one class, and if one of the
+    models was trained on all images.
     """
     require_classes(model)
+    others = [] if beside is None else [beside]
     if not (image_key or label_key) and _is_flat(data):
-        return _open_flat(model, data, on_note)
+        return _open_flat(model, others, data, on_note)
     keys = {"image_key": image_key, "label_key": label_key}
     stream = load(data, "whole", size=32, stream=True, workers=0, root=root, **keys)
     if stream.samples.note:
         on_note(stream.samples.note)
-    kept, note = unseen(model, stream)
+    kept, note = unseen(model, stream, *others)
     if note:
         on_note(note)
     samples = kept.samples
@@ -111,11 +116,11 @@ def open_images(
     return Images(pairs, labels, names, note)
 
 
-def _open_flat(model: nn.Module, folder: str, on_note: Note) -> Images:
-    """The images of a folder without subfolders that a model was not trained on, without labels."""
+def _open_flat(model: nn.Module, others: Sequence[nn.Module], folder: str, on_note: Note) -> Images:
+    """The images of a folder without subfolders that no model was trained on, without labels."""
     pairs = image_files(folder, on_note)
     names, paths = zip(*pairs, strict=True)
-    rows, note = unseen_rows(model, as_samples(names, paths))
+    rows, note = unseen_rows(model, as_samples(names, paths), *others)
     if note:
         on_note(note)
     return Images([pairs[row] for row in rows], None, note=note)
@@ -131,10 +136,16 @@ def _is_flat(data: str) -> bool:
         return False
 
 
-def forwards(count: int) -> int:
-    """Most forwards of an audit of a number of images: one each, and those with covered patches in the testing half."""
+def forwards(count: int, beside: bool = False) -> int:
+    """Most forwards of an audit of a number of images: one each, and those with covered patches in the testing half.
+
+    beside: True to add those of a comparison: the covered patches of the second model, and one more for each model.
+    """
     tested = count // 2
-    return count + tested * evidence.GROUPS_PER_IMAGE * 2 * len(WAYS)
+    covered = tested * evidence.GROUPS_PER_IMAGE * 2 * len(WAYS)
+    if beside:
+        return count + 2 * covered + 2 * tested
+    return count + covered
 
 
 # Files
@@ -150,7 +161,7 @@ def check_out(out: Path, data: str) -> None:
             f"outside of {shown(data)}."
         )
     checks = {out / PAGE: _is_page, out / RECORD: _is_record}
-    for name in ("groups.csv", "effects.csv", "images.csv"):
+    for name in ("groups.csv", "effects.csv", "images.csv", *CHANGE_TABLES):
         checks[out / name] = _is_table
     figures = out / FIGURES
     if figures.is_dir():
@@ -170,11 +181,17 @@ def _is_page(path: Path) -> bool:
 
 
 def _is_record(path: Path) -> bool:
-    return list(files.read_object(path)) == RECORD_KEYS
+    keys = list(files.read_object(path))
+    return keys in (RECORD_KEYS, [*RECORD_KEYS, "beside"])
 
 
 def _is_table(path: Path) -> bool:
-    columns = {"groups.csv": list(GROUP_COLUMNS), "effects.csv": EFFECT_COLUMNS}
+    columns = {
+        "groups.csv": list(GROUP_COLUMNS),
+        "effects.csv": EFFECT_COLUMNS,
+        "beside.csv": list(CHANGE_COLUMNS),
+        "heads.csv": list(HEAD_COLUMNS),
+    }
     header = files.read_header(path)
     if path.name == "images.csv":
         return header == [name for name in IMAGE_COLUMNS if name != "label" or "label" in header]
@@ -194,7 +211,7 @@ def write_audit(
     """Write the page, the tables, the record and the figures of an audit, and return their paths.
 
     images: as they were audited. command: words of the command line, for the record. on_image: called after each image
-    that is put into the page. Figures of an earlier audit in the folder are removed.
+    that is put into the page. Figures, and tables of a comparison, of an earlier audit in the folder are removed.
     """
     about = replace(about, weights=models.weights_digest(model))
     page = audit_page.content(found, about, _pixels(model, images), on_image)
@@ -213,8 +230,12 @@ def write_audit(
         "groups.csv": _csv(found.groups),
         "effects.csv": _csv(found.effects),
         "images.csv": _csv(found.images),
-        RECORD: json.dumps(record, indent=1, ensure_ascii=False) + "\n",
     }
+    if found.changes is not None:
+        record["beside"] = {"model": about.beside, "weights": about.beside_weights}
+        tables = found.changes.groups, found.changes.heads
+        contents |= {name: _csv(table) for name, table in zip(CHANGE_TABLES, tables, strict=True)}
+    contents[RECORD] = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     for group_class in page["classes"]:
         name = file_name(group_class["name"], before=f"{group_class['number']:04d}-", suffix=".png")
         contents[f"{FIGURES}/{name}"] = figure_of(page, group_class)
@@ -223,6 +244,9 @@ def write_audit(
         for path in (out / FIGURES).glob("*.png"):
             if f"{FIGURES}/{path.name}" not in contents:
                 files.remove_ours(path, files.is_figure)
+        for name in CHANGE_TABLES:
+            if name not in contents:
+                files.remove_ours(out / name, _is_table)
         for name, content in contents.items():
             files.write(out / name, content)
     return [out / name for name in contents]

@@ -204,6 +204,13 @@ def audit(
     image_key: ImageKey = "",
     label_key: LabelKey = "",
     head: Head = None,
+    beside: Annotated[
+        str,
+        Option(
+            help="Second model, compared on the same images: which groups and heads differ. A file is a checkpoint of "
+            "the first."
+        ),
+    ] = "",
     device: AnyDevice = None,
 ) -> int:
     """Find the patches that a classifier goes by over many images, cover them as a test, and write a page."""
@@ -212,15 +219,24 @@ def audit(
 
         import vitlens
         from vitlens import models
+        from vitlens.evidence import require_same_classes
         from vitlens.finished import Finished
-        from vitlens.models.opening import load_vit, short
+        from vitlens.models.opening import load_beside, load_vit, short
         from vitlens.processes import join
         from vitlens_explorer import audit as auditing
         from vitlens_explorer.audit_page import About
+        from vitlens_explorer.audit_page.changes import changed_words
 
     torch_device = working_device(device)
     auditing.check_out(out, data)
-    vit = load_vit(model, checkpoint=checkpoint, head=head).to(join(torch_device).device)
+    vit = load_vit(model, checkpoint=checkpoint, head=head)
+    other = None
+    if beside:
+        other = load_beside(model, beside, vit, head=head if checkpoint else None)
+        require_same_classes(vit, other)
+    place = join(torch_device).device
+    vit = vit.to(place)
+    other = other if other is None else other.to(place)
     images = auditing.open_images(
         vit,
         data,
@@ -229,20 +245,32 @@ def audit(
         labeled=labels,
         image_key=image_key,
         label_key=label_key,
+        beside=other,
         on_note=note,
     )
     number = len(images.pairs)
-    most = auditing.forwards(number)
-    note(f"{number:,} images take at most {most:,} forwards, and a backward for half of them.")
+    most = auditing.forwards(number, bool(beside))
+    both = " of both models" if beside else ""
+    note(
+        f"{number:,} images take at most {most:,} forwards{both}, and a backward for half of them."
+    )
     about = About(
         short(model),
         short(data),
         labeled=images.labels is not None,
         names=dict(enumerate(models.label_names(vit) or [])) | images.names,
         commands=auditing.commands(images, model, {"checkpoint": checkpoint, "head": head}),
+        beside=short(beside),
+        beside_weights="" if other is None else models.weights_digest(other),
     )
     partial = out / auditing.UNFINISHED
-    options = {"batch_size": batch_size, "seed": seed, "compare": False, "partial": partial}
+    options = {
+        "batch_size": batch_size,
+        "seed": seed,
+        "compare": False,
+        "partial": partial,
+        "beside": other,
+    }
     try:
         with _Bars() as bars:
             found = vitlens.audit(
@@ -271,6 +299,9 @@ def audit(
     print(*paths, sep="\n")
     used, groups = len(found.used), len(found.groups)
     print(f"\nUsed groups: {used:,} of {groups:,}. Open {out / auditing.PAGE}.")
+    if found.changes is not None:
+        print(changed_words(found.changes))
+        new_notes += found.changes.notes
     for words in new_notes:
         note(words)
     return int(len(found.images) < number)

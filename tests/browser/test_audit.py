@@ -78,6 +78,40 @@ def test_audit_page_works_by_keyboard_and_opens_classes(opened):
     assert page.get_by_role("dialog").count() == 1
 
 
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    root = tmp_path_factory.mktemp("compared")
+    model, other = save_model(root / "colors"), save_model(root / "blind", blind=True)
+    data = write_images(root / "data")
+    options = ["--out", root / "audit", "--device", "cpu", "--beside", other]
+    vitlens("audit", model, "--data", data, *options)
+    return root / "audit" / "audit.html"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_audit_page_shows_changes_beside_a_second_model(browser, compared, scheme):
+    page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(compared.as_uri())
+    page.wait_for_selector(".vitlens.audit")
+    section = page.get_by_role("region", name="Beside blind")
+    charts = section.get_by_role("img")
+    assert charts.count() == 3
+    assert charts.nth(0).locator("rect.effect").count() == 3
+    assert charts.nth(0).get_attribute("aria-label").count("95 % interval") == 3
+    assert charts.nth(1).locator("text").nth(0).inner_html() == "L0 H0"
+    items = section.locator("li")
+    assert items.count() == 3 + 4
+    assert items.nth(0).inner_text().startswith("class 0, group")
+    items.nth(0).get_by_role("button").click()
+    assert page.evaluate("document.activeElement.id").startswith("group-")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert faults(page) == []
+    page.close()
+    assert errors == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_audit_page_fits_a_phone_and_is_accessible(opened, scheme):
     page, _ = opened

@@ -306,6 +306,25 @@ def same_model(model: nn.Module, other: nn.Module) -> bool:
     return weights_digest(model) == weights_digest(other)
 
 
+def load_beside(model: str, beside: str, first: nn.Module, **options) -> nn.Module:
+    """The second model of a comparison, in eval mode. A file of weights is a checkpoint of the first.
+
+    model: name of `first`. options: `head`, for a checkpoint, and `outputs`, as of `load_vit`. Raises ValueError if
+    both models are the same.
+    """
+    if is_checkpoint(beside):
+        other = load_vit(model, checkpoint=beside, **options)
+    else:
+        options.pop("head", None)
+        other = load_vit(beside, **options)
+    if same_model(first, other):
+        raise ValueError(
+            f"{model or 'The bundled model'} and {beside} are the same model: their weights and settings are equal. "
+            "Name another one after --beside."
+        )
+    return other
+
+
 def short(name: str) -> str:
     """The last part of a path, or RUN/model for the model of a run, so that results contain no local paths.
 

@@ -19,6 +19,7 @@ from PIL import Image
 from vitlens.evidence import WAYS, Audit
 from vitlens.texts import shown
 from vitlens_explorer import front, in_page
+from vitlens_explorer.audit_page import changes
 
 if TYPE_CHECKING:
     from pandas import Series
@@ -59,7 +60,8 @@ class About:
     """Texts of an audit besides its numbers.
 
     model: name of the model. data: name of the data. labeled: True if the images had labels. names: class names by
-    number. commands: by number of an image, the command that opens it. weights: digest of the weights.
+    number. commands: by number of an image, the command that opens it. weights: digest of the weights. beside,
+    beside_weights: name of a second model, and digest of its weights.
     """
 
     model: str
@@ -68,6 +70,8 @@ class About:
     names: Mapping[int, str]
     commands: Mapping[int, str] = field(default_factory=dict)
     weights: str = ""
+    beside: str = ""
+    beside_weights: str = ""
 
     def name(self, number: int) -> str:
         """Name of a class, or its number."""
@@ -300,6 +304,7 @@ def content(
         "lead": lead(found, about),
         "look": first_look(found, about),
         "notes": found.notes,
+        "beside": changes.content(found, about),
         "grid": {"rows": rows, "cols": cols, "patch": patch, "height": height, "width": width},
         "classes": _classes(found, about),
         "without": _without_groups(found, about),

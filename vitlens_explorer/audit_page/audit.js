@@ -4,6 +4,7 @@ const CROPS = 8; // of a group before it is opened
 const FEW = 4; // of a group on the first screen
 const BARS =
   "Line: its 95 % interval. Gray band: where 95 % of effects lie if the group matters no more than random patches.";
+const SHARE = "difference as a share of the larger mean";
 const USED =
   "A group is used if the interval is above 0 in at least two of three ways to cover it, and the p-value, corrected " +
   "for all groups, is at most 0.05.";
@@ -88,6 +89,36 @@ class AuditPage {
       make("p", {}, this.look.words),
       make("ol", { class: "cards" }, ...cards),
     );
+  }
+
+  // ---------------------------------------------------------------- a second model
+
+  makeBeside() {
+    if (!this.beside) return "";
+    const { title, lead, notes, groups, charts, heads } = this.beside;
+    const figures = charts.map((chart) => makeDifferences(`${chart.title}, ${SHARE}`, chart.bars));
+    if (groups.length) figures.unshift(makeDifferences("Effect of covering a group, difference", groups));
+    const items = groups.map((row) => this.makeChange(row));
+    return make(
+      "section",
+      { class: "beside", "aria-labelledby": "beside" },
+      make("h2", { id: "beside" }, title),
+      ...lead.map((words) => make("p", { class: "how" }, words)),
+      ...notes.map((words) => make("p", { class: "note" }, `Note: ${words}`)),
+      make("p", { class: "how" }, "Bar: the difference, first model less second. Line: its 95 % interval."),
+      make("div", { class: "charts" }, ...figures),
+      ...makeList("The largest differences of groups", items),
+      ...makeList(
+        "The clearest differences of heads",
+        heads.map((words) => make("li", {}, words)),
+      ),
+    );
+  }
+
+  makeChange({ group: number, words }) {
+    const group = this.groups[number];
+    const go = makeButton(`Go to group ${number}`, () => this.goTo(group));
+    return make("li", {}, make("p", {}, `${group.name}, group ${number}. ${words}`), go);
   }
 
   makeHeader() {
@@ -284,6 +315,7 @@ class AuditPage {
     page.replaceChildren(
       this.makeHeader(),
       this.makeFirst(),
+      this.makeBeside(),
       make("p", { class: "how" }, this.howToRead()),
       make("p", { class: "how" }, LIMITS),
       ...classes,
@@ -292,6 +324,17 @@ class AuditPage {
     );
     if (classes.length) classes[0].open = true;
   }
+}
+
+// A chart of differences between two models.
+function makeDifferences(title, bars) {
+  const axis = axisOf([{ ways: bars }]);
+  return makeFigure(title, makeBars(bars, axis, ({ name, words }) => `${name}: ${words}`));
+}
+
+function makeList(title, items) {
+  if (!items.length) return [];
+  return [make("h3", {}, title), make("ol", { class: "changes" }, ...items)];
 }
 
 // How an image is opened in the explorer.

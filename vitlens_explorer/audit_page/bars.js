@@ -17,7 +17,7 @@ function signed(value) {
 function axisOf(groups) {
   const ends = [0, 0.1];
   for (const { ways } of groups) {
-    for (const { low, high, band } of ways) ends.push(low, high, band, -band);
+    for (const { low, high, band = 0 } of ways) ends.push(low, high, band, -band);
   }
   const least = Math.floor(10 * Math.min(...ends)) / 10;
   return [least, Math.ceil(10 * Math.max(...ends)) / 10];
@@ -28,8 +28,9 @@ function wordsOfWay({ words, effect, low, high, band }) {
   return `Covered ${words}: ${signed(effect)}, ${interval}, random patches ${signed(-band)} to ${signed(band)}.`;
 }
 
-// The effect of each way of covering a group: a bar, its interval as a line, and the band of random patches.
-function makeBars(ways, [least, most]) {
+// Effects as bars, with their intervals as lines and the bands of random patches, if any. Effects of the ways of
+// covering a group have the words of wordsOfWay.
+function makeBars(ways, [least, most], wordsOf = wordsOfWay) {
   const height = ROW * ways.length + 20;
   const place = (value) => NAMES + ((value - least) / (most - least)) * (WIDE - NAMES - 14);
   const bottom = height - 18;
@@ -38,12 +39,13 @@ function makeBars(ways, [least, most]) {
     const middle = ROW * number + ROW / 2;
     const [from, to] = [0, way.effect].map(place).sort((a, b) => a - b);
     const interval = { x1: place(way.low), x2: place(way.high) };
-    const band = { x: place(-way.band), width: place(way.band) - place(-way.band) };
+    const half = way.band ?? 0;
+    const band = { x: place(-half), width: place(half) - place(-half) };
     nodes.push(
       make(
         "g",
         {},
-        make("title", {}, wordsOfWay(way)),
+        make("title", {}, wordsOf(way)),
         make("text", { x: 0, y: middle + 4 }, way.name),
         make("rect", { class: "band", ...band, y: middle - 9, height: 18 }),
         make("rect", { class: "effect", x: from, width: to - from, y: middle - 5, height: 10 }),
@@ -56,7 +58,7 @@ function makeBars(ways, [least, most]) {
     const at = { x: place(tick), y: height - 4, "text-anchor": anchor };
     nodes.push(make("text", { class: "tick", ...at }, signed(tick)));
   }
-  return makeChart("bars-of-group", WIDE, height, ways.map(wordsOfWay).join(" "), nodes);
+  return makeChart("bars-of-group", WIDE, height, ways.map(wordsOf).join(" "), nodes);
 }
 
 // The share of a group's images that have it at each patch.
