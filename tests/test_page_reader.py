@@ -399,6 +399,12 @@ def test_models_of_both_libraries_equal_torch(tmp_path):
     assert f"# pass {len(cases.cases)}\n" in output
 
 
+def test_worker_moves_records_to_the_page(tmp_path):
+    save_for_hf(timm_model("vit_tiny_patch16_224"), tmp_path / "model", safe_serialization=True)
+    write_scripts(tmp_path)
+    run_node(tmp_path, "worker.test.mjs")
+
+
 def test_squeezed_photos_equal_pillow(tmp_path):
     """DeiT of transformers squeezes a photo before its middle is cut."""
     levels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8)

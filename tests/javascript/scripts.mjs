@@ -9,8 +9,9 @@ export const folder = process.env.VITLENS_FILES; // with worker.js, words.json, 
 const NAMES =
   "Vit, openFiles, readCheckpoint, loadTensor, explainClass, resizePositions, tensorsOf, say, preprocess";
 
-export function loadScripts() {
-  globalThis.addEventListener = () => {};
+// listen: what the worker calls with the name of an event and its handler.
+export function loadScripts(listen = () => {}) {
+  globalThis.addEventListener = listen;
   vm.runInThisContext(readFileSync(path.join(folder, "worker.js"), "utf-8"));
   const words = readFileSync(path.join(folder, "words.json"), "utf-8");
   return vm.runInThisContext(`WORDS = ${words}; ({ ${NAMES} })`);

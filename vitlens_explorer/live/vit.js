@@ -99,6 +99,7 @@ class Vit {
     vit.N = roundUp(T, 8);
     const { memory, held } = allocate(vit.sizes());
     vit.held = held;
+    vit.copies = { middles: [], qkv: [], hidden: [] };
     const matrices = vit.matrices();
     for (const [number, matrix] of matrices.entries()) {
       const [cols, depth] = vit.shapes.get(`${matrix}.weight`);
@@ -307,7 +308,7 @@ class Vit {
   forward(input, off = [], mean = false) {
     const { width: D, tokens: T, scale } = this;
     const { x } = this.held;
-    const kept = { off, begins: [], middles: [], qkv: [], hidden: [] };
+    const kept = { off, begins: [], ...this.copies };
     const record = { layers: [], tokens: [] };
     this.kept = kept;
     this.embed(input, x);
@@ -323,21 +324,27 @@ class Vit {
     return record;
   }
 
-  // Adds (T, D) to the tokens `x`. Returns a copy of the sum.
+  // Adds (T, D) to the tokens `x`.
   add(from) {
     const { x } = this.held;
     const size = this.tokens * this.width;
     for (let i = 0; i < size; i += 1) x[i] += from[i];
-    return x.slice(0, size);
+  }
+
+  // Keeps values of a layer for gradients, in the memory that those of the forward before had.
+  keep(part, layer, values) {
+    const copies = this.copies[part];
+    copies[layer] ||= new Float32Array(values.length);
+    copies[layer].set(values);
   }
 
   // The attention of a layer, from the tokens `x` to themselves.
   attend(layer, mean) {
-    const { width: D, tokens: T, heads: H, K, N, kept } = this;
+    const { width: D, tokens: T, heads: H, K, N } = this;
     const { x, y, wide, o, small } = this.held;
     this.norm(x, y, `${layer}.norm1`);
     this.linear(y, `${layer}.qkv`, wide);
-    kept.qkv.push(wide.slice(0, T * 3 * D));
+    this.keep("qkv", layer, wide.subarray(0, T * 3 * D));
     for (let head = 0; head < H; head += 1) {
       const attention = this.attention(wide, head);
       const shape = { rows: T, cols: K, depth: T, aCols: N, cCols: D, to: head * K };
@@ -347,19 +354,21 @@ class Vit {
     this.visitOutputs?.(o, layer);
     this.replace(o, layer, mean);
     this.linear(o, `${layer}.proj`, y);
-    kept.middles.push(this.add(y));
+    this.add(y);
+    this.keep("middles", layer, x.subarray(0, T * D));
   }
 
   // The MLP of a layer, from the tokens `x` to themselves.
   runMlp(layer) {
-    const { tokens: T, hidden: F, kept } = this;
+    const { width: D, tokens: T, hidden: F, kept } = this;
     const { x, y, wide } = this.held;
     this.norm(x, y, `${layer}.norm2`);
     this.linear(y, `${layer}.fc1`, wide);
-    kept.hidden.push(wide.slice(0, T * F));
+    this.keep("hidden", layer, wide.subarray(0, T * F));
     this.activate(wide, T * F);
     this.linear(wide, `${layer}.fc2`, y);
-    kept.begins.push(this.add(y));
+    this.add(y);
+    kept.begins.push(x.slice(0, T * D));
   }
 
   // {token (D) of a patch that enters the first layer, position (D) or null, lengths (L + 1) before and after layers,

@@ -10,6 +10,18 @@ function runForward({ key, input, off, mean }) {
   return vit.forward(input, off, mean);
 }
 
+// The record of a forward for the page. The worker keeps its own tokens, which gradients need.
+function forwardForPage(given) {
+  const record = runForward(given);
+  return { ...record, tokens: record.tokens.map((tokens) => tokens.slice()) };
+}
+
+// Buffers of the arrays of a record, which move to the page without a copy.
+function buffersOf({ layers, tokens }) {
+  const projections = layers.flatMap(({ q, k }) => [q, k]);
+  return [...projections, ...tokens].map(({ buffer }) => buffer);
+}
+
 // The task of a function of the latest forward. If another came between, that with this key runs again.
 function afterForward(compute) {
   return (given) => {
@@ -66,7 +78,8 @@ const TASKS = {
     return { ...image, data: null, input, seen, picture };
   },
 
-  forward: runForward,
+  forward: forwardForPage,
+
   // The logits of an image with only some patches shown, the others in its mean color.
   covered({ input, shown, off, mean }) {
     lastKey = "";
@@ -84,7 +97,9 @@ const TASKS = {
 addEventListener("message", async ({ data: { task, port, ...given } }) => {
   const report = (share) => port.postMessage({ share });
   try {
-    port.postMessage({ result: await TASKS[task](given, report) });
+    const result = await TASKS[task](given, report);
+    const moved = task === "forward" ? buffersOf(result) : [];
+    port.postMessage({ result }, moved);
   } catch (error) {
     lastKey = "";
     const { message, problem, fields } = error;
