@@ -106,6 +106,7 @@ RUNS = {
     "kills": ([], "kills"),
     "lens": (["--data", "FOLDER"], "lens"),
     "page": ([], "page"),
+    "page_models": ([], "page-models"),
     "peers": ([], "peers"),
     "planted": ([], "planted"),
     "plants": (["audit", "--data", "textures", "--runs", "OUT/runs"], "plants"),
