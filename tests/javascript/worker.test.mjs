@@ -39,7 +39,10 @@ test("a record moves to the page without a copy and leaves the worker its tokens
   const { layers, tokens } = first.result;
   assert.equal(first.buffers.length, 2 * model.about.layers + model.about.layers);
   assert.equal(layers[0].q.length, model.about.tokens * model.about.width);
-  assert.ok(first.buffers.every(({ byteLength }) => byteLength === 0), "a buffer was copied");
+  assert.ok(
+    first.buffers.every(({ byteLength }) => byteLength === 0),
+    "a buffer was copied",
+  );
   const { result: maps } = await ask("why", explanationOf(1));
   assert.ok(maps.legrad.some((value) => value > 0));
   const { result: other } = await ask("forward", forwardOf(2));

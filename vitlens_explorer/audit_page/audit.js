@@ -97,7 +97,8 @@ class AuditPage {
     if (!this.beside) return "";
     const { title, lead, notes, groups, charts, heads } = this.beside;
     const figures = charts.map((chart) => makeDifferences(`${chart.title}, ${SHARE}`, chart.bars));
-    if (groups.length) figures.unshift(makeDifferences("Effect of covering a group, difference", groups));
+    if (groups.length)
+      figures.unshift(makeDifferences("Effect of covering a group, difference", groups));
     const items = groups.map((row) => this.makeChange(row));
     return make(
       "section",
@@ -105,7 +106,11 @@ class AuditPage {
       make("h2", { id: "beside" }, title),
       ...lead.map((words) => make("p", { class: "how" }, words)),
       ...notes.map((words) => make("p", { class: "note" }, `Note: ${words}`)),
-      make("p", { class: "how" }, "Bar: the difference, first model less second. Line: its 95 % interval."),
+      make(
+        "p",
+        { class: "how" },
+        "Bar: the difference, first model less second. Line: its 95 % interval.",
+      ),
       make("div", { class: "charts" }, ...figures),
       ...makeList("The largest differences of groups", items),
       ...makeList(
@@ -329,7 +334,10 @@ class AuditPage {
 // A chart of differences between two models.
 function makeDifferences(title, bars) {
   const axis = axisOf([{ ways: bars }]);
-  return makeFigure(title, makeBars(bars, axis, ({ name, words }) => `${name}: ${words}`));
+  return makeFigure(
+    title,
+    makeBars(bars, axis, ({ name, words }) => `${name}: ${words}`),
+  );
 }
 
 function makeList(title, items) {
