@@ -16,8 +16,7 @@ from timm.models import save_for_hf
 from vitlens import evidence, load_model
 from vitlens.digests import FILE, Digests, stored_digest
 from vitlens.models import weights_digest
-from vitlens_explorer import audit_page
-from vitlens_explorer.audit_page import changes
+from vitlens_explorer import audit_changes
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +184,7 @@ def test_changes_of_a_page_are_at_most_eight_of_a_kind():
     heads = evidence.head_changes(measures, 0)
     groups = pd.DataFrame(columns=list(evidence.CHANGE_COLUMNS))
     found = evidence.Audit(*[None] * 6, changes=evidence.Changes(groups, heads, (0.5, 0.25)))
-    part = changes.content(found, audit_page.About("a", "data", True, {}, beside="b"))
+    part = audit_changes.content(found, "a", "b", labeled=True)
     assert [len(chart["bars"]) for chart in part["charts"]] == [8, 8]
     assert len(part["heads"]) == 8
     assert "50.0 % of the first model, 25.0 % of the second" in part["lead"][2]
@@ -199,6 +198,6 @@ def test_page_beside_an_equal_model_says_that_nothing_changed():
     heads = evidence.head_changes(one.expand(-1, 2, -1, -1, -1), 0)
     groups = pd.DataFrame(columns=list(evidence.CHANGE_COLUMNS))
     found = evidence.Audit(*[None] * 6, changes=evidence.Changes(groups, heads, (0.5, 0.5)))
-    part = changes.content(found, audit_page.About("a", "data", True, {}, beside="b"))
-    assert part["lead"][3] == changes.NOTHING
+    part = audit_changes.content(found, "a", "b", labeled=True)
+    assert part["lead"][3] == audit_changes.NOTHING
     assert "Changed heads: 0 of 24." in part["lead"][1]

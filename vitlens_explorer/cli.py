@@ -224,8 +224,8 @@ def audit(
         from vitlens.models.opening import load_beside, load_vit, short
         from vitlens.processes import join
         from vitlens_explorer import audit as auditing
+        from vitlens_explorer.audit_changes import changed_words
         from vitlens_explorer.audit_page import About
-        from vitlens_explorer.audit_page.changes import changed_words
 
     torch_device = working_device(device)
     auditing.check_out(out, data)

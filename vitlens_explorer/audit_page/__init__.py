@@ -18,8 +18,7 @@ from PIL import Image
 
 from vitlens.evidence import WAYS, Audit
 from vitlens.texts import shown
-from vitlens_explorer import front, in_page
-from vitlens_explorer.audit_page import changes
+from vitlens_explorer import audit_changes, front, in_page
 
 if TYPE_CHECKING:
     from pandas import Series
@@ -304,7 +303,7 @@ def content(
         "lead": lead(found, about),
         "look": first_look(found, about),
         "notes": found.notes,
-        "beside": changes.content(found, about),
+        "beside": audit_changes.content(found, about.model, about.beside, about.labeled),
         "grid": {"rows": rows, "cols": cols, "patch": patch, "height": height, "width": width},
         "classes": _classes(found, about),
         "without": _without_groups(found, about),

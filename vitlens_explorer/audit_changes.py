@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from vitlens.evidence import Audit, Changes
 from vitlens.texts import shown
-
-if TYPE_CHECKING:
-    from vitlens_explorer.audit_page import About
 
 ROWS = 8
 """Most groups, and most heads of a measure, in a page."""
@@ -79,14 +74,14 @@ def _difference(row: dict, unit: str = "") -> str:
     return f"Difference: {signed(row['difference'])}{unit}, 95 % interval {interval}, {verdict}."
 
 
-def lead(changes: Changes, about: About) -> list[str]:
-    """Sentences above the differences."""
+def lead(changes: Changes, model: str, beside: str, labeled: bool) -> list[str]:
+    """Sentences above the differences of two models by name."""
     words = [
-        f"{shown(about.model)} is the first model, {shown(about.beside)} the second. Both received the same images, "
+        f"{shown(model)} is the first model, {shown(beside)} the second. Both received the same images, "
         "with the same patches covered. Differences are first less second.",
         changed_words(changes),
     ]
-    if about.labeled:
+    if labeled:
         first, second = changes.accuracy
         words.append(
             f"Accuracy on the tested images: {100 * first:.1f} % of the first model, {100 * second:.1f} % of the "
@@ -98,8 +93,8 @@ def lead(changes: Changes, about: About) -> list[str]:
     return words
 
 
-def content(found: Audit, about: About) -> dict | None:
-    """Sentences and bars of the comparison, None without a second model."""
+def content(found: Audit, model: str, beside: str, labeled: bool) -> dict | None:
+    """Sentences and bars of the comparison of two models by name, None without a second model."""
     changes = found.changes
     if changes is None:
         return None
@@ -115,8 +110,8 @@ def content(found: Audit, about: About) -> dict | None:
             charts.append({"title": name.capitalize(), "bars": bars})
     heads = changes.heads.head(ROWS).to_dict("records")
     return {
-        "title": f"Beside {shown(about.beside)}",
-        "lead": lead(changes, about),
+        "title": f"Beside {shown(beside)}",
+        "lead": lead(changes, model, beside, labeled),
         "notes": changes.notes,
         "groups": groups,
         "charts": charts,
