@@ -12,6 +12,7 @@ import re
 import zipfile
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -29,7 +30,7 @@ from browser.fronts import (
     tile,
     weights_of,
 )
-from vitlens import intervene, load_image, stream
+from vitlens import attention, capture, intervene, load_image, stream
 from vitlens.attribution import relevance
 from vitlens.faithfulness import curves
 from vitlens.images import samples
@@ -342,13 +343,18 @@ def test_save(explorer, model):
     assert about["words"] == explorer.text("figcaption")
     assert (about["view"], about["layer"]) == ("attention", 2)
     wanted = weights_of(model, PICTURE, 2, 1, (3, 4))
-    assert {*files} == {".png", ".csv", ".json", "-input.png"}
+    assert {*files} == {".png", ".csv", "-heads.csv", ".json", "-input.png"}
+    vit = opened_model(model)
+    with torch.no_grad(), capture(vit) as attn:
+        vit(preprocess(vit, PICTURE))
+    heads = pd.read_csv(io.BytesIO(files["-heads.csv"]))
+    limit = 3e-3 if explorer.name == "saved" else 1e-4
+    pd.testing.assert_frame_equal(heads, attention.summary(attn).to_pandas(), rtol=limit)
     values = np.loadtxt(io.StringIO(files[".csv"].decode()), delimiter=",")
     if explorer.name in PYTHON:
         Image.open(io.BytesIO(files[".png"])).verify()
     else:
         assert_same_picture(explorer, files, (3, 4))
-    limit = 3e-3 if explorer.name == "saved" else 1e-4
     assert np.abs(values - wanted).max() <= limit * wanted.max()
 
 
