@@ -74,6 +74,20 @@ def chromium(playwright):
     return playwright.chromium.launch(executable_path=path, args=FLAGS)
 
 
+SETTINGS = {
+    "apputils-extension/notification": {
+        "fetchNews": "false"
+    },  # a toast of news would cover the page
+    "notebook-extension/tracker": {
+        "windowingMode": "none"
+    },  # cells out of sight keep their outputs
+    "docmanager-extension/plugin": {
+        "autosave": False
+    },  # saving a file that both opened asks in a dialog
+}
+"""Settings of JupyterLab and Notebook by their place."""
+
+
 class Front:
     """A running application. kind: "lab" or "notebook"."""
 
@@ -94,17 +108,11 @@ class Front:
         places = {name: str(home / name.lower()) for name in names}
         for place in places.values():
             Path(place).mkdir(parents=True, exist_ok=True)
-        if kind == "lab":  # a toast of news would cover the page
-            settings = Path(
-                places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/apputils-extension"
-            )
-            settings.mkdir(parents=True, exist_ok=True)
-            (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
-        settings = Path(
-            places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/notebook-extension"
-        )
-        settings.mkdir(parents=True, exist_ok=True)  # cells out of sight keep their outputs
-        (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
+        user = Path(places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab")
+        for name, settings in SETTINGS.items():
+            path = user / f"{name}.jupyterlab-settings"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(settings))
         common = [
             f"--ServerApp.port={self.port}",
             "--ServerApp.port_retries=0",
