@@ -366,11 +366,12 @@ def require_same_classes(model: nn.Module, beside: nn.Module) -> None:
         )
     names = models.label_names(model), models.label_names(beside)
     if None not in names and names[0] != names[1]:
-        pairs = zip(*names, strict=True)
-        number, pair = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+        first, second = map(list, names)
+        differing = [k for k in range(counts[0]) if first[k] != second[k]]
+        number = differing[0]
         raise ValueError(
-            f"Both models must have the same classes in the same order, got {pair[0]!r} and {pair[1]!r} as class "
-            f"{number}. Compare two trainings on the same classes."
+            f"Both models must have the same classes in the same order, got {first[number]!r} and {second[number]!r} "
+            f"as class {number}. Compare two trainings on the same classes."
         )
     channels = [models.data_config(each)["input_size"][0] for each in (model, beside)]
     if channels[0] != channels[1]:
@@ -1804,7 +1805,9 @@ def head_changes(measures: Tensor | None, seed: int) -> DataFrame:
 
 def _clearest_first(table: DataFrame, size: object) -> DataFrame:
     """The table with changed rows first, then by falling size, a Series."""
-    order = np.lexsort([-np.asarray(size, dtype=np.float64), ~table["changed"].astype(bool)])
+    falling = -np.asarray(size, dtype=np.float64)
+    unchanged = ~table["changed"].astype(bool)
+    order = np.lexsort([falling, unchanged])
     return table.iloc[order].reset_index(drop=True)
 
 

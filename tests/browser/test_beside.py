@@ -20,6 +20,7 @@ from browser.test_open_model import (
 from browser.test_page import control, floats
 from vitlens_explorer import live
 from vitlens_explorer.front import FRONT
+from vitlens_explorer.photos import FOLDER as PHOTOS
 from vitlens_explorer.words import say
 
 pytestmark = MARKS
@@ -134,6 +135,16 @@ def test_what_the_second_model_lacks_is_said(browser, small_page, tmp_path):  # 
         left, right = opened.frame(**values)["panels"]
         assert right["words"] == say("beside no view", name=name) and right["values"] == ""
         assert left["values"] and right["title"] == name
+    opened.drop(PHOTOS / "dog.jpg")
+    opened.page.locator(".heading", has_text="dog.jpg").wait_for()
+    opened.frame(row=3)
+    opened.drop(
+        PHOTOS / "dog.jpg"
+    )  # the model beside has not read this one, as it has no such view
+    frame = opened.frame(row=4)
+    assert frame["message"] == "" and frame["panels"][1]["words"] == say(
+        "beside no view", name=name
+    )
     left, right = opened.frame(view="attention", query="readout")["panels"]
     assert left["selected"] is None and floats(right["values"]).any()
     close(opened, name)

@@ -378,13 +378,20 @@ class PageSource extends Source {
 
   // Sends the page with the model that was opened in it.
   async keep(asked) {
-    const report = (progress) => this.emit("msg:custom", { progress }, []);
-    report({ what: say("keeping") });
-    try {
+    await this.withProgress(async (report) => {
+      report(say("keeping"));
       const { name, file } = await this.page.keep(this.state);
       this.emit("msg:custom", { download: [name], asked }, [file]);
+    });
+  }
+
+  // Calls run(report), and shows what it reports, a text and the share that is done, until it ends.
+  async withProgress(run) {
+    const send = (progress) => this.emit("msg:custom", { progress }, []);
+    try {
+      await run((what, share) => send({ what, share }));
     } finally {
-      report(null);
+      send(null);
     }
   }
 
@@ -393,10 +400,7 @@ class PageSource extends Source {
     const { state, record } = this;
     const { beside } = this.page;
     const [panel, other] = this.panels(this.choice, this.map(this.choice));
-    const photo = state.photograph
-      .replace(/\.\w+$/, "")
-      .replace(/[^\p{L}\p{N}_]+/gu, "-")
-      .replace(/^-|-$/g, "");
+    const photo = stemOf(state.photograph.replace(/\.\w+$/, ""));
     const layer = this.view.layered ? `-layer${state.layer}` : "";
     const name = `vitlens-${photo}-${state.view}${layer}`;
     const files = {
@@ -562,6 +566,9 @@ const placeWords = (heads) =>
     .flat()
     .map((place) => [place].flat().join("."))
     .join(",");
+
+// A name as a part of the name of a file.
+const stemOf = (name) => name.replace(/[^\p{L}\p{N}_]+/gu, "-").replace(/^-|-$/g, "");
 
 // True for a value that a control takes.
 function isAllowed({ kind, options, high, step }, value) {

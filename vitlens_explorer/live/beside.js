@@ -4,7 +4,7 @@
 const BESIDE = "beside"; // name of its panel, and of the place of its controls
 const OWN = { layer: "layer_beside", head: "head_beside" }; // names of its controls on the page
 
-// What a panel without a map has in place of that of an earlier one.
+// What a panel without a map has in place of one.
 const NO_MAP = {
   rows: 0,
   cols: 0,
@@ -17,6 +17,8 @@ const NO_MAP = {
   selected: null,
   values: new DataView(new ArrayBuffer(0)),
 };
+
+const NO_CLASSES = { target: "predicted", against: "none" };
 
 // The part of a photo that a model sees, in pixels of the photo.
 function seenPart({ network }, { ready, width, height }) {
@@ -127,22 +129,18 @@ class Beside {
     this.takePhotos();
     await live.load(state.photograph);
     await this.first.load(state.photograph);
-    const view = state.view in live.stored.views ? state.view : own.state.view;
+    if (!(state.view in live.stored.views))
+      throw Error(say("beside no view", { name: this.model }));
+    const isOfClass = source.view.explains || state.view === "lens";
     own.state = {
       ...state,
       layer: state[OWN.layer],
       head: state[OWN.head],
       ...this.findQuery(state),
-      view,
       off: [],
       typed: [],
-      target: "predicted",
-      against: "none",
+      ...this.findClasses(isOfClass ? state : NO_CLASSES),
     };
-    await live.prepare(own, {}, []);
-    if (view !== state.view) throw Error(say("beside no view", { name: this.model }));
-    if (!source.view.explains && state.view !== "lens") return;
-    own.state = { ...own.state, ...this.findClasses(state) };
     await live.prepare(own, {}, []);
   }
 
@@ -213,23 +211,22 @@ class Beside {
 
   // The panels of both models. panel: that of the first.
   panels(panel, name) {
-    const { source, problem, note } = this;
-    const own = { ...source.panel(source.choice), name: BESIDE, picture: BESIDE, tokens: [] };
-    own.title = `${this.model}: ${own.title}`;
-    own.words = [this.sees(), note, own.words].filter(Boolean).join(" ");
-    const empty = { ...own, ...NO_MAP, title: this.model, words: problem };
-    return [{ ...panel, title: `${name}: ${panel.title}` }, problem ? empty : own];
+    const first = { ...panel, title: `${name}: ${panel.title}` };
+    const place = { name: BESIDE, picture: BESIDE, tokens: [] };
+    if (this.problem) {
+      return [first, { ...panel, ...NO_MAP, ...place, title: this.model, words: this.problem }];
+    }
+    const own = this.source.panel(this.source.choice);
+    const title = `${this.model}: ${own.title}`;
+    const words = [this.sees(), this.note, own.words].filter(Boolean).join(" ");
+    return [first, { ...own, ...place, title, words }];
   }
 
   // The controls of layer and heads, under the panel.
   controls() {
+    if (this.problem) return [];
     const own = this.source.controls().filter(({ name }) => name in OWN);
-    return own.map((control) => ({
-      ...control,
-      name: OWN[control.name],
-      place: BESIDE,
-      hidden: control.hidden || Boolean(this.problem),
-    }));
+    return own.map((control) => ({ ...control, name: OWN[control.name], place: BESIDE }));
   }
 }
 

@@ -102,11 +102,8 @@ async function keepPage(live, state, files, folder) {
   const names = photos.map((photo) => photo.name);
   const [before, after] = describeShell(stored.shell, stored, names);
   const parts = await encode(pack("page", content));
-  const name = stored.model.replace(/[^\p{L}\p{N}_]+/gu, "-").replace(/^-|-$/g, "");
-  return {
-    name: `vitlens-${name}.html`,
-    file: await readView(new Blob([before, ...parts, after])),
-  };
+  const file = await readView(new Blob([before, ...parts, after]));
+  return { name: `vitlens-${stemOf(stored.model)}.html`, file };
 }
 
 // Keeps of a content what its copies need: all but weights, before the page changes it.

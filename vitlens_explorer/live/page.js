@@ -254,24 +254,12 @@ class Live {
     this.stored.keep = (state) => keepPage(this, state, files, folder);
   }
 
-  // Calls open(report), and shows its reports.
-  async withProgress(source, open) {
-    const report = (what, share) => {
-      source.emit("msg:custom", { progress: { what, share } }, []);
-    };
-    try {
-      await open(report);
-    } finally {
-      source.emit("msg:custom", { progress: null }, []);
-    }
-  }
-
   // Opens a model beside that of the page.
   async showBeside(source, { open: folder }, files) {
     const beside = await startBeside(this);
     this.coming = beside;
     try {
-      await this.withProgress(source, (report) => beside.open(files, folder, report, source));
+      await source.withProgress((report) => beside.open(files, folder, report, source));
     } catch (error) {
       beside.close();
       throw error;
@@ -292,7 +280,7 @@ class Live {
   // Opens a model in a page that shows another one.
   async show(source, { open: folder }, files) {
     const { grid } = this.stored.base;
-    await this.withProgress(source, (report) => this.open(files, folder, report));
+    await source.withProgress((report) => this.open(files, folder, report));
     const photograph = await this.findReadable(source.state.photograph);
     source.state = firstState(this.stored, { ...source.state, photograph }, grid);
   }
