@@ -42,7 +42,9 @@ def model(tmp_path_factory):
 
     folder = write_model(tmp_path_factory.mktemp("pages") / "vit", 128)
     np.savez(folder.parent / "run.npz", **snapshots(3))
-    (folder.parent / "widgets.ipynb").write_text(notebook(*CELLS))
+    # A file for each application: a save over what another one saved asks in a dialog.
+    for front in ("lab", "notebook"):
+        (folder.parent / f"{front}.ipynb").write_text(notebook(*CELLS))
     return folder
 
 

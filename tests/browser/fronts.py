@@ -81,9 +81,7 @@ SETTINGS = {
     "notebook-extension/tracker": {
         "windowingMode": "none"
     },  # cells out of sight keep their outputs
-    "docmanager-extension/plugin": {
-        "autosave": False
-    },  # saving a file that both opened asks in a dialog
+    "docmanager-extension/plugin": {"autosave": False},  # files change when a test saves them
 }
 """Settings of JupyterLab and Notebook by their place."""
 
@@ -446,7 +444,7 @@ class Fronts:
         page = self.browser.new_page(viewport={"width": 1400, "height": 1100})
         if name in ("lab", "notebook"):
             self.jupyter[name] = Front(name, self.folder.parent)
-            self.jupyter[name].open(page, "widgets.ipynb", ".jupyter-widgets img")
+            self.jupyter[name].open(page, f"{name}.ipynb", ".jupyter-widgets img")
             page.wait_for_function(
                 "() => document.querySelectorAll('.vitlens[data-answers]').length === 3"
             )

@@ -149,7 +149,7 @@ def test_notebook_reopened_by_its_author_shows_still_images(explorer, front, bro
     assert explorer.page.locator(stills).count() == 4
     hidden = "all => all.every((each) => each.getClientRects().length === 0)"
     assert explorer.page.locator(stills).evaluate_all(hidden)
-    saved = front.folder / "widgets.ipynb"
+    saved = front.folder / f"{front.kind}.ipynb"
     explorer.page.evaluate("void window.jupyterapp.commands.execute('docmanager:save')")
     while "vitlens-still" not in saved.read_text():
         explorer.page.wait_for_timeout(100)
