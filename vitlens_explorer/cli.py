@@ -113,7 +113,7 @@ def page(
         bool,
         Option(
             "--live",
-            help="Put the model into the page, which then takes any photo. Plain ViT-Ti and S only.",
+            help="Put the model into the page, which then takes any photo. ViT-Ti and S of timm and transformers.",
         ),
     ] = False,
     blank: Annotated[

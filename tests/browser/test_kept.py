@@ -40,8 +40,7 @@ def keep(opened: Opened, folder):
 def test_kept_page_has_model_photos_and_state(browser, tmp_path, request, kind):
     """Of a blank page and of one with a model of its own, which the copy leaves out. The copy can be kept again."""
     opened = Opened(browser, request.getfixturevalue(kind), "#page .headline")
-    if kind == "small_page":
-        assert not opened.page.get_by_role("button", name="Save page").is_visible()
+    assert opened.page.get_by_role("button", name="Save page").is_visible() == (kind != "blank")
     opened.drop(FOLDER)
     opened.wait_for_model(NAME)
     levels = np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)
@@ -87,10 +86,38 @@ def test_kept_page_computes_as_python(browser, blank, tmp_path):  # noqa: F811
     assert_bars(copy.frame(), python_page(FOLDER))
     assert_bars(copy.frame(photograph="dog"), python_page(FOLDER, "dog"))
     opened.close()
-    copy.drop(write_model("ViTForImageClassification", tmp_path / "vit"))
-    copy.wait_for_model("vit")
-    assert copy.page.locator("footer").inner_text().startswith(say("runs opened", name="vit"))
+    copy.drop(write_model("ViTForImageClassification", tmp_path / "mine"))
+    copy.wait_for_model("mine")
+    assert copy.page.locator("footer").inner_text().startswith(say("runs opened", name="mine"))
     copy.close()
+
+
+def test_page_of_python_is_kept_with_an_upload(browser, small_page, tmp_path):  # noqa: F811
+    """The copy replaces heads by the same means over sample photos, and knows the same digest of the weights."""
+    opened = Opened(browser, small_page, READY)
+    Image.effect_noise((70, 90), 60).save(tmp_path / "noise.png")
+    opened.drop(tmp_path / "noise.png")
+    opened.page.locator(".heading", has_text="noise.png").wait_for()
+    opened.frame(off=[[1, 2], [2, 0]], way="mean")
+    opened.page.wait_for_function("() => location.hash.includes('off')")
+    before = opened.frame()
+    assert "sample photos" in before["panels"][0]["words"]
+    digest = "document.querySelector('#page').source.page.hash"
+    hashed = opened.page.evaluate(digest)
+    assert re.fullmatch("[0-9a-f]{12}", hashed)
+    copy = Opened(browser, keep(opened, tmp_path), READY)
+    copy.page.wait_for_function("() => location.hash.includes('off')")
+    frame = copy.frame()
+    for name in ("panels", "bars", "model", "about"):
+        assert frame[name] == before[name], name
+    assert copy.page.evaluate(digest) == hashed
+    opened.drop(FOLDER)
+    opened.wait_for_model(NAME)
+    assert opened.page.evaluate(digest) is None
+    other = Opened(browser, keep(opened, tmp_path), READY)
+    assert other.page.evaluate(digest) is None
+    for each in (opened, copy, other):
+        each.close()
 
 
 def test_files_that_are_gone_are_refused(browser, small_page, tmp_path):  # noqa: F811

@@ -5,6 +5,7 @@ import io
 import json
 import random
 import zipfile
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ import torch
 import transformers
 from PIL import Image
 from support import WIDE
+from torch import nn
 
 import vitlens
 from browser.fronts import MARKS
@@ -34,6 +36,12 @@ from vitlens.models import preprocess, weights_digest
 from vitlens.recorder.record import capture
 from vitlens.tokens import features
 from vitlens_explorer import live
+from vitlens_explorer.live.model_files import (
+    TRANSFORMERS_ACTIVATIONS,
+    TRANSFORMERS_CLASSES,
+    check_runs,
+    model_files,
+)
 from vitlens_explorer.photographs import Photograph
 from vitlens_explorer.words import percent, say
 
@@ -81,10 +89,11 @@ const plain = (value) => {{
   return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, plain(item)]));
 }};
 window.ask = (task, given) => new Promise((done) => {{
-  for (const name of ["weights", "wasm", "bytes"]) if (name in given) given[name] = bytes(given[name]);
+  for (const name of ["wasm", "bytes"]) if (name in given) given[name] = bytes(given[name]);
   if ("probes" in given) given.probes = given.probes.map(given_bytes);
   if ("files" in given) given.files = given.files.map(([name, data]) => new File([bytes(data)], name));
   if ("input" in given) given.input = new Float32Array(bytes(given.input));
+  if ("inputs" in given) given.inputs = given.inputs.map((input) => new Float32Array(bytes(input)));
   const {{ port1, port2 }} = new MessageChannel();
   port1.onmessage = ({{ data }}) => "share" in data || done(plain(data));
   worker.onerror = ({{ message }}) => done({{ error: message }});
@@ -129,19 +138,16 @@ class Page:
         assert "error" not in answer, answer["error"]
         return arrays(answer).get("result")
 
-    def open(self, model, means=None):
-        about, weights = live.serialize(model, means)
+    def open(self, model):
+        """Open the files that Python writes for a model. Returns its description."""
         probes = [
             each | {"file": text(each["file"]), "levels": text(each["levels"])}
             for each in live.probes()
         ]
-        self.ask(
-            "open",
-            about=json.loads(json.dumps(about)),
-            weights=weights,
-            wasm=(live.LIVE / "kernels.wasm").read_bytes(),
-        )
+        given = [[name, text(file)] for name, file in model_files(model).items()]
+        opened = self.ask("read", files=given, wasm=(live.LIVE / "kernels.wasm").read_bytes())
         self.ask("prove", probes=probes)
+        return opened
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +265,110 @@ def test_worker_reads_a_model_from_its_own_files(browser, tmp_path):
     near(page.ask("forward", **given)["logits"], exact, "logits after a refusal")
 
 
+SMALL = dict(
+    hidden_size=48,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    image_size=SIZE,
+    patch_size=16,
+)
+OTHERS = {
+    "ViTModel": ("ViTConfig", {}),
+    "ViTForImageClassification": ("ViTConfig", {"hidden_act": "gelu_new", "num_labels": 5}),
+    "DeiTForImageClassification": ("DeiTConfig", {"num_labels": 5}),
+    "DeiTForImageClassificationWithTeacher": ("DeiTConfig", {"num_labels": 5}),
+    "Dinov2Model": ("Dinov2Config", {}),
+    "Dinov2WithRegistersForImageClassification": ("Dinov2WithRegistersConfig", {"num_labels": 5}),
+    "CLIPVisionModel": ("CLIPVisionConfig", {}),
+    "SiglipForImageClassification": ("SiglipConfig", {"num_labels": 5}),
+}
+"""Configurations of transformers by the class of the model."""
+
+
+def model_of_transformers(title: str):
+    """A model with random weights, in bfloat16 precision."""
+    torch.manual_seed(0)
+    kind, options = OTHERS[title]
+    if kind == "SiglipConfig":
+        config = transformers.SiglipConfig(vision_config=SMALL, **options)
+    else:
+        config = getattr(transformers, kind)(**SMALL, **options)
+    model = getattr(transformers, title)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.08)
+            parameter.copy_(parameter.bfloat16())
+    return model
+
+
+def final_tokens(model, batch):
+    """Tokens (T, D) after the last layer of a model of transformers."""
+    tower = getattr(model, "vision_model", model)
+    with torch.no_grad():
+        return tower(pixel_values=batch, output_hidden_states=True).hidden_states[-1][0]
+
+
+@pytest.mark.parametrize("title", OTHERS)
+def test_files_of_transformers_models_equal_torch(page, title):
+    """Logits, or the tokens of a model without classes, from the files that Python writes into a page."""
+    model, batch = model_of_transformers(title), torch.randn(1, 3, SIZE, SIZE)
+    opened = page.open(model)
+    assert opened["kind"] == title and opened["title"] == vitlens.models.title(model)
+    record = page.ask("forward", key=title, input=batch, off=[], mean=False)
+    near(record["tokens"][-1], final_tokens(model, batch), "tokens")
+    with torch.no_grad():
+        logits = getattr(model(pixel_values=batch), "logits", None)
+    if logits is not None:
+        near(record["logits"], logits, "logits")
+    else:
+        assert record["logits"].size == 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("deit_tiny_distilled_patch16_224", {}),
+        ("vit_tiny_patch16_224", {"act_layer": "gelu_tanh"}),
+        ("vit_tiny_patch16_224", {"act_layer": partial(nn.GELU, approximate="tanh")}),
+        ("vit_tiny_patch16_224", {"act_layer": "quick_gelu", "qkv_bias": False}),
+        ("vit_tiny_patch16_224", {"norm_layer": partial(nn.LayerNorm, eps=1e-5)}),
+        ("vit_tiny_patch16_224", {"pos_embed": "none", "global_pool": "avg"}),
+        ("vit_tiny_patch16_224", {"final_norm": False, "mlp_ratio": 2}),
+        ("vit_tiny_patch16_224", {"num_classes": 0}),
+    ],
+)
+def test_files_of_timm_models_equal_torch(page, architecture, options):
+    torch.manual_seed(0)
+    sizes = dict(img_size=SIZE, embed_dim=48, depth=2, num_heads=3)
+    model = timm.create_model(architecture, **sizes | {"num_classes": 5} | options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.08)
+    batch = torch.randn(1, 3, SIZE, SIZE)
+    opened = page.open(model)
+    record = page.ask("forward", key=str(options), input=batch, off=[], mean=False)
+    with torch.no_grad():
+        tokens = model.forward_intermediates(
+            batch, intermediates_only=True, return_prefix_tokens=True, output_fmt="NLC"
+        )
+        logits = model(batch)[0]
+    patches, prefix = tokens[-1]
+    near(record["tokens"][-1], torch.cat([prefix, patches], 1)[0], "tokens")
+    assert opened["about"]["classes"] == model.num_classes
+    if model.num_classes:
+        near(record["logits"], logits, "logits")
+
+
+def test_python_and_the_page_take_the_same_transformers_models(browser):
+    """Classes and activations that Python writes files of are those that the worker's script reads."""
+    page = browser.new_page()
+    names = "[HUB_MODELS, HUB_ACTIVATIONS].map((each) => Object.keys(each))"
+    classes, activations = page.evaluate(f"() => {{ {live.worker_script()}; return {names}; }}")
+    assert {*classes} == TRANSFORMERS_CLASSES and {*activations} == TRANSFORMERS_ACTIVATIONS
+    page.close()
+
+
 @pytest.mark.parametrize("way", ["zero", "mean"])
 def test_heads_off_equal_intervene(page, way):
     model = model_of("ti-mean")
@@ -272,7 +382,8 @@ def test_heads_off_equal_intervene(page, way):
     means = {
         (layer, head): attn[layer].output.mean(0)[head] for layer in range(4) for head in range(3)
     }
-    page.open(model, means)
+    page.open(model)
+    page.ask("means", inputs=[text(image.numpy().tobytes()) for image in reference])
     with vitlens.intervene(
         model, heads={head: "zero" if way == "zero" else means[head] for head in off}
     ):
@@ -518,10 +629,18 @@ def test_live_page_keeps_the_map_after_an_error(vit, browser, tmp_path):
     [
         ("vit_tiny_patch16_224", {"qk_norm": True}, "norms differ"),
         ("vit_base_patch16_224", {}, "parameters"),
-        ("vit_tiny_patch16_224", {"act_layer": "gelu_tanh"}, "GELUTanh"),
+        ("vit_tiny_patch16_224", {"act_layer": "relu"}, "ReLU"),
         ("vit_tiny_patch16_224", {"global_pool": "max"}, "read-out"),
-        ("vit_tiny_patch16_224", {"num_classes": 0}, "no classifier"),
-        ("deit_tiny_distilled_patch16_224", {}, "plain VisionTransformer"),
+        (
+            "vit_tiny_patch16_224",
+            {"global_pool": "avg", "class_token": True, "pool_include_prefix": True},
+            "read-out",
+        ),
+        ("vit_tiny_patch16_224", {"patch_size": (8, 16)}, "8 × 16 pixels"),
+        ("vit_tiny_patch16_224", {"embed_dim": 60}, "multiples of 8"),
+        ("vit_tiny_patch16_224", {"in_chans": 1}, "square middle"),
+        ("vit_tiny_patch16_224", {"norm_layer": partial(nn.LayerNorm, eps=1e-3)}, "epsilon 0.001"),
+        ("cait_xxs24_224", {}, "plain VisionTransformer"),
     ],
 )
 def test_other_models_are_refused_with_the_saved_page(architecture, options, reason):
@@ -529,7 +648,7 @@ def test_other_models_are_refused_with_the_saved_page(architecture, options, rea
     with pytest.raises(
         vitlens.UnsupportedModelError, match=f"{reason}.*`vitlens page MODEL IMAGE`"
     ):
-        live.serialize(model)
+        check_runs(model)
 
 
 @pytest.mark.slow

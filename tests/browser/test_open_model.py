@@ -235,6 +235,21 @@ def test_opened_model_equals_explorer(browser, blank, tmp_path, title):
     opened.close()
 
 
+@pytest.mark.parametrize("title", MODELS)
+def test_live_page_of_a_transformers_model_equals_explorer(browser, tmp_path, title):
+    """A page that Python wrote, on a photo that it contains as the model gets it."""
+    folder = write_model(title, tmp_path / "model of mine")
+    page = python_page(folder)
+    path = live.save_live_page(page.model, PHOTOS / f"{FIRST}.jpg", tmp_path / "page.html")
+    opened = Opened(browser, path, READY)
+    frame = opened.wait_for_model("model of mine")
+    assert control(frame, "photograph")["value"] == FIRST
+    if page.forward.classes:
+        assert_bars(frame, page)
+    assert_views(opened, page)
+    opened.close()
+
+
 @pytest.mark.parametrize("kind", ["blank", "small_page"])
 def test_footer_and_title_name_the_opened_model(browser, tmp_path, request, kind):
     """The sentences about the file itself stay, and a refused file changes nothing."""

@@ -18,13 +18,12 @@ function readRecords(stored) {
   return { ...stored, records };
 }
 
-// The page of PageSource. A live page makes its records from the weights that it holds (live/page.js), a blank page
-// from those that a person opens (live/blank.js), and a copy of a page from the files in it (live/kept.js).
+// The page of PageSource. A live page makes its records with a model (live/page.js): that of the files in it
+// (live/kept.js), or in a blank page that of the files that a person opens (live/blank.js).
 function preparePage(stored, element) {
   if (!stored.worker) return readRecords(stored);
   keepFirst(stored);
-  if (stored.files) return openKept(stored, element);
-  return stored.weights ? openLive(stored) : openBlank(stored, element);
+  return stored.files ? openKept(stored, element) : openBlank(stored, element);
 }
 
 // Draws the page.

@@ -121,18 +121,26 @@ function adaptControl(control, view, { about, grid, views, ways }) {
     row: () => ({ high: grid.rows - 1 }),
     column: () => ({ high: grid.cols - 1 }),
     off: () => ({ options: places }),
-    way: () => ({ options: control.options.map(([, way]) => [ways[way], way]) }),
+    way: () => ({ options: Object.entries(ways).map(([way, words]) => [words, way]) }),
   };
   if (["target", "another", "against"].includes(control.name) && !classes) return null;
   return { ...control, ...changes[control.name]?.() };
 }
 
+// What replaces a head that is off, by its name in Python. One photo alone has no mean over others.
+function waysOf(photos, facts) {
+  const zero = say("by zero");
+  if (facts) return { mean: facts.way, zero };
+  return photos > 1 ? { mean: say("by mean here", { count: photos }), zero } : { zero };
+}
+
 // Describes an opened model in the content of the page. folder: name of its folder, or "". reference: {views, controls}
-// of a model with everything. photos: number of those that the page brings.
-function adaptPage(stored, reference, model, folder, photos) {
+// of a model with everything. photos: number of those that the page brings. facts: {hash: digest of its weights, means:
+// mean outputs (L, T, D) of its heads, way: words about them} of a model that Python knows, or null.
+function adaptPage(stored, reference, model, folder, photos, facts) {
   const { about } = model;
   const base = baseOf(about);
-  const ways = { ...stored.ways, mean: say("by mean here", { count: photos }) };
+  const ways = waysOf(photos, facts);
   const views = {};
   for (const [name, view] of Object.entries(reference.views)) {
     if (hasView(about, view, name, stored.readable)) views[name] = view;
@@ -157,7 +165,8 @@ function adaptPage(stored, reference, model, folder, photos) {
     model: name,
     models: (stored.models || 0) + 1,
     opened: say("runs opened", { name }),
-    hash: undefined, // reading all weights again would take seconds
+    facts,
+    hash: facts?.hash, // reading all weights again would take seconds
     about: [...notes, say("live")].join(" "),
   });
 }
@@ -176,6 +185,7 @@ function firstState(stored, state, before) {
     row: place(before ? state.row : 0, rows, grid.rows),
     column: place(before ? state.column : 0, cols, grid.cols),
     off: [],
+    way: state.way in stored.ways ? state.way : Object.keys(stored.ways)[0],
     typed: [],
     target: "predicted",
     against: "none",

@@ -379,7 +379,6 @@ function readTimm(config, supply) {
   return {
     names: TIMM_NAMES,
     library: "timm",
-    title: typeof config.title === "string" ? config.title : null,
     architecture,
     heads: readCount(firstOf(args.num_heads, known.heads), "num_heads"),
     width: firstOf(args.embed_dim, known.width),
@@ -524,7 +523,7 @@ function readHub(config, processor, supply) {
     hasNorm: Boolean(names.norm),
     hasNormPooled: false,
     classes: null,
-    outputs: OUTPUT_KINDS[config.problem_type],
+    outputs: firstOf(config.outputs, OUTPUT_KINDS[config.problem_type]),
     imageSize,
     ...readHubPixels(processor, family, imageSize),
     ...readHubClasses(config),
@@ -910,7 +909,7 @@ function describeModel(config, stored, { processor = null, size = null, labels =
     notes,
     labels: labelsOf(plan, classes, labels),
     imagenet: plan.imagenet && classes === 1000,
-    title: plan.title && clip(plan.title),
+    title: typeof config.title === "string" ? clip(config.title) : null,
     architecture: plan.architecture && clip(plan.architecture),
     kind: plan.kind,
   };

@@ -1,5 +1,5 @@
-// The page as one file with the model that was opened in it, and with the photos of this moment. It opens as this page
-// does, and then reads the files of the model that it contains.
+// Pages that contain the files of a model. Python writes them, and a page writes itself as one with the model that was
+// opened in it and the photos of this moment. A page opens as a blank page does, and then reads the files in it.
 
 const MOST_KEPT = 100e6; // bytes of a model's files: a page holds them as text, by a third longer
 const CHUNK = 3 * 2 ** 13; // bytes that are encoded at once: a multiple of 3, so the parts join
@@ -97,6 +97,7 @@ async function keepPage(live, state, files, folder) {
     state: { ...state, view: stored.first.state.view },
     files: await Promise.all(files.map(read)),
     folder,
+    facts: stored.facts,
     address: location.hash,
   };
   const names = photos.map((photo) => photo.name);
@@ -106,26 +107,27 @@ async function keepPage(live, state, files, folder) {
   return { name: `vitlens-${stemOf(stored.model)}.html`, file };
 }
 
-// Keeps of a content what its copies need: all but weights, before the page changes it.
+// Keeps of a content what its copies need: all but the files of a model, before the page changes it.
 function keepFirst(stored) {
   stored.shell = copyShell();
-  stored.first = { ...stored, weights: null, shell: null };
+  stored.first = { ...stored, files: null, shell: null };
 }
 
 // The page of PageSource for a file that contains the files of its model.
 async function openKept(stored, element) {
   const live = await startLive(stored);
   const files = stored.files.map(({ name, bytes }) => new File([bytes], name));
-  const { layer, row, column } = stored.state;
+  const { facts = null } = stored;
+  const { layer, row, column, query } = stored.state;
   stored.files = null;
   const status = element.querySelector("[role=status]");
   const report = (text) => {
     status.textContent = `${text} …`;
   };
-  await live.open(files, stored.folder, report);
+  await live.open(files, stored.folder, report, facts);
   stored.opened = ""; // this file contains the model
   await live.showFirst();
-  stored.state = { ...stored.state, layer, row, column };
+  stored.state = { ...stored.state, layer, row, column, query };
   if (location.hash.length < 2) history.replaceState(null, "", stored.address || "#");
   return stored;
 }

@@ -13,14 +13,9 @@ import re
 from torch import nn
 
 from vitlens import files
-from vitlens_explorer.live import KNOWN, PARTS
+from vitlens.recorder.supported import qualified_name
+from vitlens_explorer.live.model_files import KNOWN, TIMM_ACTIVATIONS, TIMM_CLASSES, TIMM_PARTS
 
-TIMM_CLASSES = {
-    "timm.models.vision_transformer.VisionTransformer",
-    "timm.models.deit.VisionTransformerDistilled",
-}
-ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
-"""timm's name of an activation by its class."""
 INNER_NORM = re.compile(r"\.(attn|mlp)\.(\w_)?norm\.")
 """Names of weights of a norm inside attention or an MLP."""
 CONFIGS = {
@@ -109,11 +104,10 @@ def _timm_settings():
 
 def _is_plain(model: nn.Module) -> bool:
     """True for a model that consists of the parts that the scripts run."""
-    kind = type(model)
-    if f"{kind.__module__}.{kind.__qualname__}" not in TIMM_CLASSES:
+    if qualified_name(model) not in TIMM_CLASSES:
         return False
     parts = {type(part).__qualname__ for part in model.modules() if part is not model}
-    if not parts <= PARTS | ACTIVATIONS.keys():
+    if not parts <= TIMM_PARTS:
         return False
     if model.global_pool not in ("token", "avg") or model.pool_include_prefix:
         return False
@@ -132,7 +126,7 @@ def _settings_of(model: nn.Module) -> dict:
         "depth": len(model.blocks),
         "patch": model.patch_embed.patch_size[0],
         "eps": eps,
-        "activation": ACTIVATIONS[type(block.mlp.act).__qualname__],
+        "activation": TIMM_ACTIVATIONS[type(block.mlp.act).__qualname__],
         "pool": model.global_pool,
         "placesPrefix": not model.no_embed_class,
         "classToken": model.cls_token is not None,

@@ -37,7 +37,7 @@ class Live {
     this.stored = stored;
     this.ask = ask;
     this.reference = { views: stored.views, controls: stored.controls };
-    this.measured = Boolean(stored.weights); // the mean outputs of heads, which a page with weights has
+    this.measured = false; // the mean outputs of heads
     stored.records = new Map();
     for (const { name, file, ready, about, uploaded = false } of stored.photos) {
       const photo = { file: new Blob([bytesOf(file)]), ready, about, uploaded };
@@ -234,7 +234,8 @@ class Live {
   }
 
   // Opens the files of a model, which the page shows from here on. After an error it has the model before.
-  async open(files, folder, report) {
+  // facts: as for `adaptPage`.
+  async open(files, folder, report, facts = null) {
     if (this.running) this.running.isCanceled = true; // it scores a map of the model before
     const weights = files.find(({ name }) => name.endsWith(".safetensors"));
     const name = folder || weights?.name || say("files");
@@ -245,10 +246,15 @@ class Live {
     const model = await this.ask("read", given, shows).catch(({ problem, fields, message }) => {
       throw Error(problem ? say(problem, fields) : say("not opened", { name, error: message }));
     });
-    adaptPage(this.stored, this.reference, model, folder, this.own.length);
-    this.measured = false;
+    const isFirst = !this.stored.network; // only photos for the model before are its inputs
+    adaptPage(this.stored, this.reference, model, folder, this.own.length, facts);
+    if (facts) await this.ask("replacements", { means: facts.means });
+    this.measured = Boolean(facts);
     this.latest = [];
-    for (const photo of this.photos.values()) Object.assign(photo, { input: null, ready: false });
+    for (const photo of this.photos.values()) {
+      photo.input = null;
+      photo.ready = isFirst && photo.ready;
+    }
     for (const each of this.photos.keys()) this.dropForward(each);
     this.listPhotos();
     this.stored.keep = (state) => keepPage(this, state, files, folder);
@@ -522,15 +528,4 @@ async function startLive(stored) {
   }));
   await live.ask("prove", { probes });
   return live;
-}
-
-// The page of PageSource, after the forward of its first photo.
-async function openLive(stored) {
-  const live = await startLive(stored);
-  const [weights, wasm] = [stored.weights, stored.wasm].map((part) => bytesOf(part).slice().buffer);
-  await live.ask("open", { about: stored.network, weights, wasm });
-  stored.weights = null; // the worker has them
-  const first = stored.photos[0].name;
-  live.keep(first, await live.record(first, { off: [] }));
-  return stored;
 }

@@ -10,20 +10,6 @@ const LARGEST_MEMORY = 2 ** 32; // bytes
 
 const roundUp = (count, to) => Math.ceil(count / to) * to;
 
-// Tensors by name: {shape, values()}, float32 from the bytes that `vitlens_explorer.live.serialize` wrote.
-function tensorsOf(list, bytes) {
-  const tensors = {};
-  let at = 0;
-  for (const { name, shape, half } of list) {
-    const from = at;
-    const to = shape.reduce((product, side) => product * side, half ? 2 : 4) + from;
-    const values = () => decodeWeights(bytes.slice(from, to), half ? "F16" : "F32");
-    tensors[name] = { shape, values };
-    at = to;
-  }
-  return tensors;
-}
-
 // Writes a matrix (depth, cols) as gemm reads it: panels of 8 columns, the last filled with zeros. `down` and `across`
 // are the steps in `source` to the next row and column, so that they also transpose.
 function pack(source, from, down, across, depth, cols, target, factor = 1) {
@@ -91,7 +77,7 @@ class Vit {
   // is packed and let go before the next is read. Calls report(share) after each.
   static async open(about, tensors, wasm, report = () => {}) {
     const vit = new Vit();
-    Object.assign(vit, { activation: "gelu", readouts: [about.readout] }, about);
+    Object.assign(vit, about);
     vit.shapes = new Map(Object.entries(tensors).map(([name, { shape }]) => [name, shape]));
     const { width: D, tokens: T, heads: H } = vit;
     vit.K = D / H;
@@ -108,7 +94,7 @@ class Vit {
       report((number + 1) / matrices.length);
     }
     for (const name of vit.shapes.keys()) {
-      if (/norm|prefix|positions|means/.test(name)) held[name] = await tensors[name].values();
+      if (/norm|prefix|positions/.test(name)) held[name] = await tensors[name].values();
     }
     held.absent.fill(HIDDEN, T);
     const { instance } = await WebAssembly.instantiate(wasm, { page: { memory } });

@@ -39,14 +39,10 @@ function withClasses(compute) {
 }
 
 const TASKS = {
-  async open({ about, weights, wasm }) {
-    vit = await Vit.open(about, tensorsOf(about.tensors, weights), wasm);
-  },
-
   // Tries which kinds of files this browser decodes as Pillow.
   prove: ({ probes }) => prove(probes),
 
-  // The description of a dropped model, which the worker runs from here on: {about, notes, labels, imagenet, title,
+  // The description of a model from its files, which the worker runs from here on: {about, notes, labels, imagenet, title,
   // architecture, kind}. After a refusal, and when it was canceled, it runs the model before.
   async read({ files, size = null, wasm }, report) {
     canceled = false;
@@ -68,6 +64,12 @@ const TASKS = {
   means({ inputs }) {
     lastKey = "";
     vit.measureMeans(inputs);
+  },
+
+  // Takes the mean outputs (L, T, D) of heads over other photos.
+  replacements({ means }) {
+    lastKey = "";
+    vit.held.means = means;
   },
 
   // A file as the model's input, its picture for the page, and what to say about it.
