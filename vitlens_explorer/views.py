@@ -116,7 +116,7 @@ class View:
     the menu. entry: name in the menu if it differs from the title. query: True if the map depends on the query. head: a
     key of `HEADS`, or "" without heads. layered: True for maps of a layer. explains: True for maps of a class.
     contrasts: True if a contrast class is possible. slow: True for the long lane. forwards: number of forwards of a
-    map, 0 if unknown.
+    map, 0 if unknown. similar: title of the map of a `Likeness`.
     """
 
     title: str
@@ -130,6 +130,7 @@ class View:
     contrasts: bool = False
     slow: bool = False
     forwards: Callable[[Forward], int] = lambda forward: 0
+    similar: str = ""
 
     @property
     def attributes(self) -> bool:
@@ -497,6 +498,8 @@ def view_of_method(method: Method) -> View:
     def forwards(forward: Forward) -> int:
         return method.forwards_per_patch * forward.grid.patches or steps
 
+    similar = say("why similar", method=method.title)
+
     def require_time(forward: Forward) -> None:
         count = forwards(forward)
         minutes = count * seconds(forward) / 60
@@ -519,9 +522,7 @@ def view_of_method(method: Method) -> View:
         words = say("for", method=begin, target=_target_words(forward, choice.target))
         if choice.against is not None:
             words += say("rather than", target=_target_words(forward, choice.against))
-        title = ""
-        if isinstance(choice.target, Likeness):
-            title = say("why similar", method=method.title)
+        title = similar if isinstance(choice.target, Likeness) else ""
         return Map(values, words, title=title)
 
     return View(
@@ -534,6 +535,7 @@ def view_of_method(method: Method) -> View:
         contrasts=True,
         slow=slow,
         forwards=forwards,
+        similar=similar,
     )
 
 

@@ -141,6 +141,10 @@ WORDS = {
     "to an image": "Similarity to a photo",
     "like a text": "similarity to “{name}”",
     "like an image": "similarity to {name}",
+    "alike": "This photo and “{name}” are the same to the model, so every gradient of their similarity is zero. Choose "
+    "another photo.",
+    "no other photo": "This model has no classes. Its maps explain the similarity to another photo, and the page has "
+    "none. Add one.",
     "nothing": "nothing",
     # heads off
     "by mean": "their mean over {count} sample photos",

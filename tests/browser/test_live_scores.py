@@ -13,7 +13,7 @@ from vitlens_explorer.words import say
 
 pytestmark = MARKS
 
-NAME = "chelsea"
+NAME, OTHER = "chelsea", "coffee"
 PRESS = """async () => {
     const { source } = document.querySelector("#page");
     source.send({ press: "score", number: Date.now() });
@@ -26,7 +26,8 @@ PRESS = """async () => {
 def python_score(model, photo, **values):
     """The score that Python's explorer computes for a state."""
     page = Explorer(model, photo)
-    page.state |= {"photographs": {NAME: Photograph.read(photo)}, "photograph": NAME}
+    photographs = {NAME: Photograph.read(photo), OTHER: Photograph.read(samples()[OTHER])}
+    page.state |= {"photographs": photographs, "photograph": NAME}
     answer = page.first(lambda *_: None)
     answer = page.answer([({"set": values, "number": 1}, [])], lambda *_: None)
     while answer.job:
@@ -48,9 +49,27 @@ def test_scores_equal_python(browser, tmp_path, vit, off, against):
         "words": say("live unscored"),
         "starts": say("score it"),
     }
+    assert_score(page, *python_score(model, photo, **state))
+    assert errors == []
+
+
+@pytest.mark.parametrize("classes", [0, 5])
+def test_scores_of_a_similarity_equal_python(browser, tmp_path, vit, classes):
+    """To another photo, with a head off in both, of a model with classes and of one without."""
+    model, photo = vit(num_classes=classes), samples()[NAME]
+    path = save_live_page(model, {NAME: photo, OTHER: samples()[OTHER]}, tmp_path / "page.html")
+    page, _, errors = opened(browser, path)
+    state = {"view": "relevance", "target": ["picture", OTHER], "off": [[1, 0]], "way": "zero"}
+    frame = page.evaluate(FRAME, [{"set": state, "number": 10**15}])
+    assert frame["panels"][0]["title"].startswith(say("why similar", method="relevance"))
+    assert_score(page, *python_score(model, photo, **state))
+    assert errors == []
+
+
+def assert_score(page, score, six):
+    """Score the map in view, and assert that this is Python's score of relevance."""
     page.evaluate(PRESS)
     frame = page.evaluate(FRAME, [])
-    score, six = python_score(model, photo, **state)
     found = frame["score"]
     assert sorted(found) == sorted(score)
     for name, curve in score["curves"].items():
@@ -61,6 +80,35 @@ def test_scores_equal_python(browser, tmp_path, vit, off, against):
     words = {tile["view"]: tile["words"] for tile in six["tiles"]}
     (tile,) = [tile for tile in frame["six"]["tiles"] if tile["view"] == "relevance"]
     assert tile["words"] == words["relevance"] and tile["words"].endswith("σ")
+
+
+def test_similarity_is_to_the_photo_of_this_moment(browser, tmp_path, vit):
+    """One that is the same to the model, one that takes the name of another, and none beside the only photo."""
+    model, photo = vit(num_classes=0), samples()[NAME]
+    only = save_live_page(model, {NAME: photo}, tmp_path / "only.html")
+    page, _, errors = opened(browser, only)
+    before = page.evaluate(FRAME, [])
+    frame = page.evaluate(FRAME, [{"set": {"view": "relevance"}, "number": 10**15}])
+    assert frame["message"] == say("no other photo") and frame["panels"] == before["panels"]
+    photo.save(tmp_path / "a.png")
+    page.set_input_files("input[type=file]", tmp_path / "a.png")
+    page.locator(".heading", has_text="a.png").wait_for()
+    frame = page.evaluate(FRAME, [{"set": {"photograph": NAME}, "number": 10**15 + 1}])
+    frame = page.evaluate(FRAME, [{"set": {"view": "relevance"}, "number": 10**15 + 2}])
+    assert frame["message"] == say("alike", name="a.png")
+    samples()[OTHER].save(tmp_path / "a.png")
+    page.set_input_files("input[type=file]", tmp_path / "a.png")
+    page.wait_for_timeout(500)
+    page.evaluate(FRAME, [{"set": {"photograph": NAME}, "number": 10**15 + 3}])
+    frame = page.evaluate(FRAME, [{"set": {"view": "relevance"}, "number": 10**15 + 4}])
+    assert frame["message"] == "" and "similarity to “a.png”" in frame["panels"][0]["words"]
+    first = frame["panels"][0]["values"]
+    samples()["rocket"].save(tmp_path / "a.png")
+    page.set_input_files("input[type=file]", tmp_path / "a.png")
+    page.wait_for_timeout(500)
+    page.evaluate(FRAME, [{"set": {"photograph": NAME}, "number": 10**15 + 5}])
+    frame = page.evaluate(FRAME, [])
+    assert frame["message"] == "" and frame["panels"][0]["values"] != first
     assert errors == []
 
 

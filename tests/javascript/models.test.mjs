@@ -6,7 +6,7 @@ import path from "node:path";
 import { test } from "node:test";
 import { folder, kernels, loadScripts, SlicedFile } from "./scripts.mjs";
 
-const { Vit, openFiles, explainClass, say } = loadScripts();
+const { Vit, openFiles, explain, say } = loadScripts();
 const { cases, bound } = JSON.parse(readFileSync(path.join(folder, "cases.json")));
 
 const filesOf = (name) => {
@@ -86,7 +86,7 @@ for (const {
       errors[`attention ${layer}`] = errorOf(weights, floats(file));
     }
     const methods = Object.entries(maps);
-    const explained = methods.length ? explainClass(vit, { target: 1, against: null }) : {};
+    const explained = methods.length ? explain(vit, { target: 1, against: null }) : {};
     for (const [method, file] of methods) {
       errors[method] = errorOf(explained[method], floats(file));
     }

@@ -7,7 +7,7 @@ import vm from "node:vm";
 export const folder = process.env.VITLENS_FILES; // with worker.js, words.json, kernels.wasm and cases.json
 
 const NAMES =
-  "Vit, openFiles, readCheckpoint, loadTensor, explainClass, resizePositions, say, preprocess";
+  "Vit, openFiles, readCheckpoint, loadTensor, explain, resizePositions, say, preprocess";
 
 // listen: what the worker calls with the name of an event and its handler.
 export function loadScripts(listen = () => {}) {

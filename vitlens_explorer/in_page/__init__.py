@@ -403,7 +403,17 @@ def describe_explorer(
         start["view"] = next(iter(views))
     layers = set(range(len(forward.attn))) - set(left_out)
     start["layer"] = min(layers, key=lambda layer: abs(layer - start["layer"]))
-    fields = ("title", "group", "entry", "query", "head", "layered", "explains", "contrasts")
+    fields = (
+        "title",
+        "group",
+        "entry",
+        "query",
+        "head",
+        "layered",
+        "explains",
+        "contrasts",
+        "similar",
+    )
     described = {}
     for name, view in views.items():
         described[name] = {field: getattr(view, field) for field in fields}

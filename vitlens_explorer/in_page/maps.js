@@ -358,10 +358,16 @@ function classWords(record, k) {
   return say("class", { name: record.label(k), score: scoreWords(record, record.shares[k]) });
 }
 
+// A class with its probability, or the similarity to a photo, ["picture", name].
+function targetWords(record, target) {
+  return Array.isArray(target) ? say("likeness", { name: target[1] }) : classWords(record, target);
+}
+
 // A sentence with the prediction, or "" if it is the target alone, as `prediction_beside` in classes.py.
 function predictionBeside(record, target) {
   const { outputs, shares } = record;
   const count = shares.length;
+  if (!count) return "";
   if (outputs === "value" || (outputs === "classes" && count === 1)) return "";
   const order = [...shares.keys()].sort((a, b) => shares[b] - shares[a]);
   let predicted = order.slice(0, 1);
@@ -415,7 +421,7 @@ function describePanel(record, view, choice, map, state, tables) {
   const hides = Boolean(sinks.length && state.sinks && !state.stretch);
   const bound = UNIFORM[kind] ?? UNIFORM.map;
   let scale = hasScale ? scaleOf(values, limit, state, tables, bound) : null;
-  const target = view.explains ? choice.target : null;
+  const target = view.explains && !Array.isArray(choice.target) ? choice.target : null;
   const words = captionOf(record, map, sinks, scale, bound, tables, target);
   let legend = limit && !state.stretch ? say("similarity scale", { unit }) : unit;
   if (hides) {

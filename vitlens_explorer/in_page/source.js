@@ -150,7 +150,8 @@ class PageSource extends Source {
     if (picks && !("query" in values)) completed = { ...completed, query: "patch" };
     const typed = values.another?.trim();
     if (typed) return { ...completed, target: this.classOf(typed) };
-    if ("target" in values && "another" in this.state) return { another: "", ...completed };
+    const hasText = this.controls().some(({ name }) => name === "another");
+    if ("target" in values && hasText) return { another: "", ...completed };
     return completed;
   }
 
@@ -181,13 +182,22 @@ class PageSource extends Source {
 
   // Moves the values of the state into the limits of its photo.
   settle() {
-    const { grid, likeliest } = this.record;
+    const { grid, layers } = this.record; // without layers its forward is still to come
     const row = Math.min(this.state.row, grid.rows - 1);
     const column = Math.min(this.state.column, grid.cols - 1);
     this.state = { ...this.state, row, column };
-    const isLost = likeliest.length && !this.classes.includes(this.state.target);
-    if (isLost) this.state = { ...this.state, target: "predicted" };
+    if (layers.length) this.state = { ...this.state, target: this.fitTarget() };
     if (this.state.against === this.target) this.state = { ...this.state, against: "none" };
+  }
+
+  // The target of the state if the photo has it, else the predicted class, or of a model without classes the similarity
+  // to the first other photo.
+  fitTarget() {
+    const { target } = this.state;
+    const { likeliest } = this.record;
+    const targets = [...this.classes, ...this.likenesses];
+    if (targets.some((each) => isEqual(each, target))) return target;
+    return likeliest.length ? "predicted" : (this.likenesses[0] ?? "predicted");
   }
 
   // The class with a number or name, or the likeliest whose name has these whole words.
@@ -214,6 +224,14 @@ class PageSource extends Source {
     return [...new Set([...likeliest, ...more])];
   }
 
+  // The similarities to other photos, which a page with the model explains.
+  get likenesses() {
+    const { page, state } = this;
+    if (!page.prepare) return [];
+    const others = [...page.records.keys()].filter((name) => name !== state.photograph);
+    return others.map((name) => ["picture", name]);
+  }
+
   get record() {
     return this.page.records.get(this.state.photograph);
   }
@@ -229,7 +247,10 @@ class PageSource extends Source {
 
   get target() {
     const { target } = this.state;
-    return target === "predicted" ? this.record.likeliest[0] : target;
+    const isOfClass = !this.view.explains || this.view.layered; // such views have no similarity
+    if (target === "predicted" || (Array.isArray(target) && isOfClass))
+      return this.record.likeliest[0];
+    return target;
   }
 
   // Names of the views of a class by an attribution method.
@@ -241,6 +262,7 @@ class PageSource extends Source {
   // What the map of the view depends on.
   get choice() {
     const { state, view, query, target, page } = this;
+    const contrasts = view.contrasts && !Array.isArray(target) && state.against !== "none";
     const control = page.controls[state.view].find(({ name }) => name === "head");
     const heads = control.options.map(([, head]) => head);
     return {
@@ -248,7 +270,7 @@ class PageSource extends Source {
       head: heads.includes(state.head) ? state.head : heads[0], // each view has its own
       query: view.query ? query : "readout",
       target,
-      against: view.contrasts && state.against !== "none" ? state.against : null,
+      against: contrasts ? state.against : null,
     };
   }
 
@@ -270,14 +292,25 @@ class PageSource extends Source {
       const score = scoreWords(record, record.shares[k]);
       return [say("named", { name: record.label(k), score }), k];
     };
-    const options = [[say("predicted"), "predicted"], ...classes.map(optionOf)];
+    const ofClasses = [[say("predicted"), "predicted"], ...classes.map(optionOf)];
+    const ofPhotos = this.view.layered ? [] : this.likenesses.map(likenessOption);
+    const groups = [
+      [say("a class"), record.likeliest.length ? ofClasses : []],
+      [say("to an image"), ofPhotos],
+    ].filter(([, options]) => options.length);
+    const isLikeness = Array.isArray(target);
     const others = classes.filter((k) => k !== target).map(optionOf);
     const changes = {
       head: { value: head },
       layer: { disabled: this.view.head === "added" && head === "every" },
-      target: { options, groups: [[say("a class"), options.length]] },
+      target: {
+        value: isLikeness || !Array.isArray(state.target) ? state.target : "predicted",
+        options: groups.flatMap(([, options]) => options),
+        groups: groups.map(([title, options]) => [title, options.length]),
+      },
       against: { options: [[say("nothing"), "none"], ...others] },
     };
+    if (isLikeness) changes.against.hidden = true;
     const own = page.controls[state.view].map((control) => {
       const { name } = control;
       return { ...control, value: state[name], ...changes[name] };
@@ -580,6 +613,9 @@ function isAllowed({ kind, options, high, step }, value) {
   if (typeof value !== "number" || (step === 1 && !Number.isInteger(value))) return false;
   return value >= 0 && value <= high;
 }
+
+// The option of the similarity to a photo.
+const likenessOption = (target) => [say("like an image", { name: target[1] }), target];
 
 // The value that a control takes instead of one that it does not take.
 function nearestOf({ name, kind, options, high, value: own }, value) {

@@ -103,6 +103,7 @@ def save_live_page(
     content |= {
         "model": page.forward.name,
         "facts": facts,
+        "scoring": scoring(page.forward),
         "state": content["state"] | place,
         "files": contained,
         "folder": page.forward.name,

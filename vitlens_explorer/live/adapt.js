@@ -3,9 +3,10 @@
 
 const IN_LAYER = 2 / 3; // place of the first layer that is shown
 
-// Whether a model has what a view needs: classes, and a read-out that is a weighted sum of tokens.
+// Whether a model has what a view needs: classes, if it cannot explain the similarity to a photo, and a read-out that is
+// a weighted sum of tokens.
 function hasView({ classes, readout }, view, name, readable) {
-  if (view.explains && !classes) return false;
+  if (view.explains && view.layered && !classes) return false;
   return Boolean(readout) || !readable.includes(name);
 }
 
@@ -123,7 +124,7 @@ function adaptControl(control, view, { about, grid, views, ways }) {
     off: () => ({ options: places }),
     way: () => ({ options: Object.entries(ways).map(([way, words]) => [words, way]) }),
   };
-  if (["target", "another", "against"].includes(control.name) && !classes) return null;
+  if (["another", "against"].includes(control.name) && !classes) return null;
   return { ...control, ...changes[control.name]?.() };
 }
 

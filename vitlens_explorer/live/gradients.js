@@ -1,4 +1,5 @@
-// The backward of the last forward: the maps of a class that `vitlens.attribution` makes from it.
+// The backward of the last forward: the maps of a class, or of the similarity to another photo, that
+// `vitlens.attribution` makes from it. `of` is {target, against}: numbers of classes, or {like: unit vector of features}.
 
 // Adds to `sum` the gradient at x (rows, D), given the gradient of the layer norm of x. `fixed` takes its deviation as
 // a constant, so that the norm is linear.
@@ -30,26 +31,51 @@ function linearBackward(vit, gradient, name, c) {
   vit.multiply(gradient, back, c, { rows: vit.tokens, cols, depth });
 }
 
-// The gradient (D) of the logit of a class, or of its difference to another, at the pooled tokens of a read-out.
-function pooledBackward(vit, x, { target, against }, k, fixed) {
-  const { width: D, readouts, held } = vit;
+const lengthOf = (vector) => Math.hypot(...vector);
+const productOf = (vector, other) => sumOf(vector.map((value, i) => value * other[i]));
+
+const MOST_ALIKE = 2 ** -11.5; // the part of a unit vector across another at which a cosine is 1 but for rounding
+
+// The gradient of the cosine of some features with a unit vector. `fixed` takes their length as a constant. Refuses
+// features that are alike, where the gradient is rounding.
+function cosineGradient(features, unit, fixed) {
+  const length = lengthOf(features);
+  if (fixed) return unit.map((value) => value / length);
+  const cosine = productOf(features, unit) / length;
+  const across = unit.map((value, i) => value - (cosine * features[i]) / length);
+  if (lengthOf(across) <= MOST_ALIKE) refuse("alike");
+  return across.map((value) => value / length);
+}
+
+// The gradient (D) of what is explained at what the head reads of a read-out, from tokens x: of the logit of a class, of
+// its difference to another, or of the cosine with the unit vector `like`.
+function readoutGradient(vit, x, { target, against, like = null }, k, fixed) {
+  const { width: D } = vit;
+  if (like) return cosineGradient(vit.features(x), like, fixed).slice(k * D, (k + 1) * D);
   const gradient = new Float32Array(D);
   for (let i = 0; i < D; i += 1) {
     gradient[i] = vit.weightAt("head", target, k * D + i);
     if (against !== null) gradient[i] -= vit.weightAt("head", against, k * D + i);
   }
+  return gradient;
+}
+
+// The gradient (D) of what is explained at the pooled tokens of a read-out.
+function pooledBackward(vit, x, of, k, fixed) {
+  const { width: D, readouts, held } = vit;
+  const gradient = readoutGradient(vit, x, of, k, fixed);
   if (!held["fc_norm.weight"]) return gradient;
   const sum = new Float32Array(D);
   normBackward(vit, vit.pool(x, readouts[k]), gradient, "fc_norm", sum, { rows: 1, fixed });
   return sum;
 }
 
-// The gradient (T, D) of the logit of a class, or of its difference to another, at tokens x that are read by the head.
-function readBackward(vit, x, { target, against }, fixed = false) {
+// The gradient (T, D) of what is explained at tokens x that are read by the head.
+function readBackward(vit, x, of, fixed = false) {
   const { width: D, readouts, held } = vit;
   const shared = new Float32Array(x.length); // the gradient of each token by its share of the read-outs
   readouts.forEach((readout, k) => {
-    const gradient = pooledBackward(vit, x, { target, against }, k, fixed);
+    const gradient = pooledBackward(vit, x, of, k, fixed);
     readout.forEach((share, t) => {
       if (!share) return;
       for (let i = 0; i < D; i += 1) shared[t * D + i] += gradient[i] * share;
@@ -134,7 +160,7 @@ function headBackward(vit, head, attention, slopes, fixed = false) {
   vit.multiply(turned, small, wide, { ...shape, to: keys });
 }
 
-// The gradient of a logit at the tokens before each layer, in `g`. Calls visit(layer, {mean, positive, atNorm}) from
+// The gradient of what is explained at the tokens before each layer, in `g`. Calls visit(layer, {mean, positive, atNorm}) from
 // the last layer to the first: the mean over heads of A ⊙ ∇A, and of its positive part, both (T, T), and the gradient
 // at the output of the first norm.
 function backward(vit, of, visit, fixed = false) {
@@ -254,8 +280,8 @@ function legrad(vit, of) {
   return map;
 }
 
-// Maps (P) of a class, or of its difference to another, by method: those of `vitlens.attribution` of these names.
-function explainClass(vit, of) {
+// Maps (P) of what is explained by method: those of `vitlens.attribution` of these names.
+function explain(vit, of) {
   const maps = {
     ...gradientMaps(vit, of),
     legrad: legrad(vit, of),

@@ -87,6 +87,7 @@ class Live {
     const photo = await this.read(name, { file: new Blob([bytes]), ready: false, uploaded: true });
     this.photos.delete(name);
     this.photos = new Map([[name, photo], ...this.photos]);
+    this.forgetLikeness(name);
     this.dropForward(name);
     const uploads = [...this.photos.keys()].filter((each) => this.photos.get(each).uploaded);
     for (const oldest of uploads.slice(UPLOADS)) {
@@ -121,6 +122,14 @@ class Live {
     const empty = { likeliest: [], layers: [], shares: [], key: "" };
     this.photos.get(name).whole = null;
     this.stored.records.set(name, { ...this.stored.base, ...empty });
+  }
+
+  // Forgets the maps of the similarity to a photo, in whose place another came.
+  forgetLikeness(name) {
+    const key = pairOf(["picture", name], null);
+    for (const { maps = {} } of this.stored.records.values()) {
+      for (const pairs of Object.values(maps)) delete pairs[key];
+    }
   }
 
   // Forgets what was read of a photo besides its file, and what the model gave for it, until it is chosen again.
@@ -323,6 +332,7 @@ class Live {
   async explain(record, name, view, { target, against }) {
     const { off, mean } = record.given;
     const replaced = mean && off.length; // by vectors that no head has written
+    if (view.explains && target === undefined) throw Error(say("no other photo"));
     if (replaced && ["contributions", "balanced_gradients"].includes(name)) {
       throw Error(say("not additive"));
     }
@@ -332,7 +342,7 @@ class Live {
     } else if (name === "contributions") {
       if (!record.contributions[key]) await this.addContributions(record, target, against);
     } else if (view.explains && !view.layered && !record.maps[name]?.[key]) {
-      await this.addMaps(record, target, against, replaced);
+      await this.addMaps(record, { target, against }, replaced);
     }
   }
 
@@ -354,19 +364,33 @@ class Live {
     record.contributions[pairOf(target, against)] = { ...parts, title, others, note };
   }
 
-  // Adds the maps of all methods. replaced: without those that this does not allow.
-  async addMaps(record, target, against, replaced) {
+  // What a photo gives the head, scaled to length 1, with the same heads off as in a forward.
+  async likenessTo(name, { off, mean }) {
+    await this.load(name);
+    const { input } = this.photos.get(name);
+    const way = mean ? "mean" : "zero";
+    return this.ask("features", { key: this.key(name, { off, way }), input, off, mean });
+  }
+
+  // Adds the maps of all methods for a class, or for the similarity to another photo. replaced: without those that this
+  // does not allow.
+  async addMaps(record, { target, against }, replaced) {
     const key = pairOf(target, against);
+    const isLikeness = Array.isArray(target);
     const other = against === null ? null : classWords(record, against);
     const rather = other === null ? "" : say("rather than", { target: other });
     const score = { title: say("trust"), words: say("live unscored"), starts: say("score it") };
-    const maps = await this.ask("why", { ...record.given, target, against });
+    const like = isLikeness ? await this.likenessTo(target[1], record.given) : null;
+    const of = isLikeness ? { like } : { target, against };
+    const maps = await this.ask("why", { ...record.given, ...of }).catch(({ problem, message }) => {
+      throw Error(problem ? say(problem, { name: target[1] }) : message);
+    });
     for (const [name, values] of Object.entries(maps)) {
       if (name === "balanced_gradients" && replaced) continue;
-      const method = this.stored.views[name]?.entry;
-      const words = say("for", { method, target: classWords(record, target) }) + rather;
+      const { entry: method, similar } = this.stored.views[name] || {};
+      const words = say("for", { method, target: targetWords(record, target) }) + rather;
       record.maps[name] ||= {};
-      record.maps[name][key] = { values, words, score };
+      record.maps[name][key] = { values, words, score, like, title: isLikeness ? similar : "" };
     }
   }
 }

@@ -60,8 +60,9 @@ function deviationOf(values) {
   return Math.sqrt(sumOf(values.map((value) => (value - mean) ** 2)) / (values.length - 1));
 }
 
-// The probability of a class, that among two, or a logit, from the logits of an image.
-function measure(logits, outputs, target, against) {
+// The probability of a class, that among two, a logit, or the cosine with the unit vector `like`, from a forward.
+function measure({ logits, features }, outputs, { target, against, like }) {
+  if (like) return sumOf(features.map((value, i) => value * like[i])) / Math.hypot(...features);
   if (outputs === "value" || (outputs === "independent" && against !== null)) {
     return logits[target] - (against === null ? 0 : logits[against]);
   }
@@ -117,30 +118,36 @@ class Scoring {
     Object.assign(this, { ask, report, what, total });
   }
 
-  async run(given, shown, target, against) {
+  async run(given, shown, of) {
     if (this.isCanceled) throw CANCELED;
-    const { logits } = await this.ask("covered", { ...given, shown });
+    const forward = await this.ask("covered", { ...given, shown });
     if (this.isCanceled) throw CANCELED;
     this.done += 1;
     const spent = (performance.now() - this.started) / 1000;
     const left = (spent / this.done) * (this.total - this.done);
     this.report({ what: this.what, done: this.done, of: this.total, left });
-    return measure(logits, given.outputs, target, against);
+    return measure(forward, given.outputs, of);
   }
 
   // {deletion, insertion} of an order. ends: scores of the whole and of the covered image.
-  async curves(given, order, counts, ends, target, against) {
+  async curves(given, order, counts, ends, of) {
     const between = counts.slice(1, -1);
     const deletion = [ends.whole];
     const insertion = [ends.covered];
     for (const count of between) {
-      deletion.push(await this.run(given, shownAfter(order, count, true), target, against));
+      deletion.push(await this.run(given, shownAfter(order, count, true), of));
     }
     for (const count of between) {
-      insertion.push(await this.run(given, shownAfter(order, count, false), target, against));
+      insertion.push(await this.run(given, shownAfter(order, count, false), of));
     }
     return { deletion: [...deletion, ends.covered], insertion: [...insertion, ends.whole] };
   }
+}
+
+// What a score measures.
+function scaleOfScore(scales, { outputs }, target, against) {
+  if (Array.isArray(target)) return say("similarity unit");
+  return against === null ? scales[outputs].alone : scales[outputs].against;
 }
 
 // Number of forwards of a score with `orders` orders besides the ends.
@@ -172,10 +179,11 @@ async function scoreMap(live, source) {
   try {
     const patches = rows * cols;
     const all = new Uint8Array(patches).fill(1);
-    const whole = await run.run(given, all, target, against);
-    const covered = await run.run(given, new Uint8Array(patches), target, against);
+    const of = { target, against, like: map.like };
+    const whole = await run.run(given, all, of);
+    const covered = await run.run(given, new Uint8Array(patches), of);
     const ends = { whole, covered };
-    const curvesOf = (order) => run.curves(given, order, counts, ends, target, against);
+    const curvesOf = (order) => run.curves(given, order, counts, ends, of);
     const order = orderOf(map.values, orders.ties);
     const own = await curvesOf(order);
     if (!record.random[key]) {
@@ -184,16 +192,15 @@ async function scoreMap(live, source) {
       record.random[key] = random;
     }
     const other = against === null ? "" : say("rather than", { target: record.label(against) });
-    const scales = scoring.scales[record.outputs];
     const parts = describeScore({
       own,
       random: record.random[key],
       shares: counts.map((count) => count / patches),
-      scale: against === null ? scales.alone : scales.against,
+      scale: scaleOfScore(scoring.scales, record, target, against),
       clear: scoring.clear,
       baseline: scoring.baseline,
     });
-    const name = record.label(target) + other;
+    const name = (map.like ? targetWords(record, target) : record.label(target)) + other;
     map.score = { title: say("trust"), name, order, fill, ...parts };
   } catch (error) {
     map.score = before;

@@ -82,13 +82,23 @@ const TASKS = {
 
   forward: forwardForPage,
 
-  // The logits of an image with only some patches shown, the others in its mean color.
+  // What the head reads of an image, scaled to length 1.
+  features(given) {
+    const { features } = runForward(given);
+    const length = lengthOf(features);
+    return features.map((value) => value / length);
+  },
+
+  // The logits of an image with only some patches shown, the others in its mean color, and what the head reads.
   covered({ input, shown, off, mean }) {
     lastKey = "";
-    const { logits } = vit.forward(coverPatches(vit, input, shown), off, mean);
-    return { logits };
+    const { logits, features } = vit.forward(coverPatches(vit, input, shown), off, mean);
+    return { logits, features };
   },
-  why: withClasses((given) => explainClass(vit, given)),
+  why: afterForward((given) => {
+    if (!given.like && !vit.classes) refuse("no classes");
+    return explain(vit, given);
+  }),
   contributions: withClasses((given) => decompose(vit, given)),
   stream: afterForward(({ at }) => vit.stream(at)),
   lens: withClasses(({ targets }) =>
