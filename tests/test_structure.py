@@ -268,6 +268,12 @@ WRITTEN_ELSEWHERE = {
     ("vitlens_explorer/explorer.py", "tempfile.TemporaryDirectory"): "read into a download",
     ("vitlens/plot/glyphs.py", "super().savefig"): "the savefig that a person calls",
     ("vitlens_explorer/live/__init__.py", "image.save"): "into a buffer",
+    (
+        "vitlens_explorer/live/model_files.py",
+        "model.save_pretrained",
+    ): "into a folder that is read at once",
+    ("vitlens_explorer/live/model_files.py", "safetensors.torch.save"): "returns bytes",
+    ("vitlens_explorer/live/model_files.py", "tempfile.TemporaryDirectory"): "read into a page",
     ("vitlens_explorer/saving.py", "np.savetxt"): "into a buffer",
     ("vitlens_explorer/training_slider.py", "first.save"): "into a buffer",
     ("vitlens_paper/cli.py", "rows.to_csv"): "returns text",

@@ -218,8 +218,12 @@ WORDS = {
     "too large to keep": "A page holds at most {most} MB of a model, and {name} has {size} MB. Keep its files instead.",
     "file is gone": "{name} could not be read again, as it was moved or changed. Open the model again.",
     "beside opened": "{name} beside it was opened from its own files too. ",
+    "first state": "First state",
+    "second state": "the second state",
+    "all on": "Second state, all heads on",
     "beside sees": "Likeliest here: {classes}.",
-    "beside no view": "{name} has no classes, so it has no such map. Choose a view of attention or tokens.",
+    "beside no view": "{name} has no classes, so it has no such map. Choose a view of attention or tokens, or "
+    "the similarity to a photo.",
     "beside no query": "{name} has no {query} to look from. Choose a patch, or a token of both models.",
     "beside no class": "{name} has no class named “{label}”. Choose “predicted”, or a class that both models know.",
     "beside outside": "The patch lies outside of what {name} sees of the photo, so the nearest one is shown.",

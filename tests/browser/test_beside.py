@@ -89,6 +89,52 @@ def test_panels_are_those_of_each_model_alone(two):
         assert right["words"].startswith(say("beside sees", classes="")[:-1])
 
 
+def test_second_model_is_opened_in_a_view_of_a_class(browser, small_page):  # noqa: F811
+    opened = Opened(browser, small_page, READY)
+    opened.frame(view="relevance")
+    frame = compare(opened, SMALL, NAME)
+    titles = [panel["title"].split(": ", 1)[1] for panel in frame["panels"]]
+    assert titles[0] == titles[1] and titles[0].startswith("Why this class: relevance")
+    opened.close()
+
+
+def test_two_states_of_one_model(browser, small_page, tmp_path):  # noqa: F811
+    """Another layer and head, and all heads on beside heads that are off. Another model ends it."""
+    opened = Opened(browser, small_page, READY)
+    opened.page.get_by_role("button", name="Two states").click()
+    opened.page.locator("[data-panel=beside]").wait_for()
+    left, right = opened.frame()["panels"]
+    assert left["values"] == right["values"] and left["words"] in right["words"]
+    alone = Opened(browser, small_page, READY)
+    whole = {"layer": 3, "head": 1, "row": 4, "column": 9}
+    expected = [
+        alone.frame(**state)["panels"][0]
+        for state in (whole, whole | {"layer": 1, "off": [[1, 0]]})
+    ]
+    beside = {"layer_beside": 3, "head_beside": 1}
+    frame = opened.frame(**whole | {"layer": 1, "off": [[1, 0]]} | beside)
+    left, right = frame["panels"]
+    assert right["values"] == expected[0]["values"] and left["values"] == expected[1]["values"]
+    assert left["words"] == expected[1]["words"] and right["words"].endswith(expected[0]["words"])
+    assert left["title"].startswith(say("first state")) and right["title"].startswith(say("all on"))
+    assert frame["opened"] == "" and frame["beside"] == say("second state")
+    for name in ("arch", "dog"):
+        left, right = opened.frame(photograph=name, view="relevance", off=[], target="predicted")[
+            "panels"
+        ]
+        assert left["values"] == right["values"]
+    opened.drop(write_model("ViTForImageClassification", tmp_path / "mine"))
+    opened.wait_for_model("mine")
+    assert len(opened.frame()["panels"]) == 1
+    opened.page.get_by_role("button", name="Two states").click()
+    opened.page.locator("[data-panel=beside]").wait_for()
+    left, right = opened.frame()["panels"]
+    assert left["values"] == right["values"]
+    close(opened, say("second state"))
+    for each in (opened, alone):
+        each.close()
+
+
 def test_click_in_the_second_panel_moves_both(two):
     """The first model, of more patches, shows the one at the middle. Back in its own panel, the click there counts."""
     two.page.evaluate(

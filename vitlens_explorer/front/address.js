@@ -21,7 +21,9 @@ function addressOf(frame, first, uploads) {
     else given.query = query;
   }
   if (off.length) given.off = off.map((place) => place.join("."));
+  const isUpload = (value) => Array.isArray(value) && uploads.has(value[1]); // as the target
   for (const name of RARE.filter(isUsed)) {
+    if (isUpload(values[name])) continue;
     if (!isEqual(values[name], first[name])) given[name] = [values[name]].flat().join(":");
   }
   if (photograph !== first.photograph && !uploads.has(photograph)) given.sample = photograph;
@@ -53,6 +55,7 @@ function valuesIn(address, first) {
     values[name] = given.has(name) ? parseValue(given.get(name)) : first[name];
   }
   if (!given.has("head")) delete values.head; // each view has its own
+  if (!given.has("target") && Array.isArray(first.target)) values.target = "predicted"; // of any photo
   const patch = given.get("patch")?.split(",").map(parseWord);
   if (patch) {
     values.query = "patch";

@@ -81,15 +81,23 @@ function makeOpener(take) {
   });
 }
 
-// The button that opens a second model beside that of the page, or closes it. Returns {node, update}.
-function makeCompanion(take, close) {
-  let shown = ""; // name of the second model
-  const node = makeButton("Compare", () => (shown ? close() : chooseModel(take)));
+// The buttons that show a second model beside that of the page, or the same one in another state, and that which closes
+// it. Returns {node, update}.
+function makeCompanion(take, { twin, close }) {
+  const compare = makeButton("Compare", () => chooseModel(take), {
+    title: "Open a second model beside this one",
+  });
+  const states = makeButton("Two states", twin, {
+    title: "Show this model twice: two layers or heads, or with and without the heads that are off",
+  });
+  const closer = makeButton("", close, { title: "Show one map alone" });
+  const node = make("span", { class: "companion" }, compare, states, closer);
   const update = ({ opens, beside = "" }) => {
-    shown = beside;
     node.hidden = !opens;
-    node.textContent = shown ? `Close ${shown}` : "Compare";
-    node.title = shown ? "Show the other model alone" : "Open a second model beside this one";
+    closer.hidden = !beside;
+    compare.hidden = Boolean(beside);
+    states.hidden = Boolean(beside);
+    closer.textContent = `Close ${beside}`;
   };
   return { node, update };
 }

@@ -309,7 +309,13 @@ function render({ model, el }) {
     title: "One file that opens in a browser, without Python",
   });
   const opener = makeOpener(takeModel);
-  const companion = makeCompanion(takeCompanion, () => send({ press: "alone" }));
+  const companion = makeCompanion(takeCompanion, {
+    twin: () => {
+      hush();
+      send({ press: "twin" });
+    },
+    close: () => send({ press: "alone" }),
+  });
   const tools = part("tools");
 
   const panels = part("panels");

@@ -171,6 +171,7 @@ class PageSource extends Source {
   check(name, value) {
     const control = this.controls().find((each) => each.name === name);
     if (control && isAllowed(control, value)) return;
+    if (control && name === "target" && value === "predicted") return; // a photo's, of a model without classes
     if (name === "off") {
       const isAbsent = (place) => !control || !isAllowed(control, [place]);
       throw Error(say("no such head", { value: placeWords([value].flat().filter(isAbsent)) }));
@@ -247,10 +248,9 @@ class PageSource extends Source {
 
   get target() {
     const { target } = this.state;
-    const isOfClass = !this.view.explains || this.view.layered; // such views have no similarity
-    if (target === "predicted" || (Array.isArray(target) && isOfClass))
-      return this.record.likeliest[0];
-    return target;
+    const isSimilarity = Array.isArray(target) && this.view.explains && !this.view.layered;
+    const isClass = typeof target === "number";
+    return isClass || isSimilarity ? target : this.record.likeliest[0];
   }
 
   // Names of the views of a class by an attribution method.
@@ -293,24 +293,25 @@ class PageSource extends Source {
       return [say("named", { name: record.label(k), score }), k];
     };
     const ofClasses = [[say("predicted"), "predicted"], ...classes.map(optionOf)];
-    const ofPhotos = this.view.layered ? [] : this.likenesses.map(likenessOption);
+    const mayHaveClasses = record.likeliest.length || !record.layers.length; // before its forward
+    const isOfClass = this.view.explains && this.view.layered; // such a view has no similarity
+    const ofPhotos = isOfClass ? [] : this.likenesses.map(likenessOption);
     const groups = [
-      [say("a class"), record.likeliest.length ? ofClasses : []],
+      [say("a class"), mayHaveClasses ? ofClasses : []],
       [say("to an image"), ofPhotos],
     ].filter(([, options]) => options.length);
-    const isLikeness = Array.isArray(target);
     const others = classes.filter((k) => k !== target).map(optionOf);
     const changes = {
       head: { value: head },
       layer: { disabled: this.view.head === "added" && head === "every" },
       target: {
-        value: isLikeness || !Array.isArray(state.target) ? state.target : "predicted",
+        value: isOfClass && Array.isArray(state.target) ? "predicted" : state.target,
         options: groups.flatMap(([, options]) => options),
         groups: groups.map(([title, options]) => [title, options.length]),
       },
       against: { options: [[say("nothing"), "none"], ...others] },
     };
-    if (isLikeness) changes.against.hidden = true;
+    if (Array.isArray(target)) changes.against.hidden = true;
     const own = page.controls[state.view].map((control) => {
       const { name } = control;
       return { ...control, value: state[name], ...changes[name] };
@@ -343,7 +344,7 @@ class PageSource extends Source {
       model: page.model,
       models: page.models || 0,
       opened: [page.opened, page.beside?.opened].filter(Boolean).join(""),
-      beside: page.beside?.model || "",
+      beside: page.beside?.name || "",
       headline: say("headline"),
       lead: say("lead"),
       doubt: this.doubt(),
@@ -478,7 +479,7 @@ class PageSource extends Source {
       words: panel.words,
       score: this.traits.frame.score,
     };
-    if (other) settings.beside = { model: this.page.beside.model, words: other.words };
+    if (other) settings.beside = { model: this.page.beside.name, words: other.words };
     for (const { name, value, hidden, disabled, kind } of this.controls()) {
       if (!hidden && !disabled && kind !== "text") settings[name] = value;
     }

@@ -1,5 +1,5 @@
-// A second model beside that of the page: the same view of the same photo, from the same place of it. It runs in a
-// worker of its own. Its layer and its heads are chosen alone.
+// A second model beside that of the page, or the same one in another state: the same view of the same photo, from the
+// same place of it. It runs in a worker of its own. Its layer and its heads are chosen alone, and all heads are on.
 
 const BESIDE = "beside"; // name of its panel, and of the place of its controls
 const OWN = { layer: "layer_beside", head: "head_beside" }; // names of its controls on the page
@@ -55,14 +55,19 @@ function sameClass(k, from, to) {
   return found ? Number(found[0]) : -1;
 }
 
+// The source of a panel that the page draws.
+class PanelSource extends PageSource {
+  drawLater() {}
+}
+
 class Beside {
   clicked = null; // {own, first}: a patch that was clicked in this model's panel, and that of the first model
   problem = ""; // why there is no map
   note = ""; // what differs from the first model's map
 
-  constructor(live, first) {
-    this.live = live;
-    this.first = first; // the Live of the first model
+  // first: the Live of the first model. isTwin: true for the same model in another state.
+  constructor(live, first, isTwin) {
+    Object.assign(this, { live, first, isTwin });
     this.source = null;
   }
 
@@ -70,8 +75,13 @@ class Beside {
     return this.live.stored.model;
   }
 
+  // Its name for a person.
+  get name() {
+    return this.isTwin ? say("second state") : this.model;
+  }
+
   get opened() {
-    return say("beside opened", { name: this.model });
+    return this.isTwin ? "" : say("beside opened", { name: this.model });
   }
 
   // The photo as the model sees it, by the name of its panel. record: that of the first model.
@@ -85,10 +95,13 @@ class Beside {
     await live.open(files, folder, report);
     this.takePhotos();
     const photograph = await live.findReadable(source.state.photograph);
+    const { layer, head } = source.state;
     const state = firstState(live.stored, { ...source.state, photograph }, source.record.grid);
+    [state.view] = Object.keys(live.stored.views); // `show` computes what the view of the page needs
+    if (this.isTwin) Object.assign(state, { layer, head });
     live.keep(photograph, await live.record(photograph, state));
     live.stored.state = state;
-    this.source = new PageSource(live.stored);
+    this.source = new PanelSource(live.stored);
   }
 
   close() {
@@ -104,9 +117,9 @@ class Beside {
       photos.delete(name);
       stored.records.delete(name);
     }
-    for (const [name, { file, about, uploaded }] of this.first.photos) {
+    for (const [name, { file, about, uploaded, ready }] of this.first.photos) {
       if (photos.get(name)?.file === file) continue;
-      photos.set(name, { file, about, uploaded, ready: false });
+      photos.set(name, { file, about, uploaded, ready: this.isTwin && ready }); // an input of the same model
       this.live.dropForward(name);
     }
     this.live.listPhotos();
@@ -129,9 +142,10 @@ class Beside {
     this.takePhotos();
     await live.load(state.photograph);
     await this.first.load(state.photograph);
-    if (!(state.view in live.stored.views))
-      throw Error(say("beside no view", { name: this.model }));
     const isOfClass = source.view.explains || state.view === "lens";
+    const lacksClasses = isOfClass && !live.stored.network.classes && !Array.isArray(state.target);
+    if (lacksClasses || !(state.view in live.stored.views))
+      throw Error(say("beside no view", { name: this.model }));
     own.state = {
       ...state,
       layer: state[OWN.layer],
@@ -211,13 +225,13 @@ class Beside {
 
   // The panels of both models. panel: that of the first.
   panels(panel, name) {
-    const first = { ...panel, title: `${name}: ${panel.title}` };
+    const first = { ...panel, title: `${this.isTwin ? say("first state") : name}: ${panel.title}` };
     const place = { name: BESIDE, picture: BESIDE, tokens: [] };
     if (this.problem) {
-      return [first, { ...panel, ...NO_MAP, ...place, title: this.model, words: this.problem }];
+      return [first, { ...panel, ...NO_MAP, ...place, title: this.name, words: this.problem }];
     }
     const own = this.source.panel(this.source.choice);
-    const title = `${this.model}: ${own.title}`;
+    const title = `${this.isTwin ? say("all on") : this.model}: ${own.title}`;
     const words = [this.sees(), this.note, own.words].filter(Boolean).join(" ");
     return [first, { ...own, ...place, title, words }];
   }
@@ -231,8 +245,9 @@ class Beside {
 }
 
 // A model beside that of a page, without its files yet.
-async function startBeside(first) {
+async function startBeside(first, isTwin) {
   const { stored, reference } = first;
   const controls = structuredClone(reference.controls); // each model writes its limits into its own
-  return new Beside(await startLive({ ...stored, ...reference, controls, beside: null }), first);
+  const live = await startLive({ ...stored, ...reference, controls, beside: null });
+  return new Beside(live, first, isTwin);
 }

@@ -1,5 +1,6 @@
 // The backward of the last forward: the maps of a class, or of the similarity to another photo, that
-// `vitlens.attribution` makes from it. `of` is {target, against}: numbers of classes, or {like: unit vector of features}.
+// `vitlens.attribution` makes from it. `of` is {target, against}, numbers of classes, or {like}, a unit vector of
+// features.
 
 // Adds to `sum` the gradient at x (rows, D), given the gradient of the layer norm of x. `fixed` takes its deviation as
 // a constant, so that the norm is linear.
@@ -47,8 +48,8 @@ function cosineGradient(features, unit, fixed) {
   return across.map((value) => value / length);
 }
 
-// The gradient (D) of what is explained at what the head reads of a read-out, from tokens x: of the logit of a class, of
-// its difference to another, or of the cosine with the unit vector `like`.
+// The gradient (D) of what is explained at what the head reads of a read-out, from tokens x: of the logit of a class,
+// of its difference to another, or of the cosine with the unit vector `like`.
 function readoutGradient(vit, x, { target, against, like = null }, k, fixed) {
   const { width: D } = vit;
   if (like) return cosineGradient(vit.features(x), like, fixed).slice(k * D, (k + 1) * D);
@@ -160,9 +161,9 @@ function headBackward(vit, head, attention, slopes, fixed = false) {
   vit.multiply(turned, small, wide, { ...shape, to: keys });
 }
 
-// The gradient of what is explained at the tokens before each layer, in `g`. Calls visit(layer, {mean, positive, atNorm}) from
-// the last layer to the first: the mean over heads of A ⊙ ∇A, and of its positive part, both (T, T), and the gradient
-// at the output of the first norm.
+// The gradient of what is explained at the tokens before each layer, in `g`. Calls visit(layer, {mean, positive,
+// atNorm}) from the last layer to the first: the mean over heads of A ⊙ ∇A, and of its positive part, both (T, T), and
+// the gradient at the output of the first norm.
 function backward(vit, of, visit, fixed = false) {
   const { tokens: T, heads: H, N, layers: L, kept } = vit;
   const { g, y, wide } = vit.held;

@@ -10,8 +10,8 @@ import json
 import tempfile
 from pathlib import Path
 
+import safetensors.torch
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from vitlens.models import built_size, data_config, label_names, output_kind
@@ -241,7 +241,7 @@ def _transformers_files(model: nn.Module) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, safe_serialization=True)
         config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
-        state = load_file(Path(folder, "model.safetensors"))
+        state = safetensors.torch.load_file(Path(folder, "model.safetensors"))
     config |= {
         "title": title(model),
         "outputs": output_kind(model),
@@ -286,7 +286,7 @@ def _json(value: dict) -> bytes:
 
 def _weights(state: dict[str, Tensor]) -> bytes:
     """Tensors by name as a safetensors file."""
-    return save({name: _shortest(tensor) for name, tensor in state.items()})
+    return safetensors.torch.save({name: _shortest(tensor) for name, tensor in state.items()})
 
 
 def _shortest(tensor: Tensor) -> Tensor:

@@ -31,6 +31,8 @@ class Live {
   running = null; // the scoring that is going on
   latest = []; // names of the photos whose forwards are kept, the latest first
   coming = null; // the Beside that is being opened
+  files = []; // of the model
+  folder = ""; // from which they were opened
   own = []; // [name, file] of the page's own photos, which an upload of the same name does not replace
 
   constructor(stored, ask) {
@@ -190,7 +192,8 @@ class Live {
   // Computes what the view of the new state needs, before it is drawn.
   async prepare(source, content, buffers) {
     if (content.press === "alone") this.showAlone();
-    if (content.beside) await this.showBeside(source, content, buffers);
+    if (content.press === "twin") await this.showTwin(source);
+    else if (content.beside) await this.showBeside(source, content, buffers);
     else if ("open" in content) await this.show(source, content, buffers);
     if ("upload" in content) await this.receive(source, content, buffers[0]);
     this.sortOff(source);
@@ -266,12 +269,20 @@ class Live {
     }
     for (const each of this.photos.keys()) this.dropForward(each);
     this.listPhotos();
+    this.files = files;
+    this.folder = folder;
     this.stored.keep = (state) => keepPage(this, state, files, folder);
   }
 
+  // Opens the model of the page a second time beside itself.
+  showTwin(source) {
+    const { files, folder } = this;
+    return this.showBeside(source, { open: folder, isTwin: true }, files);
+  }
+
   // Opens a model beside that of the page.
-  async showBeside(source, { open: folder }, files) {
-    const beside = await startBeside(this);
+  async showBeside(source, { open: folder, isTwin = false }, files) {
+    const beside = await startBeside(this, isTwin);
     this.coming = beside;
     try {
       await source.withProgress((report) => beside.open(files, folder, report, source));
@@ -296,6 +307,7 @@ class Live {
   async show(source, { open: folder }, files) {
     const { grid } = this.stored.base;
     await source.withProgress((report) => this.open(files, folder, report));
+    if (this.stored.beside?.isTwin) this.showAlone();
     const photograph = await this.findReadable(source.state.photograph);
     source.state = firstState(this.stored, { ...source.state, photograph }, grid);
   }

@@ -42,8 +42,8 @@ const TASKS = {
   // Tries which kinds of files this browser decodes as Pillow.
   prove: ({ probes }) => prove(probes),
 
-  // The description of a model from its files, which the worker runs from here on: {about, notes, labels, imagenet, title,
-  // architecture, kind}. After a refusal, and when it was canceled, it runs the model before.
+  // The description of a model from its files, which the worker runs from here on: {about, notes, labels, imagenet,
+  // title, architecture, kind}. After a refusal, and when it was canceled, it runs the model before.
   async read({ files, size = null, wasm }, report) {
     canceled = false;
     const { tensors, ...model } = await openFiles(files, size);
