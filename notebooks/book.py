@@ -232,6 +232,7 @@ NEEDS = {
     "10": [_CLASSES],
     "11": [_READOUT],
     "12": [_TIMM_CLASSIFIER],
+    "15": [_CLASSES, _READOUT],
     "B": [_TIMM_POSITIONS],
 }
 """Requirements of chapters. The others take every model that `load_model` opens."""

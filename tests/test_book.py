@@ -175,7 +175,7 @@ def test_chapters_run_with_a_transformers_folder_or_refuse_it_at_once(
     [
         ("vit_tiny_patch16_224", {}, []),
         ("vit_small_patch14_reg4_dinov2", {"num_classes": 10}, []),
-        ("vit_tiny_patch16_224", {"num_classes": 0}, ["0", "1", "6", "7", "8", "9", "10"]),
+        ("vit_tiny_patch16_224", {"num_classes": 0}, ["0", "1", "6", "7", "8", "9", "10", "15"]),
         ("vit_base_patch16_clip_quickgelu_224", {"num_classes": 10}, ["1"]),
         ("vit_base_patch16_siglip_224", {"num_classes": 10}, ["1"]),
         ("beit_base_patch16_224", {}, ["1", "5", "B"]),

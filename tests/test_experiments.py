@@ -120,6 +120,7 @@ RUNS = {
     "support": ([], "support"),
     "timm_support": ([], "timm-support"),
     "uniform": ([], "uniform"),
+    "watermark": (["--model", results.SPECIMEN, "--data", "digits"], "watermark"),
     "time_to_accuracy": (["--data", "digits", "--set", "num_classes=10"], ""),
     "training": ([], "throughput-cpu"),
 }

@@ -23,7 +23,18 @@ from support import CHECKPOINTS, SPECIMEN
 
 from experiments import planted
 from experiments.registers import register_neurons, with_register
-from vitlens import attribution, capture, intervene, load_model, preprocess, samples, stream, tokens
+from vitlens import (
+    TokenGrid,
+    attribution,
+    capture,
+    intervene,
+    load_model,
+    preprocess,
+    samples,
+    stream,
+    tokens,
+)
+from vitlens.evidence import blanks_of
 from vitlens.train import snapshots
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
@@ -988,3 +999,29 @@ def test_recipe_took_changes_beyond_two_standard_errors(change, points):
     assert lead.mean() > 2 * lead.sem() and round(lead.mean(), 1) == points
     for text in ("docs/training.md", "vitlens/train/recipes.py"):
         assert f"{points} points" in (DATA.parent / text).read_text()
+
+
+def test_chapter_15_planted_cues_and_their_effects():
+    table = pd.read_csv(DATA / "results" / "plants.csv")
+    cues = table[table["plant"].notna() & (table["kind"] != "tint")]
+    prose, _ = told("15")
+    assert f"{cues['found'].sum()} of {len(cues)} cues that patches can hold" in prose
+    chosen_on = cues["model"].isin(["planted-0", "planted-1", "planted-2"])
+    first, others = cues[chosen_on]["found"], cues[~chosen_on]["found"]
+    assert f"finds {first.sum()} of {len(first)}. On the two others it finds" in prose
+    assert f"On the two others it finds {others.sum()} of {len(others)}" in prose
+    fixed = cues[cues["kind"] == "fixed"][["effect", "true_effect"]].mean()
+    assert "{:.2f} against {:.2f} for marks at a fixed place".format(*fixed) in prose
+    assert not table["false_suspects"].fillna(0).any(), "no suspect is off the cues"
+
+
+def test_chapter_15_mark_covers_four_patches_and_a_tint_survives_covering():
+    grid = TokenGrid(6, 6, (4, 4))
+    image = torch.full((3, 24, 24), -1.0)
+    image[:, 18:22, 18:22] = 1
+    changed = (image > 0).any(0).unflatten(0, (6, 4)).unflatten(2, (6, 4)).any(3).any(1)
+    assert changed.sum() == 4 and "the mark touches 4 of 36 patches" in told("15")[1]
+    tint = torch.tensor([0.2, 0.2, 0.6])[:, None, None]
+    blanks = blanks_of(0.75 * image + 0.25 * tint, image, grid)
+    hue = (blanks.mean((2, 3)) @ torch.tensor([-0.5, -0.5, 1.0])).tolist()
+    assert min(hue[:2]) > 0.09 and abs(hue[2]) < 1e-6, "border and blur keep it, another image not"
