@@ -105,6 +105,51 @@ def test_click_and_keys_in_the_mosaic(explorer, shown):
 
 
 @across(ALL)
+@pytest.mark.parametrize("order", ["attention distance", "entropy"])
+def test_heads_are_sorted_by_a_statistic(explorer, shown, model, order):
+    """Clicks and keys choose the head of a tile, whose number is under the mosaic and in its accessible name."""
+    vit = opened_model(model)
+    with capture(vit) as captured:
+        vit(preprocess(vit, PICTURE))
+    name, unit = {
+        "attention distance": ("mean_distance", "pixels"),
+        "entropy": ("entropy", "nats"),
+    }[order]
+    values = getattr(attention.summary(captured, name), name)[0].numpy()
+    ranked = [
+        divmod(at, values.shape[1]) for at in values.flatten().argsort(kind="stable").tolist()
+    ]
+    explorer.look(3, query=(2, 5))
+    menu = explorer.root.get_by_label("Order of the heads")
+    explorer.page.wait_for_function(
+        "node => !node.disabled", arg=menu.element_handle()
+    )  # the numbers of all layers are there
+    menu.select_option(label=f"by {order}")
+    explorer.root.locator(".mosaic h3", has_text=f"by {order}, ").wait_for()
+    names = explorer.root.locator(".stage text").all_text_contents()
+    assert names == [f"{layer}.{head}" for layer, head in ranked]
+    stage = explorer.root.locator(".stage")
+    stage.scroll_into_view_if_needed()
+    box = stage.bounding_box()
+    second_line = {"x": 1.5 / 8 * box["width"], "y": 0.75 * box["height"]}
+    explorer.act(lambda: stage.click(position=second_line))
+    layer, head = ranked[9]
+    explorer.shows(shown(layer, head, (2, 5)))
+    stage.focus()
+    explorer.press("ArrowRight", "ArrowUp", "ArrowLeft")
+    layer, head = ranked[1]
+    explorer.shows(shown(layer, head, (2, 5)))
+    explorer.page.mouse.move(1, 1)
+    words = explorer.text(".mosaic .note")
+    assert words.startswith(f"Layer {layer}, head {head}: ")
+    number = re.search(rf"{order.split()[-1]} ([\d.]+) {unit}", words)[1]
+    assert_number(explorer, number, values[layer, head])
+    assert words.removesuffix(" Tiles are named layer.head.") in stage.get_attribute("aria-label")
+    menu.select_option(label="by layer")
+    assert explorer.root.locator(".across span").count() == 4
+
+
+@across(ALL)
 def test_sliders(explorer, shown):
     explorer.look(3, query=(2, 5))
     explorer.slide("layer", 1)

@@ -526,13 +526,14 @@ class PageSource extends Source {
     return { ...tile, rows, cols, cell, values, scale, strength, smooth, ends, ...score };
   }
 
-  // The maps of all heads from the query, and their mean distances when all layers have been swept.
+  // The maps of all heads from the query, and their mean distances and entropies when all layers have been swept.
   mosaic({ layer, head }) {
     const { record, view, query } = this;
     if (findUnswept(record) >= 0) this.measure(record);
     if (!view.layered) return null;
     const isComplete = record.layers.every((each) => swept.has(each));
-    const distances = isComplete ? record.layers.map((each) => swept.get(each).distances) : null;
+    const statisticsOf = (name) =>
+      isComplete ? record.layers.map((each) => swept.get(each)[name]) : null;
     const key = String(query);
     if (record.tiles?.key !== key) {
       record.tiles = { key, ...tilesOfHeads(record, queryRow(record, query)) };
@@ -552,7 +553,8 @@ class PageSource extends Source {
       picks: this.picks(),
       layer: head === "every" ? null : layer,
       head: view.head ? head : null,
-      distances,
+      distances: statisticsOf("distances"),
+      entropies: statisticsOf("entropies"),
       uniform: record.grid.uniform,
       off: this.state.off || null,
       pool: 0,
