@@ -558,7 +558,7 @@ class Explorer(Page):
         state, choice = self.state, self.choice
         layer = content.get("layer", state["layer"])
         if content["ask"] == "tour":
-            answer = self._tour(layer)
+            answer = self._tour(layer, content.get("head", state["head"]), content.get("key"))
         elif content["ask"] == "names":
             answer = {"names": [self.forward.full(k) for k in range(self.forward.classes)]}
         else:
@@ -570,15 +570,17 @@ class Explorer(Page):
         colors = Scale("viridis", 0, 1).table(0.9, "value")  # of small maps
         return answer, [colors.tobytes()]
 
-    def _tour(self, layer: int) -> dict:
-        """The numbers of the tour for the chosen patch and head in a layer."""
+    def _tour(self, layer: int, head: int | str, key: list[int] | None = None) -> dict:
+        """The numbers of the tour for the chosen patch in a layer. key: another patch, default its strongest one."""
         state = self.state
-        head = state["head"] if isinstance(state["head"], int) else MEAN
-        return details.tour(self.forward, layer, head, state["row"], state["column"])
+        single = head if isinstance(head, int) else MEAN
+        return details.tour(self.forward, layer, single, state["row"], state["column"], key)
 
     def tour_steps(self) -> list[str]:
         """The sentences of the tour if the front end shows it in place of the explorer."""
-        return self._tour(self.state["layer"])["sentences"] if self.guided else []
+        if not self.guided:
+            return []
+        return self._tour(self.state["layer"], self.state["head"])["sentences"]
 
     def _look(self, patch: tuple[int, int], check: Check) -> tuple[dict, list[bytes]]:
         """The map from a patch under the pointer."""
