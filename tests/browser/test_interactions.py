@@ -145,6 +145,11 @@ def test_heads_are_sorted_by_a_statistic(explorer, shown, model, order):
     number = re.search(rf"{order.split()[-1]} ([\d.]+) {unit}", words)[1]
     assert_number(explorer, number, values[layer, head])
     assert words.removesuffix(" Tiles are named layer.head.") in stage.get_attribute("aria-label")
+    explorer.act(lambda: see(explorer.root, "rollout"))  # which takes a layer, and no head
+    stage.focus()
+    explorer.press("ArrowRight", "ArrowRight")
+    explorer.until(f"through layers 0 to {ranked[3][0]}, mean")
+    assert explorer.root.locator(".stage rect.frame").count() == 3
     menu.select_option(label="by layer")
     assert explorer.root.locator(".across span").count() == 4
 
@@ -274,7 +279,7 @@ def test_each_step_of_the_tour_follows_a_click(explorer, shown, model, maps):
 
 
 @across(RUNNING)
-def test_tour_ends_with_a_head_that_is_turned_off(explorer):
+def test_tour_ends_with_a_head_turned_off_and_an_own_photo(explorer, tmp_path):
     explorer.look(2, 1, query=(2, 5))
     explorer.root.get_by_role("button", name="Tour", exact=True).click()
     explorer.root.get_by_role("button", name="Step 8").click()
@@ -286,7 +291,13 @@ def test_tour_ends_with_a_head_that_is_turned_off(explorer):
     explorer.root.get_by_role("button", name="Tour", exact=True).click()
     explorer.root.get_by_role("button", name="Step 8").click()
     assert in_tour(explorer, "").get_by_role("button", name="Turn off").count() == 0
-    explorer.page.keyboard.press("Escape")
+    image = np.random.default_rng(0).integers(0, 255, (150, 200, 3), np.uint8)
+    Image.fromarray(image).save(tmp_path / "own.png")
+    field = in_tour(explorer, ".next input")
+    explorer.act(lambda: field.set_input_files(tmp_path / "own.png"))
+    assert explorer.root.locator("dialog[open]").count() == 0
+    explorer.until("own.png", ".heading")
+    explorer.choose("photograph", "chelsea")
     explorer.act(explorer.root.get_by_role("button", name="Turn all on").click)
 
 

@@ -282,10 +282,10 @@ function makeMosaic(send) {
     if (sorted) return (isColumn && sorted[line * SORTED_COLUMNS + column]) || null;
     return isInside([column, line]) ? [column, line] : null;
   };
-  // The places that the choice frames in a sorted mosaic: a head, or all of a layer.
+  // The places that the choice frames in a sorted mosaic: a head, or all of a layer, also for their mean or maximum.
   const listChosen = () => {
     const [layer, row] = findChosen();
-    return sorted.filter(([k, r]) => k === layer && (row < 0 || r === row));
+    return sorted.filter(([k, r]) => k === layer && (row < REDUCED || r === row));
   };
   // The heads of a tile: one, or those of its layer for the rows of mean and maximum.
   const headsOf = ([k, r]) => {
@@ -535,6 +535,7 @@ function makeMosaic(send) {
     setPressed(distant, far);
     menu.selectedIndex = Object.keys(ORDERS).indexOf(order);
     menu.disabled = !all.distances;
+    menu.title = all.distances ? "" : "Sorting needs the distances and entropies of all layers";
     turner.hidden = !heads.length || !all.off;
     turner.textContent = heads.every(isOff) ? `Turn ${what} on` : `× Turn ${what} off`;
     reset.hidden = !off.length;

@@ -81,7 +81,7 @@ function makeScenes(about, base, acts) {
     ],
     [
       "Residual stream and MLP",
-      "Choose another layer: the sentence says what it adds.",
+      "Choose another layer: the sentence gives what it adds.",
       makeStream,
     ],
     [
