@@ -650,7 +650,8 @@ def test_tour_fits_the_model(vit, browser, tmp_path, kwargs, words):
         assert part in said[step]
     page.evaluate("""() => {
         const { source } = document.querySelector("#page");
-        source.traits.frame = { ...source.get("frame"), tour: true };
+        const get = source.get.bind(source);
+        source.get = (name) => (name === "frame" ? { ...get(name), tour: true } : get(name));
         source.emit("change:frame");
     }""")
     page.get_by_role("button", name="Tour", exact=True).click()
@@ -666,5 +667,6 @@ def test_tour_fits_the_model(vit, browser, tmp_path, kwargs, words):
     page.wait_for_function(
         "before => document.querySelector('.tour .sentence').textContent !== before", arg=before
     )
+    assert page.locator(".touring .tour[open] header", has_text="Step 1 of 8").count() == 1
     assert errors == []
     page.close()
