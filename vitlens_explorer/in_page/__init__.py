@@ -36,7 +36,7 @@ from vitlens.recorder.supported import UnsupportedModelError, family
 from vitlens.stream import read_each
 from vitlens_explorer import details, front
 from vitlens_explorer.controls import Control
-from vitlens_explorer.drawing import png, still
+from vitlens_explorer.drawing import SIDE, png, still
 from vitlens_explorer.explorer import BARS, LOOKING, Explorer
 from vitlens_explorer.lanes import Check, never_cancel
 from vitlens_explorer.panels import MAPS
@@ -597,15 +597,17 @@ def _layer(forward: Forward, layer: Layer) -> dict:
 
 
 def _streams(forward: Forward) -> dict:
-    """The model's input and `details.streams`, from which the scripts make the tour of any patch."""
+    """The model's input and `details.streams`, from which the scripts make the tour of any patch. `seen` is None if the
+    picture of the record is the input, and not enlarged."""
     numbers = details.streams(forward)
     places = numbers["positions"]
+    enlarged = 2 * max(forward.pixels.shape[:2]) <= SIDE
     return {
-        "seen": png(Image.fromarray(forward.pixels)),
+        "seen": png(Image.fromarray(forward.pixels), level=9) if enlarged else None,
         "tokens": array(numbers["tokens"]),
         "positions": None if places is None else array(places),
-        "lengths": array(numbers["lengths"], exact=True),
-        "added": array(numbers["added"], exact=True),
+        "lengths": array(numbers["lengths"]),
+        "added": array(numbers["added"]),
         "parts": numbers["added"].shape[-1],
         "channels": numbers["channels"],
         "table": numbers["table"],

@@ -112,7 +112,7 @@ async function tourOfRecord(record, { row, column, layer, head }) {
     layer,
     row,
     col: column,
-    pixels: await readPatch(streams.seen, query, patch),
+    pixels: await readPatch(streams.seen || record.picture, query, patch),
     value: explainWeight(record, { layer, head: opened, query, key: null }),
     channels,
     token: vectorOf(streams.tokens),
