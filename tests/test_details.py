@@ -13,7 +13,7 @@ from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import family
-from vitlens_explorer.details import tour, value
+from vitlens_explorer.details import streams, tour, value
 from vitlens_explorer.explorer import Explorer
 from vitlens_explorer.lanes import QUICK
 
@@ -108,6 +108,14 @@ def test_tour_numbers_equal_the_model(vit, kind):
     np.testing.assert_allclose(shown["heads"], maps[1], rtol=1e-2, atol=1e-6)
     np.testing.assert_allclose(shown["depth"], maps.mean(1), rtol=1e-2, atol=1e-6)
     assert shown["value"] == json.loads(json.dumps(value(forward, 1, 2, (2, 1), None)))
+    other = tour(forward, 1, 2, 2, 1, (3, 0))
+    assert other["value"] == value(forward, 1, 2, (2, 1), (3, 0))
+    assert "and row 3, column 0 a key" in other["sentences"][3]
+    every, patch = streams(forward), 2 * forward.grid.cols + 1
+    np.testing.assert_allclose(every["tokens"][patch], stream[0], rtol=1e-5)
+    np.testing.assert_allclose(every["lengths"][:, patch], stream.norm(dim=-1), rtol=1e-5)
+    np.testing.assert_allclose(every["added"][:, patch], wanted, rtol=1e-4)
+    assert every["table"] == shown["table"]
     pixels = np.array(shown["pixels"])
     assert np.array_equal(pixels, forward.pixels[32:48, 16:32]) and shown["table"] == (
         kind != "rotary"

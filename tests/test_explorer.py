@@ -494,6 +494,9 @@ def test_explorer_caption_colors_and_distances(explorer):
         (maps[:, :, 1:, 1:] * distances).sum(-1).mean(-1),
         rtol=1e-5,
     )
+    assert_near(
+        explorer.frame["mosaic"]["entropies"], -(maps * np.log(maps)).sum(-1).mean(-1), rtol=1e-5
+    )
     assert explorer.frame["mosaic"]["uniform"] == pytest.approx(
         distances.mean() * 16 / 17
     )  # of 17 tokens

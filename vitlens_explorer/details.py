@@ -77,15 +77,22 @@ def value(
 
 
 @torch.inference_mode()
-def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> dict:
+def tour(
+    forward: Forward,
+    layer: int,
+    head: int | str,
+    row: int,
+    col: int,
+    key: tuple[int, int] | None = None,
+) -> dict:
     """The numbers of the tour for a patch, a layer and a head.
 
-    `value`: that of the patch and its strongest key. `pixels` (h, w, 3) of the patch, `token` (D) that enters the
-    first layer, `position` (D) or None, `lengths` (L + 1) of the token before and after each layer, `added` (L, 2)
-    lengths of what attention and MLP add, or (L, 1) of the whole change. `heads` (H, P): weights of the patch in the
-    layer, `depth` (L, P): in each layer, the mean over heads. `lens`: (class, probability) of the read-out after each
-    layer, empty without a classifier. `plain`: the outputs are values instead of probabilities. `sentences`: one for
-    each step.
+    `value`: that of the patch and a key, default its strongest one. `pixels` (h, w, 3) of the patch, `token` (D) that
+    enters the first layer, `position` (D) or None, `lengths` (L + 1) of the token before and after each layer, `added`
+    (L, 2) lengths of what attention and MLP add, or (L, 1) of the whole change. `heads` (H, P): weights of the patch
+    in the layer, `depth` (L, P): in each layer, the mean over heads. `lens`: (class, probability) of the read-out
+    after each layer, empty without a classifier. `plain`: the outputs are values instead of probabilities.
+    `sentences`: one for each step.
     """
     grid = forward.grid
     position = grid.index(row, col)
@@ -94,9 +101,8 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
     height, width = grid.patch
     pixels = forward.pixels[row * height : (row + 1) * height, col * width : (col + 1) * width]
     table = family(forward.model).positions()
-    place = None
-    if table is not None and table.shape[:2] == (grid.rows, grid.cols):
-        place = round_digits(table[row, col].detach().float().cpu(), 4)
+    places = _positions(forward)
+    place = None if places is None else round_digits(places[row, col], 4)
     lens = []
     if forward.classes and not any(part == "pool" for part, _ in forward.off):
         with eval_mode(forward.model):
@@ -107,7 +113,7 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
         "row": row,
         "col": col,
         "pixels": pixels.tolist(),
-        "value": value(forward, layer, head, (row, col), None),
+        "value": value(forward, layer, head, (row, col), key),
         "channels": forward.batch.shape[1],
         "token": round_digits(stream[0], 4),
         "table": table is not None,
@@ -120,6 +126,35 @@ def tour(forward: Forward, layer: int, head: int | str, row: int, col: int) -> d
         "plain": forward.outputs == "value",
     }
     return about | {"sentences": _sentences(read=forward.readout, **about)}
+
+
+@torch.inference_mode()
+def streams(forward: Forward) -> dict:
+    """The numbers of the tour that follow from no attention, for all patches.
+
+    `tokens` (P, D) that enter the first layer, `positions` (P, D) or None, `lengths` (L + 1, P) of the tokens before
+    and after each layer, `added` (L, P, 2) lengths of what attention and MLP add, or (L, P, 1) of the whole change.
+    `channels` of the input, and `table`: True for a model with a position table.
+    """
+    stream, added = _stream(forward, slice(forward.grid.prefix, None))
+    places = _positions(forward)
+    changes = [torch.stack([part.norm(dim=-1) for part in parts], -1) for parts in added]
+    return {
+        "tokens": stream[0],
+        "positions": None if places is None else places.flatten(0, 1),
+        "lengths": torch.stack([tokens.norm(dim=-1) for tokens in stream]),
+        "added": torch.stack(changes),
+        "channels": forward.batch.shape[1],
+        "table": family(forward.model).positions() is not None,
+    }
+
+
+def _positions(forward: Forward) -> Tensor | None:
+    """Position vectors (rows, cols, D), or None for a model without a table or with one of another grid."""
+    table = family(forward.model).positions()
+    if table is None or table.shape[:2] != (forward.grid.rows, forward.grid.cols):
+        return None
+    return table.detach().float().cpu()
 
 
 def _sentences(
@@ -225,9 +260,9 @@ def _grid_fields(forward: Forward) -> dict:
     }
 
 
-def _stream(forward: Forward, position: int) -> tuple[list[Tensor], list[list[Tensor]]]:
+def _stream(forward: Forward, position: int | slice) -> tuple[list[Tensor], list[list[Tensor]]]:
     """The token (D,) at a position before and after each layer, and what each layer adds: by attention and by MLP, or
-    as one vector."""
+    as one vector. A slice of positions gives tokens (N, D)."""
     before, between = _tokens_within_layers(forward, position)
     stream = [*before, *(tokens[0, position].float().cpu() for tokens in forward.tokens)]
     added = []
@@ -239,7 +274,9 @@ def _stream(forward: Forward, position: int) -> tuple[list[Tensor], list[list[Te
     return stream, added
 
 
-def _tokens_within_layers(forward: Forward, position: int) -> tuple[list[Tensor], list[Tensor]]:
+def _tokens_within_layers(
+    forward: Forward, position: int | slice
+) -> tuple[list[Tensor], list[Tensor]]:
     """The token (D,) at a position that enters the first layer, and after the attention of each pre-norm layer."""
     about = family(forward.model)
     before: list[Tensor] = []

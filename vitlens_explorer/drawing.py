@@ -64,10 +64,10 @@ def tiles_png(tiles: np.ndarray, scales: list[Scale], side: int) -> bytes:
     return png(Image.fromarray(page))
 
 
-def png(image: Image.Image) -> bytes:
-    """PNG file of a PIL image."""
+def png(image: Image.Image, level: int = 1) -> bytes:
+    """PNG file of a PIL image. level: of compression, from 1 (fast) to 9 (small)."""
     file = io.BytesIO()
-    image.save(file, format="png", compress_level=1)
+    image.save(file, format="png", compress_level=level)
     return file.getvalue()
 
 

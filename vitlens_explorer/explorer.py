@@ -68,8 +68,8 @@ from vitlens_explorer.views import (
     curves,
     head_control,
     head_maps,
+    head_statistics,
     map_panel,
-    mean_distance,
     order_of_covering,
     query_words,
     score,
@@ -292,8 +292,9 @@ class Explorer(Page):
         choice = self.choice
         return Key("random", (self.forward.key, choice.target, choice.against))
 
-    def _distance_key(self) -> Key:
-        return Key("distance", (self.forward.key,))
+    def _statistics_key(self) -> Key:
+        """Key of the distances and entropies of all heads."""
+        return Key("statistics", (self.forward.key,))
 
     def view(self, check: Check = never_cancel) -> Map | Job:
         """The current map, or its job for the long lane."""
@@ -331,8 +332,8 @@ class Explorer(Page):
     def _background_jobs(self) -> list[Job]:
         """Jobs for the parts besides the current map, in order."""
         forward, choice = self.forward, self.choice
-        distance = partial(mean_distance, forward)
-        jobs = [Job(self._distance_key(), distance, "Mean attention distance")]
+        statistics = partial(head_statistics, forward)
+        jobs = [Job(self._statistics_key(), statistics, "Distance and entropy of all heads")]
         current = self._computed_map(self.state["view"])
         if not (self.row.attributes and isinstance(current, Map)):
             return jobs
@@ -523,7 +524,10 @@ class Explorer(Page):
         query = query_of(self.state)
         key = Key("mosaic", (forward.key, query))
         maps, tops = self.results.once(key, partial(head_maps, forward, query, check))
-        distances = self.results.get(self._distance_key())
+        statistics = self.results.get(self._statistics_key())
+        distances, entropies = None, None
+        if isinstance(statistics, np.ndarray):
+            distances, entropies = statistics.tolist()
         heads = range(forward.heads)
         combined = {"": [None, None], "added": [SUM, None]}.get(row.head, [MEAN, MAX])
         single = heads if row.head in ("each", "added") else [None] * forward.heads
@@ -539,7 +543,8 @@ class Explorer(Page):
             "picks": [*combined, *single],
             "layer": None if choice.head == EVERY else choice.layer,
             "head": choice.head if row.head else None,
-            "distances": distances.tolist() if isinstance(distances, np.ndarray) else None,
+            "distances": distances,
+            "entropies": entropies,
             "uniform": forward.grid.uniform_distance(),
             "off": self.state["off"],
             "pool": self._pool_heads,
@@ -553,7 +558,7 @@ class Explorer(Page):
         state, choice = self.state, self.choice
         layer = content.get("layer", state["layer"])
         if content["ask"] == "tour":
-            answer = self._tour(layer)
+            answer = self._tour(layer, content.get("head", state["head"]), content.get("key"))
         elif content["ask"] == "names":
             answer = {"names": [self.forward.full(k) for k in range(self.forward.classes)]}
         else:
@@ -565,15 +570,17 @@ class Explorer(Page):
         colors = Scale("viridis", 0, 1).table(0.9, "value")  # of small maps
         return answer, [colors.tobytes()]
 
-    def _tour(self, layer: int) -> dict:
-        """The numbers of the tour for the chosen patch and head in a layer."""
+    def _tour(self, layer: int, head: int | str, key: list[int] | None = None) -> dict:
+        """The numbers of the tour for the chosen patch in a layer. key: another patch, default its strongest one."""
         state = self.state
-        head = state["head"] if isinstance(state["head"], int) else MEAN
-        return details.tour(self.forward, layer, head, state["row"], state["column"])
+        single = head if isinstance(head, int) else MEAN
+        return details.tour(self.forward, layer, single, state["row"], state["column"], key)
 
     def tour_steps(self) -> list[str]:
         """The sentences of the tour if the front end shows it in place of the explorer."""
-        return self._tour(self.state["layer"])["sentences"] if self.guided else []
+        if not self.guided:
+            return []
+        return self._tour(self.state["layer"], self.state["head"])["sentences"]
 
     def _look(self, patch: tuple[int, int], check: Check) -> tuple[dict, list[bytes]]:
         """The map from a patch under the pointer."""

@@ -153,8 +153,8 @@ def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None
 def tour(model: nn.Module, image=None) -> Widget:
     """Widget with a tour of a model on one image, in eight steps with its numbers, from pixels to the class.
 
-    The tour follows one patch. A click or the arrow keys go from step to step. `explore` opens the same tour by its
-    button "Tour". model, image: as in `explore`.
+    The tour follows one patch. A click on another patch, head or layer changes its numbers. The buttons or the arrow
+    keys go from step to step. `explore` opens the same tour by its button "Tour". model, image: as in `explore`.
 
     >>> widget = vitlens_explorer.tour(model, cat)
     """

@@ -759,9 +759,12 @@ def heads_table(forward: Forward, check: Check) -> dict[str, list]:
 
 
 @torch.inference_mode()
-def mean_distance(forward: Forward, check: Check) -> np.ndarray:
-    """Mean attention distance (L, H) in input pixels."""
-    return attention.mean_distance(Layers(forward, slice(None), check))[0].float().cpu().numpy()
+def head_statistics(forward: Forward, check: Check) -> np.ndarray:
+    """Mean attention distance in input pixels and entropy in nats of all heads, (2, L, H)."""
+    layers = Layers(forward, slice(None), check)
+    summary = attention.summary(layers, "mean_distance", "entropy")
+    both = torch.stack([summary.mean_distance[0], summary.entropy[0]])
+    return both.float().cpu().numpy()
 
 
 def seconds(forward: Forward) -> float:

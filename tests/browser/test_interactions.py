@@ -34,7 +34,7 @@ from vitlens import attention, capture, intervene, load_image, stream
 from vitlens.attribution import relevance
 from vitlens.faithfulness import curves
 from vitlens.images import samples
-from vitlens.models import preprocess
+from vitlens.models import preprocess, restore
 
 pytestmark = MARKS
 
@@ -102,6 +102,203 @@ def test_click_and_keys_in_the_mosaic(explorer, shown):
     explorer.press("ArrowRight", "ArrowUp")
     explorer.shows(shown(2, 0, (2, 5)))
     explorer.root.locator(".mosaic").get_by_role("button", name="Attention").click()
+
+
+@across(ALL)
+@pytest.mark.parametrize("order", ["attention distance", "entropy"])
+def test_heads_are_sorted_by_a_statistic(explorer, shown, model, order):
+    """Clicks and keys choose the head of a tile, whose number is under the mosaic and in its accessible name."""
+    vit = opened_model(model)
+    with capture(vit) as captured:
+        vit(preprocess(vit, PICTURE))
+    name, unit = {
+        "attention distance": ("mean_distance", "pixels"),
+        "entropy": ("entropy", "nats"),
+    }[order]
+    values = getattr(attention.summary(captured, name), name)[0].numpy()
+    ranked = [
+        divmod(at, values.shape[1]) for at in values.flatten().argsort(kind="stable").tolist()
+    ]
+    explorer.look(3, query=(2, 5))
+    menu = explorer.root.get_by_label("Order of the heads")
+    explorer.page.wait_for_function(
+        "node => !node.disabled", arg=menu.element_handle()
+    )  # the numbers of all layers are there
+    menu.select_option(label=f"by {order}")
+    explorer.root.locator(".mosaic h3", has_text=f"by {order}, ").wait_for()
+    names = explorer.root.locator(".stage text").all_text_contents()
+    assert names == [f"{layer}.{head}" for layer, head in ranked]
+    stage = explorer.root.locator(".stage")
+    stage.scroll_into_view_if_needed()
+    box = stage.bounding_box()
+    second_line = {"x": 1.5 / 8 * box["width"], "y": 0.75 * box["height"]}
+    explorer.act(lambda: stage.click(position=second_line))
+    layer, head = ranked[9]
+    explorer.shows(shown(layer, head, (2, 5)))
+    stage.focus()
+    explorer.press("ArrowRight", "ArrowUp", "ArrowLeft")
+    layer, head = ranked[1]
+    explorer.shows(shown(layer, head, (2, 5)))
+    explorer.page.mouse.move(1, 1)
+    words = explorer.text(".mosaic .note")
+    assert words.startswith(f"Layer {layer}, head {head}: ")
+    number = re.search(rf"{order.split()[-1]} ([\d.]+) {unit}", words)[1]
+    assert_number(explorer, number, values[layer, head])
+    assert words.removesuffix(" Tiles are named layer.head.") in stage.get_attribute("aria-label")
+    explorer.act(lambda: see(explorer.root, "rollout"))  # which takes a layer, and no head
+    stage.focus()
+    explorer.press("ArrowRight", "ArrowRight")
+    explorer.until(f"through layers 0 to {ranked[3][0]}, mean")
+    assert explorer.root.locator(".stage rect.frame").count() == 3
+    menu.select_option(label="by layer")
+    assert explorer.root.locator(".across span").count() == 4
+
+
+def in_tour(explorer, part):
+    """A part of the tour."""
+    return explorer.root.locator(f"dialog.tour {part}")
+
+
+def click_in_tour(explorer, row, col):
+    """Click a patch of the photo of a step."""
+    canvas = in_tour(explorer, ".scene .picture canvas").first
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    place = {"x": (col + 0.5) / 8 * box["width"], "y": (row + 0.5) / 8 * box["height"]}
+    in_tour(explorer, ".scene .picture").first.click(position=place)
+
+
+def wait_for_frame(explorer, row, col):
+    """Wait until the tour frames a patch."""
+    frame = in_tour(explorer, f".scene rect.frame[x='{col / 8}'][y='{row / 8}']")
+    frame.wait_for(state="attached")
+
+
+def number_after(explorer, words):
+    """The number after some words in the sentence of the tour, once they are there."""
+    sentence = in_tour(explorer, ".sentence")
+    sentence.filter(has_text=words).wait_for()
+    return re.search(re.escape(words) + r" ?([−\d.e]*\d)", sentence.inner_text())[1].replace(
+        "−", "-"
+    )
+
+
+def reaches(explorer, part, read, values):
+    """Wait until the numbers that a function reads from a part of the tour have these values, to 1 %."""
+    explorer.page.wait_for_function(
+        f"""([root, part, values]) => {{
+            const read = ({read})(root.querySelector(`dialog ${{part}}`));
+            return values.every((value, k) => Math.abs(read[k] / value - 1) < 0.01);
+        }}""",
+        arg=[explorer.root.element_handle(), part, values],
+    )
+
+
+@across(ALL)
+def test_each_step_of_the_tour_follows_a_click(explorer, shown, model, maps):
+    """Patch, key, head and layer that are chosen in the tour. The explorer then shows them."""
+    vit = opened_model(model)
+    batch = preprocess(vit, PICTURE)
+    with torch.no_grad():
+        best = str(vit(batch)[0].argmax().item())
+        tokens = vit.patch_embed(batch)[0] + vit.pos_embed[0, 1:]
+    explorer.look(3, query=(2, 5))
+    explorer.root.get_by_role("button", name="Tour", exact=True).click()
+    step = in_tour(explorer, "header")
+    step.filter(has_text="Step 1 of 8").wait_for()
+
+    click_in_tour(explorer, 4, 1)
+    pixel = ", ".join(map(str, restore(vit, batch)[0][16 * 4 + 8, 16 + 8]))
+    in_tour(explorer, ".sentence").filter(has_text=f"each: {pixel} in the middle").wait_for()
+    row, col = divmod(maps[3, :, 1 + 4 * 8 + 1, 1:].mean(0).argmax(), 8)
+    payoff = in_tour(explorer, ".payoff").inner_text()
+    assert f"answers “{best}” (" in payoff and f"most at row {row}, column {col}." in payoff
+
+    explorer.page.keyboard.press("ArrowRight")  # the focus is on the photo
+    pixel = ", ".join(map(str, restore(vit, batch)[0][16 * 4 + 8, 16 * 2 + 8]))
+    in_tour(explorer, ".sentence").filter(has_text=f"each: {pixel} in the middle").wait_for()
+    assert "Step 1 of 8" in step.inner_text()
+
+    in_tour(explorer, "nav").get_by_role("button", name="Next").click()
+    click_in_tour(explorer, 6, 3)
+    wait_for_frame(explorer, 6, 3)
+    explorer.root.get_by_role("button", name="Step 3").click()
+    click_in_tour(explorer, 5, 3)
+    query = 5 * 8 + 3
+    reaches(
+        explorer,
+        "canvas[aria-label^='token']",
+        "node => node.ariaLabel.split(' from ')[1].replaceAll('−', '-').split(' to ').map(Number)",
+        [tokens[query].min().item(), tokens[query].max().item()],
+    )
+
+    explorer.root.get_by_role("button", name="Step 4").click()
+    click_in_tour(explorer, 0, 6)
+    logit = number_after(
+        explorer, "row 0, column 6 a key: the 32 products of their numbers, summed and scaled, give"
+    )
+    head = int(number_after(explorer, "In layer 3, head"))
+    with torch.no_grad(), capture(vit) as attn:
+        vit(batch)
+    exact = attn[3].logits([1 + query])[0, head, 0]
+    assert float(logit) == pytest.approx(exact[1 + 6].item(), rel=2e-2, abs=1e-3)
+
+    explorer.root.get_by_role("button", name="Step 5").click()
+    click_in_tour(explorer, 7, 7)
+    reaches(
+        explorer,
+        ".sentence",
+        "node => [parseFloat(node.textContent.split('becomes ')[1])]",
+        [maps[3, head, 1 + query, 1 + 63].item()],
+    )
+
+    explorer.root.get_by_role("button", name="Step 6").click()
+    other = (head + 1) % 3
+    explorer.act(lambda: in_tour(explorer, ".scene button").nth(other).click())
+    in_tour(explorer, f".scene button:nth-child({other + 1})[aria-pressed=true]").wait_for()
+    explorer.shows(shown(3, other, (5, 3)))
+    explorer.root.get_by_role("button", name="Step 4").click()
+    number_after(explorer, f"In layer 3, head {other}, the patch has a query and row")
+
+    explorer.root.get_by_role("button", name="Step 7").click()
+    explorer.act(lambda: in_tour(explorer, "").get_by_role("button", name="Layer 1").click())
+    length = number_after(explorer, "In layer 1, attention adds a vector of length")
+    assert float(length) > 0
+
+    explorer.root.get_by_role("button", name="Step 8").click()
+    layers = in_tour(explorer, ".depth .bars button")
+    layers.nth(2).click()
+    in_tour(explorer, "canvas[aria-label='Layer 2, mean of the heads']").wait_for()
+    runs = explorer.name in RUNNING
+    assert in_tour(explorer, ".next input[type=file]").count() == int(runs)
+    assert in_tour(explorer, ".next").get_by_role("button", name="Turn off").count() == int(runs)
+    explorer.act(lambda: in_tour(explorer, ".next").get_by_role("button", name="Compare").click())
+    assert explorer.root.locator("dialog[open]").count() == 0
+    explorer.page.wait_for_function("document.activeElement.matches('.stage')")
+    explorer.shows(shown(1, other, (5, 3)))
+
+
+@across(RUNNING)
+def test_tour_ends_with_a_head_turned_off_and_an_own_photo(explorer, tmp_path):
+    explorer.look(2, 1, query=(2, 5))
+    explorer.root.get_by_role("button", name="Tour", exact=True).click()
+    explorer.root.get_by_role("button", name="Step 8").click()
+    explorer.act(
+        lambda: in_tour(explorer, "").get_by_role("button", name="Turn off head 1").click()
+    )
+    assert "head 1 of layer 2" in explorer.text("figcaption")
+    assert explorer.root.locator("dialog[open]").count() == 0
+    explorer.root.get_by_role("button", name="Tour", exact=True).click()
+    explorer.root.get_by_role("button", name="Step 8").click()
+    assert in_tour(explorer, "").get_by_role("button", name="Turn off").count() == 0
+    image = np.random.default_rng(0).integers(0, 255, (150, 200, 3), np.uint8)
+    Image.fromarray(image).save(tmp_path / "own.png")
+    field = in_tour(explorer, ".next input")
+    explorer.act(lambda: field.set_input_files(tmp_path / "own.png"))
+    assert explorer.root.locator("dialog[open]").count() == 0
+    explorer.until("own.png", ".heading")
+    explorer.choose("photograph", "chelsea")
+    explorer.act(explorer.root.get_by_role("button", name="Turn all on").click)
 
 
 @across(ALL)

@@ -25,6 +25,7 @@ from browser.test_page import (
     NAME,
     Reference,
     assert_alike,
+    assert_tour,
     control,
     floats,
     opened,
@@ -456,25 +457,6 @@ def test_pictures_equal_those_of_python(page):
         np.asarray(Image.open(io.BytesIO(each)).convert("RGB")) for each in (picture, exact)
     )
     assert np.array_equal(got, expected)
-
-
-def assert_tour(found, exact):
-    """Equal texts and whole numbers, and numbers that Python rounds to three or more digits."""
-    if isinstance(exact, dict):
-        assert {*exact} - {*found} <= {"channels", "table"}
-        for name in found:
-            assert_tour(found[name], exact[name])
-    elif np.array(exact).dtype.kind == "f":
-        found, exact = np.array(found), np.array(exact)
-        assert (
-            found.shape == exact.shape and np.abs(found - exact).max() <= 5e-3 * np.abs(exact).max()
-        )
-    elif isinstance(exact, list) and exact and isinstance(exact[0], list):
-        for pair in zip(found, exact, strict=True):
-            for each in zip(*pair, strict=True):
-                assert_tour(*each)
-    else:
-        assert found == exact
 
 
 LIVE = {"view", "layer", "head", "query", "row", "column", "off", "way", "target", "against"}

@@ -466,6 +466,61 @@ def test_saved_page_answers_as_explorer(vit, browser, tmp_path, kind):
     page.close()
 
 
+def assert_tour(found, exact):
+    """Equal texts and whole numbers, and numbers that Python rounds to three or more digits."""
+    if isinstance(exact, dict):
+        assert {*exact} - {*found} <= {"channels", "table"}
+        for name in found:
+            assert_tour(found[name], exact[name])
+    elif exact == []:
+        assert found == []
+    elif np.array(exact).dtype.kind == "f":
+        found, exact = np.array(found), np.array(exact)
+        assert (
+            found.shape == exact.shape and np.abs(found - exact).max() <= 5e-3 * np.abs(exact).max()
+        )
+    elif isinstance(exact, list) and exact and isinstance(exact[0], list):
+        for pair in zip(found, exact, strict=True):
+            for each in zip(*pair, strict=True):
+                assert_tour(*each)
+    else:
+        assert found == exact
+
+
+TOURED = MODELS | {"not enlarged": {"img_size": 240}}
+
+
+def without_numbers(sentences):
+    return [re.sub(r"[−\d][\d.e−]*", "#", each) for each in sentences]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in EVERY_DAY else pytest.param(kind, marks=pytest.mark.slow) for kind in TOURED],
+)
+def test_saved_page_makes_the_tour_of_any_patch(vit, browser, tmp_path, kind):
+    """Its numbers for other patches, layers, heads and keys equal Python's."""
+    model, image = vit(num_classes=5, **TOURED[kind]), samples()[NAME]
+    path = save_page(model, {NAME: image}, tmp_path / "page.html")
+    page, _, errors = opened(browser, path)
+    explorer = Reference(model, image, False)
+    for values, question in (
+        ({"row": 0, "column": 3, "layer": 0, "head": 1}, {}),
+        ({"row": 2, "column": 1, "layer": 1, "head": "mean"}, {}),
+        ({"row": 1, "column": 0, "layer": 2, "head": 2}, {"head": 0, "key": [2, 2]}),
+    ):
+        page.evaluate(FRAME, [{"set": values, "number": 10**15}])
+        explorer.send(**values)
+        question |= {"ask": "tour"}
+        found = page.evaluate(ASK, question)[0]
+        exact = plain(explorer.page.look_up(question, lambda: None)[0])
+        assert without_numbers(found.pop("sentences")) == without_numbers(exact.pop("sentences"))
+        assert found.keys() == exact.keys()
+        assert_tour(found, exact)
+    assert errors == []
+    page.close()
+
+
 def content_of(path):
     """The data of a file, without its arrays."""
     data = re.search(r'id="data">([^<]+)</script>', path.read_text("utf-8"))[1]
@@ -497,6 +552,9 @@ def test_save_page_leaves_out_layers_above_the_limit(vit, browser, tmp_path, mon
         np.frombuffer(expected["panels"][0]["values"], "<f4"),
     )
     assert np.abs(shown - right).max() <= 3e-3 * right.max() and frame["message"] == ""
+    tour = page.evaluate(ASK, {"ask": "tour"})[0]
+    assert [values is None for values in tour["depth"]] == [False, True, False]
+    assert len(walk(page)) == 8
     frame = page.evaluate(FRAME, [{"set": {"layer": 1}, "number": 10**15}])
     assert frame["message"] == "Layer has no value 1." and control(frame, "layer")["value"] == 0
     assert frame["mosaic"]["distances"] is None and errors == [] and requests == [path.as_uri()]
@@ -595,12 +653,23 @@ def test_tour_fits_the_model(vit, browser, tmp_path, kwargs, words):
         assert part in said[step]
     page.evaluate("""() => {
         const { source } = document.querySelector("#page");
-        source.traits.frame = { ...source.get("frame"), tour: true };
+        const get = source.get.bind(source);
+        source.get = (name) => (name === "frame" ? { ...get(name), tour: true } : get(name));
         source.emit("change:frame");
     }""")
     page.get_by_role("button", name="Tour", exact=True).click()
     page.wait_for_selector(".touring .tour[open]")
     assert page.locator(".body").is_hidden() and page.locator(".questions").is_hidden()
     assert page.get_by_role("button", name="Close the tour").count() == 0
+    page.get_by_role("button", name="Step 8").click()
+    page.locator(".tour .next", has_text="vitlens_explorer.explore").wait_for()
+    assert page.locator(".tour .next button").count() == 0
+    page.get_by_role("button", name="Step 1").click()
+    before = page.locator(".tour .sentence").inner_text()
+    page.locator(".tour .scene .picture").click(position={"x": 5, "y": 5})
+    page.wait_for_function(
+        "before => document.querySelector('.tour .sentence').textContent !== before", arg=before
+    )
+    assert page.locator(".touring .tour[open] header", has_text="Step 1 of 8").count() == 1
     assert errors == []
     page.close()

@@ -221,29 +221,71 @@ function makeCurves(described, panel, picture, reveal, send) {
 const BLANK = 0x5a808080; // gray with 35 % opacity, as a pixel: a tile without a map
 const LABELED = 16; // largest number of columns with numbers in their tiles, and of labels along a side
 const REDUCED = 2; // rows of the mosaic before those of the heads: the mean and the maximum over heads
+const SORTED_COLUMNS = 8; // of the mosaic in an order other than by layer: wide enough for the names of heads
+const ORDERS = {
+  layer: { name: "by layer" },
+  distances: { name: "by attention distance", unit: "pixels" },
+  entropies: { name: "by entropy", unit: "nats" },
+};
 
 // The maps of all heads from the query, a column for each layer, or their mean attention distances. A click or an arrow
 // key chooses a layer and a head. A right click or X switches heads off. Places are [layer, row], with the mean and the
-// maximum over heads in rows 0 and 1.
+// maximum over heads in rows 0 and 1. In another order the heads alone are shown, from the smallest value to the
+// largest, line by line. Cells are [column, line].
 function makeMosaic(send) {
   let all = null; // what the frame describes
   let far = false; // tiles show distances
   let hovered = null; // place under the pointer
   let aim = null; // chosen place without an answer yet
   let off = []; // heads that are off, [layer, head] each
+  let order = "layer"; // what the user chose of ORDERS
+  let sorted = null; // places in the order of a statistic. null: by layer
+  let cursor = null; // place of the last choice, which views without heads do not keep
 
   const findChosen = () => {
     if (aim) return aim;
     return [all.layer, all.picks.findIndex((pick) => pick !== null && pick === all.head)];
   };
-  const countColumns = () => all.layers + (all.pool ? 1 : 0);
+  const countColumns = () => {
+    if (sorted) return Math.min(SORTED_COLUMNS, sorted.length);
+    return all.layers + (all.pool ? 1 : 0);
+  };
+  const countLines = () => (sorted ? Math.ceil(sorted.length / countColumns()) : all.names.length);
   const isInside = ([k, r]) => {
     if (k === all.layers) return r >= REDUCED && r < REDUCED + all.pool;
     return k >= 0 && k < all.layers && r >= 0 && r < all.names.length;
   };
+  const listHeads = () => {
+    const layers = [...Array(all.layers).keys()];
+    return layers.flatMap((k) => all.names.slice(REDUCED).map((_, head) => [k, head + REDUCED]));
+  };
   const listPlaces = () => {
+    if (sorted) return sorted;
     const columns = [...Array(countColumns()).keys()];
     return columns.flatMap((k) => all.names.map((_, r) => [k, r])).filter(isInside);
+  };
+  const indexOf = (place) => sorted.findIndex((each) => isEqual(each, place));
+  // Sorts the heads by a statistic, if its numbers are there. Heads of equal values are in the order of layers.
+  const sortHeads = () => {
+    const values = order === "layer" ? null : all[order];
+    const valueOf = ([k, r]) => values[k][r - REDUCED];
+    sorted = values ? listHeads().sort((a, b) => valueOf(a) - valueOf(b)) : null;
+  };
+  const cellOf = (place) => {
+    if (!sorted) return place;
+    const at = indexOf(place);
+    return at < 0 ? null : [at % SORTED_COLUMNS, Math.floor(at / SORTED_COLUMNS)];
+  };
+  // The place of a cell, or null.
+  const placeAt = ([column, line]) => {
+    const isColumn = column >= 0 && column < countColumns();
+    if (sorted) return (isColumn && sorted[line * SORTED_COLUMNS + column]) || null;
+    return isInside([column, line]) ? [column, line] : null;
+  };
+  // The places that the choice frames in a sorted mosaic: a head, or all of a layer, also for their mean or maximum.
+  const listChosen = () => {
+    const [layer, row] = findChosen();
+    return sorted.filter(([k, r]) => k === layer && (row < REDUCED || r === row));
   };
   // The heads of a tile: one, or those of its layer for the rows of mean and maximum.
   const headsOf = ([k, r]) => {
@@ -279,6 +321,7 @@ function makeMosaic(send) {
   const choose = (place) => {
     if (!place || !isInside(place)) return;
     const [layer, row] = place;
+    cursor = place;
     if (layer === all.layers) {
       turn(place); // heads of the pool have no map
       return;
@@ -287,7 +330,22 @@ function makeMosaic(send) {
     aim = head === null ? [layer, -1] : place;
     set(head === null ? { layer } : { layer, head });
   };
+  // Goes through the heads of a sorted mosaic, to its ends.
+  const moveSorted = (down, across) => {
+    const chosen = listChosen();
+    const from = chosen.find((place) => isEqual(place, cursor)) || chosen[0];
+    if (!from) {
+      choose(sorted[0]);
+      return;
+    }
+    const to = indexOf(from) + across + down * SORTED_COLUMNS;
+    choose(sorted[to]);
+  };
   const move = (down, across) => {
+    if (sorted) {
+      moveSorted(down, across);
+      return;
+    }
     const [k, r] = findChosen();
     if (k === null) choose([0, REDUCED]);
     else choose([k + across, r < 0 ? 0 : r + down]);
@@ -301,14 +359,19 @@ function makeMosaic(send) {
     if (r < REDUCED) return `Layer ${k}, ${all.names[r]} over heads: ${weight}`;
     const head = r - REDUCED;
     const turned = isOff([k, head]) ? ", off" : "";
-    let distance = "";
-    if (all.distances) distance = `, mean distance ${formatNumber(all.distances[k][head])} pixels`;
-    return `Layer ${k}, head ${head}: ${weight}${distance}${turned}`;
+    let statistics = "";
+    if (all.distances) {
+      const distance = formatNumber(all.distances[k][head]);
+      const entropy = formatNumber(all.entropies[k][head]);
+      statistics = `, mean distance ${distance} pixels, entropy ${entropy} nats`;
+    }
+    return `Layer ${k}, head ${head}: ${weight}${statistics}${turned}`;
   };
   const hover = (place) => {
     hovered = place;
     const uniform = far ? ` Uniform attention: ${formatNumber(all.uniform)} pixels.` : "";
-    note.textContent = `${placeWords(hovered || findChosen())}.${uniform}`;
+    const names = sorted ? " Tiles are named layer.head." : "";
+    note.textContent = `${placeWords(hovered || findChosen())}.${uniform}${names}`;
   };
 
   const hidden = { "aria-hidden": "true" };
@@ -330,9 +393,16 @@ function makeMosaic(send) {
   const distant = makeSmallButton("Distance", () => showDistances(true));
   const group = { class: "modes", role: "group", "aria-label": "Tiles show" };
   const mode = make("span", group, near, distant);
+  const sort = (name) => {
+    order = name;
+    draw();
+  };
+  const onchange = () => sort(Object.keys(ORDERS)[menu.selectedIndex]);
+  const choices = Object.values(ORDERS).map(({ name }) => make("option", {}, name));
+  const menu = make("select", { "aria-label": "Order of the heads", onchange }, ...choices);
   const turner = makeSmallButton("", () => turn(findChosen()));
   const reset = makeSmallButton("Turn all on", turnAllOn);
-  const actions = make("div", { class: "actions" }, mode, turner, reset);
+  const actions = make("div", { class: "actions" }, mode, menu, turner, reset);
   const list = make("div", { class: "actions", role: "group", "aria-label": "Heads that are off" });
   const node = make("div", { class: "mosaic" }, title, tiles, actions, list, note);
 
@@ -341,7 +411,7 @@ function makeMosaic(send) {
     const wide = all.cols + 1;
     const high = all.rows + 1;
     const width = countColumns() * wide - 1;
-    const height = all.names.length * high - 1;
+    const height = countLines() * high - 1;
     return { wide, high, width, height };
   };
   const findLargestDistance = () => largestOf([all.uniform, ...(all.distances || []).flat()]);
@@ -359,9 +429,10 @@ function makeMosaic(send) {
       let color = 0; // of the whole tile, 0 for its map
       if (k === layers || (far && distance === undefined)) color = BLANK;
       else if (far) color = colors[Math.round((255 * distance) / most)];
+      const [column, line] = cellOf([k, r]);
       let i = (k * names.length + r) * rows * cols;
       for (let y = 0; y < rows; y += 1) {
-        const start = (r * high + y) * width + k * wide;
+        const start = (line * high + y) * width + column * wide;
         for (let x = 0; x < cols; x += 1) {
           out[start + x] = color || colors[maps[i]];
           i += 1;
@@ -371,38 +442,64 @@ function makeMosaic(send) {
     putImage(canvas, image);
   };
 
-  // Distances in the tiles, crosses over the heads that are off, and a frame around the chosen place.
+  // Distances in the tiles, or names of heads if they are sorted, crosses over the heads that are off, and a frame
+  // around the chosen place.
   const drawMarks = () => {
     const { layers, rows, cols, distances } = all;
     const { wide, high, width, height } = measure();
     const most = findLargestDistance();
-    const boxOf = ([k, r]) => ({ x: k * wide, y: r * high, width: cols, height: rows });
-    const makeText = ([k, r]) => {
+    const boxOf = (place) => {
+      const [column, line] = cellOf(place);
+      return { x: column * wide, y: line * high, width: cols, height: rows };
+    };
+    const makeText = (place) => {
+      const [k, r] = place;
       const value = distances[k][r - REDUCED];
-      const x = k * wide + cols / 2;
-      const y = r * high + rows / 2;
+      const box = boxOf(place);
+      const at = { x: box.x + cols / 2, y: box.y + rows / 2 };
       const kind = value > 0.6 * most ? "dark" : "";
-      return make("text", { x, y, "font-size": 0.42 * cols, class: kind }, Math.round(value));
+      return make("text", { ...at, "font-size": 0.42 * cols, class: kind }, Math.round(value));
+    };
+    const makeName = (place) => {
+      const [k, r] = place;
+      const box = boxOf(place);
+      const at = { x: box.x + cols / 2, y: box.y + 0.78 * rows };
+      return make("text", { ...at, "font-size": 0.3 * cols, class: "name" }, `${k}.${r - REDUCED}`);
     };
     const makeCross = ([layer, head]) => {
-      const box = boxOf([layer === "pool" ? layers : layer, head + REDUCED]);
+      const place = [layer === "pool" ? layers : layer, head + REDUCED];
+      if (!cellOf(place)) return []; // sorted heads are those of layers
+      const box = boxOf(place);
       const d = `M${box.x} ${box.y}l${cols} ${rows}m0 ${-rows}l${-cols} ${rows}`;
       return [make("rect", { class: "veil", ...box }), make("path", { class: "cross", d })];
     };
     let texts = [];
-    if (far && distances && countColumns() <= LABELED) {
+    if (sorted) {
+      texts = sorted.map(makeName);
+    } else if (far && distances && countColumns() <= LABELED) {
       texts = listPlaces()
         .filter(([k, r]) => k < layers && r >= REDUCED)
         .map(makeText);
     }
     let frame = [];
     const [layer, row] = findChosen();
-    if (layer !== null) {
+    if (sorted) {
+      frame = listChosen().flatMap((place) => makeFrame(boxOf(place)));
+    } else if (layer !== null) {
       const column = row < 0 ? { y: 0, height } : {}; // a layer without a head
-      frame = makeFrame({ ...boxOf([layer, row]), ...column });
+      frame = makeFrame({ ...boxOf([layer, Math.max(row, 0)]), ...column });
     }
     marks.setAttribute("viewBox", `0 0 ${width} ${height}`);
     marks.replaceChildren(...texts, ...off.flatMap(makeCross), ...frame);
+  };
+
+  // The order of a sorted mosaic, and its ends.
+  const orderWords = () => {
+    if (!sorted) return "";
+    const values = all[order].flat();
+    const { name, unit } = ORDERS[order];
+    const ends = `${formatNumber(smallestOf(values))} to ${formatNumber(largestOf(values))}`;
+    return `, ${name}, ${ends} ${unit}`;
   };
 
   const drawLabels = () => {
@@ -416,14 +513,17 @@ function makeMosaic(send) {
     const columns = Array.from({ length: countColumns() }, (_, k) => layerLabel(k));
     const rows = names.map((name, r) => (r < REDUCED || r % step === 0 ? name : ""));
     const makeSpans = (texts) => texts.map((text) => make("span", {}, text));
-    renew(across, columns, makeSpans);
-    renew(down, rows, makeSpans);
+    renew(across, sorted ? null : columns, makeSpans);
+    renew(down, sorted ? null : rows, makeSpans);
+    corner.hidden = Boolean(sorted);
+    tiles.classList.toggle("sorted", Boolean(sorted));
     const shape = `--shape: ${width / height}`;
-    tiles.style.cssText = `--columns: ${countColumns()}; --rows: ${names.length}; ${shape}`;
-    title.textContent = all.titles[Number(far)];
+    tiles.style.cssText = `--columns: ${countColumns()}; --rows: ${countLines()}; ${shape}`;
+    title.textContent = all.titles[Number(far)] + orderWords();
     const turns = all.off ? ", X turns it off or on" : "";
     const how = `Arrow keys choose a layer and a head${turns}.`;
-    stage.setAttribute("aria-label", `${title.textContent}. ${how}`);
+    const words = `${title.textContent}. ${placeWords(findChosen())}. ${how}`;
+    stage.setAttribute("aria-label", words);
   };
 
   const drawActions = () => {
@@ -433,6 +533,9 @@ function makeMosaic(send) {
     const what = single ? `head ${row - REDUCED} of layer ${layer}` : `layer ${layer}`;
     setPressed(near, !far);
     setPressed(distant, far);
+    menu.selectedIndex = Object.keys(ORDERS).indexOf(order);
+    menu.disabled = !all.distances;
+    menu.title = all.distances ? "" : "Sorting needs the distances and entropies of all layers";
     turner.hidden = !heads.length || !all.off;
     turner.textContent = heads.every(isOff) ? `Turn ${what} on` : `× Turn ${what} off`;
     reset.hidden = !off.length;
@@ -453,6 +556,7 @@ function makeMosaic(send) {
   };
 
   const draw = () => {
+    sortHeads();
     drawTiles();
     drawMarks();
     drawLabels();
@@ -462,8 +566,8 @@ function makeMosaic(send) {
   };
 
   const placeUnder = (event) => {
-    const [r, k] = cellUnder(event, canvas, [1 / all.names.length, 1 / countColumns()]);
-    return isInside([k, r]) ? [k, r] : null;
+    const [line, column] = cellUnder(event, canvas, [1 / countLines(), 1 / countColumns()]);
+    return placeAt([column, line]);
   };
   stage.addEventListener("click", (event) => choose(placeUnder(event)));
   stage.addEventListener("contextmenu", (event) => {

@@ -44,7 +44,7 @@ function makeStrip(name, values) {
 }
 
 // Weights of the patches over the photo, with frames around the patches in `marks`: {name: [row, col]}. pick: called
-// with the patch of a click, or of an arrow key from marks.key.
+// with the patch of a click, or of an arrow key from marks.key, or from marks.frame without it.
 function makeMap(base, { rows, cols, patch, image, colors }, values, marks, label, pick = null) {
   const height = patch[0] / image[0];
   const width = patch[1] / image[1];
@@ -71,12 +71,13 @@ function makeMap(base, { rows, cols, patch, image, colors }, values, marks, labe
     const [row, col] = cellUnder(event, canvas, cell);
     pickInside(row, col);
   };
+  const from = marks.key || marks.frame;
   const move = (down, across) => {
-    if (!marks.key) return false;
-    pickInside(marks.key[0] + down, marks.key[1] + across);
+    if (!from) return false;
+    pickInside(from[0] + down, from[1] + across);
     return true;
   };
-  const words = `${label} Arrow keys open other patches.`;
+  const words = `${label} Arrow keys choose other patches.`;
   const attributes = { class: "picture small picks", "aria-label": words, onclick };
   return makeSteered(attributes, move, canvas, svg);
 }

@@ -74,6 +74,21 @@ function writeFooter(sentence) {
   else if (sentence) footer?.prepend(make("b", { class: "opened" }, sentence));
 }
 
+// A button that chooses a photo, and calls take(source) with its files.
+function makeUploader(take, ...words) {
+  const onchange = () => {
+    take(file);
+    file.value = "";
+  };
+  const file = make("input", {
+    type: "file",
+    accept: "image/*",
+    "aria-label": "Upload a photo",
+    onchange,
+  });
+  return make("label", { class: "button" }, ...words, file);
+}
+
 function render({ model, el }) {
   const knownPanels = new Map(); // by name
   const places = new Map(); // of controls, by name
@@ -240,10 +255,7 @@ function render({ model, el }) {
       readDrop(source).then(takeModel, () => complain(UNREAD));
     } else takeFiles(source, "A link or a text was dropped. Drop the file of a photo.");
   };
-  const takeChosen = () => {
-    takeFiles(file, "");
-    file.value = "";
-  };
+  const takePhoto = (source) => takeFiles(source, "");
   // True for a drop or pasted photo that this page takes. It then does not reach others.
   const accept = (event) => {
     const most = model.get("frame").uploads;
@@ -294,14 +306,8 @@ function render({ model, el }) {
   const lead = make("p", { class: "lead" });
   const heading = make("p", { class: "heading" });
   const busy = make("span", { class: "busy", role: "status" });
-  const file = make("input", {
-    type: "file",
-    accept: "image/*",
-    "aria-label": "Upload a photo",
-    onchange: takeChosen,
-  });
   const ways = make("span", {}, ", drop, or paste");
-  const uploader = make("label", { class: "button" }, "Upload", ways, " a photo", file);
+  const uploader = makeUploader(takePhoto, "Upload", ways, " a photo");
   const saver = makeButton("Save", () => requestFile("save"), {
     title: "A zip file with the map, its numbers and the settings",
   });
@@ -352,7 +358,7 @@ function render({ model, el }) {
   const root = part("vitlens", ...intro, header, part("notices", warning, progress), top, body);
 
   const surroundings = ALONE ? document : root;
-  const guide = makeGuide({ model, root, send, isWaiting, panels: knownPanels });
+  const guide = makeGuide({ model, root, send, isWaiting, takePhoto, panels: knownPanels });
   tools.append(uploader, opener, companion.node, saver, pager, guide.tourButton, busy);
   root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
 

@@ -8,19 +8,21 @@ const GLANCED = "vitlens-glanced"; // key of the session: the first gesture has 
 const LAYER = 600; // milliseconds for which playing shows a layer
 const BUSY = "button, select, input, textarea, summary, a, dialog, [contenteditable=true]"; // which take the space key
 
-// The step's title, and a function that makes its nodes, for each step. about: the answer to {ask: "tour"}.
-function makeScenes(about, base) {
+// For each step its title, what to do, and a function that makes its nodes. about: the answer to {ask: "tour"}. acts:
+// functions that choose a patch, key, head or layer.
+function makeScenes(about, base, acts) {
   const { rows, cols, patch, image, row, col, pixels, token, position, prefix, value } = about;
   const here = { frame: [row, col] };
   const pair = { ...here, key: patchAt(value, value.key) };
-  const makePhoto = (marks, label) => makeMap(base, about, [], marks, label);
+  const makePhoto = (marks, label, pick = acts.patch) =>
+    makeMap(base, about, [], marks, label, pick);
   const makePixels = () => {
     const levels = Uint8ClampedArray.from(pixels.flat().flatMap((pixel) => [...pixel, 255]));
     const enlarged = new ImageData(levels, pixels[0].length);
     return makeCanvas(enlarged, "The pixels of the patch", { class: "pixels" });
   };
   const makePatches = () => {
-    const node = makePhoto(here, "The photo, cut into patches");
+    const node = makePhoto(here, "The photo, cut into patches.");
     const cell = [patch[0] / image[0], patch[1] / image[1]];
     node.lastChild.prepend(makeGrid({ rows, cols, cell }));
     return node;
@@ -31,33 +33,91 @@ function makeScenes(about, base) {
   };
   const makeWeights = () => {
     const weights = softmax(value.logits).slice(prefix.length);
-    const map = makeMap(base, about, weights, pair, "Weights of the patches");
+    const map = makeMap(base, about, weights, pair, "Weights of the patches.", acts.key);
     return make("figure", {}, map, make("figcaption", {}, rangeWords(weights)));
   };
   const makeHead = (values, head) => {
     const map = makeMap(base, about, values, here, `Head ${head}`);
-    return make("figure", {}, map, make("figcaption", {}, `head ${head}: ${rangeWords(values)}`));
+    const words = make("span", {}, `head ${head}: ${rangeWords(values)}`);
+    const onclick = () => acts.head(head);
+    const button = make("button", { type: "button", class: "map", onclick }, map, words);
+    setPressed(button, head === value.head);
+    return button;
   };
+  const makeStream = () => [makeStreamChart(about, acts.layer), makeLayers(about, acts)];
   return [
-    ["Pixels", () => [makePhoto(here, "The model's input"), makePixels()]],
-    ["Patches", () => [makePatches()]],
-    ["Tokens and positions", () => [makePhoto(here, "The framed patch"), makeVectors()]],
+    [
+      "Pixels",
+      "Click another patch, or use the arrow keys on the photo: its pixels appear enlarged.",
+      () => [makePhoto(here, "The model's input."), makePixels()],
+    ],
+    [
+      "Patches",
+      "Click a patch that you want to follow: all other steps are about it.",
+      () => [makePatches()],
+    ],
+    [
+      "Tokens and positions",
+      "Click another patch: its numbers replace these.",
+      () => [makePhoto(here, "The framed patch."), makeVectors()],
+    ],
     [
       "A query meets a key",
-      () => [makePhoto(pair, "The two patches"), make("div", {}, ...makeProducts(value))],
+      "Click another patch: it becomes the key, and its products appear.",
+      () => [
+        makePhoto(pair, "The two patches.", acts.key),
+        make("div", {}, ...makeProducts(value)),
+      ],
     ],
-    ["Softmax", () => [makeWeights(), makeSoftmax(value)]],
+    [
+      "Softmax",
+      "Click a dark patch, and then a bright one: compare their weights.",
+      () => [makeWeights(), makeSoftmax(value)],
+    ],
     [
       "Values, heads side by side",
+      "Click another head: the two steps before and the explorer then show it.",
       () => [make("div", { class: "row" }, ...about.heads.map(makeHead))],
     ],
-    ["Residual stream and MLP", () => [makeStreamChart(about)]],
-    ["Through the layers", () => makeDepth(about, base, here)],
+    [
+      "Residual stream and MLP",
+      "Choose another layer: the sentence gives what it adds.",
+      makeStream,
+    ],
+    [
+      "Through the layers",
+      "Click a layer: the map shows where the patch looks in it.",
+      () => makeDepth(about, base, here),
+    ],
   ];
 }
 
-// Lengths of a token after each layer as a line, and of the additions of each layer as bars.
-function makeStreamChart({ lengths, added }) {
+// What the last step will show, in a line: the model's answer, and where the patch looks.
+function payoffWords({ lens, plain, depth, cols }) {
+  const weights = depth.at(-1);
+  const most = weights.indexOf(largestOf(weights));
+  const place = `row ${Math.floor(most / cols)}, column ${most % cols}`;
+  const looks = `in the last layer this patch looks most at ${place}.`;
+  if (!lens.length) return `At the end: ${looks}`;
+  const [name, share] = lens.at(-1);
+  const score = plain ? formatNumber(share) : formatPercent(share);
+  return `At the end: the model answers “${name}” (${score}), and ${looks}`;
+}
+
+// A button for each layer that can be chosen.
+function makeLayers({ layer }, acts) {
+  const buttons = acts.layers().map((each) => {
+    const button = makeButton(String(each), () => acts.layer(each), {
+      "aria-label": `Layer ${each}`,
+    });
+    setPressed(button, each === layer);
+    return button;
+  });
+  return makeGroup("modes layers", "Layer", {}, make("span", {}, "Layer"), ...buttons);
+}
+
+// Lengths of a token after each layer as a line, and of the additions of each layer as bars. A click chooses a layer.
+function makeStreamChart({ lengths, added, layer }, choose) {
   const after = lengths.slice(1);
   const label = `Length of the token after each layer: ${after.map(formatNumber).join(", ")}`;
   const { plot, x, y, tick } = makeChart(label, [...lengths, ...added.flat()], "layer");
@@ -71,29 +131,40 @@ function makeStreamChart({ lengths, added }) {
     ];
   }
   added.forEach((parts, k) => {
+    const reach = make("rect", {
+      class: k === layer ? "reach here" : "reach",
+      x: x(k / added.length),
+      y: TOP,
+      width: x(1 / added.length) - x(0),
+      height: HEIGHT - BOTTOM - TOP,
+    });
+    const group = make("g", { class: "goes", onclick: () => choose(k) }, reach);
+    plot.append(group);
     parts.forEach((value, i) => {
       const [name, kind] = kinds[i];
       const left = x(middleOf(k) + (i - parts.length / 2) * wide);
       const width = 0.9 * (x(wide) - x(0));
       const box = { x: left, width, y: y(value), height: y(0) - y(value) };
       const title = make("title", {}, `layer ${k}, ${name}: ${formatNumber(value)}`);
-      plot.append(make("rect", { class: `part ${kind}`, ...box }, title));
+      group.append(make("rect", { class: `part ${kind}`, ...box }, title));
     });
     if (k % Math.ceil(added.length / MOST_TICKS) === 0) tick(middleOf(k), k);
   });
   const points = after.map((value, k) => `${x(middleOf(k))},${y(value)}`).join(" ");
-  plot.append(make("polyline", { class: "curve", points }));
+  plot.append(make("polyline", { class: "curve through", points }));
   const keys = kinds.map(([name, kind]) => [`added by ${name}`, `part ${kind}`]);
   return make("div", { class: "dots" }, plot, makeKeys([["token", ""], ...keys]));
 }
 
-// The patch's map in each layer, beside the class after each layer. Plays once, unless motion is reduced.
+// The patch's map in each layer, beside the class after each layer. Plays once, unless motion is reduced. Layers that a
+// file left out are null.
 function makeDepth(about, base, marks) {
   const { depth, lens, plain } = about;
   const map = make("div");
   const list = make("div", { class: "depth" });
-  const rows = depth.map((values, layer) => {
-    if (!lens[layer]) return { layer, name: "", share: largestOf(values), plain: true };
+  const layers = [...depth.keys()].filter((layer) => depth[layer]);
+  const rows = layers.map((layer) => {
+    if (!lens[layer]) return { layer, name: "", share: largestOf(depth[layer]), plain: true };
     const [name, share] = lens[layer];
     return { layer, name, share, plain };
   });
@@ -107,26 +178,34 @@ function makeDepth(about, base, marks) {
     list.replaceChildren(...makeLayerBars(described, ({ set }) => show(set.layer, false)));
     if (focused) list.querySelector("[aria-pressed=true]").focus();
     clearTimeout(timer);
-    if (plays && at < last) timer = setTimeout(() => playOn(at + 1), LAYER);
+    const next = layers[layers.indexOf(at) + 1];
+    if (plays && at < last) timer = setTimeout(() => playOn(next), LAYER);
   };
   const playOn = (at) => {
     if (list.isConnected) show(at, true);
   };
   if (STILL.matches) show(last, false);
-  else show(0, true);
+  else show(layers[0], true);
   return [map, list];
 }
 
-// The dialog of the tour, which a page that is nothing but a tour shows inline: {dialog, start(answer, base)}.
-function makeTour(model, root) {
-  let steps = []; // title, sentence, and a function that makes the nodes of the picture
+// The dialog of the tour, which a page that is nothing but a tour shows inline: {dialog, show(answer, base, restarts)}.
+// acts: functions that choose a patch, key, head or layer. makeNext(): buttons of what to try after the tour.
+function makeTour(model, root, acts, makeNext) {
+  let about = null; // the answer to {ask: "tour"}
+  let steps = []; // title, what to do, and a function that makes the nodes of the picture
   let step = 0;
   const close = () => dialog.close();
+  // The content is removed, so that a page has one field for uploads.
+  const onclose = () => {
+    if (!dialog.open) dialog.replaceChildren();
+  };
   const onkeydown = (event) => {
+    if (event.defaultPrevented) return; // a key of the picture
     if (event.key === "ArrowRight") go(step + 1);
     if (event.key === "ArrowLeft") go(step - 1);
   };
-  const dialog = make("dialog", { class: "tour", "aria-label": "Tour", onkeydown });
+  const dialog = make("dialog", { class: "tour", "aria-label": "Tour", onkeydown, onclose });
 
   const makeDot = (k) => {
     const [title] = steps[k];
@@ -135,41 +214,74 @@ function makeTour(model, root) {
     const attributes = { class: "stop", title, "aria-label": label, "aria-current": current };
     return makeButton("", () => go(k), attributes);
   };
-  const makeNext = (inline) => {
+  const makeForward = (inline) => {
     if (step < steps.length - 1) return makeButton("Next", () => go(step + 1));
     if (inline) return makeButton("Start again", () => go(0));
     return makeButton("Close", close);
   };
+  const sentence = make("p", { class: "sentence", "aria-live": "polite" });
+  const payoff = make("p", { class: "payoff" });
+  const hint = make("p", { class: "hint" });
+  const scene = make("div", { class: "scene" });
+  const next = makeGroup("next", "Try next", {});
+  // Draws the numbers of the step. What steers the tour stays, so that no click on it is lost.
+  const draw = () => {
+    const [, words, makeScene] = steps[step];
+    sentence.textContent = about.sentences[step];
+    payoff.hidden = step > 0;
+    payoff.textContent = payoffWords(about);
+    hint.textContent = words;
+    next.hidden = step < steps.length - 1;
+    scene.replaceChildren(...makeScene());
+    next.replaceChildren(...(next.hidden ? [] : [make("b", {}, "Try next:"), ...makeNext(about)]));
+  };
   const go = (to) => {
-    const inline = model.get("frame").tour;
     step = Math.min(Math.max(to, 0), steps.length - 1);
-    const [title, sentence, makeScene] = steps[step];
-    const next = makeNext(inline);
+    const inline = model.get("frame").tour;
+    const [title] = steps[step];
+    const forward = makeForward(inline);
     const closer = makeSmallButton("×", close, { "aria-label": "Close the tour", hidden: inline });
     const label = make("span", { class: "note" }, `Step ${step + 1} of ${steps.length}`);
     const back = makeButton("Back", () => go(step - 1), { disabled: !step });
     const dots = make("span", {}, ...steps.map((_, k) => makeDot(k)));
     const focused = !inline || dialog.contains(document.activeElement);
+    draw();
     dialog.replaceChildren(
       make("header", {}, make("h3", {}, title), label, closer),
-      make("p", { class: "sentence", "aria-live": "polite" }, sentence),
-      make("div", { class: "scene" }, ...makeScene()),
-      make("nav", {}, back, dots, next),
+      sentence,
+      payoff,
+      hint,
+      scene,
+      make("div", { class: "ends" }, next, make("nav", {}, back, dots, forward)),
     );
-    if (focused) next.focus({ preventScroll: true });
+    if (focused) forward.focus({ preventScroll: true });
   };
-  const start = (answer, base) => {
+  // Draws the step with other numbers, and keeps the focus.
+  const redraw = () => {
+    const findStops = () => [...dialog.querySelectorAll("button, input, [tabindex]")];
+    const focused = findStops().indexOf(document.activeElement);
+    draw();
+    findStops()[focused]?.focus({ preventScroll: true });
+  };
+  // restarts: true to begin with the first step.
+  const show = (answer, base, restarts) => {
     const inline = Boolean(model.get("frame").tour);
-    const scenes = makeScenes(answer, base);
-    steps = scenes.map(([title, makeScene], k) => [title, answer.sentences[k], makeScene]);
+    about = answer;
+    steps = makeScenes(answer, base, acts);
     root.classList.toggle("touring", inline);
-    if (!dialog.open) {
-      if (inline) dialog.show();
-      else dialog.showModal();
-    }
-    go(0);
+    const isOpen = dialog.open;
+    if (!isOpen && inline) dialog.show();
+    if (!isOpen && !inline) dialog.showModal();
+    if (isOpen && !restarts) redraw();
+    else go(0);
   };
-  return { dialog, start };
+  return { dialog, show };
+}
+
+// Numbers of the layers that the control of layers takes.
+function layersOf({ options, high }) {
+  if (options.length) return options.map((option) => option[1]);
+  return [...Array(high + 1).keys()];
 }
 
 // Playing through the layers: a button, and functions for the guide. findLayer: the control of the layer in the frame.
@@ -182,10 +294,8 @@ function makePlayer(findLayer, send) {
     button.textContent = now ? "❚❚ Pause" : "▶ Play layers";
   };
   const forward = () => {
-    const { value, high, options } = findLayer();
-    const layers = options.length
-      ? options.map((option) => option[1])
-      : [...Array(high + 1).keys()];
+    const { value } = findLayer();
+    const layers = layersOf(findLayer());
     let layer = layers[layers.indexOf(value) + 1];
     if (layer === undefined && !playing) layer = layers[0]; // from the last, the first follows
     if (layer === undefined || button.hidden) play(false);
@@ -212,8 +322,12 @@ function makePlayer(findLayer, send) {
   return { button, pause, onSpace, continueAfter };
 }
 
-// Buttons of the page for what this file does. send, isWaiting: of the page. panels: its panels by name.
-function makeGuide({ model, root, send, isWaiting, panels }) {
+const FOLLOWED = ["layer", "head", "row", "column", "off", "way", "whole"]; // controls that the tour follows
+const HEADS_OF_EXPLORER =
+  "The explorer, vitlens_explorer.explore, turns heads off and compares them.";
+
+// Buttons of the page for what this file does. send, isWaiting, takePhoto: of the page. panels: its panels by name.
+function makeGuide({ model, root, send, isWaiting, takePhoto, panels }) {
   const numbers = {}; // of the last question of each kind
   const ask = (kind, content) => {
     numbers[kind] = nextNumber();
@@ -359,9 +473,86 @@ function makeGuide({ model, root, send, isWaiting, panels }) {
 
   const player = makePlayer(() => findControl("layer"), send);
   const actions = make("div", { class: "actions" }, player.button, how);
-  const tour = makeTour(model, root);
-  const tourButton = makeButton("Tour", () => ask("tour"));
-  let toured = null; // name of the photo of the inline tour
+
+  // The tour. What is chosen in it is set in the explorer, and the tour then follows.
+  let opens = false; // the tour was asked for, and has not opened
+  let toured = null; // photo and values of the last question
+  let shown = null; // photo of the tour
+  let head = 0; // of the tour
+  let place = ""; // selector of the part that is shown after the tour
+  const findFollowed = () => {
+    const frame = model.get("frame");
+    const values = valuesOf(frame);
+    const others = FOLLOWED.map((name) => values[name] ?? null);
+    return { photo: [frame.models || 0, values.photograph], others };
+  };
+  const askTour = (content = {}) => {
+    toured = findFollowed();
+    ask("tour", content);
+  };
+  const openTour = () => {
+    opens = true;
+    askTour();
+  };
+  const closeTour = () => {
+    opens = false;
+    tour.dialog.close();
+  };
+  const receiveTour = (answer, base) => {
+    if (!opens && !tour.dialog.open && !model.get("frame").tour) return;
+    const restarts = opens || !isEqual(shown, toured.photo);
+    opens = false;
+    shown = toured.photo;
+    head = answer.value.head;
+    tour.show(answer, base, restarts);
+  };
+  const acts = {
+    patch: ([row, column]) => send({ set: { row, column } }),
+    key: (patch) => askTour({ key: patch, head }),
+    head: (chosen) => send({ set: { view: "attention", head: chosen } }),
+    layer: (layer) => send({ set: { layer } }),
+    layers: () => layersOf(findControl("layer")),
+  };
+  // Ends the tour, sets values of the explorer, and shows a part of it.
+  const leaveTour = (values, part) => {
+    closeTour();
+    place = part;
+    send({ set: { view: "attention", ...values } });
+  };
+  const showPlace = () => {
+    if (!place || isWaiting()) return;
+    const node = root.querySelector(place);
+    place = "";
+    node?.scrollIntoView({ block: "nearest" });
+    node?.focus({ preventScroll: true });
+  };
+  // Buttons of what to try after the tour of a layer, as far as this page can do it.
+  const makeNext = ({ layer, value }) => {
+    const frame = model.get("frame");
+    const off = findControl("off")?.value;
+    const own = [layer, value.head];
+    const isOn = off && !off.some((each) => isEqual(each, own));
+    const turnOff = () => leaveTour({ off: [...off, own] }, ".challenge");
+    const compare = () => leaveTour({}, ".mosaic .stage");
+    const takeOwn = (source) => {
+      if (!frame.tour) closeTour();
+      takePhoto(source);
+    };
+    const turner = makeButton(`Turn off head ${value.head}`, turnOff, {
+      title: `Turn off head ${value.head} of layer ${layer}, and see what the model then answers`,
+    });
+    const comparer = makeButton("Compare two heads", compare, {
+      title: "Click one of the small maps, and then another",
+    });
+    const next = [];
+    if (isOn && !frame.tour) next.push(turner);
+    if (frame.uploads) next.push(makeUploader(takeOwn, "Upload your own photo"));
+    if (frame.tour) next.push(make("span", { class: "note" }, HEADS_OF_EXPLORER));
+    else next.push(comparer);
+    return next;
+  };
+  const tour = makeTour(model, root, acts, makeNext);
+  const tourButton = makeButton("Tour", openTour);
 
   const afterDrawing = () => {
     const frame = model.get("frame");
@@ -386,9 +577,9 @@ function makeGuide({ model, root, send, isWaiting, panels }) {
     look();
     startGlances();
     player.continueAfter(isWaiting);
-    const photo = findControl("photograph")?.value;
-    if (frame.tour && photo !== toured) ask("tour");
-    toured = photo;
+    const isShown = frame.tour || tour.dialog.open;
+    if (isShown && !isWaiting() && !isEqual(findFollowed(), toured)) askTour();
+    showPlace();
   };
   const receive = async ({ ask: kind, number, answer }, buffers) => {
     const colors = buffers.at(-1);
@@ -398,7 +589,7 @@ function makeGuide({ model, root, send, isWaiting, panels }) {
     }
     const { whole } = await readPixels(model.get("pictures").picture);
     if (number !== numbers[kind] || answer.problem) return;
-    if (kind === "tour") tour.start({ ...answer, colors }, whole);
+    if (kind === "tour") receiveTour({ ...answer, colors }, whole);
     else if (!detail.hidden) receiveValue({ ...answer, colors }, whole);
   };
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from vitlens import files, texts
@@ -33,9 +34,9 @@ from vitlens.recorder.forward import eval_mode
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import UnsupportedModelError, family
 from vitlens.stream import read_each
-from vitlens_explorer import front
+from vitlens_explorer import details, front
 from vitlens_explorer.controls import Control
-from vitlens_explorer.drawing import still
+from vitlens_explorer.drawing import SIDE, png, still
 from vitlens_explorer.explorer import BARS, LOOKING, Explorer
 from vitlens_explorer.lanes import Check, never_cancel
 from vitlens_explorer.panels import MAPS
@@ -532,6 +533,7 @@ def _record(
         "tokens": [array(tokens[0]) for tokens in forward.tokens],
         "logits": array(forward.logits, exact=True),
         "grid": grid_of(forward),
+        "streams": _streams(forward),
     }
     if "lens" in views:
         record["lens"] = [_lens(forward, tokens, targets) for tokens in forward.tokens]
@@ -591,6 +593,24 @@ def _layer(forward: Forward, layer: Layer) -> dict:
         "mean": mean[0].flatten().tolist(),
         "heads": q.shape[1],
         "scale": layer.scale,
+    }
+
+
+def _streams(forward: Forward) -> dict:
+    """The model's input and `details.streams`, from which the scripts make the tour of any patch. `seen` is None if the
+    picture of the record is the input, and not enlarged."""
+    numbers = details.streams(forward)
+    places = numbers["positions"]
+    enlarged = 2 * max(forward.pixels.shape[:2]) <= SIDE
+    return {
+        "seen": png(Image.fromarray(forward.pixels), level=9) if enlarged else None,
+        "tokens": array(numbers["tokens"]),
+        "positions": None if places is None else array(places),
+        "lengths": array(numbers["lengths"]),
+        "added": array(numbers["added"]),
+        "parts": numbers["added"].shape[-1],
+        "channels": numbers["channels"],
+        "table": numbers["table"],
     }
 
 

@@ -59,3 +59,141 @@ function explainWeight(record, { layer, head, query, key }) {
     weight: softmax(logits)[to],
   };
 }
+
+const MOST_REACHES = 4; // heads whose largest weights a sentence lists
+
+// True if the tour of a file is that of the patch, layer and head of a state.
+function isTourOf(tour, { row, column, layer, head }) {
+  if (!tour || !isEqual([tour.row, tour.col, tour.layer], [row, column, layer])) return false;
+  return typeof head === "number" ? tour.value.head === head : tour.value.largest;
+}
+
+// RGB levels of a patch, a list of pixels for each row, from the model's input as a PNG file.
+async function readPatch(seen, [row, col], [height, width]) {
+  const { whole } = await readPixels(seen);
+  const pixelAt = (y, x) => {
+    const start = 4 * (y * whole.width + x);
+    return [...whole.data.subarray(start, start + 3)];
+  };
+  const lineAt = (y) => Array.from({ length: width }, (_, x) => pixelAt(y, col * width + x));
+  return Array.from({ length: height }, (_, y) => lineAt(row * height + y));
+}
+
+// The numbers of the tour for the patch, layer and head of a state, as `tour` in details.py, from the record of a file.
+// Of layers that the file left out, depth and lens are null.
+async function tourOfRecord(record, { row, column, layer, head }) {
+  const { grid, streams, layers, outputs, label } = record;
+  const { prefix, rows, cols, patch, image } = grid;
+  const { channels, table, parts } = streams;
+  const query = [row, column];
+  const at = patchIndex(grid, query);
+  const count = rows * cols;
+  const vectorOf = (vectors) => {
+    const width = vectors.length / count;
+    return [...vectors.subarray(at * width, (at + 1) * width)];
+  };
+  const addedIn = (l) => {
+    const start = (l * count + at) * parts;
+    return [...streams.added.subarray(start, start + parts)];
+  };
+  const weightsIn = (l) => {
+    const heads = readAttention(record, l, queryRow(record, query));
+    return heads.map((values) => [...patchesOf(record, values)]);
+  };
+  const meanIn = (stored, l) => (stored ? [...fuse(weightsIn(l), "mean")] : null);
+  const lensIn = (lens) => (lens ? [label(lens.classes[0]), lens.shares[0]] : null);
+  const opened = typeof head === "number" ? head : "mean";
+  const about = {
+    prefix,
+    rows,
+    cols,
+    patch,
+    image,
+    layer,
+    row,
+    col: column,
+    pixels: await readPatch(streams.seen || record.picture, query, patch),
+    value: explainWeight(record, { layer, head: opened, query, key: null }),
+    channels,
+    token: vectorOf(streams.tokens),
+    table,
+    position: streams.positions && vectorOf(streams.positions),
+    lengths: Array.from({ length: layers.length + 1 }, (_, l) => streams.lengths[l * count + at]),
+    added: layers.map((_, l) => addedIn(l)),
+    heads: weightsIn(layer),
+    depth: layers.map(meanIn),
+    lens: record.lens.map(lensIn),
+    plain: outputs === "value",
+  };
+  return { ...about, sentences: sentencesOfTour(about, grid.reads) };
+}
+
+// The classes that the head reads after the first and the last layer, as `_answer_words` in details.py.
+function wordsOfAnswer(lens, plain, reads) {
+  const known = lens.filter(Boolean);
+  if (!known.length) return say("tour no answer");
+  const format = plain ? formatLikePython : formatPercent;
+  const [first, before] = known[0];
+  const [last, after] = known.at(-1);
+  const readout = /^(the|what|no) /.test(reads) ? reads : `the ${reads}`;
+  return say("tour answer", {
+    readout,
+    first,
+    before: format(before),
+    last,
+    after: format(after),
+  });
+}
+
+// What a layer adds to a token, of a length before it.
+function wordsOfChange(length, [first, second]) {
+  const fields = { before: formatLikePython(length), first: formatLikePython(first) };
+  if (second === undefined) return say("tour layer", fields);
+  return say("tour parts", { ...fields, second: formatLikePython(second) });
+}
+
+function wordsOfPrefix(prefix) {
+  if (!prefix.length) return "";
+  return prefix.length === 1 ? ` with the ${prefix[0]}` : ` with ${prefix.length} prefix tokens`;
+}
+
+// A sentence for each step of the tour, as `_sentences` in details.py. reads: name of what the classifier head reads.
+function sentencesOfTour(about, reads) {
+  const { image, rows, cols, patch, pixels, token, position, prefix, layer, value } = about;
+  const { channels = 3, table = position, lengths, added, heads, lens, plain } = about;
+  const [height, width] = patch;
+  const key = value.key - prefix.length;
+  const most = heads.map(largestOf);
+  let reach = most.map(formatLikePython).join(", ");
+  if (most.length > MOST_REACHES) {
+    reach = [smallestOf(most), largestOf(most)].map(formatLikePython).join(" to ");
+  }
+  const fields = {
+    image: image.join(" × "),
+    channels: channels === 1 ? "1 number" : `${channels} numbers`,
+    middle: pixels[height >> 1][width >> 1].slice(0, channels).join(", "),
+    rows,
+    cols,
+    patches: rows * cols,
+    patch: patch.join(" × "),
+    size: channels * height * width,
+    width: token.length,
+    table: table ? "a" : "no",
+    tokens: value.logits.length,
+    extra: wordsOfPrefix(prefix),
+    layer,
+    head: value.head,
+    row: Math.floor(key / cols),
+    column: key % cols,
+    products: value.q.length,
+    logit: formatLikePython(value.logits[value.key]),
+    weight: formatLikePython(value.weight),
+    heads: heads.length,
+    reach,
+    added: wordsOfChange(lengths[layer], added[layer]),
+    after: formatLikePython(lengths[layer + 1]),
+    answer: wordsOfAnswer(lens, plain, reads),
+  };
+  const steps = ["pixels", "patches", "tokens", "product", "softmax", "heads", "stream", "depth"];
+  return steps.map((step) => say(`tour ${step}`, fields));
+}

@@ -66,7 +66,7 @@ class PageSource extends Source {
         buffers = [panel.values, panel.scale.colors];
         answer = { ...panel, values: null, scale: { ...panel.scale, colors: null } };
       } else if (ask === "tour") {
-        answer = record.tour || (await this.page.tour(this));
+        answer = await this.tour(question);
       } else if (ask === "names") {
         answer = { names: [...record.shares.keys()].map(record.full) };
       } else {
@@ -76,6 +76,18 @@ class PageSource extends Source {
       answer = { problem: error.message };
     }
     this.emit("msg:custom", { ask, number, answer }, buffers);
+  }
+
+  // The numbers of the tour. A file has those of its first state as Python computed them.
+  async tour({ head = null, key = null }) {
+    const { record, state } = this;
+    if (key === null && isTourOf(record.tour, state)) return record.tour;
+    const about = await (record.streams ? tourOfRecord(record, state) : this.page.tour(this));
+    if (key === null) return about;
+    const place = [state.row, state.column];
+    const value = explainWeight(record, { layer: state.layer, head, query: place, key });
+    const other = { ...about, value };
+    return { ...other, sentences: sentencesOfTour(other, record.grid.reads) };
   }
 
   // Colors of attention weights from 0 to 1.
@@ -527,13 +539,14 @@ class PageSource extends Source {
     return { ...tile, rows, cols, cell, values, scale, strength, smooth, ends, ...score };
   }
 
-  // The maps of all heads from the query, and their mean distances when all layers have been swept.
+  // The maps of all heads from the query, and their mean distances and entropies when all layers have been swept.
   mosaic({ layer, head }) {
     const { record, view, query } = this;
     if (findUnswept(record) >= 0) this.measure(record);
     if (!view.layered) return null;
     const isComplete = record.layers.every((each) => swept.has(each));
-    const distances = isComplete ? record.layers.map((each) => swept.get(each).distances) : null;
+    const statisticsOf = (name) =>
+      isComplete ? record.layers.map((each) => swept.get(each)[name]) : null;
     const key = String(query);
     if (record.tiles?.key !== key) {
       record.tiles = { key, ...tilesOfHeads(record, queryRow(record, query)) };
@@ -553,7 +566,8 @@ class PageSource extends Source {
       picks: this.picks(),
       layer: head === "every" ? null : layer,
       head: view.head ? head : null,
-      distances,
+      distances: statisticsOf("distances"),
+      entropies: statisticsOf("entropies"),
       uniform: record.grid.uniform,
       off: this.state.off || null,
       pool: 0,
