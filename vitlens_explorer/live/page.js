@@ -463,70 +463,7 @@ async function tourOf(live, { record, choice, state }) {
     depth: weights.map((maps) => fuse(maps, "mean")),
     lens: record.lens.map(({ classes, shares }) => [record.label(classes[0]), shares[0]]),
   };
-  return { ...about, sentences: tourWords(about, grid.reads) };
-}
-
-function extraWords(prefix) {
-  if (!prefix.length) return "";
-  return prefix.length === 1 ? ` with the ${prefix[0]}` : ` with ${prefix.length} prefix tokens`;
-}
-
-// The classes that the head reads after the first and the last layer, as `_answer_words` in details.py.
-function answerWords(lens, plain, reads) {
-  if (!lens.length) return say("tour no answer");
-  const format = plain ? formatLikePython : formatPercent;
-  const [first, before] = lens[0];
-  const [last, after] = lens.at(-1);
-  return say("tour answer", {
-    readout: /^(the|what|no) /.test(reads) ? reads : `the ${reads}`,
-    first,
-    before: format(before),
-    last,
-    after: format(after),
-  });
-}
-
-// A sentence for each step of the tour, as `_sentences` in details.py. reads: name of what the classifier head reads.
-function tourWords(about, reads) {
-  const { image, rows, cols, patch, pixels, token, position, prefix, layer, value } = about;
-  const { lengths, added, heads, lens, plain } = about;
-  const [height, width] = patch;
-  const key = value.key - prefix.length;
-  const tops = heads.map(largestOf);
-  const lowest = formatLikePython(smallestOf(tops));
-  const highest = formatLikePython(largestOf(tops));
-  const isShort = tops.length <= LISTED;
-  const reach = isShort ? tops.map(formatLikePython).join(", ") : `${lowest} to ${highest}`;
-  const before = formatLikePython(lengths[layer]);
-  const [attention, mlp] = added[layer].map(formatLikePython);
-  const fields = {
-    image: image.join(" × "),
-    channels: "3 numbers",
-    middle: pixels[height >> 1][width >> 1].join(", "),
-    rows,
-    cols,
-    patches: rows * cols,
-    patch: patch.join(" × "),
-    size: 3 * height * width,
-    width: token.length,
-    table: position ? "a" : "no",
-    tokens: value.logits.length,
-    extra: extraWords(prefix),
-    layer,
-    head: value.head,
-    row: Math.floor(key / cols),
-    column: key % cols,
-    products: value.q.length,
-    logit: formatLikePython(value.logits[value.key]),
-    weight: formatLikePython(value.weight),
-    heads: tops.length,
-    reach,
-    added: say("tour parts", { before, first: attention, second: mlp }),
-    after: formatLikePython(lengths[layer + 1]),
-    answer: answerWords(lens, plain, reads),
-  };
-  const steps = ["pixels", "patches", "tokens", "product", "softmax", "heads", "stream", "depth"];
-  return steps.map((step) => say(`tour ${step}`, fields));
+  return { ...about, sentences: sentencesOfTour(about, grid.reads) };
 }
 
 // Names of up to four heads, or the number of more.
