@@ -169,6 +169,12 @@ def test_data_config_needs_a_number_for_each_channel(folder):
     assert preprocess(model, samples()["chelsea"]).shape[1] == 3
 
 
+def test_load_model_describes_short_label_names(folder):
+    descriptions = {"n1": "cat, puss", "n3": "owl"}
+    with_settings(folder, label_names=["n1", "n2", "n3"], label_descriptions=descriptions)
+    assert label_names(load_model(folder)) == ["cat, puss", "n2", "owl"]
+
+
 def test_label_names_come_from_the_folder_or_imagenet(folder):
     assert label_names(load_model(folder)) == ["cat", "dog", "owl"]
     imagenet = label_names(timm.create_model("vit_tiny_patch16_224", depth=1))

@@ -361,6 +361,20 @@ def test_files_of_timm_models_equal_torch(page, architecture, options):
         near(record["logits"], logits, "logits")
 
 
+def test_described_names_are_read(page):
+    """Short names that timm describes, as Python reads them from the same folder."""
+    model = model_of("ti-mean")
+    written = model_files(model)
+    config = json.loads(written["config.json"])
+    config["label_names"] = [f"n{k}" for k in range(10)]
+    config["label_descriptions"] = {"n1": "cat, puss", "n7": "owl", "toString": "no"}
+    written["config.json"] = json.dumps(config).encode()
+    given = [[name, text(file)] for name, file in written.items()]
+    opened = page.ask("read", files=given, wasm=(live.LIVE / "kernels.wasm").read_bytes())
+    expected = [config["label_descriptions"].get(name, name) for name in config["label_names"]]
+    assert opened["labels"] == expected
+
+
 def test_python_and_the_page_take_the_same_transformers_models(browser):
     """Classes and activations that Python writes files of are those that the worker's script reads."""
     page = browser.new_page()

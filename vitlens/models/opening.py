@@ -490,7 +490,8 @@ def _from_folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
             raise ValueError(
                 f"label_names in {config_file} must be a list of {model.num_classes} names."
             )
-        write_card(model, label_names=[str(name) for name in names])
+        described = config.get("label_descriptions") or settings.get("label_descriptions")
+        write_card(model, label_names=_described_names(names, described))
     write_card(model, outputs=config.get("outputs"), title=str(config.get("title") or ""))
     return model
 
@@ -540,6 +541,14 @@ def _listed_names(names):
     if set(names) != set(numbers):
         return names
     return [names[number] for number in numbers]
+
+
+def _described_names(names: list, descriptions: object) -> list[str]:
+    """Names of classes by timm's descriptions of short names, such as "n01440764", as far as they have one."""
+    texts = [str(name) for name in names]
+    if not isinstance(descriptions, dict):
+        return texts
+    return [str(descriptions.get(name, name)) for name in texts]
 
 
 def _is_transformers(folder: Path) -> bool:

@@ -469,8 +469,18 @@ function readNames(value) {
   return list;
 }
 
+// timm's description of a short name such as "n01440764", if there is one.
+function describeName(name, descriptions) {
+  const isDescribed = isObject(descriptions) && Object.hasOwn(descriptions, name);
+  return isDescribed ? String(descriptions[name]) : name;
+}
+
 function readTimmClasses(config, pretrained) {
-  const names = readNames(firstOf(config.label_names, pretrained.label_names, config.labels, null));
+  const stated = readNames(
+    firstOf(config.label_names, pretrained.label_names, config.labels, null),
+  );
+  const descriptions = firstOf(config.label_descriptions, pretrained.label_descriptions, null);
+  const names = stated?.map((name) => describeName(name, descriptions)) ?? null;
   const tag = firstOf(pretrained.tag, config.architecture.split(".")[1], "");
   return { labels: names, imagenet: typeof tag === "string" && IMAGENET_TAG.test(tag) };
 }
