@@ -252,7 +252,8 @@ function makeTour(model, root, acts, makeNext) {
       payoff,
       hint,
       scene,
-      make("div", { class: "ends" }, next, make("nav", {}, back, dots, forward)),
+      next,
+      make("div", { class: "ends" }, make("nav", {}, back, dots, forward)),
     );
     if (focused) forward.focus({ preventScroll: true });
   };
