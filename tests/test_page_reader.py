@@ -97,7 +97,7 @@ class Cases:
             part: list(values.values()) if part == "tokens" else values
             for part, values in outputs.items()
         }
-        for part in ("logits", "features"):
+        for part in ("logits", "features", "output"):
             if part in outputs:
                 outputs[part] = outputs[part][0]
         outputs["input"] = self.store(f"{number}.input.bin", image)
@@ -181,7 +181,7 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
 
 
 def run_hub(model: nn.Module, image: torch.Tensor) -> dict[str, list[torch.Tensor]]:
-    """Attention, and logits or features, of a model of transformers."""
+    """Attention, and logits, features and output, of a model of transformers."""
     options = {"output_attentions": True}
     if image.shape[-1] != HUB["image_size"] and not type(model).__name__.startswith("Dinov2"):
         options["interpolate_pos_encoding"] = True
@@ -190,7 +190,10 @@ def run_hub(model: nn.Module, image: torch.Tensor) -> dict[str, list[torch.Tenso
     if hasattr(outputs, "logits"):
         return kept | {"logits": [outputs.logits[0]]}
     if "pooler" in dict(model.named_children()):
-        return kept | {"features": [outputs.last_hidden_state[0, 0]]}
+        features, output = outputs.last_hidden_state[0, 0], outputs.pooler_output[0]
+        return kept | {"features": [features], "output": [output]}
+    if hasattr(outputs, "image_embeds"):
+        return kept | {"output": [outputs.image_embeds[0]]}
     features = getattr(outputs, "pooler_output", None)
     return kept | {
         "features": [outputs.last_hidden_state[0, 0] if features is None else features[0]]
@@ -225,13 +228,7 @@ def add_hub_models(cases: Cases) -> None:
     cases.add_hub(
         "ViTForImageClassification", "ViTForImageClassification", vit, labels=names, maps=True
     )
-    unused = say("unused tensors", count=2, names="pooler.dense.bias, pooler.dense.weight")
-    cases.add_hub(
-        "ViTModel",
-        "ViTModel",
-        transformers.ViTConfig(**HUB, **mlp, qkv_bias=False),
-        notes=[NO_PROCESSOR, unused],
-    )
+    cases.add_hub("ViTModel", "ViTModel", transformers.ViTConfig(**HUB, **mlp, qkv_bias=False))
     squeezed = {"resized": 40, "squeezed": True, "interpolation": "bilinear", "image": [32, 32]}
     cases.add_hub(
         "DeiT",
@@ -285,6 +282,8 @@ def add_hub_models(cases: Cases) -> None:
     )
     clip = transformers.CLIPVisionConfig(**HUB, **mlp, hidden_act="gelu")
     cases.add_hub("CLIP", "CLIPVisionModel", clip)
+    clip = transformers.CLIPVisionConfig(**HUB, **mlp, projection_dim=40)
+    cases.add_hub("CLIP with a projection", "CLIPVisionModelWithProjection", clip)
     tower = {"vision_config": HUB | mlp, "num_labels": 3}
     norm = "vision_model.post_layernorm"
     unused = say("unused tensors", count=2, names=f"{norm}.bias, {norm}.weight")

@@ -72,7 +72,7 @@ for (const {
     const vit = await Vit.open(model.about, model.tensors, kernels());
     const errors = {};
     const record = vit.forward(floats(outputs.input));
-    for (const part of ["logits", "features"]) {
+    for (const part of ["logits", "features", "output"]) {
       if (outputs[part]) errors[part] = errorOf(record[part], floats(outputs[part]));
     }
     if (!outputs.logits) assert.equal(record.logits.length, 0);

@@ -5,8 +5,9 @@ const IN_LAYER = 2 / 3; // place of the first layer that is shown
 
 // Whether a model has what a view needs: classes, if it cannot explain the similarity to a photo, and a read-out that
 // is a weighted sum of tokens.
-function hasView({ classes, readout }, view, name, readable) {
+function hasView({ classes, readout, bends }, view, name, readable) {
   if (view.explains && view.layered && !classes) return false;
+  if (bends && name === "balanced_gradients") return false; // no parts add up behind a tanh
   return Boolean(readout) || !readable.includes(name);
 }
 

@@ -207,16 +207,19 @@ function towerNames(prefix) {
 }
 
 // transformers' classes: {family: `model_type` of the image tower, names: of the tensors, reads: what the head reads,
-// classifies: true with a classifier, smooth: true if positions are resized with antialiasing}.
+// classifies: true with a classifier, smooth: true if positions are resized with antialiasing, pooled: name of the
+// linear layer that makes the output of a model without classes, bends: true if a tanh follows it}.
+const POOLER = { reads: "token", pooled: "pooler.dense", bends: true };
+const PROJECTION = { reads: "token", pooled: "visual_projection" };
 const HUB_MODELS = {
-  ViTModel: { family: "vit", names: vitNames(""), reads: "token" },
+  ViTModel: { family: "vit", names: vitNames(""), ...POOLER },
   ViTForImageClassification: {
     family: "vit",
     names: vitNames("vit."),
     reads: "token",
     classifies: true,
   },
-  DeiTModel: { family: "deit", names: deitNames(""), reads: "token" },
+  DeiTModel: { family: "deit", names: deitNames(""), ...POOLER },
   DeiTForImageClassification: {
     family: "deit",
     names: deitNames("deit."),
@@ -257,9 +260,9 @@ const HUB_MODELS = {
   CLIPVisionModelWithProjection: {
     family: "clip_vision_model",
     names: clipNames("vision_model."),
-    reads: "token",
+    ...PROJECTION,
   },
-  CLIPModel: { family: "clip_vision_model", names: clipNames("vision_model."), reads: "token" },
+  CLIPModel: { family: "clip_vision_model", names: clipNames("vision_model."), ...PROJECTION },
   CLIPForImageClassification: {
     family: "clip_vision_model",
     names: {
@@ -505,6 +508,8 @@ function readHub(config, processor, supply) {
   if (typeof activation !== "string" || !Object.hasOwn(HUB_ACTIVATIONS, activation)) {
     refuse("unknown activation", { name: clip(activation) });
   }
+  const bend = firstOf(own.pooler_act, "tanh");
+  if (model.bends && bend !== "tanh") refuse("unknown activation", { name: clip(bend) });
   if (own.use_swiglu_ffn) refuse("unknown activation", { name: "SwiGLU" });
   const imageSize = readSide(settingOf("image_size"), "image_size");
   const names = [model.names].flat().find(({ positions }) => supply.has(positions));
@@ -764,6 +769,19 @@ async function besideHalved([one, two], D, added = false) {
   return joined;
 }
 
+// The linear layer that makes the output of a model without classes from what it reads, if the files have it.
+function planPooled(supply, tensors, { pooled, width: D }) {
+  const name = `${pooled}.weight`;
+  if (!pooled || !supply.has(name)) return;
+  const [rows] = supply.shape(name);
+  readCount(rows, "projection_dim", 65536);
+  planLinear(supply, tensors, "pooled", [pooled], {
+    rows,
+    depth: D,
+    biased: supply.has(`${pooled}.bias`),
+  });
+}
+
 // Shares of the tokens (T) in each vector that the head reads.
 function readoutsOf(reads, T, R) {
   const token = (place) => Array.from({ length: T }, (_, t) => Number(t === place));
@@ -866,6 +884,7 @@ function describeModel(config, stored, { processor = null, size = null, labels =
   const hidden = planLayers(supply, tensors, plan);
   planNorms(supply, tensors, plan);
   const classes = plan.classifies ? planHead(supply, tensors, plan) : 0;
+  planPooled(supply, tensors, plan);
   if (firstOf(plan.classes, classes) !== classes) compare("classes", plan.classes, classes);
   supply.leave(names.unused);
   supply.finish();
@@ -905,6 +924,7 @@ function describeModel(config, stored, { processor = null, size = null, labels =
     image: [side, side],
     eps: plan.eps,
     activation: plan.activation,
+    bends: Boolean(plan.bends && tensors["pooled.weight"]),
     readouts,
     readout: plan.reads === "token and patches" ? null : meanRow(readouts),
     interpolation: plan.interpolation,

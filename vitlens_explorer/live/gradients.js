@@ -48,11 +48,24 @@ function cosineGradient(features, unit, fixed) {
   return across.map((value) => value / length);
 }
 
+// The gradient of the cosine with a unit vector at what the pooler or the head reads.
+function likenessGradient(vit, x, unit, fixed) {
+  const output = vit.output(x);
+  const gradient = cosineGradient(output, unit, fixed);
+  if (!vit.shapes.has("pooled.weight")) return gradient;
+  const before = new Float32Array(vit.width);
+  gradient.forEach((value, row) => {
+    const slope = vit.bends ? value * (1 - output[row] ** 2) : value;
+    for (let i = 0; i < vit.width; i += 1) before[i] += slope * vit.weightAt("pooled", row, i);
+  });
+  return before;
+}
+
 // The gradient (D) of what is explained at what the head reads of a read-out, from tokens x: of the logit of a class,
 // of its difference to another, or of the cosine with the unit vector `like`.
 function readoutGradient(vit, x, { target, against, like = null }, k, fixed) {
   const { width: D } = vit;
-  if (like) return cosineGradient(vit.features(x), like, fixed).slice(k * D, (k + 1) * D);
+  if (like) return likenessGradient(vit, x, like, fixed).slice(k * D, (k + 1) * D);
   const gradient = new Float32Array(D);
   for (let i = 0; i < D; i += 1) {
     gradient[i] = vit.weightAt("head", target, k * D + i);
@@ -281,13 +294,11 @@ function legrad(vit, of) {
   return map;
 }
 
-// Maps (P) of what is explained by method: those of `vitlens.attribution` of these names.
+// Maps (P) of what is explained by method: those of `vitlens.attribution` of these names. Behind a tanh no parts add
+// up, so there are no balanced gradients.
 function explain(vit, of) {
-  const maps = {
-    ...gradientMaps(vit, of),
-    legrad: legrad(vit, of),
-    balanced_gradients: balancedGradients(vit, of),
-  };
+  const maps = { ...gradientMaps(vit, of), legrad: legrad(vit, of) };
+  if (!vit.bends) maps.balanced_gradients = balancedGradients(vit, of);
   for (const [name, map] of Object.entries(maps)) {
     maps[name] = Float32Array.from(map.subarray(vit.prefix));
   }

@@ -231,6 +231,8 @@ def _transformers_problems(model: nn.Module):
         f"the page does not know its activation ({activation})",
     )
     yield getattr(config, "use_swiglu_ffn", False), "its MLPs are SwiGLU"
+    bend = getattr(config, "pooler_act", "tanh")
+    yield bend != "tanh", f"the page does not know the activation of its pooler ({bend})"
     width = config.hidden_size
     hidden = getattr(config, "intermediate_size", None) or width * config.mlp_ratio
     yield _width_problem(width, config.num_attention_heads, hidden)

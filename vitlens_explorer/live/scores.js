@@ -61,8 +61,8 @@ function deviationOf(values) {
 }
 
 // The probability of a class, that among two, a logit, or the cosine with the unit vector `like`, from a forward.
-function measure({ logits, features }, outputs, { target, against, like }) {
-  if (like) return sumOf(features.map((value, i) => value * like[i])) / Math.hypot(...features);
+function measure({ logits, output }, outputs, { target, against, like }) {
+  if (like) return sumOf(output.map((value, i) => value * like[i])) / Math.hypot(...output);
   if (outputs === "value" || (outputs === "independent" && against !== null)) {
     return logits[target] - (against === null ? 0 : logits[against]);
   }

@@ -114,10 +114,11 @@ class Vit {
   sizes() {
     const { width: D, hidden: F, patch, classes, readouts, shapes, K, M, N } = this;
     const pixels = 3 * patch[0] * patch[1]; // of a patch
+    const [pooled = 0] = shapes.get("pooled.weight") ?? [];
     const wide = M * Math.max(F, 3 * D, readouts.length * D);
     const sizes = {
       x: M * D,
-      y: M * Math.max(D, roundUp(classes, 8)),
+      y: M * Math.max(D, roundUp(classes, 8), roundUp(pooled, 8)),
       o: Math.max(M, 4 * readouts.length) * D,
       g: M * D,
       small: N * K,
@@ -255,6 +256,19 @@ class Vit {
     return o.slice(0, readouts.length * D);
   }
 
+  // The output of a model without a classifier, from the tokens of the last layer: the features, or what the pooler or
+  // the projection makes of them.
+  output(x) {
+    const features = this.features(x);
+    if (!this.shapes.has("pooled.weight")) return features;
+    const { held, bends } = this;
+    const [size] = this.shapes.get("pooled.weight");
+    held.o.set(features);
+    this.linear(held.o, "pooled", held.y, 1);
+    const pooled = held.y.slice(0, size);
+    return bends ? pooled.map(Math.tanh) : pooled;
+  }
+
   // Logits from the tokens of the last layer, none of a model without a head.
   read(x) {
     const { held, classes } = this;
@@ -289,8 +303,8 @@ class Vit {
   }
 
   // Runs the model. `off` lists the [layer, head] that give zero, or their mean over other photos if `mean`. Returns
-  // {layers: [{q, k: (H, T, K), scale}], tokens: [(T, D) after each layer], features, logits} with scaled q, and keeps
-  // it.
+  // {layers: [{q, k: (H, T, K), scale}], tokens: [(T, D) after each layer], features, output, logits} with scaled q,
+  // and keeps it.
   forward(input, off = [], mean = false) {
     const { width: D, tokens: T, scale } = this;
     const { x } = this.held;
@@ -306,6 +320,7 @@ class Vit {
       record.tokens.push(kept.begins[layer + 1]);
     }
     record.features = this.features(x);
+    record.output = this.output(x);
     record.logits = this.read(x);
     return record;
   }

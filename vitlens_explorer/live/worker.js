@@ -82,18 +82,18 @@ const TASKS = {
 
   forward: forwardForPage,
 
-  // What the head reads of an image, scaled to length 1.
+  // The features of an image, scaled to length 1.
   features(given) {
-    const { features } = runForward(given);
-    const length = lengthOf(features);
-    return features.map((value) => value / length);
+    const { output } = runForward(given);
+    const length = lengthOf(output);
+    return output.map((value) => value / length);
   },
 
-  // The logits of an image with only some patches shown, the others in its mean color, and what the head reads.
+  // The logits and features of an image with only some patches shown, the others in its mean color.
   covered({ input, shown, off, mean }) {
     lastKey = "";
-    const { logits, features } = vit.forward(coverPatches(vit, input, shown), off, mean);
-    return { logits, features };
+    const { logits, output } = vit.forward(coverPatches(vit, input, shown), off, mean);
+    return { logits, output };
   },
   why: afterForward((given) => {
     if (!given.like && !vit.classes) refuse("no classes");
