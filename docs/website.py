@@ -44,6 +44,7 @@ HOSTS = {
     "colab.research.google.com",
     "creativecommons.org",
     "docs.python.org",
+    "doi.org",
     "github.com",
     "kellerjordan.github.io",
     "transformer-circuits.pub",
