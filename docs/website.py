@@ -168,7 +168,7 @@ def write_card_image(file: Path, card: Path) -> None:
     left_contrast = ImageStat.Stat(left.convert("L")).stddev[0]
     middle_contrast = ImageStat.Stat(middle.convert("L")).stddev[0]
     fuller = left if middle_contrast < 1.1 * left_contrast else middle
-    fuller.save(card, quality=62)
+    fuller.save(card, quality=58, method=6)
 
 
 def front_page(folder: Path) -> str:
