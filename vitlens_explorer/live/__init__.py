@@ -117,8 +117,7 @@ def save_live_page(
 
 
 def _facts(page: Explorer) -> dict:
-    """What Python knows about the model of an explorer besides its files: a digest of the weights, and what replaces
-    heads (L, T, D) that are off, as in the explorer itself."""
+    """A digest of the weights, and the mean outputs (L, T, D) that replace heads in the explorer, with their name."""
     from vitlens_explorer import in_page
     from vitlens_explorer.heads_off import AVERAGE, mean_head_outputs, replacement_words
     from vitlens_explorer.lanes import never_cancel

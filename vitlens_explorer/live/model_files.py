@@ -140,13 +140,8 @@ def _width_problem(width: int, heads: int, hidden: int) -> tuple[bool, str]:
 def _timm_problems(model: nn.Module):
     """Yield (True if it is so, reason) why the scripts cannot run a model of timm."""
     parts = list(model.modules())
-    others = {
-        type(part).__qualname__
-        for part in parts
-        if type(part).__module__.split(".")[0] not in ("timm", "torch")
-        or type(part).__qualname__ not in TIMM_PARTS
-    }
-    yield others, f"it has parts that the page does not know ({', '.join(sorted(others))})"
+    others = sorted({type(part).__qualname__ for part in parts if not _is_timm_part(part)})
+    yield others, f"it has parts that the page does not know ({', '.join(others)})"
     norms = {(part.eps, part.normalized_shape) for part in parts if isinstance(part, nn.LayerNorm)}
     yield len(norms) != 1, "its layer norms differ from each other"
     yield (
@@ -163,8 +158,14 @@ def _timm_problems(model: nn.Module):
     block = model.blocks[0]
     hidden = block.mlp.fc1.out_features
     yield _width_problem(block.attn.proj.out_features, block.attn.num_heads, hidden)
-    used = model.embed_dim == block.attn.num_heads * block.attn.head_dim
-    yield not used, "its heads are not as wide as its tokens"
+    width_of_heads = block.attn.num_heads * block.attn.head_dim
+    yield width_of_heads != model.embed_dim, "its heads are not as wide as its tokens"
+
+
+def _is_timm_part(part: nn.Module) -> bool:
+    """True for a part of timm or PyTorch that the scripts run."""
+    library = type(part).__module__.split(".")[0]
+    return library in ("timm", "torch") and type(part).__qualname__ in TIMM_PARTS
 
 
 def _architecture(model: nn.Module) -> str | None:
