@@ -207,15 +207,22 @@ def test_each_step_of_the_tour_follows_a_click(explorer, shown, model, maps):
     step = in_tour(explorer, "header")
     step.filter(has_text="Step 1 of 8").wait_for()
 
+    levels = restore(vit, batch)[0]
+
+    def middle_of(row, col):
+        """The levels in the middle of a patch, as the tour writes them."""
+        pixel = levels[16 * row + 8, 16 * col + 8]
+        return ", ".join(str(level) for level in pixel)
+
     click_in_tour(explorer, 4, 1)
-    pixel = ", ".join(map(str, restore(vit, batch)[0][16 * 4 + 8, 16 + 8]))
+    pixel = middle_of(4, 1)
     in_tour(explorer, ".sentence").filter(has_text=f"each: {pixel} in the middle").wait_for()
     row, col = divmod(maps[3, :, 1 + 4 * 8 + 1, 1:].mean(0).argmax(), 8)
     payoff = in_tour(explorer, ".payoff").inner_text()
     assert f"answers “{best}” (" in payoff and f"most at row {row}, column {col}." in payoff
 
     explorer.page.keyboard.press("ArrowRight")  # the focus is on the photo
-    pixel = ", ".join(map(str, restore(vit, batch)[0][16 * 4 + 8, 16 * 2 + 8]))
+    pixel = middle_of(4, 2)
     in_tour(explorer, ".sentence").filter(has_text=f"each: {pixel} in the middle").wait_for()
     assert "Step 1 of 8" in step.inner_text()
 

@@ -75,10 +75,10 @@ function describeShell(shell, { model, versions }, names) {
   return [html.slice(0, at), html.slice(at)];
 }
 
-// {name, file: DataView} of the page with the model of `files`, which were opened from a folder of that name, or "".
-// state: of the source. What the address has of it comes from there.
-async function keepPage(live, state, files, folder) {
-  const { stored } = live;
+// {name, file: DataView} of the page with the model that it runs. state: of the source. What the address has of it
+// comes from there.
+async function keepPage(live, state) {
+  const { stored, files, folder } = live;
   const size = files.reduce((sum, file) => sum + file.size, 0);
   if (size > MOST_KEPT) {
     const [megabytes, most] = [size, MOST_KEPT].map((bytes) => Math.round(bytes / 1e6));

@@ -26,7 +26,7 @@ from vitlens.recorder.supported import (
 from vitlens.recorder.supported.card import card_of
 
 KNOWN = Path(__file__).parent / "known.json"
-"""What the files of a model leave out, written by `vitlens_explorer.live.known`."""
+"""Settings that the files of a model do not contain. `vitlens_explorer.live.known` writes this file."""
 MOST_PARAMETERS = 32_000_000
 """Largest number of parameters. ViT-S/16 has 22 million with 1,000 classes and 30 million with 21,843."""
 TIMM_CLASSES = {
@@ -132,9 +132,10 @@ def _pixel_problems(model: nn.Module):
 
 
 def _width_problem(width: int, heads: int, hidden: int) -> tuple[bool, str]:
-    reason = "the widths of its tokens, heads and MLPs must be multiples of 8"
-    is_odd = width % heads or any(size % 8 for size in (width, width // heads, hidden))
-    return bool(is_odd), reason
+    """True if the kernels do not compute the widths of tokens, heads and MLPs, with the reason."""
+    is_uneven = width % heads != 0
+    is_odd = any(size % 8 for size in (width, width // heads, hidden))
+    return is_uneven or is_odd, "the widths of its tokens, heads and MLPs must be multiples of 8"
 
 
 def _timm_problems(model: nn.Module):

@@ -271,7 +271,7 @@ class Live {
     this.listPhotos();
     this.files = files;
     this.folder = folder;
-    this.stored.keep = (state) => keepPage(this, state, files, folder);
+    this.stored.keep = (state) => keepPage(this, state);
   }
 
   // Opens the model of the page a second time beside itself.
