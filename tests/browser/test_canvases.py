@@ -78,7 +78,7 @@ def test_scripts_judge_maps_as_python(browser, seed):
     peaked[3, 5] = 0.5
     maps += [np.zeros((4, 4)), np.full((4, 4), -2.0), peaked, np.array([[1e6, 0.0], [0.0, 0.0]])]
     page = browser.new_page()
-    page.add_script_tag(content=front.join_scripts())
+    page.add_script_tag(content=front.join_modules(front.FRONT / "page.js"))
     code = "(maps) => maps.map((map) => [uniformOf(map, UNIFORM.map), peakOf(map)])"
     found = page.evaluate(code, [values.ravel().tolist() for values in maps])
     page.close()

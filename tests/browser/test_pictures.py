@@ -22,7 +22,7 @@ PAINT = """([width, height, pixels, panel]) => {
 def drawings(browser):
     """A page in which the functions of the scripts are global."""
     page = browser.new_page()
-    page.add_script_tag(content=front.join_scripts())
+    page.add_script_tag(content=front.join_modules(front.FRONT / "page.js"))
     yield page
     page.close()
 

@@ -14,7 +14,7 @@ export function loadScripts(listen = () => {}) {
   globalThis.addEventListener = listen;
   vm.runInThisContext(readFileSync(path.join(folder, "worker.js"), "utf-8"));
   const words = readFileSync(path.join(folder, "words.json"), "utf-8");
-  return vm.runInThisContext(`WORDS = ${words}; ({ ${NAMES} })`);
+  return vm.runInThisContext(`setWords(${words}); ({ ${NAMES} })`);
 }
 
 export const kernels = () => readFileSync(path.join(folder, "kernels.wasm"));

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from pandas import Series
 
 AUDIT_PAGE = Path(__file__).parent
-SCRIPTS = ("bars", "audit")
-"""Names of the scripts of this folder in the order in which they are joined."""
-FRONT_SCRIPTS = ("values", "elements", "source")
-"""Scripts of the front end that the page needs."""
 SIDE = 224
 """Longest side of a stored image in pixels."""
 QUALITY = 82
@@ -416,11 +412,9 @@ def html_of(page: dict, about: About) -> str:
         "lead": page["lead"],
         "footer": f"{about.model}, weights {about.weights}. {versions} {stored_sentence(page)}",
     }
-    script = "\n".join(
-        [front.join_scripts(names=FRONT_SCRIPTS), front.join_scripts(AUDIT_PAGE, SCRIPTS)]
-    )
+    script = front.join_modules(AUDIT_PAGE / "audit.js")
     style = (AUDIT_PAGE / "audit.css").read_text(encoding="utf-8")
-    return in_page.as_html(page, f"{{\n{script}\n}}\n", texts, style=style)
+    return in_page.as_html(page, script, texts, style=style)
 
 
 def stored_sentence(page: Mapping[str, Sequence | dict]) -> str:

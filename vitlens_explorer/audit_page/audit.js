@@ -1,5 +1,10 @@
 // Draws the page of an audit from the content that audit_page/__init__.py writes.
 
+import { make, makeButton, makeFrame } from "../front/elements.js";
+import { readContent } from "../front/source.js";
+import { formatNumber } from "../front/values.js";
+import { axisOf, makeBars, makeFigure, makePlace, share } from "./bars.js";
+
 const CROPS = 8; // of a group before it is opened
 const FEW = 4; // of a group on the first screen
 const BARS =

@@ -1,10 +1,13 @@
 // Charts of a group: its effects beside the effects of random patches, and its place in the image.
 
+import { make } from "../front/elements.js";
+import { largestOf } from "../front/values.js";
+
 const WIDE = 320; // units of a chart
 const NAMES = 88; // of the names at its left
 const ROW = 24;
 
-const share = (value) => (value === null ? "–" : `${Math.round(100 * value)} %`);
+export const share = (value) => (value === null ? "–" : `${Math.round(100 * value)} %`);
 
 // A difference of probabilities with its sign and two digits.
 function signed(value) {
@@ -14,7 +17,7 @@ function signed(value) {
 }
 
 // The ends of an axis for the effects of all groups, in steps of 0.1.
-function axisOf(groups) {
+export function axisOf(groups) {
   const ends = [0, 0.1];
   for (const { ways } of groups) {
     for (const { low, high, band = 0 } of ways) ends.push(low, high, band, -band);
@@ -30,7 +33,7 @@ function wordsOfWay({ words, effect, low, high, band }) {
 
 // Effects as bars, with their intervals as lines and the bands of random patches, if any. Effects of the ways of
 // covering a group have the words of wordsOfWay.
-function makeBars(ways, [least, most], wordsOf = wordsOfWay) {
+export function makeBars(ways, [least, most], wordsOf = wordsOfWay) {
   const height = ROW * ways.length + 20;
   const place = (value) => NAMES + ((value - least) / (most - least)) * (WIDE - NAMES - 14);
   const bottom = height - 18;
@@ -62,7 +65,7 @@ function makeBars(ways, [least, most], wordsOf = wordsOfWay) {
 }
 
 // The share of a group's images that have it at each patch.
-function makePlace(place, { rows, cols }) {
+export function makePlace(place, { rows, cols }) {
   const most = largestOf(place);
   const at = place.indexOf(most);
   const cells = [make("rect", { class: "ground", width: cols, height: rows })];
@@ -82,6 +85,6 @@ function makeChart(name, width, height, label, nodes) {
   return make("svg", { ...attributes, "aria-label": label }, ...nodes);
 }
 
-function makeFigure(title, chart) {
+export function makeFigure(title, chart) {
   return make("figure", {}, make("figcaption", {}, title), chart);
 }

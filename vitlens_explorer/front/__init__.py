@@ -1,42 +1,48 @@
 """The front end's files: one script and one style sheet for the notebook, the app and pages."""
 
 import json
+import re
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 
-from vitlens.plot.scales import ATTENTION, UNIFORM
-
 FRONT = Path(__file__).parent
-FRONT_SCRIPTS = (
-    "values",
-    "elements",
-    "controls",
-    "pictures",
-    "charts",
-    "source",
-    "models",
-    "address",
-    "details",
-    "challenge",
-    "tour",
-    "page",
-)
-"""Names of the scripts in the order in which they are joined. They share one scope."""
+IMPORT = re.compile(r'^import (?:(\w+)|\{[^}]*\}) from "([^"]+)"[^;]*;\n', re.MULTILINE)
+"""An import as Prettier formats it: the name of a JSON file or names of a module, and the path."""
+EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 
 
-def join_scripts(folder: Path = FRONT, names: Sequence[str] = FRONT_SCRIPTS) -> str:
-    """The scripts of a folder as one text. Those of the front end begin with the numbers of `vitlens.plot.scales`."""
-    scripts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in names]
-    if folder == FRONT:
-        rule = {"map": UNIFORM, "attention": ATTENTION, "similarity": 0, "norms": 0}
-        scripts.insert(0, f"const UNIFORM = {json.dumps(rule)}; // departures of uniform maps")
-    return "\n".join(scripts)
+def join_modules(entry: Path) -> str:
+    """An ES module and all that it imports as one script, in which a module stands after those that it imports.
+
+    The modules share the scope of the script, so no two of them declare the same name. JSON files become constants.
+    Raises ValueError for modules that import each other.
+    """
+    scripts: dict[Path, str] = {}
+    _add_module(entry.resolve(), scripts, ())
+    return "\n".join(scripts.values())
+
+
+def _add_module(path: Path, scripts: dict[Path, str], importers: tuple[Path, ...]) -> None:
+    """Add a module to those that stand before it, after those that it imports."""
+    if path in importers:
+        names = " → ".join(module.name for module in (*importers, path))
+        raise ValueError(f"Modules of the page must not import each other, got {names}.")
+    if path in scripts:
+        return
+    text = path.read_text(encoding="utf-8")
+    for name, source in IMPORT.findall(text):
+        imported = (path.parent / source).resolve()
+        if name:
+            value = json.loads(imported.read_text(encoding="utf-8"))
+            scripts[imported] = f"const {name} = {json.dumps(value, separators=(',', ':'))};\n"
+        else:
+            _add_module(imported, scripts, (*importers, path))
+    scripts[path] = EXPORT.sub("", IMPORT.sub("", text)).lstrip("\n")
 
 
 def script() -> str:
     """The scripts as one JavaScript module, whose default export has anywidget's `render`."""
-    return join_scripts() + "\nexport default { render, Source, unpack };\n"
+    return join_modules(FRONT / "index.js")
 
 
 def style() -> str:

@@ -1,10 +1,12 @@
 // The state in the address of a page: #view=rollout&layer=8&head=mean&patch=5,7&off=0.2&sample=coffee
 
+import { isEqual } from "./values.js";
+
 const RARE = ["way", "target", "against"]; // in the address only where they differ from the first frame
 const SETTLED = 300; // milliseconds without a drawing until the address is written: a drag is one entry of the history
 
 // Values of the controls of a frame by name.
-function valuesOf(frame) {
+export function valuesOf(frame) {
   return Object.fromEntries(frame.controls.map(({ name, value }) => [name, value]));
 }
 
@@ -70,7 +72,7 @@ function valuesIn(address, first) {
 }
 
 // Keeps the address of the page and the state of the source equal. Returns {afterDrawing, stop}, functions to call.
-function syncAddress({ model, uploads, send, isWaiting, notice }) {
+export function syncAddress({ model, uploads, send, isWaiting, notice }) {
   let first = valuesOf(model.get("frame"));
   let shown = model.get("frame").models; // another model begins with other values
   let how = "replaceState"; // for the first address, and after a state that came from an address

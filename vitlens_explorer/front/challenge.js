@@ -1,5 +1,7 @@
 // The challenge: heads off until the model sees something else, and a picture of what that did.
 
+import { ALONE, download, make, makeSmallButton } from "./elements.js";
+
 const CARD = [1200, 630]; // pixels of the picture, the size of previews of links
 const PHOTO = 550; // side of the map in it
 
@@ -42,7 +44,7 @@ async function drawCard({ words, change }, map, model) {
 
 // The sentence of the challenge with its buttons. findMap: the canvas of the map. isUploaded: of the photo, which links
 // do not have.
-function makeChallenge(model, findMap, isUploaded) {
+export function makeChallenge(model, findMap, isUploaded) {
   let described;
   const words = make("p", { class: "words", "aria-live": "polite" });
   const said = make("span", { class: "note", role: "status" });

@@ -1,4 +1,17 @@
-const formatPercent = (share) => `${(100 * share).toFixed(1)}%`;
+import {
+  cellUnder,
+  make,
+  makeButton,
+  makeFrame,
+  makeSmallButton,
+  makeSteered,
+  nextNumber,
+  putImage,
+  renew,
+  setPressed,
+} from "./elements.js";
+import { coverPatches, readPixels } from "./pictures.js";
+import { bytesOf, formatNumber, formatPercent, isEqual, largestOf, smallestOf } from "./values.js";
 
 // A button in a list, of a name and its share as a bar. plain: the score is a value instead of a probability.
 function makeBar({ name, share, before, now, tip, plain }, message, send) {
@@ -22,7 +35,7 @@ function makeBar({ name, share, before, now, tip, plain }, message, send) {
 }
 
 // The most probable classes. A click explains one.
-function makeBars(rows, send) {
+export function makeBars(rows, send) {
   return rows.map((row) => {
     const tip = `Why “${row.full}”?`;
     return makeBar({ ...row, tip }, { why: row.number }, send);
@@ -33,7 +46,7 @@ const MOST_NAMES = 60; // names in the list at once
 const MOST_OFF = 24; // buttons of heads that are off
 
 // The names that a model knows, as a fold with a search. A click explains the class.
-function makeNames(model, send) {
+export function makeNames(model, send) {
   let names = null;
   let owner; // number of the model that has these names
   const search = make("input", { type: "search", "aria-label": "Search the names" });
@@ -83,7 +96,7 @@ function makeNames(model, send) {
 }
 
 // The most probable class after each layer. A click selects the layer.
-function makeLayerBars({ title, rows, layer, note }, send) {
+export function makeLayerBars({ title, rows, layer, note }, send) {
   const items = rows.map((row) => {
     const score = row.plain ? formatNumber(row.share) : formatPercent(row.share);
     const tip = `After layer ${row.layer}: ${row.name}, ${score}`;
@@ -101,16 +114,16 @@ function makeLayerBars({ title, rows, layer, note }, send) {
 
 // Sizes of charts in SVG units: the whole, the margins, and the space above the plot with and without a unit.
 const WIDTH = 320;
-const HEIGHT = 200;
+export const HEIGHT = 200;
 const LEFT = 34;
 const RIGHT = 6;
-const BOTTOM = 34;
-const TOP = 8;
+export const BOTTOM = 34;
+export const TOP = 8;
 const TOP_WITH_UNIT = 22;
 
 // A chart whose vertical axis includes some values and 0: {plot, x(share), y(value), tick(share, text)}. axis: label of
 // the horizontal one. unit: of the vertical one.
-function makeChart(label, values, axis, unit = "") {
+export function makeChart(label, values, axis, unit = "") {
   const plot = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label });
   const least = 1.05 * smallestOf([...values, 0]);
   const most = 1.05 * largestOf([...values, 1e-9]);
@@ -135,7 +148,7 @@ function makeChart(label, values, axis, unit = "") {
 }
 
 // The legend of a chart, of [name, class] each.
-function makeKeys(kinds) {
+export function makeKeys(kinds) {
   const keys = kinds.map(([name, kind]) => make("span", { class: `key ${kind}` }, name));
   return make("p", { class: "keys" }, ...keys);
 }
@@ -145,7 +158,7 @@ const CURVES = ["deletion", "insertion"]; // of the map itself
 // The score while patches are covered or revealed in the order of the map, and in random orders. The pointer and the
 // arrow keys choose a point of the map's own curves, whose photo is shown, also in place of the map. panel, picture: of
 // the map. reveal: of its panel.
-function makeCurves(described, panel, picture, reveal, send) {
+export function makeCurves(described, panel, picture, reveal, send) {
   const { title, verdict, words, scale, shares, curves, name, order, fill, starts } = described;
   if (!curves) {
     const start = () => send({ press: "score" });
@@ -232,7 +245,7 @@ const ORDERS = {
 // key chooses a layer and a head. A right click or X switches heads off. Places are [layer, row], with the mean and the
 // maximum over heads in rows 0 and 1. In another order the heads alone are shown, from the smallest value to the
 // largest, line by line. Cells are [column, line].
-function makeMosaic(send) {
+export function makeMosaic(send) {
   let all = null; // what the frame describes
   let far = false; // tiles show distances
   let hovered = null; // place under the pointer
@@ -598,11 +611,11 @@ function makeMosaic(send) {
   return { node, update };
 }
 
-const MOST_TICKS = 12; // numbers of layers below a chart
+export const MOST_TICKS = 12; // numbers of layers below a chart
 
 // Contribution of each part to a logit: heads and MLP of each layer, and other parts at the right. A click on a bar or
 // an arrow key chooses the head.
-function makeContributions({ heads, mlps, others, layer, head, title, note }, send, aim) {
+export function makeContributions({ heads, mlps, others, layer, head, title, note }, send, aim) {
   const values = [...heads.flat(), ...mlps, ...others.map(([, value]) => value)];
   const { plot, x, y, tick } = makeChart(`${title}. ${note}`, values, "layer");
   // Bars stand in slots of equal width: after each layer and each other part one is empty.

@@ -1,11 +1,14 @@
+import { make, makeButton, nextNumber, setPressed } from "./elements.js";
+import { isEqual } from "./values.js";
+
 const MOST_BUTTONS = 4; // views of a question as buttons. More are in a menu
 
-function makeGroup(kind, label, attributes, ...nodes) {
+export function makeGroup(kind, label, attributes, ...nodes) {
   return make("div", { class: kind, role: "group", "aria-label": label, ...attributes }, ...nodes);
 }
 
 // Where controls stand: in the form, above the panels, under the mosaic or a panel, or in a closed group of that name.
-function makePlace(place, { controls, top, folds, heads, panels }) {
+export function makePlace(place, { controls, top, folds, heads, panels }) {
   const known = new Map();
   if (!place) return { known, parent: controls, show: () => {} };
   if (place === "top") return { known, parent: top, show: () => {} };
@@ -146,7 +149,7 @@ const FIELDS = {
 };
 
 // A control of controls.py: {node, update(value, message)}.
-function makeControl(described, send) {
+export function makeControl(described, send) {
   if (described.kind === "questions") return makeQuestions(described, send);
   const { name, label, kind, disabled, hidden, value: first } = described;
   const id = `vitlens-${nextNumber()}`;

@@ -1,11 +1,25 @@
 // Numbers behind an attention weight, drawn from the answer to {ask: "value"}, and small maps and strips of numbers.
 
+import { cellUnder, make, makeFrame, makeSmallButton, makeSteered, putImage } from "./elements.js";
+import { paintMap } from "./pictures.js";
+import { UNIFORM } from "./scales.js";
+import {
+  fillHidden,
+  formatNumber,
+  largestOf,
+  rangeWords,
+  smallestOf,
+  softmax,
+  sumOf,
+  uniformOf,
+} from "./values.js";
+
 const RED = [178, 24, 43];
 const BLUE = [33, 102, 172];
 const STRIP = 128; // largest number of cells in a row of a strip
 
 // [row, col] of a token, or null for a prefix token.
-function patchAt({ prefix, cols }, at) {
+export function patchAt({ prefix, cols }, at) {
   const patch = at - prefix.length;
   return patch < 0 ? null : [Math.floor(patch / cols), patch % cols];
 }
@@ -15,13 +29,13 @@ function tokenName(about, at) {
   return `row ${patchAt(about, at).join(", column ")}`;
 }
 
-function makeCanvas(image, label, attributes) {
+export function makeCanvas(image, label, attributes) {
   const canvas = make("canvas", { role: "img", "aria-label": label, ...attributes });
   return putImage(canvas, image);
 }
 
 // Numbers as colored cells: red above 0, blue below, white at 0. The number under the pointer is the tooltip.
-function makeStrip(name, values) {
+export function makeStrip(name, values) {
   const most = largestOf(values.map(Math.abs)) || 1;
   const height = Math.ceil(values.length / STRIP);
   const width = Math.ceil(values.length / height);
@@ -45,7 +59,14 @@ function makeStrip(name, values) {
 
 // Weights of the patches over the photo, with frames around the patches in `marks`: {name: [row, col]}. pick: called
 // with the patch of a click, or of an arrow key from marks.key, or from marks.frame without it.
-function makeMap(base, { rows, cols, patch, image, colors }, values, marks, label, pick = null) {
+export function makeMap(
+  base,
+  { rows, cols, patch, image, colors },
+  values,
+  marks,
+  label,
+  pick = null,
+) {
   const height = patch[0] / image[0];
   const width = patch[1] / image[1];
   const cell = [height, width];
@@ -83,7 +104,7 @@ function makeMap(base, { rows, cols, patch, image, colors }, values, marks, labe
 }
 
 // Query, key and their products, and the logit in words.
-function makeProducts({ q, k, scale, mask, logits, key }) {
+export function makeProducts({ q, k, scale, mask, logits, key }) {
   const products = q.map((value, i) => value * k[i]);
   const sum = `Sum of the ${q.length} products ${formatNumber(sumOf(products))}`;
   const added = mask ? ` + mask ${formatNumber(mask)}` : "";
@@ -114,13 +135,13 @@ function softmaxWords({ logits, key, weight }) {
 }
 
 // The softmax in words, above the weights of the row.
-function makeSoftmax(answer) {
+export function makeSoftmax(answer) {
   const words = make("p", { class: "sum" }, softmaxWords(answer));
   return make("div", {}, words, makeStrip("weights", softmax(answer.logits)));
 }
 
 // The opened value. open: asks for the value of another key, {key: [row, col]}.
-function makeValue(answer, base, open, close) {
+export function makeValue(answer, base, open, close) {
   const { layer, head, heads, largest, averaged, query, key } = answer;
   const notes = [`Layer ${layer}, head ${head}.`];
   if (largest) {

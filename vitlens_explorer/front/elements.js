@@ -1,27 +1,29 @@
 // The front end draws the page that page.py describes, and sends what the user does to its source. Only colors are
-// computed here. The scripts of this folder share one scope, in the order of `SCRIPTS`.
+// computed here.
 //
 // `model` is anywidget's model or one with the same interface: get(name) gives the traits "frame" and "pictures",
 // on(event, handler) and off(event, handler) are for "change:frame", "msg:custom" and "lost", and
 // send(content, _, buffers) reaches Python.
 
+import { isEqual } from "./values.js";
+
 // A document of the class "vitlens-page" has nothing but the explorer: the app and saved pages. There, drops and pasted
 // photos are taken anywhere, and the state is in the address. In a notebook only the widget itself is used.
-const ALONE = document.documentElement.classList.contains("vitlens-page");
-const PART = 2 ** 19; // bytes of a file in one message, below the limits of all front ends
-const PACE = 40; // milliseconds between two messages of a drag
+export const ALONE = document.documentElement.classList.contains("vitlens-page");
+export const PART = 2 ** 19; // bytes of a file in one message, below the limits of all front ends
+export const PACE = 40; // milliseconds between two messages of a drag
 const KEPT = 60000; // milliseconds until a file that was offered as a download is released
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }; // by row and column
 const SVG = ["svg", "path", "rect", "line", "text", "title", "g", "polyline", "circle", "image"];
 
 let lastNumber = Date.now(); // of messages, unique over all widgets of the page and later visits
 
-function nextNumber() {
+export function nextNumber() {
   lastNumber += 1;
   return lastNumber;
 }
 
-function make(tag, attributes = {}, ...children) {
+export function make(tag, attributes = {}, ...children) {
   const space = SVG.includes(tag) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
   const node = document.createElementNS(space, tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -38,20 +40,20 @@ function make(tag, attributes = {}, ...children) {
   return node;
 }
 
-function makeButton(text, onclick, attributes) {
+export function makeButton(text, onclick, attributes) {
   return make("button", { type: "button", class: "button", onclick, ...attributes }, text);
 }
 
-function makeSmallButton(text, onclick, attributes) {
+export function makeSmallButton(text, onclick, attributes) {
   return makeButton(text, onclick, { class: "button small", ...attributes });
 }
 
-function setPressed(node, pressed) {
+export function setPressed(node, pressed) {
   node.setAttribute("aria-pressed", String(Boolean(pressed)));
 }
 
 // A part that takes the focus, and whose arrow keys call move(rows, columns). It returns false where they do nothing.
-function makeSteered(attributes, move, ...nodes) {
+export function makeSteered(attributes, move, ...nodes) {
   const onkeydown = (event) => {
     if (!(event.key in ARROWS)) return;
     const moved = move(...ARROWS[event.key]);
@@ -61,7 +63,7 @@ function makeSteered(attributes, move, ...nodes) {
 }
 
 // Draws an image on a canvas of its size.
-function putImage(canvas, image) {
+export function putImage(canvas, image) {
   if (canvas.width !== image.width || canvas.height !== image.height) {
     canvas.width = image.width;
     canvas.height = image.height;
@@ -71,7 +73,7 @@ function putImage(canvas, image) {
 }
 
 // [row, column] under the pointer, of cells [height, width] as shares of a node.
-function cellUnder(event, node, [height, width]) {
+export function cellUnder(event, node, [height, width]) {
   const box = node.getBoundingClientRect();
   const row = (event.clientY - box.top) / box.height / height;
   const column = (event.clientX - box.left) / box.width / width;
@@ -79,12 +81,12 @@ function cellUnder(event, node, [height, width]) {
 }
 
 // A frame of white, or of the color of its name, on black around a rectangle, as two nodes.
-function makeFrame(place, name = "") {
+export function makeFrame(place, name = "") {
   return ["rim", `frame ${name}`].map((kind) => make("rect", { class: kind, ...place }));
 }
 
 // Replaces what a node shows only if it changed, so that clicks and focus are kept.
-function renew(node, described, makeNodes) {
+export function renew(node, described, makeNodes) {
   node.hidden = !described;
   if (isEqual(node.described, described)) return;
   node.described = described;
@@ -95,7 +97,7 @@ function renew(node, described, makeNodes) {
 }
 
 // Whether something was kept for this session of the page. Some browsers forbid it for pages opened from disk.
-function isInSession(key) {
+export function isInSession(key) {
   try {
     return sessionStorage.getItem(key) !== null;
   } catch {
@@ -103,7 +105,7 @@ function isInSession(key) {
   }
 }
 
-function keepInSession(key) {
+export function keepInSession(key) {
   try {
     sessionStorage.setItem(key, "yes");
   } catch {
@@ -112,8 +114,23 @@ function keepInSession(key) {
 }
 
 // A file to download. Browsers ask before a second one, so what is saved together is one file.
-function download(name, bytes) {
+export function download(name, bytes) {
   const address = URL.createObjectURL(new Blob([bytes]));
   make("a", { href: address, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(address), KEPT);
+}
+
+// A button that chooses a photo, and calls take(source) with its files.
+export function makeUploader(take, ...words) {
+  const onchange = () => {
+    take(file);
+    file.value = "";
+  };
+  const file = make("input", {
+    type: "file",
+    accept: "image/*",
+    "aria-label": "Upload a photo",
+    onchange,
+  });
+  return make("label", { class: "button" }, ...words, file);
 }

@@ -1,5 +1,7 @@
 // The files of a model that a person drops or chooses. `source` of a drop is its DataTransfer.
 
+import { make, makeButton } from "./elements.js";
+
 const MODEL_FILE = /\.(json|safetensors|bin|pt|pth|ckpt|pkl|pickle|tar|gguf|h5|onnx|npz|txt)$/i;
 const OF_FOLDER =
   /^(preprocessor_)?config\.json$|\.safetensors(\.index\.json)?$|\.(bin|pt|pth|ckpt)$/;
@@ -9,7 +11,7 @@ const entriesOf = ({ items }) =>
   [...items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
 
 // True if a folder or a file of a model was dropped, and not a photo.
-function holdsModel(source) {
+export function holdsModel(source) {
   if (entriesOf(source).some(({ isDirectory }) => isDirectory)) return true;
   return [...source.files].some(({ name }) => MODEL_FILE.test(name));
 }
@@ -50,7 +52,7 @@ async function readEntry(entry) {
 
 // {files, folder: name of the folder, or ""} of a drop. Chromium does not read the entries of a folder in a page from
 // disk, so its handles come first. Both are gone after the event, so they are taken at once.
-async function readDrop(source) {
+export async function readDrop(source) {
   const dropped = [...source.files];
   const items = [...source.items];
   const at = items.findIndex((item) => item.webkitGetAsEntry?.()?.isDirectory);
@@ -62,7 +64,7 @@ async function readDrop(source) {
 }
 
 // Opens the browser's dialog, and calls take({files, folder}).
-function chooseModel(take, webkitdirectory = false) {
+export function chooseModel(take, webkitdirectory = false) {
   const input = make("input", { type: "file", multiple: true, webkitdirectory });
   input.addEventListener("change", () => {
     const files = [...input.files];
@@ -74,7 +76,7 @@ function chooseModel(take, webkitdirectory = false) {
 }
 
 // The button of a page with a model.
-function makeOpener(take) {
+export function makeOpener(take) {
   return makeButton("Open a model", () => chooseModel(take), {
     title:
       "config.json and model.safetensors. They can also be dropped on the page, or their folder",
@@ -83,7 +85,7 @@ function makeOpener(take) {
 
 // The buttons that show a second model beside that of the page, or the same one in another state, and that which closes
 // it. Returns {node, update}.
-function makeCompanion(take, { twin, close }) {
+export function makeCompanion(take, { twin, close }) {
   const compare = makeButton("Compare", () => chooseModel(take), {
     title: "Open a second model beside this one",
   });

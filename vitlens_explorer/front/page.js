@@ -1,3 +1,33 @@
+import { syncAddress } from "./address.js";
+import { makeChallenge } from "./challenge.js";
+import {
+  makeBars,
+  makeContributions,
+  makeCurves,
+  makeLayerBars,
+  makeMosaic,
+  makeNames,
+} from "./charts.js";
+import { makeControl, makePlace } from "./controls.js";
+import {
+  ALONE,
+  PACE,
+  PART,
+  download,
+  make,
+  makeButton,
+  makeSmallButton,
+  makeUploader,
+  nextNumber,
+  putImage,
+  renew,
+} from "./elements.js";
+import { holdsModel, makeCompanion, makeOpener, readDrop } from "./models.js";
+import { makePanel, makeSix, paintMap, readPixels } from "./pictures.js";
+import { watchKernel } from "./source.js";
+import { makeGuide } from "./tour.js";
+import { bytesOf, isEqual } from "./values.js";
+
 const SLOW = 1000; // milliseconds until a page shows progress, and dims a map that is no longer the chosen one
 const SOON = 150; // milliseconds until a page is marked as computing
 const MEGABYTE = 2 ** 20;
@@ -74,22 +104,7 @@ function writeFooter(sentence) {
   else if (sentence) footer?.prepend(make("b", { class: "opened" }, sentence));
 }
 
-// A button that chooses a photo, and calls take(source) with its files.
-function makeUploader(take, ...words) {
-  const onchange = () => {
-    take(file);
-    file.value = "";
-  };
-  const file = make("input", {
-    type: "file",
-    accept: "image/*",
-    "aria-label": "Upload a photo",
-    onchange,
-  });
-  return make("label", { class: "button" }, ...words, file);
-}
-
-function render({ model, el }) {
+export function render({ model, el }) {
   const knownPanels = new Map(); // by name
   const places = new Map(); // of controls, by name
   const uploads = new Set(); // names of the photos that were uploaded

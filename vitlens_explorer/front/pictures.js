@@ -1,3 +1,15 @@
+import {
+  cellUnder,
+  make,
+  makeButton,
+  makeFrame,
+  makeSteered,
+  putImage,
+  renew,
+  setPressed,
+} from "./elements.js";
+import { bytesOf, floatsOf, formatNumber, formatPercent, isEqual } from "./values.js";
+
 const SMALL = 180; // largest side of the photo in small maps, in pixels
 const WIDE = 1.8; // shape of photos whose panel takes the whole width
 const LEVELS = 256; // entries of a color table
@@ -12,7 +24,7 @@ function readLevels(image, width = image.width, height = image.height) {
 }
 
 // {whole, small} levels of a photo.
-async function readPixels(view) {
+export async function readPixels(view) {
   if (!decodedPhotos.has(view)) {
     const plain = { colorSpaceConversion: "none", premultiplyAlpha: "none" };
     const image = await createImageBitmap(new Blob([bytesOf(view)], { type: "image/png" }), plain);
@@ -57,7 +69,7 @@ function addGray(base) {
 
 // A map over the gray image, as in plot.overlay, valid until the next one over this image. One loop without closures,
 // because it runs at every click.
-function paintMap(base, panel) {
+export function paintMap(base, panel) {
   const { width, height } = base;
   const { rows, cols, strength, scale, smooth } = panel;
   if (!strength) return base;
@@ -124,7 +136,7 @@ function paintMap(base, panel) {
 }
 
 // Draws a photo with some patches of a panel filled with a color. The last row and column include the margins.
-function coverPatches(canvas, base, { rows, cols, cell }, patches, fill) {
+export function coverPatches(canvas, base, { rows, cols, cell }, patches, fill) {
   const context = putImage(canvas, base).getContext("2d");
   context.fillStyle = `rgb(${fill})`;
   const height = cell[0] * base.height;
@@ -139,7 +151,7 @@ function coverPatches(canvas, base, { rows, cols, cell }, patches, fill) {
 }
 
 // Lines between the cells [height, width] of a grid, as shares of the image.
-function makeGrid({ rows, cols, cell: [height, width], lines = true }) {
+export function makeGrid({ rows, cols, cell: [height, width], lines = true }) {
   const across = Array.from({ length: rows + 1 }, (_, r) => `M0 ${r * height}H${cols * width}`);
   const down = Array.from({ length: cols + 1 }, (_, c) => `M${c * width} 0V${rows * height}`);
   return make("path", { class: `grid ${lines ? "" : "faint"}`, d: [...across, ...down].join("") });
@@ -156,7 +168,7 @@ function makeToken({ query, name, share, now }, send) {
 
 // A photo with its map, tokens, legend and caption. Returns functions for the page: `cell` is the [row, col] under the
 // pointer, and `panel` what the frame describes.
-function makePanel(name, send) {
+export function makePanel(name, send) {
   let panel; // what the frame describes
   let values; // of its map
   let base; // levels of its photo
@@ -324,7 +336,7 @@ function makePanel(name, send) {
 }
 
 // Small maps side by side, each with its score. A click enlarges one.
-function makeSix(send) {
+export function makeSix(send) {
   const title = make("h3");
   const list = make("div", { class: "maps" });
   const reason = make("p", { class: "note" });

@@ -8,7 +8,7 @@ const AWAY =
 
 // Calls notice(message, reloads) when the kernel has ended or cannot be reached, and notice("") when it is back.
 // reloads: true if it may help to reload the page. Returns a function that ends this.
-function watchKernel(model, notice) {
+export function watchKernel(model, notice) {
   let ended = false;
   const end = (sentence, reloads = false) => {
     ended = true;
@@ -40,7 +40,7 @@ function watchKernel(model, notice) {
 }
 
 // The interface of anywidget's model, for the app and pages, which define `send`.
-class Source {
+export class Source {
   traits = {};
   handlers = {};
 
@@ -64,7 +64,7 @@ class Source {
 }
 
 // Message: length of the header, header, and byte strings, {"$": number} in the header. revive: maps all values.
-function unpack(data, revive = (each) => each) {
+export function unpack(data, revive = (each) => each) {
   const length = new DataView(data).getUint32(0, true);
   const text = new TextDecoder().decode(new Uint8Array(data, 4, length));
   const parts = [];
@@ -79,7 +79,7 @@ function unpack(data, revive = (each) => each) {
 }
 
 // The content that a file stores in an element, as `as_html` of in_page writes it. revive: as of `unpack`.
-async function readContent(element, revive) {
+export async function readContent(element, revive) {
   const bytes = Uint8Array.from(atob(element.textContent), (letter) => letter.charCodeAt(0));
   element.remove();
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));

@@ -1,5 +1,39 @@
 // The tour of eight steps, the map that follows the pointer, the opened value, and playing through the layers.
 
+import { valuesOf } from "./address.js";
+import { BOTTOM, HEIGHT, MOST_TICKS, TOP, makeChart, makeKeys, makeLayerBars } from "./charts.js";
+import { makeGroup } from "./controls.js";
+import {
+  makeCanvas,
+  makeMap,
+  makeProducts,
+  makeSoftmax,
+  makeStrip,
+  makeValue,
+  patchAt,
+} from "./details.js";
+import {
+  ALONE,
+  isInSession,
+  keepInSession,
+  make,
+  makeButton,
+  makeSmallButton,
+  makeUploader,
+  nextNumber,
+  setPressed,
+} from "./elements.js";
+import { makeGrid, readPixels } from "./pictures.js";
+import {
+  floatsOf,
+  formatNumber,
+  formatPercent,
+  isEqual,
+  largestOf,
+  rangeWords,
+  softmax,
+} from "./values.js";
+
 const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
 const LOOKS = 84; // milliseconds between two maps that follow the pointer: 12 in a second
 const GLANCE = 900; // milliseconds for which the first gesture shows the map of a patch
@@ -328,7 +362,7 @@ const HEADS_OF_EXPLORER =
   "The explorer, vitlens_explorer.explore, turns heads off and compares them.";
 
 // Buttons of the page for what this file does. send, isWaiting, takePhoto: of the page. panels: its panels by name.
-function makeGuide({ model, root, send, isWaiting, takePhoto, panels }) {
+export function makeGuide({ model, root, send, isWaiting, takePhoto, panels }) {
   const numbers = {}; // of the last question of each kind
   const ask = (kind, content) => {
     numbers[kind] = nextNumber();

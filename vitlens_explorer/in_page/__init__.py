@@ -78,8 +78,6 @@ SCRIPTED_VIEWS = {
 }
 """Views that `maps.js` draws, the keys of its `MAPS`. Pages leave other views out."""
 IN_PAGE = Path(__file__).parent
-PAGE_SCRIPTS = ("numbers", "attention", "tokens", "maps", "details", "source", "saved")
-"""Names of the scripts in the order in which they are joined, in one scope within that of the front end."""
 PAGE_POLICY = (
     "default-src 'none'; script-src 'sha256-{digest}'{more}; style-src 'unsafe-inline'; img-src blob: data:; "
     "base-uri 'none'; form-action 'none'"
@@ -193,7 +191,8 @@ def write_page(
         content = _content(page, names, scores, progress, check)
     finally:
         page.state = before
-    text = document(content, names, front.join_scripts(IN_PAGE, PAGE_SCRIPTS), still=still_of(page))
+    script = front.join_modules(IN_PAGE / "saved.js")
+    text = document(content, names, script, still=still_of(page))
     files.write(path, text)
     return path
 
@@ -226,7 +225,7 @@ def home_link() -> str:
 def document(
     content: dict, names: Sequence[str], script: str, more: str = "", still: str = ""
 ) -> str:
-    """A page as HTML, with its content and the script that opens it, in a scope within that of the front end.
+    """A page as HTML, with its content and the script that opens it.
 
     names: names of the photos. more: further sources of scripts in the page's policy, such as " 'wasm-unsafe-eval'".
     still: HTML that is shown until the scripts run. The `model` of a page without a model is "".
@@ -244,7 +243,6 @@ def document(
         "lead": say("lead") + (" This is a still image of it." if still else ""),
         "footer": footer,
     }
-    script = "\n".join([front.join_scripts(), "{", script, "}", ""])
     return as_html(content, script, about, more=more, still=still)
 
 

@@ -1,9 +1,11 @@
 // Attention and its statistics from the queries and keys of a record: softmax(q·kᵀ) of a query over all T tokens.
 
-const countTokens = ({ prefix, rows, cols }) => prefix.length + rows * cols;
+import { sumOf } from "../front/values.js";
+
+export const countTokens = ({ prefix, rows, cols }) => prefix.length + rows * cols;
 
 // Writes the attention of one query in one head to `out`.
-function attend(record, layer, head, query, out) {
+export function attend(record, layer, head, query, out) {
   const { q, k } = record.layers[layer];
   const tokens = out.length;
   const width = q.length / record.heads / tokens;
@@ -29,7 +31,7 @@ function attend(record, layer, head, query, out) {
 }
 
 // (H) maps (T): the attention of all queries, weighted.
-function readAttention(record, layer, weights) {
+export function readAttention(record, layer, weights) {
   const row = new Float64Array(weights.length);
   return Array.from({ length: record.heads }, (_, head) => {
     const total = new Float64Array(weights.length);
@@ -66,11 +68,11 @@ function distanceFrom(place, row, { rows, cols, prefix }, distances) {
   return distance;
 }
 
-const swept = new WeakMap(); // statistics by layer
+export const swept = new WeakMap(); // statistics by layer
 
 // Statistics of all queries of a layer: attention received (H) of (T), mean distance and entropy (H), and mean and max
 // over heads, (T·T) each. They are kept.
-function sweep(record, layer) {
+export function sweep(record, layer) {
   const stored = record.layers[layer];
   if (!swept.has(stored)) swept.set(stored, measureLayer(record, layer));
   return swept.get(stored);
@@ -112,7 +114,7 @@ function measureLayer(record, layer) {
 }
 
 // (T) row of the product of (A + I) / row sum over layers `layer` … 0, with A the mean or maximum over heads.
-function rollOut(record, layer, weights, fusion) {
+export function rollOut(record, layer, weights, fusion) {
   let row = Float64Array.from(weights);
   for (let l = layer; l >= 0; l -= 1) {
     const fused = sweep(record, l)[fusion];

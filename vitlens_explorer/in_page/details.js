@@ -1,3 +1,9 @@
+import { readPixels } from "../front/pictures.js";
+import { formatPercent, isEqual, largestOf, smallestOf, softmax, sumOf } from "../front/values.js";
+import { attend, readAttention } from "./attention.js";
+import { fuse, patchIndex, patchesOf, queryRow } from "./maps.js";
+import { formatLikePython, say } from "./numbers.js";
+
 const NEVER = -1; // below all weights: in place of those of tokens that cannot be the key
 
 // Index of a token: a patch is [row, column], and other tokens are numbers. undefined and null stay as they are.
@@ -14,7 +20,7 @@ function findKey(weights, row, head, prefixCount) {
 }
 
 // The numbers behind one attention weight from a record, as `value` in details.py. Keys are stored without their mean.
-function explainWeight(record, { layer, head, query, key }) {
+export function explainWeight(record, { layer, head, query, key }) {
   const { grid, heads, layers } = record;
   const { q, k, scale = 1, mean = null } = layers[layer];
   const { prefix, rows, cols, patch, image } = grid;
@@ -63,7 +69,7 @@ function explainWeight(record, { layer, head, query, key }) {
 const MOST_REACHES = 4; // heads whose largest weights a sentence lists
 
 // True if the tour of a file is that of the patch, layer and head of a state.
-function isTourOf(tour, { row, column, layer, head }) {
+export function isTourOf(tour, { row, column, layer, head }) {
   if (!tour || !isEqual([tour.row, tour.col, tour.layer], [row, column, layer])) return false;
   return typeof head === "number" ? tour.value.head === head : tour.value.largest;
 }
@@ -81,7 +87,7 @@ async function readPatch(seen, [row, col], [height, width]) {
 
 // The numbers of the tour for the patch, layer and head of a state, as `tour` in details.py, from the record of a file.
 // Of layers that the file left out, depth and lens are null.
-async function tourOfRecord(record, { row, column, layer, head }) {
+export async function tourOfRecord(record, { row, column, layer, head }) {
   const { grid, streams, layers, outputs, label } = record;
   const { prefix, rows, cols, patch, image } = grid;
   const { channels, table, parts } = streams;
@@ -158,7 +164,7 @@ function wordsOfPrefix(prefix) {
 }
 
 // A sentence for each step of the tour, as `_sentences` in details.py. reads: name of what the classifier head reads.
-function sentencesOfTour(about, reads) {
+export function sentencesOfTour(about, reads) {
   const { image, rows, cols, patch, pixels, token, position, prefix, layer, value } = about;
   const { channels = 3, table = position, lengths, added, heads, lens, plain } = about;
   const [height, width] = patch;

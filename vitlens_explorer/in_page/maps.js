@@ -1,14 +1,22 @@
 // The map of a view and its caption, as in views.py: (record, {layer, head, query, target}) → {values, words, …}.
 
+import { UNIFORM } from "../front/scales.js";
+import { bytesOf, largestOf, peakOf, smallestOf, sumOf, uniformOf } from "../front/values.js";
+import { countTokens, readAttention, rollOut, sweep } from "./attention.js";
+import { WORDS, formatLikePython, formatShare, say } from "./numbers.js";
+import { cosinesOf, normsOf, principalOf } from "./tokens.js";
+
+const LISTED = 4; // largest number of heads that a sentence lists
+
 // Index of a patch [row, column]. A question that waited for another model may name one outside of its grid.
-function patchIndex({ rows, cols }, [row, column]) {
+export function patchIndex({ rows, cols }, [row, column]) {
   const isInside = row >= 0 && row < rows && column >= 0 && column < cols;
   if (!isInside) throw Error(say("no such patch", { row, column }));
   return row * cols + column;
 }
 
 // (T) weights of the tokens that are the query.
-function queryRow(record, query) {
+export function queryRow(record, query) {
   const { grid } = record;
   if (query === "readout") return grid.readout;
   const row = new Float32Array(countTokens(grid));
@@ -17,7 +25,7 @@ function queryRow(record, query) {
   return row;
 }
 
-function queryWords({ grid }, query) {
+export function queryWords({ grid }, query) {
   if (query === "readout") return say("readout", { readout: grid.reads });
   if (Array.isArray(query)) return say("patch", { row: query[0], column: query[1] });
   return say("token", { token: grid.prefix[query] });
@@ -42,18 +50,19 @@ function meanOf(maps) {
 }
 
 // One map of those of the heads, or their mean or maximum.
-function fuse(maps, head) {
+export function fuse(maps, head) {
   if (typeof head === "number") return maps[head];
   return head === "max" ? maximumOf(maps) : meanOf(maps);
 }
 
-const patchesOf = (record, values) => Float32Array.from(values.slice(record.grid.prefix.length));
+export const patchesOf = (record, values) =>
+  Float32Array.from(values.slice(record.grid.prefix.length));
 const prefixOf = (record, values) => sumOf(values.slice(0, record.grid.prefix.length));
 const headWords = (head) => (typeof head === "number" ? say("head", { head }) : say(head));
 const gateWords = (record) => (record.gated ? say("gated") : "");
 const signed = (value) => (value >= 0 ? "+" : "") + formatLikePython(value);
 
-function scoreWords(record, score) {
+export function scoreWords(record, score) {
   return record.outputs === "value" ? formatLikePython(score) : formatShare(score);
 }
 
@@ -68,7 +77,8 @@ function restWords(name, record, share) {
 }
 
 // Key of the maps of a class, or of its difference to another.
-const pairOf = (target, against) => (against === null ? String(target) : `${target}-${against}`);
+export const pairOf = (target, against) =>
+  against === null ? String(target) : `${target}-${against}`;
 
 // What the heads of `head` of a layer write from each token (T), of `written` (L, H, T).
 function sumWritten(record, written, layer, head) {
@@ -96,7 +106,7 @@ function whoseWords(layer, head) {
   return say("one head", { layer, head });
 }
 
-const MAPS = {
+export const MAPS = {
   attention(record, { layer, head, query }) {
     const count = record.grid.prefix.length;
     const row = queryRow(record, query);
@@ -207,14 +217,14 @@ const MAPS = {
 };
 
 // A map of an attribution method, as Python or a forward in this page computed it.
-function findExplanation(record, { target, against }, view) {
+export function findExplanation(record, { target, against }, view) {
   return record.maps[view][pairOf(target, against)];
 }
 
 const ENTRIES = 256; // of a color table
 
 // (256) RGBA colors of a scale from low to high, with an opacity for each value.
-function colorsOf({ low, high }, map, strength, opacityOf) {
+export function colorsOf({ low, high }, map, strength, opacityOf) {
   const table = new Uint8Array(4 * ENTRIES);
   const levels = bytesOf(map);
   for (let i = 0; i < ENTRIES; i += 1) {
@@ -290,7 +300,7 @@ function writeTile(tile, { rows, cols }, [r, c], top, out, start) {
 }
 
 // Attention from a query in all heads, as `head_maps` in views.py. Layers that were left out are blank.
-function tilesOfHeads(record, weights) {
+export function tilesOfHeads(record, weights) {
   const { grid } = record;
   const r = Math.min(grid.rows, CELLS);
   const c = Math.min(grid.cols, CELLS);
@@ -354,17 +364,17 @@ function marginWords(size, covered, side) {
   return "";
 }
 
-function classWords(record, k) {
+export function classWords(record, k) {
   return say("class", { name: record.label(k), score: scoreWords(record, record.shares[k]) });
 }
 
 // A class with its probability, or the similarity to a photo, ["picture", name].
-function targetWords(record, target) {
+export function targetWords(record, target) {
   return Array.isArray(target) ? say("likeness", { name: target[1] }) : classWords(record, target);
 }
 
 // A sentence with the prediction, or "" if it is the target alone, as `prediction_beside` in classes.py.
-function predictionBeside(record, target) {
+export function predictionBeside(record, target) {
   const { outputs, shares } = record;
   const count = shares.length;
   if (!count) return "";
@@ -411,7 +421,7 @@ function captionOf(record, map, sinks, scale, bound, tables, target) {
 }
 
 // The panel of a map over its image, as `map_panel` in views.py.
-function describePanel(record, view, choice, map, state, tables) {
+export function describePanel(record, view, choice, map, state, tables) {
   const { rows, cols, patch, image } = record.grid;
   const kind = state.view === "received" ? "attention" : state.view;
   const { values, limit, prefix = [], unit = WORDS[`${kind} unit`] || "" } = map;
@@ -456,4 +466,13 @@ function describePanel(record, view, choice, map, state, tables) {
     values: new DataView(values.buffer, values.byteOffset, values.byteLength),
     ends: scale && [formatLikePython(scale.low), formatLikePython(scale.high)],
   };
+}
+
+// Names of up to four heads, or the number of more.
+export function headsWords(heads) {
+  if (heads.length > LISTED) return say("count of heads", { count: heads.length });
+  const names = heads.map(([layer, head]) =>
+    say("head of", { head, layer: say("layer", { layer }) }),
+  );
+  return names.join(", ");
 }

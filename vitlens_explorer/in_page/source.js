@@ -1,6 +1,27 @@
 // A source for the front end that answers in the page, from records, in place of Python. It keeps the state, checks
 // values by the controls, and makes the frame, as explorer.py does. `page` is as in docs/front-end.md.
 
+import { putImage } from "../front/elements.js";
+import { paintMap, readPixels } from "../front/pictures.js";
+import { Source } from "../front/source.js";
+import { bytesOf, floatsOf, isEqual } from "../front/values.js";
+import { sweep, swept } from "./attention.js";
+import { explainWeight, isTourOf, sentencesOfTour, tourOfRecord } from "./details.js";
+import {
+  MAPS,
+  colorsOf,
+  describePanel,
+  findExplanation,
+  headsWords,
+  pairOf,
+  predictionBeside,
+  queryRow,
+  queryWords,
+  scoreWords,
+  tilesOfHeads,
+} from "./maps.js";
+import { formatLikePython, formatShare, say, setWords } from "./numbers.js";
+
 const BARS = 5; // likeliest classes in the list
 const TYPED = 10; // largest number of typed classes in the menus
 const STANDS_OUT = 0.3; // smallest probability of the likeliest class without a remark that none stands out
@@ -16,7 +37,7 @@ const wordsOf = (name) => name.toLowerCase().match(/[\p{L}\p{N}_]+/gu) || [];
 // Index of the first layer of a record that is stored, but not swept yet, or -1.
 const findUnswept = (record) => record.layers.findIndex((layer) => layer && !swept.has(layer));
 
-class PageSource extends Source {
+export class PageSource extends Source {
   static formats = { number: formatLikePython, percent: formatShare, predictionBeside };
   near = true; // answers cost no message
   answers = 0;
@@ -24,7 +45,7 @@ class PageSource extends Source {
 
   constructor(page) {
     super();
-    WORDS = page.words;
+    setWords(page.words);
     this.page = page;
     this.state = { typed: [], against: "none", ...page.state };
     this.draw("");
@@ -616,7 +637,7 @@ const placeWords = (heads) =>
     .join(",");
 
 // A name as a part of the name of a file.
-const stemOf = (name) => name.replace(/[^\p{L}\p{N}_]+/gu, "-").replace(/^-|-$/g, "");
+export const stemOf = (name) => name.replace(/[^\p{L}\p{N}_]+/gu, "-").replace(/^-|-$/g, "");
 
 // True for a value that a control takes.
 function isAllowed({ kind, options, high, step }, value) {

@@ -1,5 +1,8 @@
 // Norms, cosines and principal components of the tokens (T, D) of a layer.
 
+import { sumOf } from "../front/values.js";
+import { countTokens } from "./attention.js";
+
 const TINY = 1e-12;
 const SMALLEST_NORM = 1e-8;
 
@@ -15,12 +18,12 @@ function dotOf(a, b) {
   return sum;
 }
 
-function normsOf(tokens, grid) {
+export function normsOf(tokens, grid) {
   return Float64Array.from(rowsOf(tokens, grid), (row) => Math.hypot(...row));
 }
 
 // (T) cosines of all tokens with their sum weighted by `weights` (T).
-function cosinesOf(tokens, grid, weights) {
+export function cosinesOf(tokens, grid, weights) {
   const rows = rowsOf(tokens, grid);
   const used = [...rows.keys()].filter((t) => weights[t]);
   const sum = Float64Array.from(rows[0], (_, i) => sumOf(used.map((t) => weights[t] * rows[t][i])));
@@ -116,7 +119,7 @@ function subspaceOf(rows) {
 }
 
 // The first three principal components of the patches: {colors: (P·3) from 0 to 1, shares: (3)}.
-function principalOf(tokens, grid) {
+export function principalOf(tokens, grid) {
   const patches = rowsOf(tokens, grid).slice(grid.prefix.length);
   const count = patches.length;
   const means = Float64Array.from(patches[0], (_, i) =>

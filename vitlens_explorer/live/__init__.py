@@ -6,8 +6,9 @@ model that Python has, and says which models the scripts run. `vit.js` is the fo
 the thread in which they run, and `page.js` its use by the page's source. `safetensors.js` and `architectures.js` open a
 model from its own files, `config.json` and `model.safetensors`, in the layouts of timm and transformers. `json.js`
 checks JSON, `positions.js` resizes positions, and `known.json` holds what such files leave out. `adapt.js` makes the
-controls of an opened model, `beside.js` shows a second one beside it, `kept.js` opens a page with the files of a model
-and writes one with the model that was opened in it, and `blank.js` is the screen of a page without a model.
+controls of an opened model, `beside.js` shows a second one beside it, `kept.js` writes a page with the model that was
+opened in it, `opening.js` opens a page with a model, and `blank.js` is the screen of one without. `refuse.js` gives the
+reasons why a file is not read.
 
 Shapes: L layers, R prefix tokens, T tokens, D width.
 """
@@ -15,7 +16,6 @@ Shapes: L layers, R prefix tokens, T tokens, D width.
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +34,7 @@ from vitlens.models import weights_digest
 from vitlens.models.classes import imagenet_names
 from vitlens_explorer import front, lanes
 from vitlens_explorer.drawing import png
-from vitlens_explorer.live.model_files import KNOWN, check_runs, model_files
+from vitlens_explorer.live.model_files import check_runs, model_files
 from vitlens_explorer.photographs import Forward
 from vitlens_explorer.photos import FOLDER as PHOTOS
 from vitlens_explorer.views import BASELINE, CLEAR, ORDERS, POINTS, supported_views
@@ -43,18 +43,6 @@ if TYPE_CHECKING:
     from vitlens_explorer.explorer import Explorer
 
 LIVE = Path(__file__).parent
-WORKER_SCRIPTS = (
-    "json",
-    "safetensors",
-    "vit",
-    "gradients",
-    "files",
-    "pixels",
-    "positions",
-    "architectures",
-    "worker",
-)
-"""Names of the worker's scripts in the order in which they are joined. They share one scope."""
 PAGE_POLICY = " 'wasm-unsafe-eval' blob:"
 """Further sources of scripts in the policy of a page that runs a model."""
 REFERENCE = "test_vit"
@@ -72,9 +60,7 @@ LIVE_METHODS = {
 
 def worker_script() -> str:
     """The worker's scripts as one classic script, because module workers do not start in a page opened from disk."""
-    scripts = front.join_scripts(LIVE, ["../front/values", "../in_page/numbers", *WORKER_SCRIPTS])
-    known = json.dumps(json.loads(KNOWN.read_text(encoding="utf-8")), separators=(",", ":"))
-    return f"const KNOWN = {known};\n{scripts}"
+    return front.join_modules(LIVE / "worker.js")
 
 
 def save_live_page(
@@ -168,16 +154,8 @@ def save_blank_page(path: str | os.PathLike) -> Path:
 
 
 def page_script() -> str:
-    """The scripts of a page that runs a model, besides those of the front end and of the worker."""
-    from vitlens_explorer import in_page
-
-    *parts, opening = in_page.PAGE_SCRIPTS
-    scripts = [
-        front.join_scripts(in_page.IN_PAGE, parts),
-        front.join_scripts(LIVE, ["adapt", "page", "beside", "scores", "kept", "blank"]),
-        front.join_scripts(in_page.IN_PAGE, [opening]),
-    ]
-    return "\n".join(scripts)
+    """The scripts of a page that runs a model, without those of the worker."""
+    return front.join_modules(LIVE / "opening.js")
 
 
 def _describe(names: list[str]) -> dict:

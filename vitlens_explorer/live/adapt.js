@@ -1,6 +1,8 @@
 // What Python writes for the model of a page, made here for a model that a person opened. Its controls are those of a
 // model with everything, with the limits of this one, and without those of views that it lacks.
 
+import { say } from "../in_page/numbers.js";
+
 const IN_LAYER = 2 / 3; // place of the first layer that is shown
 
 // Whether a model has what a view needs: classes, if it cannot explain the similarity to a photo, and a read-out that
@@ -139,7 +141,7 @@ function waysOf(photos, facts) {
 // Describes an opened model in the content of the page. folder: name of its folder, or "". reference: {views, controls}
 // of a model with everything. photos: number of those that the page brings. facts: {hash: digest of its weights, means:
 // mean outputs (L, T, D) of its heads, way: words about them} of a model that Python knows, or null.
-function adaptPage(stored, reference, model, folder, photos, facts) {
+export function adaptPage(stored, reference, model, folder, photos, facts) {
   const { about } = model;
   const base = baseOf(about);
   const ways = waysOf(photos, facts);
@@ -174,7 +176,7 @@ function adaptPage(stored, reference, model, folder, photos, facts) {
 }
 
 // The state in which an opened model is shown. The patch is at the same place of the photo as before.
-function firstState(stored, state, before) {
+export function firstState(stored, state, before) {
   const { grid } = stored.base;
   const place = (at, from, to) => Math.min(to - 1, Math.floor(((at + 0.5) / from) * to));
   const { rows, cols } = before || { rows: 1, cols: 1 };

@@ -2,6 +2,13 @@
 // The names of timm and of transformers become those of vit.js. A tensor is used, or a note names it, or the model is
 // refused. `KNOWN` is known.json.
 
+import { sumOf } from "../front/values.js";
+import { LONGEST_JSON, readJson } from "./json.js";
+import { resizePositions } from "./positions.js";
+import { clip, isCount, isObject, refuse } from "./refuse.js";
+import { loadTensor, readCheckpoint } from "./safetensors.js";
+import KNOWN from "./known.json" with { type: "json" };
+
 const PATCHES_LIMIT = 16384; // patches of an image
 const MOST_CLASSES = 1_000_000;
 const IMAGENET_TAG = /(^|[_.])in1k($|[_.])/;
@@ -354,7 +361,7 @@ function twinNotes(architecture) {
 }
 
 // What a timm configuration says about the forward.
-function readTimm(config, supply) {
+function readTimm(config) {
   const { architecture } = config;
   const known = findTimm(architecture);
   const args = firstOf(config.model_args, {});
@@ -983,7 +990,7 @@ async function readLabels(file) {
 
 // Opens dropped files: {about, tensors, notes, labels, imagenet, title: from config.json, architecture: in timm,
 // kind: class in transformers}. `size`: side of the model's input, if chosen.
-async function openFiles(files, size = null) {
+export async function openFiles(files, size = null) {
   const byName = (name) => files.find((file) => file.name === name);
   const stored = await readCheckpoint(files);
   const configFile = byName("config.json");

@@ -1,6 +1,12 @@
 // A second model beside that of the page, or the same one in another state: the same view of the same photo, from the
 // same place of it. It runs in a worker of its own. Its layer and its heads are chosen alone, and all heads are on.
 
+import { isEqual } from "../front/values.js";
+import { classWords } from "../in_page/maps.js";
+import { say } from "../in_page/numbers.js";
+import { PageSource } from "../in_page/source.js";
+import { firstState } from "./adapt.js";
+
 const BESIDE = "beside"; // name of its panel, and of the place of its controls
 const OWN = { layer: "layer_beside", head: "head_beside" }; // names of its controls on the page
 
@@ -60,12 +66,13 @@ class PanelSource extends PageSource {
   drawLater() {}
 }
 
-class Beside {
+export class Beside {
   clicked = null; // {own, first}: a patch that was clicked in this model's panel, and that of the first model
   problem = ""; // why there is no map
   note = ""; // what differs from the first model's map
 
-  // first: the Live of the first model. isTwin: true for the same model in another state.
+  // live: its Live, without files yet. first: that of the first model.
+  // isTwin: true for the same model in another state.
   constructor(live, first, isTwin) {
     Object.assign(this, { live, first, isTwin });
     this.source = null;
@@ -242,12 +249,4 @@ class Beside {
     const own = this.source.controls().filter(({ name }) => name in OWN);
     return own.map((control) => ({ ...control, name: OWN[control.name], place: BESIDE }));
   }
-}
-
-// A model beside that of a page, without its files yet.
-async function startBeside(first, isTwin) {
-  const { stored, reference } = first;
-  const controls = structuredClone(reference.controls); // each model writes its limits into its own
-  const live = await startLive({ ...stored, ...reference, controls, beside: null });
-  return new Beside(live, first, isTwin);
 }

@@ -1,5 +1,10 @@
 // The page without a model: its one screen says what to drop, until a model was opened.
 
+import { make, makeButton, makeSmallButton } from "../front/elements.js";
+import { chooseModel, holdsModel, readDrop } from "../front/models.js";
+import { say } from "../in_page/numbers.js";
+import { startLive } from "./page.js";
+
 // The parts of the screen: {node, report(text, share), fail(sentence)}. take({files, folder}) opens files.
 function makeBlank(take, cancel) {
   const alert = make("p", { class: "alert", role: "alert" });
@@ -53,7 +58,7 @@ function makeBlank(take, cancel) {
 }
 
 // Shows the screen. Resolves to the page of PageSource when a model was opened.
-async function openBlank(stored, element) {
+export async function openBlank(stored, element) {
   const live = await startLive(stored);
   let isOpening = false;
   return new Promise((done) => {

@@ -146,7 +146,7 @@ function readBoxes(view, end) {
 }
 
 // What the bytes of a file tell.
-function readFile(bytes) {
+export function readFile(bytes) {
   const view = new DataView(bytes);
   const end = bytes.byteLength;
   if (end < 26) return OTHER;

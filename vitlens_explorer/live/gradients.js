@@ -2,6 +2,11 @@
 // `vitlens.attribution` makes from it. `of` is {target, against}, numbers of classes, or {like}, a unit vector of
 // features.
 
+import { largestOf, sumOf } from "../front/values.js";
+import { sharesOf } from "../in_page/numbers.js";
+import { refuse } from "./refuse.js";
+import { moments, pack, roundUp } from "./vit.js";
+
 // Adds to `sum` the gradient at x (rows, D), given the gradient of the layer norm of x. `fixed` takes its deviation as
 // a constant, so that the norm is linear.
 function normBackward(vit, x, gradient, name, sum, { rows = vit.tokens, fixed = false } = {}) {
@@ -32,7 +37,7 @@ function linearBackward(vit, gradient, name, c) {
   vit.multiply(gradient, back, c, { rows: vit.tokens, cols, depth });
 }
 
-const lengthOf = (vector) => Math.hypot(...vector);
+export const lengthOf = (vector) => Math.hypot(...vector);
 const productOf = (vector, other) => sumOf(vector.map((value, i) => value * other[i]));
 
 const MOST_ALIKE = 2 ** -11.5; // the part of a unit vector across another at which a cosine is 1 but for rounding
@@ -296,7 +301,7 @@ function legrad(vit, of) {
 
 // Maps (P) of what is explained by method: those of `vitlens.attribution` of these names. Behind a tanh no parts add
 // up, so there are no balanced gradients.
-function explain(vit, of) {
+export function explain(vit, of) {
   const maps = { ...gradientMaps(vit, of), legrad: legrad(vit, of) };
   if (!vit.bends) maps.balanced_gradients = balancedGradients(vit, of);
   for (const [name, map] of Object.entries(maps)) {
@@ -307,7 +312,7 @@ function explain(vit, of) {
 
 // What each part of the model adds to the logit of a class, as `vitlens.stream.contributions_by_token`:
 // {logit, embedding, heads (L, H), mlps (L), biases, written (L·H·T): what heads take from each token}.
-function decompose(vit, of) {
+export function decompose(vit, of) {
   const { tokens: T, heads: H, layers: L, N, kept } = vit;
   const { g } = vit.held;
   const logits = vit.read(kept.begins[L]);
@@ -350,7 +355,7 @@ function repeatTokens({ width: D, tokens: T, readouts }, tokens) {
 
 // The raw lens after a layer, as `vitlens.stream.lens`: the likeliest class of the read-out and of each token alone,
 // its share, and the shares that each patch gives some classes: {classes (1 + T), shares (1 + T), of: {class: (P)}}.
-function readLens(vit, layer, targets) {
+export function readLens(vit, layer, targets) {
   const { tokens: T, prefix: R, classes: C, outputs, kept } = vit;
   const { y, wide } = vit.held;
   const tokens = kept.begins[layer + 1];

@@ -1,24 +1,10 @@
 // JSON files that a person drops on the page. They come from anywhere, so they are measured before they are parsed.
 
-const LONGEST_JSON = 16 * 2 ** 20; // bytes
+import { clip, isObject, refuse, refuseOther } from "./refuse.js";
+
+export const LONGEST_JSON = 16 * 2 ** 20; // bytes
 const DEEPEST_JSON = 32; // objects and lists within each other
 const MOST_STRINGS = 200_000; // of a JSON text
-const LONGEST_NAME = 80; // characters of a name in a sentence
-
-// Raises an error that the page has words for.
-function refuse(problem, fields = {}) {
-  throw Object.assign(Error(problem), { problem, fields });
-}
-
-// A name or value of a file as a sentence shows it: one line, and not longer than `LONGEST_NAME`.
-function clip(value) {
-  const text = typeof value === "string" ? value : (JSON.stringify(value) ?? "nothing");
-  const line = text.replace(/[\p{C}\p{Z}]+/gu, " ");
-  return line.length > LONGEST_NAME ? `${line.slice(0, LONGEST_NAME)}…` : line;
-}
-
-const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
-const isCount = (value) => Number.isSafeInteger(value) && value >= 0;
 
 // The end of a JSON string whose quote is at `start`: the place after its closing quote.
 function endOfString(text, start) {
@@ -69,7 +55,7 @@ function addName(names, written, file) {
 }
 
 // The value of a JSON text in UTF-8. `file` is its name for sentences.
-function parseJson(bytes, file) {
+export function parseJson(bytes, file) {
   let value;
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
@@ -84,7 +70,7 @@ function parseJson(bytes, file) {
 }
 
 // The object of a dropped JSON file.
-async function readJson(file) {
+export async function readJson(file) {
   const name = clip(file.name);
   if (file.size > LONGEST_JSON) refuse("long JSON", { file: name });
   const bytes = new Uint8Array(await file.arrayBuffer());

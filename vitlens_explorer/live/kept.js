@@ -1,5 +1,9 @@
-// Pages that contain the files of a model. Python writes them, and a page writes itself as one with the model that was
-// opened in it and the photos of this moment. A page opens as a blank page does, and then reads the files in it.
+// Writes the page itself as one file, with the files of the model that was opened in it and the photos of this moment,
+// as Python writes pages that contain a model.
+
+import { make } from "../front/elements.js";
+import { say } from "../in_page/numbers.js";
+import { stemOf } from "../in_page/source.js";
 
 const MOST_KEPT = 100e6; // bytes of a model's files: a page holds them as text, by a third longer
 const CHUNK = 3 * 2 ** 13; // bytes that are encoded at once: a multiple of 3, so the parts join
@@ -77,7 +81,7 @@ function describeShell(shell, { model, versions }, names) {
 
 // {name, file: DataView} of the page with the model that it runs. state: of the source. What the address has of it
 // comes from there.
-async function keepPage(live, state) {
+export async function keepPage(live, state) {
   const { stored, files, folder } = live;
   const size = files.reduce((sum, file) => sum + file.size, 0);
   if (size > MOST_KEPT) {
@@ -108,26 +112,7 @@ async function keepPage(live, state) {
 }
 
 // Keeps of a content what its copies need: all but the files of a model, before the page changes it.
-function keepFirst(stored) {
+export function keepFirst(stored) {
   stored.shell = copyShell();
   stored.first = { ...stored, files: null, shell: null };
-}
-
-// The page of PageSource for a file that contains the files of its model.
-async function openKept(stored, element) {
-  const live = await startLive(stored);
-  const files = stored.files.map(({ name, bytes }) => new File([bytes], name));
-  const { facts = null } = stored;
-  const { layer, row, column, query } = stored.state;
-  stored.files = null;
-  const status = element.querySelector("[role=status]");
-  const report = (text) => {
-    status.textContent = `${text} …`;
-  };
-  await live.open(files, stored.folder, report, facts);
-  stored.opened = ""; // this file contains the model
-  await live.showFirst();
-  stored.state = { ...stored.state, layer, row, column, query };
-  if (location.hash.length < 2) history.replaceState(null, "", stored.address || "#");
-  return stored;
 }

@@ -1,8 +1,26 @@
 // What the file of a saved page holds of a photo comes from the model here, in a worker, when it is needed. Photos
 // never leave the page, whose policy forbids every request.
 
+import { bytesOf, isEqual } from "../front/values.js";
+import { readAttention } from "../in_page/attention.js";
+import { explainWeight, sentencesOfTour } from "../in_page/details.js";
+import {
+  classWords,
+  fuse,
+  headsWords,
+  pairOf,
+  patchIndex,
+  patchesOf,
+  queryRow,
+  targetWords,
+} from "../in_page/maps.js";
+import { formatLikePython, namesOf, say, setWords, sharesOf } from "../in_page/numbers.js";
+import { adaptPage, firstState } from "./adapt.js";
+import { Beside } from "./beside.js";
+import { keepPage } from "./kept.js";
+import { scoreMap } from "./scores.js";
+
 const LIKELIEST = 10; // classes that can be explained
-const LISTED = 4; // largest number of heads that a sentence lists
 const FORWARDS = 3; // photos whose forwards are kept: 12 MB each for a ViT-Ti
 const UPLOADS = 40; // uploaded photos whose files are kept
 const SQUEEZED = 1.2; // smallest change of proportions that is named
@@ -282,7 +300,7 @@ class Live {
 
   // Opens a model beside that of the page.
   async showBeside(source, { open: folder, isTwin = false }, files) {
-    const beside = await startBeside(this, isTwin);
+    const beside = new Beside(await this.startCompanion(), this, isTwin);
     this.coming = beside;
     try {
       await source.withProgress((report) => beside.open(files, folder, report, source));
@@ -295,6 +313,13 @@ class Live {
     this.showAlone();
     this.stored.beside = beside;
     source.state = { ...source.state, ...beside.firstChoices() };
+  }
+
+  // A Live for a model beside that of the page, without its files yet.
+  startCompanion() {
+    const { stored, reference } = this;
+    const controls = structuredClone(reference.controls); // each model writes its limits into its own
+    return startLive({ ...stored, ...reference, controls, beside: null });
   }
 
   // Shows the model of the page alone.
@@ -466,15 +491,6 @@ async function tourOf(live, { record, choice, state }) {
   return { ...about, sentences: sentencesOfTour(about, grid.reads) };
 }
 
-// Names of up to four heads, or the number of more.
-function headsWords(heads) {
-  if (heads.length > LISTED) return say("count of heads", { count: heads.length });
-  const names = heads.map(([layer, head]) =>
-    say("head of", { head, layer: say("layer", { layer }) }),
-  );
-  return names.join(", ");
-}
-
 // Names the heads that are off, and what replaces them.
 function offWords(off, way) {
   const how = way.replace("their", "its");
@@ -482,8 +498,8 @@ function offWords(off, way) {
 }
 
 // The worker and the photos of a page, which gets what PageSource needs from them.
-async function startLive(stored) {
-  WORDS = stored.words;
+export async function startLive(stored) {
+  setWords(stored.words);
   const live = new Live(stored, startWorker(stored.worker));
   Object.assign(stored, {
     opens: true,

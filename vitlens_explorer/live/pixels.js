@@ -2,6 +2,10 @@
 // and the rest is Pillow's arithmetic. PNG of 8 bits and baseline JPEG without a color profile give Python's bits where
 // the browser decoded the probes of live/__init__.py so.
 
+import { sumOf } from "../front/values.js";
+import { readFile } from "./files.js";
+import { refuse } from "./refuse.js";
+
 const FRACTION = 22; // bits of a weight after the binary point
 const PICTURE = 448; // largest side of the picture for the page, if the model's input is not larger
 const ELONGATION = 100; // largest ratio of the sides of an image
@@ -11,7 +15,7 @@ const GRAY = 128; // level of the blocks that a JPEG lacks
 let proven = new Set(); // kinds of files that this browser decodes as Pillow
 
 // Decodes a small file of each kind, and compares it with Pillow's levels.
-async function prove(probes) {
+export async function prove(probes) {
   const found = new Set();
   for (const { kind, file, levels } of probes) {
     const image = await decode(file).catch(() => null);
@@ -107,7 +111,7 @@ async function readLevels(bytes, { profile, tag }) {
 // A file's image, upright: {data: RGB levels over white, width, height, clear: was transparent somewhere, exact: with
 // Pillow's levels, plain: of a kind that could be exact, turned: was turned upright, frames, gray: may lack its last
 // rows}. Throws for files that the browser does not decode, that are cut, and for strips.
-async function decode(bytes) {
+export async function decode(bytes) {
   const file = readFile(bytes);
   if (!file.whole) refuse("broken off");
   const { levels, width, height } = await readLevels(bytes, file);
@@ -132,7 +136,7 @@ function bicubicWeight(x) {
 }
 
 // The filters of Pillow: {reach in pixels of the source, weightAt: weight at a distance}.
-const FILTERS = {
+export const FILTERS = {
   bilinear: { reach: 1, weightAt: (x) => Math.max(0, 1 - x) },
   bicubic: { reach: 2, weightAt: bicubicWeight },
 };
@@ -144,7 +148,7 @@ function fixWeight(weight) {
 }
 
 // For each of `to` pixels: the first of the `from` pixels that it sums, and their weights, whose sum is 1.
-function sharesOfPixels(from, to, { reach, weightAt }) {
+export function sharesOfPixels(from, to, { reach, weightAt }) {
   const scale = from / to;
   const stretch = Math.max(scale, 1);
   const support = reach * stretch;
@@ -233,7 +237,7 @@ function cutMiddle(photo, vit) {
 
 // {input (3, side, side), seen: its RGB levels} from decoded levels. A `ready` image is the model's input already, and
 // only normalized.
-function preprocess(image, vit, ready) {
+export function preprocess(image, vit, ready) {
   const { mean, std } = vit;
   const seen = ready ? image.data : cutMiddle(image, vit);
   const pixels = vit.image[0] ** 2;
@@ -251,7 +255,7 @@ function preprocess(image, vit, ready) {
 
 // An input (3, H, W) whose patches that are not shown (P) have its mean color. Pixels beyond the last patch belong to
 // it.
-function coverPatches({ image: [height, width], patch }, input, shown) {
+export function coverPatches({ image: [height, width], patch }, input, shown) {
   const rows = Math.floor(height / patch[0]);
   const cols = Math.floor(width / patch[1]);
   const pixels = height * width;
@@ -273,7 +277,7 @@ function coverPatches({ image: [height, width], patch }, input, shown) {
 }
 
 // The model's input as a PNG file, enlarged as `vitlens_explorer.drawing.enlarged` does it.
-async function encodePicture(seen, side) {
+export async function encodePicture(seen, side) {
   const wide = Math.max(1, Math.floor(PICTURE / side)) * side;
   const levels = resize(seen, side, side, wide, wide, "bicubic");
   const image = new ImageData(wide, wide);

@@ -1,5 +1,7 @@
 // Positions of another grid of patches, resized as the model's library does it.
 
+import { FILTERS, sharesOfPixels } from "./pixels.js";
+
 // The bicubic filter of PyTorch without antialiasing, which has another parameter (−0.75) than Pillow's.
 function sharpWeight(x) {
   if (x < 1) return (1.25 * x - 2.25) * x * x + 1;
@@ -40,7 +42,7 @@ function resizeVectors(source, target, shares, D, rows, { line, step, toLine, to
 }
 
 // Positions (to·to, D) of a square grid from those (from·from, D) of another.
-function resizePositions(positions, D, from, to, antialias) {
+export function resizePositions(positions, D, from, to, antialias) {
   const shares = antialias ? smoothShares(from, to) : sharpShares(from, to);
   const across = new Float64Array(from * to * D);
   const both = new Float64Array(to * to * D);

@@ -2,6 +2,9 @@
 // data_offsets: [first byte, byte after the last] in the data}}. Files are read in slices: the header, then one tensor
 // at a time.
 
+import { parseJson, readJson } from "./json.js";
+import { clip, codeName, isCount, isObject, refuse, refuseOther } from "./refuse.js";
+
 const LONGEST_HEADER = 16 * 2 ** 20; // bytes
 const MOST_SIDES = 8; // of a tensor
 const INDEX = "model.safetensors.index.json";
@@ -15,25 +18,6 @@ const WIDTHS = new Map(
   Object.entries(TYPES).flatMap(([bytes, types]) => types.map((type) => [type, Number(bytes)])),
 );
 const FORMATS = ["F32", "F16", "BF16"]; // types of weights
-
-// The beginnings of files that are no safetensors or JSON, by the sentence about them.
-const OTHER_FORMATS = [
-  ["pickle", /^(PK\x03\x04|\x80[\x02-\x05])/],
-  ["pointer", /^version https:\/\/git-lfs/],
-  ["web page", /^\s*<(!doctype|html|head|body|\?xml)/i],
-  ["compressed", /^(\x1f\x8b|7z\xbc\xaf|Rar!|\xfd7zXZ|BZh)/],
-  ["other weights", /^(GGUF|\x89HDF|\x93NUMPY)/],
-];
-
-// Refuses bytes that begin as another format, with the reason.
-function refuseOther(bytes, file) {
-  const start = String.fromCharCode(...bytes.subarray(0, 64));
-  const found = OTHER_FORMATS.find(([, beginning]) => beginning.test(start));
-  if (found) refuse(found[0], { file, code: codeName(file) });
-}
-
-// A file's name for lines of Python. Names with other signs could end the string that they stand in.
-const codeName = (file) => (/^[\w.-]+$/.test(file) ? file : "pytorch_model.bin");
 
 const bytesAt = async (file, from, to) => new Uint8Array(await file.slice(from, to).arrayBuffer());
 
@@ -121,7 +105,7 @@ async function readShards(index, files) {
 }
 
 // The weights among dropped files: tensors by name.
-async function readCheckpoint(files) {
+export async function readCheckpoint(files) {
   const index = files.find((file) => file.name === INDEX);
   if (index) return readShards(await readJson(index), files);
   const weights = files.filter((file) => file.name.endsWith(".safetensors"));
@@ -163,7 +147,7 @@ function decodeWeights(buffer, dtype) {
 }
 
 // Float32 numbers of a tensor of `readCheckpoint`. Refuses weights that are not finite.
-async function loadTensor(name, { file, dtype, from, to }) {
+export async function loadTensor(name, { file, dtype, from, to }) {
   const fields = { file: clip(file.name), tensor: clip(name) };
   if (!FORMATS.includes(dtype)) refuse("other type", { ...fields, type: dtype });
   const bytes = await bytesAt(file, from, to);

@@ -1,6 +1,10 @@
 // The score of a map in a live page: the curves of covering and of revealing its patches, against those of random
 // orders. As `vitlens.faithfulness.curves` and `score` of vitlens_explorer/views.py.
 
+import { sumOf } from "../front/values.js";
+import { pairOf, targetWords } from "../in_page/maps.js";
+import { formatLikePython, say, sharesOf } from "../in_page/numbers.js";
+
 // Counts of patches after each step: 0, step, 2·step … and all of them.
 function countsOf(patches, points) {
   const step = Math.ceil(patches / points);
@@ -154,7 +158,7 @@ function scaleOfScore(scales, { outputs }, target, against) {
 const forwardsOf = (counts, orders) => 2 + 2 * (counts.length - 2) * orders;
 
 // Scores the map of a source's state, and draws when it is done or canceled. The caller draws that it runs.
-async function scoreMap(live, source) {
+export async function scoreMap(live, source) {
   const { record, state, choice } = source;
   const { target, against } = choice;
   const { scoring } = live.stored;

@@ -4,15 +4,18 @@
 // Shapes: T tokens = R prefix + P patches, D width, H heads, K = D / H, F width of the MLP. Matrices in the memory that
 // WebAssembly shares have rows in multiples of 4 and columns in multiples of 8; what is beyond T is never read.
 
+import { sumOf } from "../front/values.js";
+import { refuse } from "./refuse.js";
+
 const HIDDEN = -1e30; // added to the scores of the keys beyond T, so that their softmax is 0
 const WASM_PAGE = 65536; // bytes
 const LARGEST_MEMORY = 2 ** 32; // bytes
 
-const roundUp = (count, to) => Math.ceil(count / to) * to;
+export const roundUp = (count, to) => Math.ceil(count / to) * to;
 
 // Writes a matrix (depth, cols) as gemm reads it: panels of 8 columns, the last filled with zeros. `down` and `across`
 // are the steps in `source` to the next row and column, so that they also transpose.
-function pack(source, from, down, across, depth, cols, target, factor = 1) {
+export function pack(source, from, down, across, depth, cols, target, factor = 1) {
   let to = 0;
   for (let panel = 0; panel < cols; panel += 8) {
     for (let row = 0; row < depth; row += 1) {
@@ -27,7 +30,7 @@ function pack(source, from, down, across, depth, cols, target, factor = 1) {
 }
 
 // The mean of D numbers, and 1 / their deviation.
-function moments(x, start, D, eps) {
+export function moments(x, start, D, eps) {
   let mean = 0;
   let variance = 0;
   for (let i = start; i < start + D; i += 1) mean += x[i] / D;
@@ -72,7 +75,7 @@ const APPROXIMATIONS = {
 
 const sigmoid = (x) => 1 / (1 + Math.exp(-x));
 
-class Vit {
+export class Vit {
   // A model from its description, its tensors by name ({shape, values()}, also as promises) and kernels.wasm. A tensor
   // is packed and let go before the next is read. Calls report(share) after each.
   static async open(about, tensors, wasm, report = () => {}) {

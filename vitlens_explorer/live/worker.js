@@ -1,6 +1,12 @@
 // The thread in which the model runs. Answers {task, port, …given} on its port with {result} or {error}, after any
 // number of {share}, the part that is done.
 
+import { openFiles } from "./architectures.js";
+import { decompose, explain, lengthOf, readLens } from "./gradients.js";
+import { coverPatches, decode, encodePicture, preprocess, prove } from "./pixels.js";
+import { refuse } from "./refuse.js";
+import { Vit } from "./vit.js";
+
 let vit = null;
 let lastKey = ""; // of the latest forward: its photo and switched-off heads
 let canceled = false; // the opening of a model
