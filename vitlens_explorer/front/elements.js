@@ -10,11 +10,14 @@ import { isEqual } from "./values.js";
 // A document of the class "vitlens-page" has nothing but the explorer: the app and saved pages. There, drops and pasted
 // photos are taken anywhere, and the state is in the address. In a notebook only the widget itself is used.
 export const ALONE = document.documentElement.classList.contains("vitlens-page");
+export const MEGABYTE = 2 ** 20;
 export const PART = 2 ** 19; // bytes of a file in one message, below the limits of all front ends
 export const PACE = 40; // milliseconds between two messages of a drag
 const KEPT = 60000; // milliseconds until a file that was offered as a download is released
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }; // by row and column
 const SVG = ["svg", "path", "rect", "line", "text", "title", "g", "polyline", "circle", "image"];
+
+export const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
 
 let lastNumber = Date.now(); // of messages, unique over all widgets of the page and later visits
 
