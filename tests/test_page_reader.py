@@ -85,10 +85,20 @@ class Cases:
         return name
 
     def add(
-        self, name: str, files: str, model: nn.Module, *, side: int, maps: bool = False, **more
+        self,
+        name: str,
+        files: str,
+        model: nn.Module,
+        *,
+        side: int,
+        image: tuple[int, int] | None = None,
+        maps: bool = False,
+        **more,
     ):
-        """Add a case. files: directory of the model's files. side: of the image, in pixels."""
-        image = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))
+        """Add a case. files: directory of the model's files. side: of the model's images, in pixels. image: (height,
+        width) of the image, if it is of another size."""
+        sides = image or (side, side)
+        image = torch.randn(1, 3, *sides, generator=torch.Generator().manual_seed(1))
         number = len(self.cases)
         outputs = {
             part: {k: self.store(f"{number}.{part}{k}.bin", v) for k, v in enumerate(values)}
@@ -110,7 +120,7 @@ class Cases:
             for method in methods
         }
         case = dict(name=name, files=files, outputs=outputs, maps=stored, notes=[], labels=None)
-        self.cases.append(case | {"imagenet": False} | more)
+        self.cases.append(case | {"imagenet": False, "image": sides} | more)
 
     def add_timm(
         self, name: str, architecture: str, *, maps: bool = True, case: dict | None = None, **sizes
@@ -220,6 +230,20 @@ def add_timm_models(cases: Cases) -> None:
         "timm mean of normalized tokens", "vit_tiny_patch16_224", global_pool="avg", fc_norm=False
     )
     cases.add_timm("timm without head", "vit_small_patch14_dinov2", num_classes=0, maps=False)
+    for image in [(24, 40), (72, 16), (8, 128)]:  # 15, 18 and 16 patches in place of 16
+        cases.add_timm(
+            f"timm ViT, image of {image}",
+            "vit_tiny_patch16_224",
+            dynamic_img_size=True,
+            case={"image": image},
+        )
+    cases.add_timm(
+        "timm mean of patches and registers, another image",
+        "vit_small_patch14_reg4_dinov2",
+        global_pool="avg",
+        dynamic_img_size=True,
+        case={"image": (40, 24)},
+    )
 
 
 def add_hub_models(cases: Cases) -> None:

@@ -65,12 +65,16 @@ for (const {
   about: expected,
   labels,
   imagenet,
+  image,
 } of cases) {
   test(name, async () => {
     const dropped = filesOf(files);
     const model = await openFiles(dropped, size);
     const vit = await Vit.open(model.about, model.tensors, kernels());
     const errors = {};
+    vit.fit([3 * vit.patch[0], 2 * vit.patch[1]]);
+    vit.forward(new Float32Array(18 * vit.patch[0] * vit.patch[1])); // an image of another size comes before
+    vit.fit(image);
     const record = vit.forward(floats(outputs.input));
     for (const part of ["logits", "features", "output"]) {
       if (outputs[part]) errors[part] = errorOf(record[part], floats(outputs[part]));

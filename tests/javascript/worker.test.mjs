@@ -29,7 +29,13 @@ const fileOf = (name) => new SlicedFile(name, readFileSync(path.join(folder, "mo
 
 const PIXELS = 3 * 32 * 32;
 const imageOf = (seed) => Float32Array.from({ length: PIXELS }, (_, i) => Math.sin(seed + i * i));
-const forwardOf = (key) => ({ key: String(key), input: imageOf(key), off: [], mean: false });
+const forwardOf = (key) => ({
+  key: String(key),
+  input: imageOf(key),
+  image: [32, 32],
+  off: [],
+  mean: false,
+});
 const explanationOf = (key) => ({ ...forwardOf(key), target: 1, against: null });
 
 test("a record moves to the page without a copy and leaves the worker its tokens", async () => {

@@ -343,6 +343,9 @@ export class PageSource extends Source {
         groups: groups.map(([title, options]) => [title, options.length]),
       },
       against: { options: [[say("nothing"), "none"], ...others] },
+      row: { high: record.grid.rows - 1 },
+      column: { high: record.grid.cols - 1 },
+      whole: { hidden: !page.canShowWhole?.(state.photograph) },
     };
     if (Array.isArray(target)) changes.against.hidden = true;
     const own = page.controls[state.view].map((control) => {

@@ -167,7 +167,7 @@ def _describe(names: list[str]) -> dict:
 
     from vitlens_explorer import in_page
 
-    reference = timm.create_model(REFERENCE)
+    reference = timm.create_model(REFERENCE, dynamic_img_size=True)
     blank = Image.new("RGB", (64, 64))
     page = in_page.explorer_of(reference, dict.fromkeys(names, blank), live=True)
     views = {
@@ -176,7 +176,7 @@ def _describe(names: list[str]) -> dict:
         if name in (LIVE_METHODS if view.attributes else in_page.SCRIPTED_VIEWS)
     }
     readable = [name for name in LIVE_METHODS if "query" in METHODS[name].options]
-    return in_page.describe_explorer(page, names, views, absent={"whole"}) | {
+    return in_page.describe_explorer(page, names, views, absent=set()) | {
         "readable": sorted(readable),
         "imagenet": "\n".join(imagenet_names()),
         "scoring": scoring(page.forward),

@@ -2,6 +2,7 @@
 // model with everything, with the limits of this one, and without those of views that it lacks.
 
 import { say } from "../in_page/numbers.js";
+import { gridShape } from "./sizes.js";
 
 const IN_LAYER = 2 / 3; // place of the first layer that is shown
 
@@ -33,25 +34,25 @@ function readName({ readout, prefix, special }) {
   return read[0] >= prefix ? "the mean of the patches" : "the mean of all tokens";
 }
 
+// The grid of a record, of a model's own size or of another (`describeSize`).
+export function gridOf(about) {
+  const { image, patch, tokens, special, readout } = about;
+  const [rows, cols] = gridShape(about, image);
+  return {
+    rows,
+    cols,
+    prefix: special,
+    patch,
+    image,
+    reads: readName(about),
+    uniform: uniformDistance(rows, cols, patch, tokens),
+    readout: readout && Float32Array.from(readout),
+  };
+}
+
 // The part of a record that all photos share.
 function baseOf(about) {
-  const { image, patch, tokens, special, readout } = about;
-  const [rows, cols] = image.map((side, axis) => Math.floor(side / patch[axis]));
-  return {
-    grid: {
-      rows,
-      cols,
-      prefix: special,
-      patch,
-      image,
-      reads: readName(about),
-      uniform: uniformDistance(rows, cols, patch, tokens),
-      readout: readout && Float32Array.from(readout),
-    },
-    heads: about.heads,
-    gated: false,
-    outputs: about.outputs,
-  };
+  return { grid: gridOf(about), heads: about.heads, gated: false, outputs: about.outputs };
 }
 
 // A size of the model, if the name of its architecture contains another one.
@@ -128,6 +129,7 @@ function adaptControl(control, view, { about, grid, views, ways }) {
     way: () => ({ options: Object.entries(ways).map(([way, words]) => [words, way]) }),
   };
   if (["another", "against"].includes(control.name) && !classes) return null;
+  if (control.name === "whole" && !about.stretches) return null;
   return { ...control, ...changes[control.name]?.() };
 }
 

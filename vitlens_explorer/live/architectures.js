@@ -7,6 +7,7 @@ import { LONGEST_JSON, readJson } from "./json.js";
 import { resizePositions } from "./positions.js";
 import { clip, isCount, isObject, refuse } from "./refuse.js";
 import { loadTensor, readCheckpoint } from "./safetensors.js";
+import { describeSize } from "./sizes.js";
 import KNOWN from "./known.json" with { type: "json" };
 
 const PATCHES_LIMIT = 16384; // patches of an image
@@ -789,19 +790,6 @@ function planPooled(supply, tensors, { pooled, width: D }) {
   });
 }
 
-// Shares of the tokens (T) in each vector that the head reads.
-function readoutsOf(reads, T, R) {
-  const token = (place) => Array.from({ length: T }, (_, t) => Number(t === place));
-  const patches = Array.from({ length: T }, (_, t) => (t < R ? 0 : 1 / (T - R)));
-  const readouts = {
-    token: [token(0)],
-    patches: [patches],
-    "two tokens": [token(0), token(1)],
-    "token and patches": [token(0), patches],
-  };
-  return readouts[reads];
-}
-
 // The side of the model's input: `size` if a person chose it, else that of the configuration, else that of the
 // positions.
 function sideOf(plan, size, built) {
@@ -914,9 +902,10 @@ function describeModel(config, stored, { processor = null, size = null, labels =
     const listed = supply.unused.slice(0, 3).map(clip).join(", ");
     notes.push(["unused tensors", { count: supply.unused.length, names: listed }]);
   }
-  const T = grid ** 2 + count;
-  const readouts = readoutsOf(plan.reads, T, count);
+  const form = { patch: [plan.patch, plan.patch], prefix: count, reads: plan.reads };
   const about = {
+    ...form,
+    ...describeSize(form, [side, side]),
     layers: plan.layers,
     heads: plan.heads,
     scale: (D / plan.heads) ** -0.5,
@@ -924,16 +913,12 @@ function describeModel(config, stored, { processor = null, size = null, labels =
     hidden,
     classes,
     outputs: outputsOf(plan.outputs, classes),
-    tokens: T,
-    prefix: count,
     special: named,
-    patch: [plan.patch, plan.patch],
-    image: [side, side],
+    stretches: plan.library === "timm", // positions can be resized to other grids
+    smooth: moved.smooth,
     eps: plan.eps,
     activation: plan.activation,
     bends: Boolean(plan.bends && tensors["pooled.weight"]),
-    readouts,
-    readout: plan.reads === "token and patches" ? null : meanRow(readouts),
     interpolation: plan.interpolation,
     mean: plan.mean,
     std: plan.std,
@@ -958,8 +943,6 @@ function outputsOf(stated, classes) {
   return classes === 1 ? "value" : "classes";
 }
 
-const meanRow = (rows) => rows[0].map((_, i) => sumOf(rows.map((row) => row[i])) / rows.length);
-
 // A tensor whose values are read once and kept for its second use.
 function readOnce({ values }) {
   let held = null;
@@ -977,7 +960,8 @@ async function prefixValues(tokens, positions, { D, placed }) {
 // Positions of the patches, resized if the grid is another.
 async function patchPositions(positions, { from, to, smooth, D, placed }) {
   const places = (await positions()).subarray(placed * D);
-  return from === to ? places.slice() : resizePositions(places, D, from, to, smooth);
+  if (from === to) return places.slice();
+  return resizePositions(places, D, [from, from], [to, to], smooth);
 }
 
 // Names of classes from a text file with a name a line.

@@ -27,8 +27,8 @@ const NO_MAP = {
 const NO_CLASSES = { target: "predicted", against: "none" };
 
 // The part of a photo that a model sees, in pixels of the photo.
-function seenPart({ network }, { ready, width, height }) {
-  if (ready || network.squeezed) return { left: 0, top: 0, width, height }; // `ready` ones are model inputs
+function seenPart({ network }, { ready, isWhole, width, height }) {
+  if (ready || isWhole || network.squeezed) return { left: 0, top: 0, width, height }; // `ready` ones are model inputs
   const share = Math.min(width, height) / network.resized;
   const seen = { width: share * network.image[1], height: share * network.image[0] };
   return { left: (width - seen.width) / 2, top: (height - seen.height) / 2, ...seen };
@@ -174,7 +174,7 @@ export class Beside {
   // What `samePatch` needs of each model.
   sides(photograph) {
     return [this.first, this.live].map(({ stored, photos }) => ({
-      grid: stored.base.grid,
+      grid: stored.records.get(photograph).grid,
       part: seenPart(stored, photos.get(photograph)),
     }));
   }

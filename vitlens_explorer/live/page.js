@@ -15,10 +15,11 @@ import {
   targetWords,
 } from "../in_page/maps.js";
 import { formatLikePython, namesOf, say, setWords, sharesOf } from "../in_page/numbers.js";
-import { adaptPage, firstState } from "./adapt.js";
+import { adaptPage, firstState, gridOf } from "./adapt.js";
 import { Beside } from "./beside.js";
 import { keepPage } from "./kept.js";
 import { scoreMap } from "./scores.js";
+import { describeSize } from "./sizes.js";
 
 const LIKELIEST = 10; // classes that can be explained
 const FORWARDS = 3; // photos whose forwards are kept: 12 MB each for a ViT-Ti
@@ -86,20 +87,32 @@ class Live {
   }
 
   // Reads a photo for the model. `ready` ones are model inputs of the page's own photos, which are only normalized.
-  async read(name, { file, ready, about, uploaded }) {
+  // whole: without a crop.
+  async read(name, { file, ready, about, uploaded }, whole = false) {
     const bytes = await file.arrayBuffer();
-    const photo = await this.ask("photo", { bytes, ready }).catch(({ problem, fields }) => {
+    const photo = await this.ask("photo", { bytes, ready, whole }).catch(({ problem, fields }) => {
       throw Error(say(problem || "no image", { name, ...fields }));
     });
     this.count += 1;
-    const note = ready ? about : this.describe(name, photo);
-    return { ...photo, number: this.count, file, ready, about: note, uploaded };
+    const note = ready ? about : this.describe(name, photo, whole);
+    return { ...photo, number: this.count, file, ready, about: note, uploaded, isWhole: whole };
   }
 
-  // Reads a photo if the model has not.
-  async load(name) {
+  // Reads a photo if the model has not, or has with another crop.
+  async load(name, whole = false) {
     const photo = this.photos.get(name);
-    if (!photo.input) this.photos.set(name, await this.read(name, photo));
+    if (photo.input && photo.isWhole === whole) return;
+    this.photos.set(name, await this.read(name, photo, whole));
+  }
+
+  // True if the model can see a photo without a crop: the page has more of it than the model's input.
+  canShowWhole(name) {
+    return Boolean(this.stored.network?.stretches && !this.photos.get(name).ready);
+  }
+
+  // True if the model sees a photo without a crop in a state.
+  isWhole(name, { whole }) {
+    return Boolean(whole) && this.canShowWhole(name);
   }
 
   // Adds an uploaded photo.
@@ -126,14 +139,14 @@ class Live {
   }
 
   // Notes on an uploaded photo.
-  describe(name, { clear, turned, frames, gray, exact, plain, width, height }) {
+  describe(name, { clear, turned, frames, gray, exact, plain, width, height }, whole) {
     const notes = [];
     if (clear) notes.push(say("over white", { name }));
     if (turned) notes.push(say("turned", { name }));
     if (frames > 1) notes.push(say("frames", { name, count: frames }));
     if (gray) notes.push(say("ends gray", { name }));
     if (!exact) notes.push(say(plain ? "other decoder" : "other levels", { name }));
-    notes.push(cropWords(this.stored.network, width, height));
+    if (!whole) notes.push(cropWords(this.stored.network, width, height));
     return notes.filter(Boolean).join(" ");
   }
 
@@ -171,24 +184,36 @@ class Live {
     return JSON.stringify([this.photos.get(name).number, off, off.length && way]);
   }
 
+  // What all records of a photo have: the model's, with the grid of a photo that is not cropped.
+  baseOf({ isWhole, image }) {
+    const { base, network } = this.stored;
+    if (!isWhole) return base;
+    return { ...base, grid: gridOf({ ...network, ...describeSize(network, image) }) };
+  }
+
   // The record of a photo with some heads off, and that of the whole model beside it.
-  async record(name, { off, way }) {
+  async record(name, state) {
     const { stored } = this;
-    await this.load(name);
-    if (off.length && way === "mean") await this.measureMeans();
+    const { off, way } = state;
+    await this.load(name, this.isWhole(name, state));
     const photo = this.photos.get(name);
+    if (off.length && way === "mean") {
+      if (photo.isWhole) throw Error(say("no means of whole"));
+      await this.measureMeans();
+    }
     const key = this.key(name, { off, way });
-    const given = { key, input: photo.input, off, mean: way === "mean" };
+    const given = { key, input: photo.input, image: photo.image, off, mean: way === "mean" };
     let whole = null;
     if (off.length) {
-      photo.whole ||= await this.record(name, { off: [] });
+      photo.whole ||= await this.record(name, { ...state, off: [] });
       whole = photo.whole;
     }
     const { logits, layers, tokens } = await this.ask("forward", given);
     const shares = sharesOf(logits, stored.base.outputs);
     const classes = [...shares.keys()].sort((a, b) => shares[b] - shares[a]);
+    const notes = [off.length ? offWords(off, stored.ways[way]) : "", squeezedWords(photo)];
     return {
-      ...stored.base,
+      ...this.baseOf(photo),
       key,
       given,
       picture: photo.picture,
@@ -202,7 +227,7 @@ class Live {
       maps: {},
       contributions: {},
       lens: [],
-      note: off.length ? offWords(off, stored.ways[way]) : "",
+      note: notes.join(""),
       ...namesOf(stored),
     };
   }
@@ -218,7 +243,7 @@ class Live {
     const { state } = source;
     const name = state.photograph;
     const { records } = source.page;
-    await this.load(name);
+    await this.load(name, this.isWhole(name, state));
     if (records.get(name).key !== this.key(name, state)) {
       if (source.traits.frame) this.preview(source, this.photos.get(name));
       this.keep(name, await this.record(name, state));
@@ -370,6 +395,8 @@ class Live {
     const { off, mean } = record.given;
     const replaced = mean && off.length; // by vectors that no head has written
     if (view.explains && target === undefined) throw Error(say("no other photo"));
+    const isWhole = record.grid !== this.stored.base.grid;
+    if (isWhole && Array.isArray(target)) throw Error(say("no similarity of whole"));
     if (replaced && ["contributions", "balanced_gradients"].includes(name)) {
       throw Error(say("not additive"));
     }
@@ -404,9 +431,9 @@ class Live {
   // What a photo gives the head, scaled to length 1, with the same heads off as in a forward.
   async likenessTo(name, { off, mean }) {
     await this.load(name);
-    const { input } = this.photos.get(name);
+    const { input, image } = this.photos.get(name);
     const way = mean ? "mean" : "zero";
-    return this.ask("features", { key: this.key(name, { off, way }), input, off, mean });
+    return this.ask("features", { key: this.key(name, { off, way }), input, image, off, mean });
   }
 
   // Adds the maps of all methods for a class, or for the similarity to another photo. replaced: without those that this
@@ -445,6 +472,14 @@ function cropWords({ image, resized, squeezed }, width, height) {
   }
   if (squeezed && times > SQUEEZED) words += say("squeezed", { times: times.toFixed(1) });
   return words.trim();
+}
+
+// A sentence about the proportions of a photo that is not cropped, or "".
+function squeezedWords({ isWhole, image, width, height }) {
+  if (!isWhole) return "";
+  const ratio = (width * image[0]) / (height * image[1]);
+  const times = Math.max(ratio, 1 / ratio);
+  return times > SQUEEZED ? say("squeezed", { times: times.toFixed(1) }) : "";
 }
 
 // RGB levels of a patch: rows of pixels, from the levels of the model's input.
@@ -508,6 +543,7 @@ export async function startLive(stored) {
     prepare: (...message) => live.prepare(...message),
     score: (source) => scoreMap(live, source),
     cancel: () => live.cancel(),
+    canShowWhole: (name) => live.canShowWhole(name),
   });
   const copy = (part) => bytesOf(part).slice();
   const probes = stored.probes.map(({ kind, file, levels }) => ({

@@ -5,6 +5,7 @@
 import { sumOf } from "../front/values.js";
 import { readFile } from "./files.js";
 import { refuse } from "./refuse.js";
+import { roundLikePython } from "./sizes.js";
 
 const FRACTION = 22; // bits of a weight after the binary point
 const PICTURE = 448; // largest side of the picture for the page, if the model's input is not larger
@@ -202,11 +203,6 @@ function resize(data, width, height, across, down, interpolation) {
   return whole;
 }
 
-// Rounds halves to even, as Python.
-function roundLikePython(x) {
-  return Math.abs(x % 1) === 0.5 ? 2 * Math.round(x / 2) : Math.round(x);
-}
-
 // Width and height to which an image is resized: its shorter side, or both sides if the photo is `squeezed`.
 function resizedSides({ width, height }, { resized: short, squeezed }) {
   if (squeezed) return [short, short];
@@ -235,12 +231,21 @@ function cutMiddle(photo, vit) {
   return middle;
 }
 
-// {input (3, side, side), seen: its RGB levels} from decoded levels. A `ready` image is the model's input already, and
-// only normalized.
-export function preprocess(image, vit, ready) {
-  const { mean, std } = vit;
-  const seen = ready ? image.data : cutMiddle(image, vit);
-  const pixels = vit.image[0] ** 2;
+// The RGB levels of a decoded photo that a model sees. A `ready` one is the model's input already. whole: [height,
+// width] of the input that shows it without a crop, or null.
+function seenLevels(photo, about, ready, whole) {
+  if (ready) return photo.data;
+  if (!whole) return cutMiddle(photo, about);
+  const { data, width, height } = photo;
+  return resize(data, width, height, whole[1], whole[0], about.interpolation);
+}
+
+// {input (3, height, width), seen: its RGB levels, image: [height, width]} from decoded levels. ready, whole: as for
+// `seenLevels`.
+export function preprocess(photo, about, ready, whole = null) {
+  const { mean, std } = about;
+  const seen = seenLevels(photo, about, ready, whole);
+  const pixels = seen.length / 3;
   const round = Math.fround;
   const input = new Float32Array(3 * pixels);
   for (let pixel = 0; pixel < pixels; pixel += 1) {
@@ -250,7 +255,7 @@ export function preprocess(image, vit, ready) {
       input[color * pixels + pixel] = centered / round(std[color]);
     }
   }
-  return { input, seen };
+  return { input, seen, image: whole ?? about.image };
 }
 
 // An input (3, H, W) whose patches that are not shown (P) have its mean color. Pixels beyond the last patch belong to
@@ -277,17 +282,19 @@ export function coverPatches({ image: [height, width], patch }, input, shown) {
 }
 
 // The model's input as a PNG file, enlarged as `vitlens_explorer.drawing.enlarged` does it.
-export async function encodePicture(seen, side) {
-  const wide = Math.max(1, Math.floor(PICTURE / side)) * side;
-  const levels = resize(seen, side, side, wide, wide, "bicubic");
-  const image = new ImageData(wide, wide);
-  for (let pixel = 0; pixel < wide * wide; pixel += 1) {
+export async function encodePicture(seen, [height, width]) {
+  const factor = Math.max(1, Math.floor(PICTURE / Math.max(height, width)));
+  const wide = factor * width;
+  const high = factor * height;
+  const levels = resize(seen, width, height, wide, high, "bicubic");
+  const image = new ImageData(wide, high);
+  for (let pixel = 0; pixel < wide * high; pixel += 1) {
     for (let color = 0; color < 3; color += 1) {
       image.data[4 * pixel + color] = levels[3 * pixel + color];
     }
     image.data[4 * pixel + 3] = 255;
   }
-  const canvas = new OffscreenCanvas(wide, wide);
+  const canvas = new OffscreenCanvas(wide, high);
   canvas.getContext("2d").putImageData(image, 0, 0);
   const file = await canvas.convertToBlob();
   return new Uint8Array(await file.arrayBuffer());

@@ -41,13 +41,16 @@ function resizeVectors(source, target, shares, D, rows, { line, step, toLine, to
   }
 }
 
-// Positions (to·to, D) of a square grid from those (from·from, D) of another.
+// Positions (rows·cols, D) of a grid from those of another. from, to: [rows, cols] of each.
 export function resizePositions(positions, D, from, to, antialias) {
-  const shares = antialias ? smoothShares(from, to) : sharpShares(from, to);
-  const across = new Float64Array(from * to * D);
-  const both = new Float64Array(to * to * D);
-  const steps = { line: from, step: 1, toLine: to, toStep: 1 };
-  resizeVectors(positions, across, shares, D, from, steps);
-  resizeVectors(across, both, shares, D, to, { line: 1, step: to, toLine: 1, toStep: to });
+  const [oldRows, oldCols] = from;
+  const [rows, cols] = to;
+  const sharesOf = antialias ? smoothShares : sharpShares;
+  const across = new Float64Array(oldRows * cols * D);
+  const both = new Float64Array(rows * cols * D);
+  const steps = { line: oldCols, step: 1, toLine: cols, toStep: 1 };
+  resizeVectors(positions, across, sharesOf(oldCols, cols), D, oldRows, steps);
+  const next = { line: 1, step: cols, toLine: 1, toStep: cols };
+  resizeVectors(across, both, sharesOf(oldRows, rows), D, cols, next);
   return Float32Array.from(both);
 }

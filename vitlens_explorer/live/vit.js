@@ -4,14 +4,17 @@
 // Shapes: T tokens = R prefix + P patches, D width, H heads, K = D / H, F width of the MLP. Matrices in the memory that
 // WebAssembly shares have rows in multiples of 4 and columns in multiples of 8; what is beyond T is never read.
 
-import { sumOf } from "../front/values.js";
+import { isEqual, sumOf } from "../front/values.js";
+import { resizePositions } from "./positions.js";
 import { refuse } from "./refuse.js";
+import { describeSize, gridShape, mostTokens } from "./sizes.js";
 
 const HIDDEN = -1e30; // added to the scores of the keys beyond T, so that their softmax is 0
 const WASM_PAGE = 65536; // bytes
 const LARGEST_MEMORY = 2 ** 32; // bytes
 
 export const roundUp = (count, to) => Math.ceil(count / to) * to;
+const rowsFor = (tokens) => roundUp(tokens, 4) + 4; // of a matrix with a row for each token
 
 // Writes a matrix (depth, cols) as gemm reads it: panels of 8 columns, the last filled with zeros. `down` and `across`
 // are the steps in `source` to the next row and column, so that they also transpose.
@@ -80,12 +83,9 @@ export class Vit {
   // is packed and let go before the next is read. Calls report(share) after each.
   static async open(about, tensors, wasm, report = () => {}) {
     const vit = new Vit();
-    Object.assign(vit, about);
+    Object.assign(vit, about, { about });
     vit.shapes = new Map(Object.entries(tensors).map(([name, { shape }]) => [name, shape]));
-    const { width: D, tokens: T, heads: H } = vit;
-    vit.K = D / H;
-    vit.M = roundUp(T, 4) + 4;
-    vit.N = roundUp(T, 8);
+    vit.K = vit.width / vit.heads;
     const { memory, held } = allocate(vit.sizes());
     vit.held = held;
     vit.copies = { middles: [], qkv: [], hidden: [] };
@@ -99,7 +99,8 @@ export class Vit {
     for (const name of vit.shapes.keys()) {
       if (/norm|prefix|positions/.test(name)) held[name] = await tensors[name].values();
     }
-    held.absent.fill(HIDDEN, T);
+    vit.places = held.positions;
+    vit.fit(about.image);
     const { instance } = await WebAssembly.instantiate(wasm, { page: { memory } });
     vit.kernels = instance.exports;
     return vit;
@@ -113,9 +114,27 @@ export class Vit {
       .map((name) => name.slice(0, -".weight".length));
   }
 
-  // Sizes of the arrays in the memory by name: work space, and the weights and biases of the linear layers.
+  // Takes inputs of a size [height, width] from here on. Positions are resized from those of the model's own size.
+  fit(image) {
+    if (isEqual(image, this.fitted)) return;
+    const { about, held, width: D } = this;
+    this.fitted = image;
+    Object.assign(this, describeSize(about, image));
+    this.M = rowsFor(this.tokens);
+    this.N = roundUp(this.tokens, 8);
+    held.absent.fill(0).fill(HIDDEN, this.tokens);
+    const own = gridShape(about, about.image);
+    const grid = gridShape(about, image);
+    const isOwn = own.every((count, axis) => count === grid[axis]);
+    held.positions = isOwn ? this.places : resizePositions(this.places, D, own, grid, about.smooth);
+  }
+
+  // Sizes of the arrays in the memory by name: work space for the largest input, and the weights and biases of the
+  // linear layers.
   sizes() {
-    const { width: D, hidden: F, patch, classes, readouts, shapes, K, M, N } = this;
+    const { about, width: D, hidden: F, patch, classes, readouts, shapes, K } = this;
+    const M = rowsFor(mostTokens(about));
+    const N = roundUp(mostTokens(about), 8);
     const pixels = 3 * patch[0] * patch[1]; // of a patch
     const [pooled = 0] = shapes.get("pooled.weight") ?? [];
     const wide = M * Math.max(F, 3 * D, readouts.length * D);
@@ -338,7 +357,7 @@ export class Vit {
   // Keeps values of a layer for gradients, in the memory that those of the forward before had.
   keep(part, layer, values) {
     const copies = this.copies[part];
-    copies[layer] ||= new Float32Array(values.length);
+    if (copies[layer]?.length !== values.length) copies[layer] = new Float32Array(values.length);
     copies[layer].set(values);
   }
 

@@ -5,14 +5,16 @@ import { openFiles } from "./architectures.js";
 import { decompose, explain, lengthOf, readLens } from "./gradients.js";
 import { coverPatches, decode, encodePicture, preprocess, prove } from "./pixels.js";
 import { refuse } from "./refuse.js";
+import { wholeImage } from "./sizes.js";
 import { Vit } from "./vit.js";
 
 let vit = null;
 let lastKey = ""; // of the latest forward: its photo and switched-off heads
 let canceled = false; // the opening of a model
 
-function runForward({ key, input, off, mean }) {
+function runForward({ key, input, image, off, mean }) {
   lastKey = key;
+  vit.fit(image);
   return vit.forward(input, off, mean);
 }
 
@@ -69,6 +71,7 @@ const TASKS = {
   // Measures what heads give on average over some photos, for those that are off.
   means({ inputs }) {
     lastKey = "";
+    vit.fit(vit.about.image);
     vit.measureMeans(inputs);
   },
 
@@ -79,11 +82,12 @@ const TASKS = {
   },
 
   // A file as the model's input, its picture for the page, and what to say about it.
-  async photo({ bytes, ready }) {
-    const image = await decode(bytes);
-    const { input, seen } = preprocess(image, vit, ready);
-    const picture = await encodePicture(seen, vit.image[0]);
-    return { ...image, data: null, input, seen, picture };
+  async photo({ bytes, ready, whole }) {
+    const photo = await decode(bytes);
+    const shown = whole ? wholeImage(vit.about, photo) : null;
+    const { input, seen, image } = preprocess(photo, vit.about, ready, shown);
+    const picture = await encodePicture(seen, image);
+    return { ...photo, data: null, input, seen, image, picture };
   },
 
   forward: forwardForPage,
@@ -96,8 +100,9 @@ const TASKS = {
   },
 
   // The logits and features of an image with only some patches shown, the others in its mean color.
-  covered({ input, shown, off, mean }) {
+  covered({ input, image, shown, off, mean }) {
     lastKey = "";
+    vit.fit(image);
     const { logits, output } = vit.forward(coverPatches(vit, input, shown), off, mean);
     return { logits, output };
   },
