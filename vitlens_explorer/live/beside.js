@@ -105,6 +105,7 @@ export class Beside {
     const { layer, head } = source.state;
     const state = firstState(live.stored, { ...source.state, photograph }, source.record.grid);
     [state.view] = Object.keys(live.stored.views); // `show` computes what the view of the page needs
+    state.whole = false;
     if (this.isTwin) Object.assign(state, { layer, head });
     live.keep(photograph, await live.record(photograph, state));
     live.stored.state = state;
@@ -147,8 +148,7 @@ export class Beside {
     const { live, source: own } = this;
     const { state } = source;
     this.takePhotos();
-    await live.load(state.photograph);
-    await this.first.load(state.photograph);
+    await live.load(state.photograph, live.isWhole(state.photograph, state));
     const isOfClass = source.view.explains || state.view === "lens";
     const lacksClasses = isOfClass && !live.stored.network.classes && !Array.isArray(state.target);
     if (lacksClasses || !(state.view in live.stored.views))
@@ -173,10 +173,10 @@ export class Beside {
 
   // What `samePatch` needs of each model.
   sides(photograph) {
-    return [this.first, this.live].map(({ stored, photos }) => ({
-      grid: stored.records.get(photograph).grid,
-      part: seenPart(stored, photos.get(photograph)),
-    }));
+    return [this.first, this.live].map((live) => {
+      const photo = live.photos.get(photograph);
+      return { grid: live.baseOf(photo).grid, part: seenPart(live.stored, photo) };
+    });
   }
 
   // The query of the first model's state in this one.
