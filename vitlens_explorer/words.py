@@ -194,8 +194,8 @@ WORDS = {
     "other decoder": "This browser decodes files such as “{name}” a little differently from Python, so its levels may "
     "differ.",
     "no similarity of whole": "The similarity to another photo is explained for cropped photos. Turn off Whole photo.",
-    "no means of whole": "The mean outputs of heads belong to the grid of a cropped photo. Replace heads by zero, or turn "
-    "off Whole photo.",
+    "no means of whole": "The mean outputs of heads belong to the grid of a cropped photo. Replace heads by zero, or "
+    "turn off Whole photo.",
     "not additive": "Parts add up to the logit only if heads are on or replaced with zero. Replace with zero, or turn "
     "the heads on.",
     "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",
