@@ -2,14 +2,7 @@
 
 import { syncAddress } from "./address.js";
 import { makeChallenge } from "./challenge.js";
-import {
-  makeBars,
-  makeContributions,
-  makeCurves,
-  makeLayerBars,
-  makeMosaic,
-  makeNames,
-} from "./charts.js";
+import { makeBars, makeContributions, makeCurves, makeLayerBars, makeNames } from "./charts.js";
 import { makeControl, makePlace } from "./controls.js";
 import {
   ALONE,
@@ -24,6 +17,7 @@ import {
 import { Guide } from "./guide.js";
 import { Messages } from "./messages.js";
 import { makeCompanion, makeOpener } from "./models.js";
+import { Mosaic } from "./mosaic.js";
 import { makePanel, makeSix, paintMap, readPixels } from "./pictures.js";
 import { watchKernel } from "./source.js";
 import { Uploads } from "./uploads.js";
@@ -181,7 +175,7 @@ class Page {
     this.contributions = makeSection("parts");
     this.lens = makeSection("lens");
     this.score = makeSection("score", { "aria-live": "polite" });
-    this.mosaic = makeMosaic(drag);
+    this.mosaic = new Mosaic(drag);
     this.glimpse = make("canvas", { class: "glimpse", "aria-hidden": "true" }); // of the map, on a phone
     this.heads = make("section", { class: "heads" }, this.glimpse, this.mosaic.node);
     this.six = makeSix(send);
