@@ -47,6 +47,7 @@ from vitlens.attribution import METHODS
 from vitlens.classes import class_numbers
 from vitlens.data import ImageSet, ImageStream, Samples
 from vitlens.data.augment import normalize
+from vitlens.data.imageset import label_numbers
 from vitlens.faithfulness import blur
 from vitlens.finished import Finished
 from vitlens.images import ImageError, named_sources
@@ -279,7 +280,7 @@ def audit(
     images: an `ImageSet` of `vitlens.data`, a batch (N, C, H, W) normalized as the model expects, or sources as of
     `vitlens.preprocess`. Sources are read up to three times, so a generator is made a list. Unreadable images, and
     those in the model's record of its training images, are left out and counted in the notes.
-    labels: a class number or name for each image. By default those of the set. Without labels, predicted classes serve,
+    labels: a class number (3, 3.0 or "3") or name for each image. By default those of the set. Without labels, predicted classes serve,
     effects are shown, and no group is called used or suspect.
     layer: the layer whose tokens describe a patch, by default the middle one. method: a quick map of
     `vitlens.attribution.METHODS`. seed: of the halves, clusters, random patches and intervals. compare: False to skip
@@ -427,15 +428,15 @@ def _labels(model: nn.Module, images: object, labels: object, count: int) -> Ten
             return None
         stored = getattr(images, "stored_classes", False)
         own = class_numbers(model, tuple(images.class_names), stored=stored)
-        return own[torch.as_tensor(images.labels).cpu()]
+        return own[label_numbers(images.labels).cpu()]
     values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     if len(values) != count:
         raise ValueError(f"Expected a label for each of {count} images, got {len(values)} labels.")
-    if values and isinstance(values[0], str):
-        names = tuple(sorted(set(values)))
-        own = class_numbers(model, names)
-        return torch.tensor([own[names.index(value)].item() for value in values])
-    numbers = torch.tensor(values, dtype=torch.int64)
+    if values and all(isinstance(value, str) for value in values):
+        if models.label_names(model) is not None or not any(map(_is_number, values)):
+            return _named_labels(model, values)
+        values = [float(value) if _is_number(value) else value for value in values]
+    numbers = label_numbers(values)
     total = models.class_count(model)
     if numbers.min() < 0 or (total and numbers.max() >= total):
         raise ValueError(
@@ -443,6 +444,23 @@ def _labels(model: nn.Module, images: object, labels: object, count: int) -> Ten
             f"{int(numbers.max())}."
         )
     return numbers
+
+
+def _named_labels(model: nn.Module, values: list[str]) -> Tensor:
+    """(N,) class numbers of the model by class name."""
+    names = tuple(sorted(set(values)))
+    own = class_numbers(model, names)
+    numbers = dict(zip(names, own.tolist(), strict=True))
+    return torch.tensor([numbers[value] for value in values])
+
+
+def _is_number(text: str) -> bool:
+    """True for the text of a number, such as "3", "1.5" or "nan"."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
