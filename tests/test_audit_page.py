@@ -7,6 +7,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -315,10 +319,34 @@ def test_stopped_audit_goes_on_with_the_same_numbers(
     names = computed(monkeypatch)
     done = vitlens(*arguments, expect=1)
     assert names == left
+    assert done.stderr.count("of 150 images are read already.") == 1
     assert "1 of 150 images are left out. The first: " in done.stderr
     assert not (out / "unfinished").exists()
     for name in ("groups.csv", "effects.csv", "images.csv"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of POSIX")
+def test_killed_audit_goes_on_with_the_same_numbers(model, tmp_path):
+    """A process is killed while it reads, and the next one continues from its finished batches."""
+    data = write_images(tmp_path / "data", 150)
+    words = ["audit", model, "--data", data, "--device", "cpu", "--batch-size", 8]
+    vitlens(*words, "--out", tmp_path / "whole")
+    out = tmp_path / "audit"
+    command = [sys.executable, "-m", "vitlens", *map(str, words), "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    while len([*out.glob("unfinished/*-explore-*.npz")]) < 3:
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    read = 8 * len([*out.glob("unfinished/*-explore-*.npz")])
+    assert 24 <= read < 75
+    done = vitlens(*words, "--out", out)
+    assert f"Continuing: {read} of 150 images are read already." in done.stderr
+    assert not (out / "unfinished").exists()
+    for name in ("groups.csv", "effects.csv", "images.csv"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_evidence_of_a_stopped_audit_equals_that_of_a_whole_one(model, tmp_path, monkeypatch):
@@ -369,8 +397,12 @@ def test_changed_audit_starts_anew(model, tmp_path, monkeypatch, change):
     elif change == "damaged":
         kept.write_bytes(kept.read_bytes()[:100])
     names = computed(monkeypatch)
-    vitlens(*arguments)
+    done = vitlens(*arguments)
     assert ("_explore" in names) == (change != "none")
+    continued = "Continuing: 23 of 45 images are read already."
+    anew = "Starting anew: the finished batches in"
+    assert (continued in done.stderr) == (change == "none")
+    assert (anew in done.stderr) == (change in ("image", "seed"))
     assert not (out / "unfinished").exists()
 
 
