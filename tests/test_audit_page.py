@@ -7,6 +7,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -238,11 +242,11 @@ def test_audit_command_refuses_out_that_cannot_be_written(model, tmp_path, place
 
 
 def full_disk(monkeypatch, name):
-    """Let the writer of files fail as on a full disk at a file of this name."""
+    """Let the writer of files fail as on a full disk at a file whose name ends so."""
     write = files._write
 
     def full(path, data):
-        if path.name == name:
+        if path.name.endswith(name):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, data)
 
@@ -262,6 +266,68 @@ def test_audit_command_on_a_full_disk_ends_in_a_sentence(model, tmp_path, monkey
     vitlens(*arguments)
     assert names == []
     assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, "figures"])
+
+
+@pytest.mark.parametrize("name, left", [("explore-0", 9), ("test-1", 2)])
+def test_audit_on_a_disk_that_fills_goes_on_with_the_same_numbers(
+    model, audited, tmp_path, monkeypatch, name, left
+):
+    _, whole, data = audited
+    out = tmp_path / "audit"
+    full_disk(monkeypatch, f"-{name}.npz")
+    arguments = ("audit", model, "--data", data, "--out", out, "--device", "cpu")
+    done = vitlens(*arguments, expect=2)
+    assert done.stderr.count("cannot be written (No space left on device). Make space there") == 1
+    assert not list(out.glob(f"unfinished/*-{name}.npz"))
+    monkeypatch.undo()
+    names = computed(monkeypatch)
+    vitlens(*arguments, expect=1)
+    assert len(names) == left
+    for table in ("groups.csv", "effects.csv", "images.csv"):
+        assert (out / table).read_bytes() == (whole / table).read_bytes()
+
+
+SMALL_DISK = """
+set -e
+mkdir "$OUT"
+mount -t tmpfs -o size=300k tmpfs "$OUT"
+code=0
+"$@" || code=$?
+ls -A "$OUT/unfinished"
+mount -o remount,size=20m "$OUT"
+"$@"
+cp "$OUT"/*.csv "$OUT/.."
+exit $code
+"""
+
+
+def in_namespace(*command, **variables):
+    """Run a command that may mount file systems, which no other process has."""
+    words = ["unshare", "-m", *map(str, command)]
+    environment = {**os.environ, **variables}
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment)
+
+
+MOUNTS = bool(shutil.which("unshare")) and in_namespace("true").returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MOUNTS, reason="needs the right to mount a small disk (root)")
+def test_audit_goes_on_after_a_disk_of_300_kb_was_full(model, tmp_path):
+    data = write_images(tmp_path / "data", 150)
+    words = ["audit", model, "--data", data, "--device", "cpu", "--batch-size", 8]
+    vitlens(*words, "--out", tmp_path / "whole")
+    out = tmp_path / "audit"
+    command = [sys.executable, "-m", "vitlens", *words, "--out", out]
+    done = in_namespace("sh", "-c", SMALL_DISK, "sh", *command, OUT=str(out))
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("cannot be written (No space left on device). Make space there") == 1
+    assert ".tmp" not in done.stdout
+    whole = len(re.findall(r"explore-\d+\.npz", done.stdout))
+    assert whole
+    assert f"Continuing: {8 * whole} of 150 images are read already." in done.stderr
+    for name in ("groups.csv", "effects.csv", "images.csv"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def interrupt(monkeypatch, name, calls):
@@ -315,10 +381,34 @@ def test_stopped_audit_goes_on_with_the_same_numbers(
     names = computed(monkeypatch)
     done = vitlens(*arguments, expect=1)
     assert names == left
+    assert done.stderr.count("of 150 images are read already.") == 1
     assert "1 of 150 images are left out. The first: " in done.stderr
     assert not (out / "unfinished").exists()
     for name in ("groups.csv", "effects.csv", "images.csv"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of POSIX")
+def test_killed_audit_goes_on_with_the_same_numbers(model, tmp_path):
+    """A process is killed while it reads, and the next one continues from its finished batches."""
+    data = write_images(tmp_path / "data", 150)
+    words = ["audit", model, "--data", data, "--device", "cpu", "--batch-size", 8]
+    vitlens(*words, "--out", tmp_path / "whole")
+    out = tmp_path / "audit"
+    command = [sys.executable, "-m", "vitlens", *map(str, words), "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    while len([*out.glob("unfinished/*-explore-*.npz")]) < 3:
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    read = 8 * len([*out.glob("unfinished/*-explore-*.npz")])
+    assert 24 <= read < 75
+    done = vitlens(*words, "--out", out)
+    assert f"Continuing: {read} of 150 images are read already." in done.stderr
+    assert not (out / "unfinished").exists()
+    for name in ("groups.csv", "effects.csv", "images.csv"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_evidence_of_a_stopped_audit_equals_that_of_a_whole_one(model, tmp_path, monkeypatch):
@@ -369,8 +459,12 @@ def test_changed_audit_starts_anew(model, tmp_path, monkeypatch, change):
     elif change == "damaged":
         kept.write_bytes(kept.read_bytes()[:100])
     names = computed(monkeypatch)
-    vitlens(*arguments)
+    done = vitlens(*arguments)
     assert ("_explore" in names) == (change != "none")
+    continued = "Continuing: 23 of 45 images are read already."
+    anew = "Starting anew: the finished batches in"
+    assert (continued in done.stderr) == (change == "none")
+    assert (anew in done.stderr) == (change in ("image", "seed"))
     assert not (out / "unfinished").exists()
 
 

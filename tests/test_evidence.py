@@ -14,7 +14,8 @@ from PIL import Image
 import vitlens
 from experiments.plants import choice, chosen_settings, textures
 from vitlens import TokenGrid, evidence, unseen
-from vitlens.data import ImageSet
+from vitlens.data import ImageSet, ImageStream, Samples
+from vitlens.data.imageset import decode_all
 from vitlens.digests import Digests, TrainedOn, pixel_digest, stored_digest
 from vitlens.recorder.supported.card import write_card
 
@@ -203,6 +204,70 @@ def test_audit_rejects_bad_input(model, change, message):
     arguments = {"model": model, "images": torch.zeros(60, 3, 64, 64)} | change
     with pytest.raises(ValueError, match=message):
         vitlens.audit(**arguments)
+
+
+@pytest.mark.parametrize(
+    "label, got",
+    [
+        (1.5, "got 1.5 for image 4"),
+        (float("nan"), "got nan for image 4"),
+        (float("inf"), "got inf for image 4"),
+        (True, "got True for image 4"),
+        (None, "got None for image 4"),
+        ("1", "got '1' for image 4"),  # among numbers
+        ([1], r"got \[1\] for image 4"),
+        (np.float32(0.25), "got 0.25 for image 4"),
+        (np.bool_(True), "got True for image 4"),
+        (torch.tensor(1.5), "got 1.5 for image 4"),
+        (1 + 0j, r"got \(1\+0j\) for image 4"),
+        (10**30, "got 1000000"),
+        (-1, "class numbers of the model, 0 to 2, got -1 to 2"),
+        (1e3, "class numbers of the model, 0 to 2, got 0 to 1000"),
+    ],
+)
+def test_audit_rejects_labels_that_are_no_class(model, label, got):
+    labels = [0, 1, 2, *[0, 1, 2] * 19]
+    labels[3] = label
+    with pytest.raises(ValueError, match=got):
+        vitlens.audit(model, torch.zeros(60, 3, 64, 64), labels)
+
+
+@pytest.mark.parametrize("text", ["1.5", "nan", "-1", "1e3", "class 0", ""])
+def test_audit_rejects_texts_that_are_no_class(model, text):
+    labels = ["0", "1", "2"] * 20
+    labels[3] = text
+    with pytest.raises(ValueError, match="^Labels must be class numbers"):
+        vitlens.audit(model, torch.zeros(60, 3, 64, 64), labels)
+
+
+@pytest.mark.parametrize("labels", [torch.rand(60), torch.ones(60, dtype=bool), np.full(60, 0.5)])
+def test_audit_rejects_arrays_of_labels_that_are_no_class(model, labels):
+    with pytest.raises(ValueError, match="^Labels must be class numbers.* for image 1"):
+        vitlens.audit(model, torch.zeros(60, 3, 64, 64), labels)
+
+
+@pytest.mark.parametrize("kind", [float, str, np.int16, np.float64, torch.tensor, "{}.0".format])
+def test_audit_reads_whole_numbers_in_any_form(model, kind):
+    numbers = [number % 3 for number in range(60)]
+    labels = [kind(number) for number in numbers]
+    found = vitlens.audit(model, (marked(60).images / 255 - 0.5) / 0.5, labels)
+    assert found.images["label"].tolist() == numbers
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 1.5], [0, 1, float("nan")], [0, True, 1], [0, 1, "2"]])
+def test_samples_with_labels_that_are_no_class_are_rejected(labels):
+    images = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in range(3)]
+    samples = Samples(images, labels, ("a", "b", "c"), ["a", "b", "c"])
+    with pytest.raises(ValueError, match="Labels must be class numbers"):
+        ImageStream(samples, 8, lambda image: image)
+    with pytest.raises(ValueError, match="Labels must be class numbers"):
+        decode_all(samples, "three", lambda image: image, 8, 0)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bool])
+def test_image_set_rejects_labels_that_are_no_integers(kind):
+    with pytest.raises(ValueError, match="Labels must be class numbers as integers"):
+        ImageSet(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.ones(2, dtype=kind), ("a", "b"))
 
 
 def test_membership_ignores_map(model, found, monkeypatch):

@@ -47,6 +47,7 @@ from vitlens.attribution import METHODS
 from vitlens.classes import class_numbers
 from vitlens.data import ImageSet, ImageStream, Samples
 from vitlens.data.augment import normalize
+from vitlens.data.imageset import label_numbers
 from vitlens.faithfulness import blur
 from vitlens.finished import Finished
 from vitlens.images import ImageError, named_sources
@@ -128,6 +129,8 @@ FIXED, AT_BORDER, FEW, STRONG = 0.8, 0.9, 1 / 3, 0.2
 """Limits of `at_place`, `at_border` and `class_share`, and the effect that a group in few images must have."""
 DONORS = 32
 """Images whose patches cover those of others."""
+FORMAT = 1
+"""Version of the results in a folder of `partial`. Those of another version are not read."""
 FLIPS = 20_000
 RESAMPLES = 2_000
 HEAD_MEASURES = {
@@ -273,21 +276,23 @@ def audit(
     beside: nn.Module | None = None,
     partial: str | os.PathLike | None = None,
     on_progress: Callable[[str, int, int], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> Audit:
     """Groups of evidence of a classifier over a set of images, and the effect of covering each of them.
 
     images: an `ImageSet` of `vitlens.data`, a batch (N, C, H, W) normalized as the model expects, or sources as of
     `vitlens.preprocess`. Sources are read up to three times, so a generator is made a list. Unreadable images, and
     those in the model's record of its training images, are left out and counted in the notes.
-    labels: a class number or name for each image. By default those of the set. Without labels, predicted classes serve,
-    effects are shown, and no group is called used or suspect.
+    labels: a class number (3, 3.0 or "3") or name for each image. By default those of the set. Without labels,
+    predicted classes serve, effects are shown, and no group is called used or suspect.
     layer: the layer whose tokens describe a patch, by default the middle one. method: a quick map of
     `vitlens.attribution.METHODS`. seed: of the halves, clusters, random patches and intervals. compare: False to skip
     the comparison with the training images, for images that `vitlens.unseen.unseen` returned. beside: a second model
     with the same classes and patches, to compare on the same images, as in `Changes`. partial: a folder for the
     results of finished batches, from which a second call with the same model, images and settings goes on. The caller
     removes it. Images without digests, such as a tensor, leave it empty. on_progress: called with the step ("explore",
-    "find", "test" or "compare"), images done and images in total.
+    "find", "test" or "compare"), images done and images in total. on_note: called with a sentence if results in
+    `partial` are continued, or are of another audit.
 
     Raises ValueError for a model without classes, for labels of one class, for fewer than 40 images, for labels that
     are not the model's classes, if the model was trained on all images, and for a second model with other classes,
@@ -324,6 +329,8 @@ def audit(
             settings += f" {models.weights_digest(beside)} {models.data_config(beside)}"
         finished = _finished(partial, model, reader, rows, numbers, settings)
     run_of = _Run(model, reader, layer, method, batch_size, seed, progress, finished, beside)
+    if on_note is not None:
+        _note_on_finished(run_of, halves, on_note)
     evidence = run_of.explore(halves[0])
     groups = find_groups(evidence, seed)
     found = run_of.find(halves[1], groups)
@@ -427,15 +434,15 @@ def _labels(model: nn.Module, images: object, labels: object, count: int) -> Ten
             return None
         stored = getattr(images, "stored_classes", False)
         own = class_numbers(model, tuple(images.class_names), stored=stored)
-        return own[torch.as_tensor(images.labels).cpu()]
+        return own[label_numbers(images.labels).cpu()]
     values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     if len(values) != count:
         raise ValueError(f"Expected a label for each of {count} images, got {len(values)} labels.")
-    if values and isinstance(values[0], str):
-        names = tuple(sorted(set(values)))
-        own = class_numbers(model, names)
-        return torch.tensor([own[names.index(value)].item() for value in values])
-    numbers = torch.tensor(values, dtype=torch.int64)
+    if values and all(isinstance(value, str) for value in values):
+        if models.label_names(model) is not None or not any(map(_is_number, values)):
+            return _named_labels(model, values)
+        values = [float(value) if _is_number(value) else value for value in values]
+    numbers = label_numbers(values)
     total = models.class_count(model)
     if numbers.min() < 0 or (total and numbers.max() >= total):
         raise ValueError(
@@ -443,6 +450,23 @@ def _labels(model: nn.Module, images: object, labels: object, count: int) -> Ten
             f"{int(numbers.max())}."
         )
     return numbers
+
+
+def _named_labels(model: nn.Module, values: list[str]) -> Tensor:
+    """(N,) class numbers of the model by class name."""
+    names = tuple(sorted(set(values)))
+    own = class_numbers(model, names)
+    numbers = dict(zip(names, own.tolist(), strict=True))
+    return torch.tensor([numbers[value] for value in values])
+
+
+def _is_number(text: str) -> bool:
+    """True for the text of a number, such as "3", "1.5" or "nan"."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -550,9 +574,30 @@ def _finished(
         settings,
         next(model.parameters()).device.type,
         torch.__version__,
+        f"format {FORMAT}",
     ]
     fingerprint = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
     return Finished(folder, fingerprint)
+
+
+def _note_on_finished(
+    run_of: _Run, halves: tuple[Tensor, Tensor], on_note: Callable[[str], None]
+) -> None:
+    """Call on_note with a sentence if results of a stopped audit are continued, or are of another audit."""
+    finished = run_of.finished
+    read = 0
+    for step, rows in zip(("explore", "find"), halves, strict=True):
+        for number, part in enumerate(rows.split(run_of.batch_size)):
+            if finished.read(f"{step}-{number}") is not None:
+                read += len(part)
+    if read:
+        count = len(halves[0]) + len(halves[1])
+        on_note(f"Continuing: {read:,} of {count:,} images are read already.")
+    elif finished.others():
+        on_note(
+            f"Starting anew: the finished batches in {finished.folder} are of other weights, images, labels or "
+            "settings, or of another device or version."
+        )
 
 
 def _halves(numbers: Tensor | None, rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:

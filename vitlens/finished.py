@@ -33,6 +33,8 @@ class Finished:
     >>> finished.write("explore-0", {"classes": torch.tensor([1, 2])})
     >>> finished.read("explore-0")["classes"]
     tensor([1, 2])
+    >>> finished.others()
+    []
     >>> finished.remove()
     >>> finished.read("explore-0")
     """
@@ -58,6 +60,10 @@ class Finished:
         self.folder.mkdir(parents=True, exist_ok=True)
         files.write(self._path(name), file.getvalue())
 
+    def others(self) -> list[Path]:
+        """Files of results with other fingerprints."""
+        return [path for path in self._files() if not path.name.startswith(self.fingerprint)]
+
     def remove(self) -> None:
         """Remove the results of all fingerprints, and the folder if nothing else is in it."""
         if self.folder is None or not self.folder.is_dir():
@@ -65,6 +71,12 @@ class Finished:
         for path in self.folder.iterdir():
             files.remove_ours(path, _is_ours)
         files.remove_folder(self.folder)
+
+    def _files(self) -> list[Path]:
+        """Files of results of all fingerprints, by their names."""
+        if self.folder is None or not self.folder.is_dir():
+            return []
+        return [path for path in self.folder.iterdir() if _is_ours(path)]
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{self.fingerprint}-{name}.npz"

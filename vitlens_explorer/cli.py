@@ -274,7 +274,7 @@ def audit(
     try:
         with _Bars() as bars:
             found = vitlens.audit(
-                vit, images.pairs, images.labels, on_progress=bars.move, **options
+                vit, images.pairs, images.labels, on_progress=bars.move, on_note=note, **options
             )
     except KeyboardInterrupt:
         if not partial.is_dir():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
+import math
 import multiprocessing
 import os
 import sys
@@ -21,6 +22,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +50,8 @@ WORKERS_ENDED = (
     "The processes that read images ended ({}), usually because memory or shared memory is full (a container has 64 MB "
     "of it). Use fewer workers (0 needs no shared memory), or start the container with a larger --shm-size."
 )
+MOST = 2**31
+"""Largest number of a class, in size."""
 REPEATED = (
     'Each worker process runs this script again, because it starts them outside of `if __name__ == "__main__":`. Put '
     "what the script does into a function that is called under that line, or read with workers=0."
@@ -203,6 +207,38 @@ def samples_of_files(
     )
 
 
+def label_numbers(labels: Sequence | Tensor) -> Tensor:
+    """Labels as class numbers (N,) int64. Whole numbers in floating point count, such as 3.0.
+
+    Raises ValueError for other labels, such as 1.5, NaN, True or a text.
+
+    >>> label_numbers([0, 3.0])
+    tensor([0, 3])
+    """
+    if isinstance(labels, Tensor) and labels.dtype == torch.int64:
+        return labels
+    values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    kinds = set(map(type, values))
+    if kinds != {int}:
+        values = [_whole(value, number) for number, value in enumerate(values, 1)]
+    if values and max(map(abs, values)) > MOST:
+        largest = max(values, key=abs)
+        raise ValueError(f"Labels must be class numbers, such as 0, 1 and 2, got {largest}.")
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def _whole(label: object, number: int) -> int:
+    """A label as a whole number. number: of its image, for the message."""
+    value = label.tolist() if hasattr(label, "tolist") else label  # of NumPy or PyTorch
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_real or not math.isfinite(value) or value != int(value):
+        raise ValueError(
+            f"Labels must be class numbers, such as 0, 1 and 2, got {value!r:.60} for image {number:,}. Correct the "
+            "labels, or leave out the image."
+        )
+    return int(value)
+
+
 def decode(samples: Samples, i: int, changes: list[Change] | None = None) -> Image.Image | str:
     """Sample `i` as an upright, opaque RGB image, or its name and the reason why it cannot be decoded.
 
@@ -308,6 +344,9 @@ class _Split:
     def _check_labels(self) -> None:
         if len(self) == 0:
             return
+        kind = self.labels.dtype
+        if kind.is_floating_point or kind.is_complex or kind == torch.bool:
+            raise ValueError(f"Labels must be class numbers as integers, got {kind}.")
         n = len(self.class_names)
         lowest, highest = int(self.labels.min()), int(self.labels.max())
         if lowest < 0 or highest >= n:
@@ -403,7 +442,7 @@ def decode_all(
 ) -> ImageSet:
     """Decode all samples into memory. title: their description in messages."""
     n = len(samples)
-    labels = torch.as_tensor(samples.labels, dtype=torch.int64)
+    labels = label_numbers(samples.labels)
     images: list | Tensor = [None] * n
     if size is not None:  # filled in place, because stacking a list takes twice the memory
         images = torch.empty(n, 3, size, size, dtype=torch.uint8)
@@ -589,7 +628,7 @@ class ImageStream(_Split):
 
     def __post_init__(self):
         self.whole = self.whole or self.samples
-        self.labels = torch.as_tensor(self.samples.labels, dtype=torch.int64)
+        self.labels = label_numbers(self.samples.labels)
         self.samples = replace(self.samples, labels=self.labels)
         self.class_names = self.samples.class_names
         self._check_labels()
