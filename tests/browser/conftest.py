@@ -21,10 +21,10 @@ CELLS = (
 )
 
 
-def write_model(folder, side):
+def write_model(folder, side, **more):
     """The folder of a new model for side × side pixels, whose attention differs from patch to patch."""
     torch.manual_seed(0)
-    arguments = {"img_size": side, "embed_dim": 96, "depth": 4, "num_heads": 3}
+    arguments = {"img_size": side, "embed_dim": 96, "depth": 4, "num_heads": 3} | more
     made = timm.create_model("vit_tiny_patch16_224", num_classes=10, **arguments)
     with torch.no_grad():
         for parameter in made.blocks.parameters():

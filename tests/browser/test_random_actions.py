@@ -46,7 +46,7 @@ PROCESSOR = {
 """Preprocessing of the second model."""
 OWN = ("chelsea", "rocket")
 """Photos of the page. The third is uploaded."""
-COMPARED = ["photograph", "view", "layer", "head", "row", "column", "query", "off", "way"]
+COMPARED = ["photograph", "whole", "view", "layer", "head", "row", "column", "query", "off", "way"]
 COMPARED += ["target", "against"]
 """Controls that Python gets, in this order: a row alone makes the patch the query."""
 KEYS = ["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", " ", "Enter", "x", "Delete", "Home"]
@@ -211,7 +211,7 @@ window.drive = (() => {
       button?.click();
       return button ? button.textContent : "no button";
     },
-    // Presses Save or Save page, and waits for the file. Its first bytes are those of its kind.
+    // Presses a button that saves, and waits for the file. Its first bytes are those of its kind.
     async save(text) {
       await drive.settle();
       const came = new Promise((done) => {
@@ -299,7 +299,7 @@ class Scene:
 
     def __init__(self, folder, title: str):
         """title: class of the second model in transformers."""
-        self.first = write_timm(folder / "first", SIDE)
+        self.first = write_timm(folder / "first", SIDE, dynamic_img_size=True)
         self.second = write_model(title, folder / "second")
         (self.second / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
         self.photos = {}
@@ -331,7 +331,7 @@ class Scene:
 class Chromium:
     """A page in Chromium, with real keys and drops."""
 
-    excluded = ("Open a model", "Compare", "Reload", "Save", "Save page")
+    excluded = ("Open a model", "Compare", "Reload", "Save", "Save page", "Save photo page")
     """Texts of buttons that have actions of their own, or leave the page."""
 
     def __init__(self, browser, scene: Scene):
@@ -409,6 +409,7 @@ WEIGHTS = {
     "close beside": 2,
     "save": 2,
     "save page": 1,
+    "save photo page": 1,
     "upload": 4,
     "tour": 3,
     "close": 3,
@@ -451,7 +452,7 @@ def do(driver, kind: str, chance: random.Random) -> object:
         return driver.act("tool", "Two states")
     if kind == "close beside":
         return driver.act("tool", "Close ")
-    if kind in ("save", "save page"):
+    if kind.startswith("save"):
         return driver.act("save", kind.capitalize())
     if kind == "upload":
         return driver.act("upload", *encoded(scene.photos["coffee"]))
@@ -480,10 +481,13 @@ def shown_values(controls: list[dict]) -> dict:
     return values
 
 
-def explorer_for(driver, model: str) -> Explorer:
-    """Python's explorer of the model with this name in the page."""
+def ask_explorer(driver, model: str, values: dict) -> dict:
+    """The frame of Python's explorer of the model with this name in the page, after some values."""
     is_first = model == "first" or model.startswith("vit_tiny")
-    return driver.scene.explorers[0 if is_first else 1]
+    explorer = driver.scene.explorers[0 if is_first else 1]
+    if is_first:  # the second model has no such control
+        values = {"whole": False} | values
+    return ask_python(explorer, values)
 
 
 def assert_equal_panel(got: dict, wanted: dict, values: dict) -> None:
@@ -500,7 +504,7 @@ def assert_equals_python(driver) -> str:
         # The mean outputs of heads are those over the photos of the page, which Python does not have.
         frame = json.loads(driver.call("frame", {"way": "zero"}))
     values = shown_values([each for each in frame["controls"] if each["place"] != "beside"])
-    expected = ask_python(explorer_for(driver, frame["model"]), values)
+    expected = ask_explorer(driver, frame["model"], values)
     assert expected["message"] == "", values
     got, *others = frame["panels"]
     (wanted,) = expected["panels"]
@@ -523,7 +527,7 @@ def assert_equals_python(driver) -> str:
 def assert_beside_equals_python(driver, panel: dict, beside: dict) -> None:
     """Assert that the map of the second model is that of Python for the state that its source has."""
     values = shown_values(beside["controls"])
-    expected = ask_python(explorer_for(driver, beside["model"]), values)
+    expected = ask_explorer(driver, beside["model"], values)
     assert expected["message"] == "", values
     (wanted,) = expected["panels"]
     assert panel["title"].endswith(wanted["title"]), values
