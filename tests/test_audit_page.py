@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,12 +22,12 @@ from support import vitlens
 from test_evidence import PATCH, PLACE, SIDE, color_model, marked
 
 import vitlens as library
-from vitlens import evidence, files, load_model
+from vitlens import TokenGrid, evidence, files, load_model
 from vitlens.digests import FILE, Digests, stored_digest
 from vitlens.files import is_figure
 from vitlens.unseen import UNKNOWN
 from vitlens_explorer import audit as command
-from vitlens_explorer import audit_page
+from vitlens_explorer import audit_page, save_audit_page
 from vitlens_explorer.audit_page import crop_box, null_band
 from vitlens_paper.evaluate import evaluate
 
@@ -535,7 +536,8 @@ def test_stored_images_stay_below_the_limit(model, audited, tmp_path, monkeypatc
     vit = load_model(model)
     images = command.open_images(vit, str(data))
     found = library.audit(vit, images.pairs, images.labels)
-    pixels = command._pixels(vit, images)
+    inputs = evidence.inputs_of(vit, images.pairs)
+    pixels = audit_page.Pictures(vit, inputs, "balanced_gradients").pixels
     _, files, _ = audit_page.stored_images(found, pixels)
     monkeypatch.setattr(audit_page, "LIMIT", 10_000)
     kept, fewer, _ = audit_page.stored_images(found, pixels)
@@ -546,6 +548,111 @@ def test_stored_images_stay_below_the_limit(model, audited, tmp_path, monkeypatc
     for group, positions in kept.items():
         assert len(set(positions)) == len(positions)
         assert (found.members[positions] == group).any(1).all()
+
+
+def covered_pixels(page, member, way):
+    """The covered image that the page draws: the stored image with the patches of a blank."""
+    image = page["images"][str(member["image"])]
+    other = page["others"][str(member["covered"]["other"])]
+    shown = np.asarray(Image.open(io.BytesIO(image["file"])))
+    height, width = shown.shape[:2]
+    if way == "border":
+        blank = np.broadcast_to(list(bytes.fromhex(image["color"][1:])), shown.shape)
+    else:
+        file = image["blurred"] if way == "blur" else other["file"]
+        blank = np.asarray(Image.open(io.BytesIO(file)).resize((width, height)))
+    numbers = TokenGrid(SIDE, SIDE, (PATCH, PATCH)).pixel_patches()
+    at = np.isin(numbers.numpy(), member["patches"])
+    return np.where(at[..., None], blank, shown)
+
+
+@pytest.fixture(scope="module")
+def saved(model, audited, tmp_path_factory):
+    """(audit, content of the page, model, sources) of `save_audit_page`."""
+    _, _, data = audited
+    vit = load_model(model)
+    images = command.open_images(vit, str(data))
+    found = library.audit(vit, images.pairs, images.labels)
+    path = tmp_path_factory.mktemp("saved") / "page.html"
+    assert save_audit_page(vit, images.pairs, found, path, title="colors", data="photos") == path
+    return found, content_of(path), vit, images.pairs
+
+
+@pytest.mark.parametrize("way", list(evidence.WAYS))
+def test_page_covers_images_as_the_test_did(saved, way):
+    """The model gets the image of the page, up to JPEG, and returns the probability that the page has."""
+    found, page, vit, _ = saved
+    shown = []
+    for group in page["groups"]:
+        for member in group["members"][:5]:
+            outcomes = {each["way"]: each for each in member["covered"]["ways"]}
+            number = int(found.tested[member["image"]])
+            label = int(found.images.set_index("image").loc[number, "label"])
+            pixels = covered_pixels(page, member, way).astype(np.float32)
+            inputs = (torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255 - 0.5) / 0.5
+            probability = vit(inputs).softmax(1)[0, label].item()
+            assert probability == pytest.approx(outcomes[way]["probability"], abs=0.06)
+            shown.append(outcomes[way])
+    assert len(shown) == 15
+    assert all(each["probability"] < each["control"] - 0.3 for each in shown)
+
+
+def test_covered_table_equals_effects(saved):
+    found = saved[0]
+    covered = found.covered
+    assert list(covered) == list(evidence.COVERED_COLUMNS)
+    falls = (covered["control"] - covered["probability"]).groupby(
+        [covered["group"], covered["way"]]
+    )
+    for row in found.effects.to_dict("records"):
+        assert falls.mean()[row["group"], row["way"]] == pytest.approx(row["effect"], abs=1e-6)
+    explored = found.images[found.images["half"] == "explored"]["image"]
+    assert covered["other"].isin(explored).all()
+    assert covered["image"].isin(found.tested.tolist()).all()
+
+
+def test_page_has_the_map_of_the_predicted_class(saved):
+    _, page, _, _ = saved
+    (group,) = [group for group in page["groups"] if group["name"] == "class 0"]
+    for member in group["members"]:
+        levels = np.frombuffer(page["images"][str(member["image"])]["map"], np.uint8)
+        assert len(levels) == SIDE**2
+        assert levels.argmax() == PLACE
+        assert levels.max() == page["levels"]
+
+
+def test_save_audit_page_equals_the_page_of_the_command(saved, audited):
+    _, page, _, _ = saved
+    own = content_of(audited[1] / "audit.html")
+    assert not page["opens"]
+    assert own["opens"]
+    for name in ("groups", "classes", "others", "look", "grid"):
+        assert page[name] == own[name], name
+    for position, image in own["images"].items():
+        assert page["images"][position] == image | {"command": None}
+
+
+def test_save_audit_page_of_a_data_set_has_its_class_names(tmp_path):
+    images = marked(120)
+    images = replace(images, class_names=("red", "green", "blue"))
+    vit = color_model()
+    found = library.audit(vit, images)
+    page = content_of(save_audit_page(vit, images, found, tmp_path / "page.html"))
+    names = {each["name"] for each in page["classes"]} | set(page["without"])
+    assert names == {"red", "green", "blue"}
+    with pytest.raises(ValueError, match="The folder of the page"):
+        (tmp_path / "file").write_text("")
+        save_audit_page(vit, images, found, tmp_path / "file" / "page.html")
+
+
+def test_blanks_of_an_image_are_small(saved):
+    _, page, _, _ = saved
+    sizes = [len(image["map"]) + len(image["blurred"]) for image in page["images"].values()]
+    assert max(sizes) < audit_page.BLANKS
+    photo = Image.effect_noise((224, 224), 120).convert("RGB")
+    inputs = evidence.inputs_of(load_model(), [photo])
+    blanks = audit_page.Pictures(load_model(), inputs, "balanced_gradients").blanks(0)
+    assert len(blanks["map"]) + len(blanks["blurred"]) < audit_page.BLANKS
 
 
 def test_null_band_equals_sign_flips():

@@ -33,6 +33,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -157,7 +158,8 @@ class Audit:
     places: (G, rows, cols) share of the images of a group that have it at this patch.
     members: (n, P) group of each patch of the tested images, −1 for none, in the order of `tested`, (n,) their numbers.
     notes: sentences for the reader. settings: layer, method, seed and numbers of forwards. changes: the comparison with
-    a second model, None without one.
+    a second model, None without one. covered: a DataFrame with one row for each group, tested image and way, the
+    columns are those of `COVERED_COLUMNS`.
     """
 
     groups: DataFrame
@@ -169,6 +171,7 @@ class Audit:
     notes: list[str] = field(default_factory=list)
     settings: dict = field(default_factory=dict)
     changes: Changes | None = None
+    covered: DataFrame | None = None
 
     __repr__ = repr_with_shapes
 
@@ -210,6 +213,15 @@ GROUP_COLUMNS = {
     "status": 'tested, or "too few"',
 }
 """Columns of `Audit.groups`."""
+COVERED_COLUMNS = {
+    "group": "number of the group",
+    "image": "number of the image",
+    "way": "name of a way to cover in WAYS",
+    "probability": "probability of the label with the group covered",
+    "control": "probability of the label with as many random patches covered",
+    "other": "number of the image whose patches cover those of this one, in the way other",
+}
+"""Columns of `Audit.covered`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -548,6 +560,33 @@ def _reader(model: nn.Module, images: object) -> _Batches | _Sources:
     return _Sources(model, [name for name, _ in pairs], [source for _, source in pairs])
 
 
+def inputs_of(model: nn.Module, images: object) -> Callable[[int], Tensor | None]:
+    """Function from the number of an image of an audit to the model's input (C, H, W), None if it cannot be read.
+
+    >>> vitlens.evidence.inputs_of(model, [cat])(0).shape
+    torch.Size([3, 224, 224])
+    """
+    reader = _reader(unwrap(model), images)
+
+    def read(number: int) -> Tensor | None:
+        with suppress(ImageError, OSError):
+            for _, inputs in reader.batches(torch.tensor([number]), 1):
+                return inputs[0].cpu()
+        return None
+
+    return read
+
+
+def predicted_map(model: nn.Module, image: Tensor, method: str = METHOD) -> Tensor:
+    """Map (rows, cols) of the predicted class of an image (C, H, W), as an audit explores it.
+
+    >>> vitlens.evidence.predicted_map(model, images[0]).shape
+    torch.Size([14, 14])
+    """
+    maps = METHODS[method](model, image[None], lambda output: output.max(1).values)
+    return maps[0].detach().cpu().float()
+
+
 def _numbered(count: int) -> list[str]:
     return [f"image {number + 1}" for number in range(count)]
 
@@ -620,7 +659,7 @@ class Evidence:
     tokens: (M, D) half precision, of the patches that raised the predicted class. classes, rows, patches, values: (M,)
     predicted class, row of the image, number of the patch, and its share of the positive part of the map. others:
     (K, D) of patches with little evidence. read, predicted: (n,) rows and classes of all these images.
-    donors: images (at most `DONORS`) with their tokens (P, D), whose patches cover those of others.
+    donors: images (at most `DONORS`) with their tokens (P, D) and rows, whose patches cover those of others.
     """
 
     tokens: Tensor
@@ -631,7 +670,7 @@ class Evidence:
     others: Tensor
     read: Tensor
     predicted: Tensor
-    donors: list[tuple[Tensor, Tensor]]
+    donors: list[tuple[Tensor, Tensor, int]]
     grid: TokenGrid | None
 
 
@@ -1237,13 +1276,15 @@ class Found:
 @dataclass
 class Tests:
     """Outcomes of covering, by group: positions among the tested images (t,), probabilities and correctness (t, W) of
-    the label with the group covered and with the control covered. beside: outcomes of a second model."""
+    the label with the group covered and with the control covered. others: rows of the images whose patches covered
+    those of these (t,). beside: outcomes of a second model."""
 
     positions: dict[int, list[int]]
     covered: dict[int, list]
     control: dict[int, list]
     forwards: int = 0
     beside: Tests | None = None
+    others: dict[int, list[int]] = field(default_factory=dict)
 
     def add(self, group: int, position: int, covered: Tensor, control: Tensor) -> None:
         """Append the outcomes (W, 2) of one image."""
@@ -1294,7 +1335,10 @@ class _Run:
         grid = token_grid(self.model, tuple(batches[-1]["size"].tolist()))
         donors = []
         for batch in batches:
-            donors += zip(batch.pop("donors"), batch.pop("donor_tokens"), strict=True)
+            rows_of_donors = batch.pop("donor_rows").tolist()
+            donors += zip(
+                batch.pop("donors"), batch.pop("donor_tokens"), rows_of_donors, strict=True
+            )
         joined = _joined(batches)
         del joined["size"]
         return Evidence(**joined, donors=donors, grid=grid)
@@ -1350,6 +1394,7 @@ class _Run:
                 "predicted": classes,
                 "donors": images.cpu()[gives],
                 "donor_tokens": tokens[gives].half(),
+                "donor_rows": numbers[gives],
                 "size": torch.tensor(size),
                 "random": random.get_state(),
             }
@@ -1415,7 +1460,7 @@ class _Run:
         tests = Tests({}, {}, {})
         if self.beside is not None:
             tests.beside = Tests({}, {}, {})
-        donor_members = [groups.members(tokens.float()) for _, tokens in donors]
+        donor_members = [groups.members(tokens.float()) for _, tokens, _ in donors]
         giving = donors, donor_members
 
         def compute(part: Tensor) -> dict[str, Tensor]:
@@ -1425,6 +1470,7 @@ class _Run:
             for number, group in enumerate(batch["group"].tolist()):
                 position = int(batch["position"][number])
                 tests.add(group, position, batch["covered"][number], batch["control"][number])
+                tests.others.setdefault(group, []).append(int(batch["other"][number]))
                 if tests.beside is not None:
                     covered = batch["covered_beside"][number]
                     tests.beside.add(group, position, covered, batch["control_beside"][number])
@@ -1463,30 +1509,36 @@ class _Run:
         random = np.random.default_rng([self.seed, position])
         grid = token_grid(self.model, tuple(image.shape[-2:]))
         ring = rings(grid)
-        batch, covered_groups = [], []
+        batch, covered_groups, others = [], [], []
         for group in planned:
             patches = members == group
             control = matched(patches, ring, random)
             donor = _donor(donors, group, random)
             if control is None or donor is None:
                 continue
-            blanks = blanks_of(image, donor, grid)
+            other, other_row = donor
+            blanks = blanks_of(image, other, grid)
             same = image.expand_as(blanks)
             batch.append(cover(same, patches.expand(len(WAYS), -1), blanks, grid))
             batch.append(cover(same, control.expand(len(WAYS), -1), blanks, grid))
             covered_groups.append(group)
+            others.append(other_row)
         if not batch:
             return []
         inputs = torch.cat(batch)
         columns = _outcomes(self.model, inputs, label)
         if self.beside is not None:
             converted = renormalized(inputs, *self.normalizations)
-            others = _outcomes(self.beside, converted, label)
-            columns |= {f"{name}_beside": outcome for name, outcome in others.items()}
+            second = _outcomes(self.beside, converted, label)
+            columns |= {f"{name}_beside": outcome for name, outcome in second.items()}
         parts = []
         for number, group in enumerate(covered_groups):
             own = {name: outcome[number : number + 1] for name, outcome in columns.items()}
-            numbers = {"position": torch.tensor([position]), "group": torch.tensor([group])}
+            numbers = {
+                "position": torch.tensor([position]),
+                "group": torch.tensor([group]),
+                "other": torch.tensor([others[number]]),
+            }
             parts.append(numbers | own)
         return parts
 
@@ -1598,12 +1650,15 @@ def _draw_others(
     return chosen.flatten(0, 1).half()
 
 
-def _donor(donors: tuple[list, list], group: int, random: np.random.Generator) -> Tensor | None:
-    """A random image among the donors that lacks the group, or None."""
+def _donor(
+    donors: tuple[list, list], group: int, random: np.random.Generator
+) -> tuple[Tensor, int] | None:
+    """A random image among the donors that lacks the group, with its row, or None."""
     images, members = donors
     for number in random.permutation(len(images)).tolist():
         if not (members[number] == group).any():
-            return images[number][0]
+            image, _, row = images[number]
+            return image, row
     return None
 
 
@@ -1658,7 +1713,31 @@ def _summarize(
         found.rows,
         notes,
         settings,
+        covered=_covered_table(found, tests),
     )
+
+
+def _covered_table(found: Found, tests: Tests) -> DataFrame:
+    """One row for each group, tested image and way."""
+    import pandas as pd
+
+    tables = []
+    for group, positions in sorted(tests.positions.items()):
+        rows = found.rows[positions].numpy()
+        covered = torch.stack(tests.covered[group])[..., 0].numpy()  # (t, W)
+        control = torch.stack(tests.control[group])[..., 0].numpy()
+        columns = {
+            "group": group,
+            "image": rows.repeat(len(WAYS)),
+            "way": list(WAYS) * len(rows),
+            "probability": covered.ravel(),
+            "control": control.ravel(),
+            "other": np.repeat(tests.others[group], len(WAYS)),
+        }
+        tables.append(pd.DataFrame(columns))
+    if not tables:
+        return pd.DataFrame(columns=list(COVERED_COLUMNS))
+    return pd.concat(tables, ignore_index=True)
 
 
 def _sizes(evidence: Evidence, found: Found, numbers: Tensor | None) -> dict[int, int]:

@@ -6,6 +6,7 @@ positions(model)               the similarity map of any position
 compare(model_a, model_b)      two models, the same query
 training(snapshots)            a slider over the snapshots of a run
 save_page(model, images, path) the explorer as one HTML file
+save_audit_page(model, images, found, path) an audit as one HTML file
 
 Names are imported on first use, so that the server of `vitlens app` starts without PyTorch.
 """

@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from vitlens.classes import class_numbers
 from vitlens.data import load
 from vitlens.data.folders import subfolders
 from vitlens.evidence import CHANGE_COLUMNS, GROUP_COLUMNS, HEAD_COLUMNS, WAYS, Audit
-from vitlens.images import ImageError, image_files
+from vitlens.images import image_files
 from vitlens.models.classes import require_classes
 from vitlens.plot import style
 from vitlens.plot.style import figure_file
@@ -213,20 +213,19 @@ def write_audit(
     images: as they were audited. command: words of the command line, for the record. on_image: called after each image
     that is put into the page. Figures, and tables of a comparison, of an earlier audit in the folder are removed.
     """
-    about = replace(about, weights=models.weights_digest(model))
-    page = audit_page.content(found, about, _pixels(model, images), on_image)
+    page, html = audit_page.page_of(found, model, images.pairs, about, on_image)
     record = {
         "command": shlex.join(command),
         "versions": in_page.versions(),
         "model": about.model,
-        "weights": about.weights,
+        "weights": models.weights_digest(model),
         "data": about.data,
         "images": len(found.images),
         "settings": found.settings,
         "notes": found.notes,
     }
     contents: dict[str, bytes | str] = {
-        PAGE: audit_page.html_of(page, about),
+        PAGE: html,
         "groups.csv": _csv(found.groups),
         "effects.csv": _csv(found.effects),
         "images.csv": _csv(found.images),
@@ -254,22 +253,6 @@ def write_audit(
 
 def _csv(table) -> str:
     return table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-
-
-def _pixels(model: nn.Module, images: Images) -> audit_page.Pixels:
-    """Function from the number of an image to its pixels as the model gets them, None if it cannot be read."""
-    size = models.built_size(model)
-
-    def pixels(number: int) -> np.ndarray | None:
-        _, source = images.pairs[number]
-        try:
-            source = source() if callable(source) else source
-            batch = models.preprocess(model, source, size=size, on_note=lambda note: None)
-        except (ImageError, OSError):
-            return None
-        return np.asarray(models.restore(model, batch))[0]
-
-    return pixels
 
 
 def commands(images: Images, model: str, options: Mapping[str, object]) -> dict[int, str]:

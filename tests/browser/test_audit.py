@@ -1,7 +1,10 @@
 """The page of an audit in a real browser."""
 
+import io
+
 import pytest
 from audited import save_model, write_images
+from PIL import Image
 from support import vitlens
 
 from browser.fronts import MARKS, faults
@@ -32,6 +35,14 @@ def opened(browser, audited):
     assert errors == []
 
 
+def color_at_mark(page, view):
+    """Color of the middle of the planted patch as the browser draws it."""
+    shot = Image.open(io.BytesIO(view.screenshot()))
+    side = 1.5 / 8
+    red, green, blue = shot.convert("RGB").getpixel((shot.width * side, shot.height * side))
+    return "red" if red > 200 and green < 60 and blue < 60 else "not red"
+
+
 def test_audit_page_clicks_from_group_to_image(opened, audited):
     page, requests = opened
     assert page.locator("h1").inner_text() == "Which patches does colors go by?"
@@ -56,7 +67,17 @@ def test_audit_page_clicks_from_group_to_image(opened, audited):
     tiles.nth(0).click()
     dialog = page.get_by_role("dialog")
     assert dialog.locator(".command").inner_text().startswith("vitlens app ")
-    assert dialog.locator("svg .frame").count() == 1  # the planted patch
+    views = dialog.get_by_role("img")
+    assert views.count() == 2 + 3  # plain, map, and three ways to cover
+    assert views.nth(0).locator(".frame").count() == 1  # the planted patch
+    assert views.nth(1).locator(".cell").count() >= 1
+    assert "raise class 0, the predicted class" in views.nth(1).get_attribute("aria-label")
+    covered = [views.nth(number).get_attribute("aria-label") for number in (2, 3, 4)]
+    assert all("The probability of class 0 falls from 9" in words for words in covered)
+    assert all("With random patches covered instead: 9" in words for words in covered)
+    assert color_at_mark(page, views.nth(0)) == "red"
+    for number in (2, 3, 4):
+        assert color_at_mark(page, views.nth(number)) == "not red"
     before = dialog.locator("h2").inner_text()
     page.keyboard.press("ArrowRight")
     assert dialog.locator("h2").inner_text() != before and "2 of 25" in dialog.inner_text()

@@ -49,6 +49,10 @@ assert_type(attribution.rollout(model, images), Tensor)
 assert_type(plot.gallery({"rollout": [np.zeros((4, 4))]}, titles=["cat"]), Figure)
 assert_type(vitlens.data.load("digits"), ImageSet | ImageStream)
 assert_type(vitlens_explorer.save_page(model, "cat.jpg", "cat.html"), Path)
+assert_type(
+    vitlens_explorer.save_audit_page(model, ["a.jpg"], vitlens.audit(model, ["a.jpg"]), "a.html"),
+    Path,
+)
 vitlens_explorer.explore(model, "cat.jpg")
 assert_type(vitlens_paper.build("ViT-B/16"), nn.Module)
 assert_type(vitlens.train.recipe("digits"), vitlens.train.Recipe)

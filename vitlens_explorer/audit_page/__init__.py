@@ -1,35 +1,37 @@
 """The page of an audit as one HTML file: its groups class by class, with crops, effects and the images that have them.
 
-`content` makes everything that the page shows from a `vitlens.evidence.Audit` and the pixels of its images, and
-`html_of` the file. `audit.js` draws it. Shapes: G groups, n tested images, P = rows·cols patches.
+`save_audit_page` writes it. `content` makes everything that the page shows from a `vitlens.evidence.Audit` and its
+images, and `html_of` the file. `audit.js` draws it. Shapes: G groups, n tested images, P = rows·cols patches.
 """
 
 from __future__ import annotations
 
-import io
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
+from torch import nn
 
-from vitlens.evidence import WAYS, Audit
+from vitlens import files, models
+from vitlens.classes import class_numbers
+from vitlens.evidence import WAYS, Audit, inputs_of
+from vitlens.recorder.supported import unwrap
 from vitlens.texts import shown
 from vitlens_explorer import audit_changes, front, in_page
+from vitlens_explorer.audit_page.pictures import LEVELS, Pictures, jpeg
 
 if TYPE_CHECKING:
-    from pandas import Series
+    from pandas import DataFrame, Series
 
 AUDIT_PAGE = Path(__file__).parent
-SIDE = 224
-"""Longest side of a stored image in pixels."""
-QUALITY = 82
-"""JPEG quality of a stored image."""
-LIMIT = 10_500_000
-"""Most bytes of all stored images, so that a file has at most 15 MB."""
+LIMIT = 10_100_000
+"""Most bytes of all stored images with their blanks, besides those that cover others. A file has at most 15 MB."""
+BLANKS = 2_000
+"""Bytes that are reserved for the map and the blanks of an image."""
 SHOWN = 40
 """Most images of a group in a page."""
 FIRST = 3
@@ -55,15 +57,15 @@ class About:
     """Texts of an audit besides its numbers.
 
     model: name of the model. data: name of the data. labeled: True if the images had labels. names: class names by
-    number. commands: by number of an image, the command that opens it. weights: digest of the weights. beside,
-    beside_weights: name of a second model, and digest of its weights.
+    number. commands: by number of an image, the command that opens it, or None to show none. weights: digest of the
+    weights. beside, beside_weights: name of a second model, and digest of its weights.
     """
 
     model: str
     data: str
     labeled: bool
     names: Mapping[int, str]
-    commands: Mapping[int, str] = field(default_factory=dict)
+    commands: Mapping[int, str] | None = field(default_factory=dict)
     weights: str = ""
     beside: str = ""
     beside_weights: str = ""
@@ -235,15 +237,6 @@ def members_of(found: Audit, group: int) -> list[int]:
     return chosen
 
 
-def jpeg(pixels: np.ndarray) -> bytes:
-    """JPEG file of an image (H, W, 3) uint8, at most `SIDE` pixels long."""
-    image = Image.fromarray(np.ascontiguousarray(pixels))
-    image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
-    file = io.BytesIO()
-    image.save(file, format="jpeg", quality=QUALITY, optimize=True)
-    return file.getvalue()
-
-
 def stored_images(
     found: Audit, pixels: Pixels, on_image: Callable[[], None] = lambda: None
 ) -> tuple[dict[int, list[int]], dict[int, bytes], tuple[int, int]]:
@@ -253,7 +246,7 @@ def stored_images(
     """
     wanted = {group: members_of(found, group) for group in found.groups["group"].tolist()}
     kept: dict[int, list[int]] = {group: [] for group in wanted}
-    files: dict[int, bytes] = {}
+    stored: dict[int, bytes] = {}
     unreadable: set[int] = set()
     size = (1, 1)
     for rank in range(SHOWN):
@@ -261,40 +254,108 @@ def stored_images(
             if rank >= len(positions):
                 continue
             position = positions[rank]
-            full = sum(map(len, files.values())) > LIMIT
-            if position not in files and position not in unreadable and not full:
+            full = sum(map(len, stored.values())) + BLANKS * len(stored) > LIMIT
+            if position not in stored and position not in unreadable and not full:
                 image = pixels(int(found.tested[position]))
                 on_image()
                 if image is None:
                     unreadable.add(position)
                     continue
                 size = image.shape[:2]
-                files[position] = jpeg(image)
-            if position in files:
+                stored[position] = jpeg(image)
+            if position in stored:
                 kept[group].append(position)
-    return kept, files, size
+    return kept, stored, size
 
 
 # The file
 
 
+def save_audit_page(
+    model: nn.Module,
+    images: object,
+    found: Audit,
+    path: str | os.PathLike,
+    *,
+    names: Mapping[int, str] | None = None,
+    title: str = "the model",
+    data: str = "the data",
+    beside: str = "the second model",
+    on_image: Callable[[], None] = lambda: None,
+) -> Path:
+    """Write an audit as one HTML file that opens without Python and network, and return its path.
+
+    The file contains tested images as the model gets them, at most 40 of a group and 15 MB in all.
+
+    >>> found = vitlens.audit(model, "flowers", labels)  # doctest: +SKIP
+    >>> vitlens_explorer.save_audit_page(model, "flowers", found, "audit.html")  # doctest: +SKIP
+    PosixPath('audit.html')
+
+    model, images: those that were audited. found: what `vitlens.audit` returned. names: class names by number, by
+    default those of the images or of the model. title, data, beside: names of the model, of the images, and of a second
+    model. on_image: called after each image that is put into the page.
+    """
+    path = Path(path)
+    files.check_writable(path.parent, "The folder of the page")
+    names = _names(model, images) if names is None else names
+    labeled = "label" in found.images
+    about = About(title, data, labeled, names, commands=None, beside=beside)
+    _, html = page_of(found, model, images, about, on_image)
+    files.write(path, html)
+    return path
+
+
+def _names(model: nn.Module, images: object) -> dict[int, str]:
+    """Class names of a model by number, or those of a data set for the model's numbers."""
+    own = models.label_names(model)
+    if own is not None or not hasattr(images, "class_names"):
+        return dict(enumerate(own or ()))
+    stored = getattr(images, "stored_classes", False)
+    numbers = class_numbers(model, tuple(images.class_names), stored=stored)
+    return dict(zip(numbers.tolist(), images.class_names, strict=True))
+
+
+def page_of(
+    found: Audit,
+    model: nn.Module,
+    images: object,
+    about: About,
+    on_image: Callable[[], None] = lambda: None,
+) -> tuple[dict, str]:
+    """(`content`, HTML file) of an audit of a model over images, as they were given to `vitlens.audit`."""
+    model = unwrap(model)
+    about = replace(about, weights=models.weights_digest(model))
+    pictures = Pictures(model, inputs_of(model, images), found.settings["method"])
+    page = content(found, about, pictures, on_image)
+    return page, html_of(page, about)
+
+
 def content(
-    found: Audit, about: About, pixels: Pixels, on_image: Callable[[], None] = lambda: None
+    found: Audit, about: About, pictures: Pictures, on_image: Callable[[], None] = lambda: None
 ) -> dict:
     """Everything that the page shows."""
-    kept, files, (height, width) = stored_images(found, pixels, on_image)
+    kept, stored, (height, width) = stored_images(found, pictures.pixels, on_image)
     rows, cols = found.places.shape[1:] if len(found.places) else (1, 1)
     patch = (height // rows, width // cols)
     table = found.images.set_index("image")
     images = {}
-    for position, file in files.items():
+    for position, file in stored.items():
         number = int(found.tested[position])
-        images[position] = _image(table.loc[number], number, about) | {"file": file}
+        words = _image(table.loc[number], number, about)
+        images[position] = words | {"file": file} | pictures.blanks(number)
+    covered = covered_members(found)
     groups = []
     for row in found.groups.to_dict("records"):
-        groups.append(_group(row, found, about, kept[row["group"]], patch))
+        group = _group(row, found, about, kept[row["group"]], patch)
+        for member in group["members"]:
+            number = int(found.tested[member["image"]])
+            member["covered"] = covered.get((row["group"], number))
+        groups.append(group)
     return {
         "model": about.model,
+        "opens": about.commands is not None,
+        "levels": LEVELS,
+        "others": _others(groups, table, pictures),
         "labeled": about.labeled,
         "lead": lead(found, about),
         "look": first_look(found, about),
@@ -316,8 +377,41 @@ def _image(row: Series, number: int, about: About) -> dict:
         "label": label,
         "predicted": about.name(int(row["predicted"])),
         "probability": _plain(row["probability"]),
-        "command": about.commands.get(number),
+        "command": (about.commands or {}).get(number),
     }
+
+
+def covered_members(found: Audit) -> dict[tuple[int, int], dict]:
+    """By group and number of an image: the other image, and each way's probability with the group and with random
+    patches covered, as the test measured them."""
+    covered: dict[tuple[int, int], dict] = {}
+    if found.covered is None:
+        return covered
+    for row in found.covered.to_dict("records"):
+        member = covered.setdefault(
+            (row["group"], row["image"]), {"other": row["other"], "ways": []}
+        )
+        member["ways"].append(
+            {
+                "way": row["way"],
+                "words": WAYS[row["way"]],
+                "probability": round(row["probability"], 4),
+                "control": round(row["control"], 4),
+            }
+        )
+    return covered
+
+
+def _others(groups: list[dict], table: DataFrame, pictures: Pictures) -> dict[int, dict]:
+    """By number, name and file of each image whose patches cover those of others."""
+    members = [member for group in groups for member in group["members"]]
+    numbers = {member["covered"]["other"] for member in members if member["covered"]}
+    others = {}
+    for number in sorted(numbers):
+        pixels = pictures.pixels(number)
+        if pixels is not None:
+            others[number] = {"name": shown(table.loc[number, "name"]), "file": jpeg(pixels)}
+    return others
 
 
 def _group(row: dict, found: Audit, about: About, positions: list[int], patch: tuple) -> dict:

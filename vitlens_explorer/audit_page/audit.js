@@ -1,8 +1,8 @@
 // Draws the page of an audit from the content that audit_page/__init__.py writes.
 
-import { make, makeButton, makeFrame } from "../front/elements.js";
+import { make, makeButton, makeFrame, nextNumber } from "../front/elements.js";
 import { readContent } from "../front/source.js";
-import { formatNumber } from "../front/values.js";
+import { bytesOf, formatNumber } from "../front/values.js";
 import { axisOf, makeBars, makeFigure, makePlace, share } from "./bars.js";
 
 const CROPS = 8; // of a group before it is opened
@@ -17,33 +17,50 @@ const LIMITS =
   "A group is not a concept, covered images are images that the model was not trained on, and colors over the " +
   "whole image are in no group.";
 
+const NOT_COVERED =
+  "This group was not covered in this image: at most three groups are covered in an image, the rarest first, and " +
+  "none that has more than half of the patches.";
+
 class AuditPage {
   constructor(stored) {
     Object.assign(this, stored);
     this.axis = axisOf(this.groups);
-    this.addresses = new Map(); // of the images, by position
+    this.addresses = new Map(); // of the stored files
     this.sections = new Map(); // of the classes, by number
   }
 
-  // The address of an image, which is made once.
-  addressOf(position) {
-    if (!this.addresses.has(position)) {
-      const blob = new Blob([this.images[position].file], { type: "image/jpeg" });
-      this.addresses.set(position, URL.createObjectURL(blob));
+  // The address of a JPEG file, which is made once.
+  addressOf(file) {
+    if (!this.addresses.has(file)) {
+      const blob = new Blob([file], { type: "image/jpeg" });
+      this.addresses.set(file, URL.createObjectURL(blob));
     }
-    return this.addresses.get(position);
+    return this.addresses.get(file);
+  }
+
+  // A stored file over the whole image.
+  makeWhole(file, attributes = {}) {
+    const { width, height } = this.grid;
+    const place = { width, height, preserveAspectRatio: "none" };
+    return make("image", { href: this.addressOf(file), ...place, ...attributes });
+  }
+
+  // The pixels of a patch. Patches at the right and lower edge reach to the end of the image.
+  cornersOf(number) {
+    const { rows, cols, patch, width, height } = this.grid;
+    const row = Math.floor(number / cols);
+    const col = number % cols;
+    const [x, y] = [col * patch[1], row * patch[0]];
+    const right = col === cols - 1 ? width : x + patch[1];
+    const bottom = row === rows - 1 ? height : y + patch[0];
+    return { x, y, width: right - x, height: bottom - y };
   }
 
   // A part of an image [x, y, width, height], with frames around patches.
   makeImage({ image, patches }, box, frames = true) {
-    const { cols, patch, width, height } = this.grid;
-    const whole = { href: this.addressOf(image), width, height, preserveAspectRatio: "none" };
-    const nodes = [make("image", whole)];
+    const nodes = [this.makeWhole(this.images[image].file)];
     if (frames) {
-      for (const number of patches) {
-        const corner = { x: (number % cols) * patch[1], y: Math.floor(number / cols) * patch[0] };
-        nodes.push(...makeFrame({ ...corner, width: patch[1], height: patch[0] }));
-      }
+      for (const number of patches) nodes.push(...makeFrame(this.cornersOf(number)));
     }
     return make("svg", { viewBox: box.join(" "), "aria-hidden": "true" }, ...nodes);
   }
@@ -265,6 +282,7 @@ class AuditPage {
     this.opened = { group, number };
     this.fillDialog();
     if (!this.dialog.open) this.dialog.showModal();
+    this.dialog.scrollTop = 0;
   }
 
   step(by) {
@@ -279,19 +297,81 @@ class AuditPage {
     const { name, label, predicted, probability, command } = this.images[member.image];
     const { width, height } = this.grid;
     const picture = this.makeImage(member, [0, 0, width, height]);
-    picture.removeAttribute("aria-hidden");
-    picture.setAttribute("role", "img");
-    picture.setAttribute("aria-label", this.altOf(group, member, "Image"));
     const words = [`Predicted: ${predicted}.`];
     if (label !== null) words.unshift(`Label: ${label}, probability ${share(probability)}.`);
     const framed = `Framed: the patches of group ${group.group} (${group.name}, ${group.verdict}).`;
+    const image = makeView(
+      picture,
+      this.altOf(group, member, "Image"),
+      `${framed} ${words.join(" ")}`,
+    );
     this.dialogBody.replaceChildren(
       make("h2", {}, name),
-      picture,
-      make("p", {}, `${framed} ${words.join(" ")}`),
-      ...makeOpening(command),
+      make("div", { class: "views" }, image, this.makeMap(member)),
+      ...this.makeCovered(member),
+      ...(this.opens ? makeOpening(command) : []),
     );
     this.count.textContent = `${number + 1} of ${group.members.length}`;
+  }
+
+  // The map of the predicted class over a gray image, with frames around the patches of a group.
+  makeMap(member) {
+    const { map: stored, file, predicted } = this.images[member.image];
+    if (!stored) return "";
+    const map = bytesOf(stored);
+    const { width, height } = this.grid;
+    const nodes = [this.makeWhole(file, { class: "gray" })];
+    map.forEach((level, number) => {
+      const opacity = (0.9 * level) / this.levels;
+      if (level)
+        nodes.push(
+          make("rect", { class: "cell", ...this.cornersOf(number), "fill-opacity": opacity }),
+        );
+    });
+    for (const number of member.patches) nodes.push(...makeFrame(this.cornersOf(number)));
+    const picture = make("svg", { viewBox: `0 0 ${width} ${height}` }, ...nodes);
+    const total = map.reduce((sum, level) => sum + level, 0);
+    const inside = member.patches.reduce((sum, number) => sum + map[number], 0);
+    const part = total ? share(inside / total) : "0 %";
+    const words = `Map: the patches that raise ${predicted}, the predicted class. Within the frames: ${part} of it.`;
+    return makeView(picture, words, words);
+  }
+
+  // The image with the patches covered as in the test, and the probabilities that the test measured.
+  makeCovered(member) {
+    const { covered, image } = member;
+    const { color } = this.images[image];
+    if (!covered || !color) return [make("p", {}, NOT_COVERED)];
+    const views = covered.ways.map((way) => this.makeWay(member, way));
+    const title = make("h3", {}, "With the framed patches covered, as in the test");
+    return [title, make("div", { class: "views ways" }, ...views)];
+  }
+
+  makeWay({ image, patches, covered }, { way, words, probability, control }) {
+    const { file, color, blurred, label, predicted, probability: before } = this.images[image];
+    const { width, height } = this.grid;
+    const other = this.others[covered.other];
+    const makeBlank = {
+      border: (clip) => make("rect", { width, height, fill: color, ...clip }),
+      blur: (clip) => this.makeWhole(blurred, clip),
+      other: (clip) => (other ? this.makeWhole(other.file, clip) : ""),
+    }[way];
+    const id = `covered-${nextNumber()}`;
+    const outline = patches.map((number) => outlineOf(this.cornersOf(number))).join("");
+    const picture = make(
+      "svg",
+      { viewBox: `0 0 ${width} ${height}` },
+      make("clipPath", { id }, make("path", { d: outline })),
+      this.makeWhole(file, { class: "exact" }),
+      makeBlank({ "clip-path": `url(#${id})` }),
+    );
+    const from = way === "other" && other ? `, ${other.name}` : "";
+    const [first, last] = [share(before), share(probability)];
+    const change = probability < before ? "falls" : "rises";
+    const moved = first === last ? `stays ${first}` : `${change} from ${first} to ${last}`;
+    const outcome = `The probability of ${label ?? predicted} ${moved}.`;
+    const alt = `Covered ${words}${from}. ${outcome} With random patches covered instead: ${share(control)}.`;
+    return makeView(picture, alt, alt);
   }
 
   makeDialog() {
@@ -348,6 +428,19 @@ function makeDifferences(title, bars) {
 function makeList(title, items) {
   if (!items.length) return [];
   return [make("h3", {}, title), make("ol", { class: "changes" }, ...items)];
+}
+
+// An image with words below it. alt: its text for those who do not see it.
+function makeView(picture, alt, words) {
+  picture.removeAttribute("aria-hidden");
+  picture.setAttribute("role", "img");
+  picture.setAttribute("aria-label", alt);
+  return make("figure", {}, picture, make("p", {}, words));
+}
+
+// The outline of a rectangle, as a part of a path.
+function outlineOf({ x, y, width, height }) {
+  return `M${x} ${y}h${width}v${height}h${-width}z`;
 }
 
 // How an image is opened in the explorer.

@@ -15,7 +15,19 @@ export const PART = 2 ** 19; // bytes of a file in one message, below the limits
 export const PACE = 40; // milliseconds between two messages of a drag
 const KEPT = 60000; // milliseconds until a file that was offered as a download is released
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }; // by row and column
-const SVG = ["svg", "path", "rect", "line", "text", "title", "g", "polyline", "circle", "image"];
+const SVG = [
+  "svg",
+  "path",
+  "rect",
+  "line",
+  "text",
+  "title",
+  "g",
+  "polyline",
+  "circle",
+  "image",
+  "clipPath",
+];
 
 export const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
 
