@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 import timm
 import torch
@@ -429,11 +430,30 @@ def test_worker_moves_records_to_the_page(tmp_path):
     run_node(tmp_path, "worker.test.mjs")
 
 
-def test_squeezed_photos_equal_pillow(tmp_path):
-    """DeiT of transformers squeezes a photo before its middle is cut."""
-    levels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8)
+@pytest.mark.parametrize(
+    "height, width, first",
+    [
+        (50, 70, "width"),
+        (70, 50, "height"),
+        (
+            60,
+            50,
+            "width",
+        ),  # 20 of the height and 10 of the width, which is not more than twice as much
+        (61, 50, "height"),
+        (30, 25, "width"),
+    ],
+)
+def test_squeezed_photos_equal_pillow(tmp_path, height, width, first):
+    """DeiT of transformers squeezes a photo before its middle is cut. Pillow 13 changed which side comes first."""
+    levels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
-    photo = Image.fromarray(levels).resize((40, 40), Image.Resampling.BICUBIC)
+    sides = {"width": (40, height), "height": (width, 40)}
+    half = Image.fromarray(levels).resize(sides[first], Image.Resampling.BICUBIC)
+    photo = half.resize((40, 40), Image.Resampling.BICUBIC)
+    if int(PIL.__version__.split(".")[0]) >= 13:
+        at_once = Image.fromarray(levels).resize((40, 40), Image.Resampling.BICUBIC)
+        assert np.array_equal(np.asarray(at_once), np.asarray(photo))
     seen = np.asarray(photo.crop((4, 4, 36, 36)))
     expected = (
         torch.tensor(seen).permute(2, 0, 1) / 255 - torch.tensor(mean)[:, None, None]
@@ -442,7 +462,7 @@ def test_squeezed_photos_equal_pillow(tmp_path):
     about = dict(
         image=[32, 32], resized=40, squeezed=True, interpolation="bicubic", mean=mean, std=std
     )
-    photo = {"width": 70, "height": 50, "levels": levels.ravel().tolist(), "about": about}
+    photo = {"width": width, "height": height, "levels": levels.ravel().tolist(), "about": about}
     (tmp_path / "photo.json").write_text(json.dumps(photo))
     write_scripts(tmp_path)
     run_node(tmp_path, "pixels.test.mjs")

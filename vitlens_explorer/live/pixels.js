@@ -191,16 +191,34 @@ function resizeLines(source, target, weights, lines, [line, step], [toLine, toSt
   }
 }
 
-// RGB levels of an image in another size: first across, then down, each rounded to whole levels.
+// RGB levels of an image in another width.
+function resizeAcross(data, width, height, across, filter) {
+  const target = new Uint8Array(3 * across * height);
+  const columns = weightsOf(width, across, filter);
+  resizeLines(data, target, columns, height, [3 * width, 3], [3 * across, 3]);
+  return target;
+}
+
+// RGB levels of an image in another height.
+function resizeDown(data, width, height, down, filter) {
+  const target = new Uint8Array(3 * width * down);
+  const rows = weightsOf(height, down, filter);
+  resizeLines(data, target, rows, width, [3, 3 * width], [3, 3 * width]);
+  return target;
+}
+
+// RGB levels of an image in another size, each side after the other and rounded to whole levels. Pillow takes the
+// height first if it shrinks by more than twice as many pixels as the width.
 function resize(data, width, height, across, down, interpolation) {
   const filter = FILTERS[interpolation];
-  const half = new Uint8Array(3 * across * height);
-  const whole = new Uint8Array(3 * across * down);
-  const columns = weightsOf(width, across, filter);
-  const rows = weightsOf(height, down, filter);
-  resizeLines(data, half, columns, height, [3 * width, 3], [3 * across, 3]);
-  resizeLines(half, whole, rows, across, [3, 3 * across], [3, 3 * across]);
-  return whole;
+  const lessDown = height - down;
+  const lessAcross = width - across;
+  if (lessDown > 0 && lessDown > 2 * lessAcross) {
+    const low = resizeDown(data, width, height, down, filter);
+    return resizeAcross(low, width, down, across, filter);
+  }
+  const narrow = resizeAcross(data, width, height, across, filter);
+  return resizeDown(narrow, across, height, down, filter);
 }
 
 // Width and height to which an image is resized: its shorter side, or both sides if the photo is `squeezed`.
