@@ -1,7 +1,8 @@
 """Random actions on a live page over two models and three photos, in Chromium and Firefox.
 
-After every twentieth action, classes and map equal those of Python's explorer. `VITLENS_ACTIONS` sets the number of
-actions of all tests of this file together.
+After every twentieth action, classes and map equal those of Python's explorer, and so does the map of a second model
+beside. Saved files arrive. `VITLENS_ACTIONS` sets the number of actions of all tests of this file together, and
+`VITLENS_SEED` draws others.
 """
 
 import base64
@@ -29,6 +30,8 @@ from vitlens_explorer.photographs import Photograph
 
 pytestmark = [MARKS, pytest.mark.slow]
 ACTIONS = int(os.environ.get("VITLENS_ACTIONS", 500))
+SEED = os.environ.get("VITLENS_SEED", "")
+"""Part of the seeds of all tests."""
 SHARES = {"classes": 0.35, "no classes": 0.35, "firefox": 0.3}
 """Parts of the actions by test."""
 BETWEEN = 20
@@ -187,6 +190,48 @@ window.drive = (() => {
       [...root.querySelectorAll(".tools button")].find((node) => node.textContent === "Tour").click();
     },
     close: () => document.querySelector("dialog[open]")?.close(),
+    // Presses a button that asks for files, and gives it these in place of the browser's dialog.
+    choose(text, ...files) {
+      const button = shown(root, ".tools button").find((node) => node.textContent === text);
+      if (!button) return "no button";
+      const { click } = HTMLInputElement.prototype;
+      HTMLInputElement.prototype.click = function take() {
+        const chosen = new DataTransfer();
+        for (const [name, data] of files) chosen.items.add(drive.fileOf(name, data));
+        this.files = chosen.files;
+        fire(this, "change");
+      };
+      button.click();
+      HTMLInputElement.prototype.click = click;
+      return text;
+    },
+    // Presses a button of the tools that needs no files.
+    tool(text) {
+      const button = shown(root, ".tools button").find((node) => node.textContent.startsWith(text));
+      button?.click();
+      return button ? button.textContent : "no button";
+    },
+    // Presses Save or Save page, and waits for the file. Its first bytes are those of its kind.
+    async save(text) {
+      await drive.settle();
+      const came = new Promise((done) => {
+        const receive = (content, buffers) => {
+          if (!content.download) return;
+          source.off("msg:custom", receive);
+          done([content.download[0], buffers[0]]);
+        };
+        source.on("msg:custom", receive);
+      });
+      if (acts.tool(text) === "no button") return "no button";
+      const [name, file] = await Promise.race([came, wait(30000).then(() => ["nothing"])]);
+      const bytes = file ? new Uint8Array(await new Blob([file]).slice(0, 15).arrayBuffer()) : [];
+      const start = String.fromCharCode(...bytes);
+      const [ending, expected] = text === "Save" ? [".zip", "PK\u0003\u0004"] : [".html", "<!DOCTYPE html>"];
+      if (!name.endsWith(ending) || !start.startsWith(expected)) {
+        problems.push(`${text} gave ${name}: ${source.get("frame").message}`);
+      }
+      return name;
+    },
     score() {
       const start = root.querySelector(".score button");
       start?.click();
@@ -230,6 +275,14 @@ window.drive = (() => {
       const bytes = ({ buffer, byteOffset, byteLength }) => new Uint8Array(buffer, byteOffset, byteLength);
       const text = (_, value) => (ArrayBuffer.isView(value) ? btoa(String.fromCharCode(...bytes(value))) : value);
       return JSON.stringify(source.get("frame"), text);
+    },
+    // The model, controls and panel of the second model, or null if it has no map.
+    async beside() {
+      await drive.settle();
+      const { beside } = source.page;
+      if (!beside || beside.problem) return null;
+      const controls = beside.source.controls();
+      return { model: beside.model, controls };
     },
   };
 })();
@@ -279,6 +332,7 @@ class Chromium:
     """A page in Chromium, with real keys and drops."""
 
     excluded = ("Open a model", "Compare", "Reload", "Save", "Save page")
+    """Texts of buttons that have actions of their own, or leave the page."""
 
     def __init__(self, browser, scene: Scene):
         self.scene = scene
@@ -348,7 +402,13 @@ WEIGHTS = {
     "link": 6,
     "back": 5,
     "forward": 3,
-    "open": 4,
+    "open": 3,
+    "choose": 2,
+    "compare": 4,
+    "two states": 3,
+    "close beside": 2,
+    "save": 2,
+    "save page": 1,
     "upload": 4,
     "tour": 3,
     "close": 3,
@@ -383,6 +443,16 @@ def do(driver, kind: str, chance: random.Random) -> object:
         return driver.act("move", -1 if kind == "back" else 1)
     if kind == "open":
         return driver.open(chance.choice([scene.first, scene.second]))
+    if kind in ("choose", "compare"):
+        button = "Open a model" if kind == "choose" else "Compare"
+        files = sorted(chance.choice([scene.first, scene.second]).glob("*.*"))
+        return driver.act("choose", button, *map(encoded, files))
+    if kind == "two states":
+        return driver.act("tool", "Two states")
+    if kind == "close beside":
+        return driver.act("tool", "Close ")
+    if kind in ("save", "save page"):
+        return driver.act("save", kind.capitalize())
     if kind == "upload":
         return driver.act("upload", *encoded(scene.photos["coffee"]))
     if kind == "own photo":
@@ -397,42 +467,72 @@ def do(driver, kind: str, chance: random.Random) -> object:
     return driver.act(kind)
 
 
-def assert_equals_python(driver) -> str:
-    """Assert that classes and map of the page equal those of Python. Returns the view."""
-    frame = json.loads(driver.call("frame"))
-    if control(frame, "off")["value"] and frame["models"]:
-        # The mean outputs of heads are those over the photos of the page, which Python does not have.
-        frame = json.loads(driver.call("frame", {"way": "zero"}))
-    is_first = frame["model"] == "first" or frame["model"].startswith("vit_tiny")
-    explorer = driver.scene.explorers[0 if is_first else 1]
-    values = {}
+def shown_values(controls: list[dict]) -> dict:
+    """Values of the controls that count for the map."""
     always = ("photograph", "view", "off", "way")
+    values = {}
     for name in COMPARED:
-        for each in frame["controls"]:
+        for each in controls:
             if each["name"] != name:
                 continue
             if name in always or not (each["hidden"] or each["disabled"]):
                 values[name] = each["value"]
-    expected = ask_python(explorer, values)
+    return values
+
+
+def explorer_for(driver, model: str) -> Explorer:
+    """Python's explorer of the model with this name in the page."""
+    is_first = model == "first" or model.startswith("vit_tiny")
+    return driver.scene.explorers[0 if is_first else 1]
+
+
+def assert_equal_panel(got: dict, wanted: dict, values: dict) -> None:
+    for name in ("selected", "rows", "cols", "unit"):
+        assert got[name] == plain(wanted[name]), (name, values)
+    exact = torch.from_numpy(np.frombuffer(wanted["values"], "<f4").copy())
+    near(floats(got["values"]), exact, str(values))
+
+
+def assert_equals_python(driver) -> str:
+    """Assert that classes and maps of the page equal those of Python. Returns the view."""
+    frame = json.loads(driver.call("frame"))
+    if control(frame, "off")["value"] and frame["models"]:
+        # The mean outputs of heads are those over the photos of the page, which Python does not have.
+        frame = json.loads(driver.call("frame", {"way": "zero"}))
+    values = shown_values([each for each in frame["controls"] if each["place"] != "beside"])
+    expected = ask_python(explorer_for(driver, frame["model"]), values)
     assert expected["message"] == "", values
-    (got,), (wanted,) = frame["panels"], expected["panels"]
-    print(frame["model"], frame["models"], values)
+    got, *others = frame["panels"]
+    (wanted,) = expected["panels"]
+    print(frame["model"], frame["models"], frame["beside"], values)
     assert [bar["number"] for bar in frame["bars"]] == [
         bar["number"] for bar in expected["bars"] or []
     ], values
     for bar, other in zip(frame["bars"], expected["bars"] or [], strict=True):
         assert bar["name"] == other["name"]
         assert bar["share"] == pytest.approx(other["share"], abs=1e-4), values
-    for name in ("title", "selected", "rows", "cols", "unit"):
-        assert got[name] == plain(wanted[name]), (name, values)
-    exact = torch.from_numpy(np.frombuffer(wanted["values"], "<f4").copy())
-    near(floats(got["values"]), exact, str(values))
+    assert got["title"].endswith(wanted["title"]), values
+    assert others or got["title"] == wanted["title"]
+    assert_equal_panel(got, wanted, values)
+    assert len(others) == bool(frame["beside"])
+    if others and (beside := driver.call("beside")):
+        assert_beside_equals_python(driver, others[0], beside)
     return values["view"]
+
+
+def assert_beside_equals_python(driver, panel: dict, beside: dict) -> None:
+    """Assert that the map of the second model is that of Python for the state that its source has."""
+    values = shown_values(beside["controls"])
+    expected = ask_python(explorer_for(driver, beside["model"]), values)
+    assert expected["message"] == "", values
+    (wanted,) = expected["panels"]
+    assert panel["title"].endswith(wanted["title"]), values
+    assert_equal_panel(panel, wanted, values)
 
 
 def drive(driver, seed: str) -> set[str]:
     """Do a part of the actions, and compare. Returns the views that were compared."""
-    chance, views = random.Random(seed), set()
+    chance, views = random.Random(seed + SEED), set()
     for number in range(1, round(SHARES[seed] * ACTIONS) + 1):
         (kind,) = chance.choices([*WEIGHTS], [*WEIGHTS.values()])
         print(number, kind, do(driver, kind, chance))
