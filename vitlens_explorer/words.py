@@ -194,8 +194,8 @@ WORDS = {
     "other decoder": "This browser decodes files such as “{name}” a little differently from Python, so its levels may "
     "differ.",
     "no similarity of whole": "The similarity to another photo is explained for cropped photos. Turn off Whole photo.",
-    "no means of whole": "The mean outputs of heads belong to the grid of a cropped photo. Replace heads by zero, or turn "
-    "off Whole photo.",
+    "no means of whole": "The mean outputs of heads belong to the grid of a cropped photo. Replace heads by zero, or "
+    "turn off Whole photo.",
     "not additive": "Parts add up to the logit only if heads are on or replaced with zero. Replace with zero, or turn "
     "the heads on.",
     "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",
@@ -217,6 +217,11 @@ WORDS = {
     "canceled": "Opening was canceled.",
     "runs opened": "This page runs {name}, which was opened from its own files and is not in this file. ",
     "keeping": "Writing the page",
+    "photo page": "A page of one photo, saved from a page with the model. Other photos and classes, and turning heads "
+    "off, need that page.",
+    "photo footer": "This file contains {photo} and what {name} computed from it, without the model. Written in a page "
+    "of {versions}.",
+    "photo unscored": "This map has no score. The page with the model can score it.",
     "kept footer": "This file contains {name} and these photos: {photos}. Written in a page of {versions}.",
     "too large to keep": "A page holds at most {most} MB of a model, and {name} has {size} MB. Keep its files instead.",
     "file is gone": "{name} could not be read again, as it was moved or changed. Open the model again.",

@@ -208,3 +208,15 @@ def test_page_without_scripts_shows_a_still_image(browser, live_page):
     assert "needs scripts" in page.locator("#page").inner_text()
     described = page.locator("meta[name=description]").get_attribute("content")
     assert described.startswith(say("headline")) and say("lead") in described
+
+
+def test_old_browser_is_told_that_styles_are_missing(browser, live_page, tmp_path):
+    """A remark, which the styles hide where the browser has them. An unknown color function stands for a new one."""
+    text = live_page.read_text(encoding="utf-8")
+    assert "light-dark(red, red)" in text
+    old = tmp_path / "old.html"
+    old.write_text(text.replace("light-dark(red, red)", "unknown(red)"), encoding="utf-8")
+    for file, is_old in ((live_page, False), (old, True)):
+        page, _, _ = opened(browser, file)
+        assert page.get_by_text("This browser lacks styles").is_visible() == is_old
+        page.close()

@@ -2,14 +2,7 @@
 
 import { syncAddress } from "./address.js";
 import { makeChallenge } from "./challenge.js";
-import {
-  makeBars,
-  makeContributions,
-  makeCurves,
-  makeLayerBars,
-  makeMosaic,
-  makeNames,
-} from "./charts.js";
+import { makeBars, makeContributions, makeCurves, makeLayerBars, makeNames } from "./charts.js";
 import { makeControl, makePlace } from "./controls.js";
 import {
   ALONE,
@@ -24,6 +17,7 @@ import {
 import { Guide } from "./guide.js";
 import { Messages } from "./messages.js";
 import { makeCompanion, makeOpener } from "./models.js";
+import { Mosaic } from "./mosaic.js";
 import { makePanel, makeSix, paintMap, readPixels } from "./pictures.js";
 import { watchKernel } from "./source.js";
 import { Uploads } from "./uploads.js";
@@ -64,6 +58,9 @@ function writeFooter(sentence) {
   else if (sentence) footer?.prepend(make("b", { class: "opened" }, sentence));
 }
 
+const OLD =
+  "This browser lacks styles of this page, which may look wrong. Its numbers are right. Update the browser.";
+
 const makePart = (kind, ...nodes) => make("div", { class: kind }, ...nodes);
 const makeSection = (kind, attributes) => make("section", { class: `dots ${kind}`, ...attributes });
 
@@ -86,7 +83,8 @@ class Page {
     this.panelsNode = makePart("panels");
     this.top = makePart("top");
     this.body = makePart("body", this.panelsNode, makePart("side", this.choices, this.charts));
-    this.root.append(...this.intro, this.header, this.messages.node, this.top, this.body);
+    const age = make("p", { class: "note age" }, OLD); // the styles hide it where they are supported
+    this.root.append(age, ...this.intro, this.header, this.messages.node, this.top, this.body);
     this.root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
     this.guide = new Guide({
       model,
@@ -148,6 +146,9 @@ class Page {
     this.pager = makeButton("Save page", () => this.requestFile("page"), {
       title: "One file that opens in a browser, without Python",
     });
+    this.photoPager = makeButton("Save photo page", () => this.requestFile("photo"), {
+      title: "One file with this photo and its maps, without the model",
+    });
     this.opener = makeOpener(uploads.takeModel);
     this.companion = makeCompanion(uploads.takeCompanion, {
       twin: () => {
@@ -156,8 +157,8 @@ class Page {
       },
       close: () => messages.send({ press: "alone" }),
     });
-    const buttons = [this.uploader, this.opener, this.companion.node, this.saver, this.pager];
-    this.tools = makePart("tools", ...buttons);
+    const savers = [this.saver, this.pager, this.photoPager];
+    this.tools = makePart("tools", this.uploader, this.opener, this.companion.node, ...savers);
     this.header = makePart("header", this.heading, this.tools);
   }
 
@@ -181,7 +182,7 @@ class Page {
     this.contributions = makeSection("parts");
     this.lens = makeSection("lens");
     this.score = makeSection("score", { "aria-live": "polite" });
-    this.mosaic = makeMosaic(drag);
+    this.mosaic = new Mosaic(drag);
     this.glimpse = make("canvas", { class: "glimpse", "aria-hidden": "true" }); // of the map, on a phone
     this.heads = make("section", { class: "heads" }, this.glimpse, this.mosaic.node);
     this.six = makeSix(send);
@@ -280,6 +281,7 @@ class Page {
     this.companion.update(frame);
     this.saver.hidden = !frame.saves;
     this.pager.hidden = !frame.pages;
+    this.photoPager.hidden = !frame.photoPages;
   }
 
   drawHeading(frame) {

@@ -2,11 +2,21 @@
 
 import { render } from "../front/page.js";
 import { readContent } from "../front/source.js";
-import { decodeFloats } from "./numbers.js";
+import { decodeFloats, namesOf, sharesOf } from "./numbers.js";
 import { PageSource } from "./source.js";
 
 // A value of a file, with float32 in place of encoded numbers.
 const decodePart = (each) => (each?.data instanceof DataView ? decodeFloats(each) : each);
+
+// The page of PageSource, from the records of a file.
+export function readRecords(stored) {
+  const records = new Map();
+  for (const record of stored.records) {
+    const shares = sharesOf(record.logits, record.outputs);
+    records.set(record.name, { ...record, shares, ...namesOf(stored) });
+  }
+  return { ...stored, records };
+}
 
 async function drawPage(prepare) {
   const stored = await readContent(document.getElementById("data"), decodePart);

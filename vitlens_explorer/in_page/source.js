@@ -66,7 +66,8 @@ export class PageSource extends Source {
       if (!content.nearest) this.take(content);
       await this.page.prepare?.(this, content, buffers);
       if (content.press === "save") await this.save(content.number);
-      if (content.press === "page") await this.keep(content.number);
+      if (content.press === "page") await this.keep(content.number, this.page.keep);
+      if (content.press === "photo") await this.keep(content.number, this.page.keepPhoto);
       if (content.press === "score") this.page.score?.(this); // other messages do not wait for it
       this.draw(problems.join(" "));
     } catch (error) {
@@ -398,6 +399,7 @@ export class PageSource extends Source {
       opens: Boolean(page.opens),
       saves: true,
       pages: Boolean(page.keep),
+      photoPages: Boolean(page.keepPhoto),
       answers: this.answers,
       message,
       tour: false,
@@ -446,11 +448,11 @@ export class PageSource extends Source {
     return { words: say(sentence, fields), change, won: now !== seen };
   }
 
-  // Sends the page with the model that was opened in it.
-  async keep(asked) {
+  // Sends a page. write(source, report): resolves to its {name, file}.
+  async keep(asked, write) {
     await this.withProgress(async (report) => {
       report(say("keeping"));
-      const { name, file } = await this.page.keep(this.state);
+      const { name, file } = await write(this, report);
       this.emit("msg:custom", { download: [name], asked }, [file]);
     });
   }

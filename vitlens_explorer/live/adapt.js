@@ -96,7 +96,7 @@ function queryOptions({ prefix, reads, readout }) {
 }
 
 // The menu of views with those that the model has.
-function viewMenu({ options, groups }, views) {
+export function viewMenu({ options, groups }, views) {
   let at = 0;
   const left = groups.map(([question, count, ...line]) => {
     const own = options.slice(at, at + count).filter(([, name]) => name in views);

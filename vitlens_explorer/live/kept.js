@@ -34,7 +34,8 @@ function pack(name, value) {
   return new Blob([Uint32Array.of(head.length), head, ...parts]);
 }
 
-const viewOf = ({ buffer, byteOffset, byteLength }) => new DataView(buffer, byteOffset, byteLength);
+export const viewOf = ({ buffer, byteOffset, byteLength }) =>
+  new DataView(buffer, byteOffset, byteLength);
 
 // The bytes of a Blob, compressed, as parts of base64.
 async function encode(blob) {
@@ -59,8 +60,8 @@ function readPhotos({ photos }, first) {
   return Promise.all(names.map(read));
 }
 
-// The HTML before and after the content, with what the file is.
-function describeShell(shell, { model, versions }, names) {
+// The HTML before and after the content, with what the file is. words: of the footer.
+function describeShell(shell, model, names, words) {
   const document = shell.cloneNode(true);
   const title = [names.join(", "), model].join(" · ");
   document.querySelector("title").textContent = title;
@@ -70,7 +71,7 @@ function describeShell(shell, { model, versions }, names) {
   }
   const footer = document.querySelector("footer");
   const home = footer.querySelector("a");
-  footer.textContent = say("kept footer", { name: model, versions, photos: names.join(", ") });
+  footer.textContent = words;
   if (home) footer.append(" ", home);
   const data = make("script", { type: "application/octet-stream", id: "data" });
   document.querySelector("body > script").before(data);
@@ -105,10 +106,17 @@ export async function keepPage(live, state) {
     address: location.hash,
   };
   const names = photos.map((photo) => photo.name);
-  const [before, after] = describeShell(stored.shell, stored, names);
+  const { model, versions } = stored;
+  const footer = say("kept footer", { name: model, versions, photos: names.join(", ") });
+  return writePage(stored, content, names, footer, `vitlens-${model}`);
+}
+
+// {name, file: DataView} of a page with a content. names: of its photos. title: name of the file.
+export async function writePage({ shell, model }, content, names, footer, title) {
+  const [before, after] = describeShell(shell, model, names, footer);
   const parts = await encode(pack("page", content));
   const file = await readView(new Blob([before, ...parts, after]));
-  return { name: `vitlens-${stemOf(stored.model)}.html`, file };
+  return { name: `${stemOf(title)}.html`, file };
 }
 
 // Keeps of a content what its copies need: all but the files of a model, before the page changes it.

@@ -1,7 +1,7 @@
 // A live page, which makes the records of its photos with a model: that of the files in it, or in a blank page that of
 // the files that a person opens.
 
-import { openPage } from "../in_page/opening.js";
+import { openPage, readRecords } from "../in_page/opening.js";
 import { openBlank } from "./blank.js";
 import { keepFirst } from "./kept.js";
 import { startLive } from "./page.js";
@@ -26,6 +26,7 @@ async function openKept(stored, element) {
 }
 
 function preparePage(stored, element) {
+  if (stored.records) return readRecords(stored); // a page of a photo that a live page wrote
   keepFirst(stored);
   return stored.files ? openKept(stored, element) : openBlank(stored, element);
 }

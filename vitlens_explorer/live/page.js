@@ -18,6 +18,7 @@ import { formatLikePython, namesOf, say, setWords, sharesOf } from "../in_page/n
 import { adaptPage, firstState, gridOf } from "./adapt.js";
 import { Beside } from "./beside.js";
 import { keepPage } from "./kept.js";
+import { keepPhoto } from "./photo_page.js";
 import { scoreMap } from "./scores.js";
 import { describeSize } from "./sizes.js";
 
@@ -314,7 +315,8 @@ class Live {
     this.listPhotos();
     this.files = files;
     this.folder = folder;
-    this.stored.keep = (state) => keepPage(this, state);
+    this.stored.keep = (source) => keepPage(this, source.state);
+    this.stored.keepPhoto = (source, report) => keepPhoto(this, source, report);
   }
 
   // Opens the model of the page a second time beside itself.

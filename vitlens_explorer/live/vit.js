@@ -114,8 +114,9 @@ export class Vit {
       .map((name) => name.slice(0, -".weight".length));
   }
 
-  // Takes inputs of a size [height, width] from here on. Positions are resized from those of the model's own size.
-  fit(image) {
+  // Takes inputs of a size [height, width] from here on, by default the model's own. Positions are resized from those
+  // of the model's own size.
+  fit(image = this.about.image) {
     if (isEqual(image, this.fitted)) return;
     const { about, held, width: D } = this;
     this.fitted = image;

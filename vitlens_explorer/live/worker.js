@@ -71,7 +71,7 @@ const TASKS = {
   // Measures what heads give on average over some photos, for those that are off.
   means({ inputs }) {
     lastKey = "";
-    vit.fit(vit.about.image);
+    vit.fit();
     vit.measureMeans(inputs);
   },
 
