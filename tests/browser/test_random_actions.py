@@ -211,7 +211,7 @@ window.drive = (() => {
       button?.click();
       return button ? button.textContent : "no button";
     },
-    // Presses Save or Save page, and waits for the file. Its first bytes are those of its kind.
+    // Presses a button that saves, and waits for the file. Its first bytes are those of its kind.
     async save(text) {
       await drive.settle();
       const came = new Promise((done) => {
@@ -282,7 +282,8 @@ window.drive = (() => {
       const { beside } = source.page;
       if (!beside || beside.problem) return null;
       const controls = beside.source.controls();
-      return { model: beside.model, controls };
+      const { layer_beside: layer, head_beside: head } = source.state;
+      return { model: beside.model, controls, own: { layer, head } };
     },
   };
 })();
@@ -331,7 +332,7 @@ class Scene:
 class Chromium:
     """A page in Chromium, with real keys and drops."""
 
-    excluded = ("Open a model", "Compare", "Reload", "Save", "Save page")
+    excluded = ("Open a model", "Compare", "Reload", "Save", "Save page", "Save photo page")
     """Texts of buttons that have actions of their own, or leave the page."""
 
     def __init__(self, browser, scene: Scene):
@@ -409,6 +410,7 @@ WEIGHTS = {
     "close beside": 2,
     "save": 2,
     "save page": 1,
+    "save photo page": 1,
     "upload": 4,
     "tour": 3,
     "close": 3,
@@ -451,7 +453,7 @@ def do(driver, kind: str, chance: random.Random) -> object:
         return driver.act("tool", "Two states")
     if kind == "close beside":
         return driver.act("tool", "Close ")
-    if kind in ("save", "save page"):
+    if kind in ("save", "save page", "save photo page"):
         return driver.act("save", kind.capitalize())
     if kind == "upload":
         return driver.act("upload", *encoded(scene.photos["coffee"]))
@@ -521,8 +523,14 @@ def assert_equals_python(driver) -> str:
 
 
 def assert_beside_equals_python(driver, panel: dict, beside: dict) -> None:
-    """Assert that the map of the second model is that of Python for the state that its source has."""
-    values = shown_values(beside["controls"])
+    """Assert that the map of the second model is that of Python, with all heads on and the layer and head that the page
+    has for it."""
+    values = shown_values(beside["controls"]) | {"off": []}
+    for each in beside["controls"]:
+        own = beside["own"].get(each["name"])
+        choices = [choice for _, choice in each["options"]]
+        if each["name"] in values and (own in choices or not choices and own is not None):
+            values[each["name"]] = own
     expected = ask_python(explorer_for(driver, beside["model"]), values)
     assert expected["message"] == "", values
     (wanted,) = expected["panels"]
