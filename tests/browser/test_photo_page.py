@@ -30,8 +30,16 @@ def keep_photo(opened: Opened, folder):
     return path
 
 
+def assert_no_line_on_heads_off(frame: dict) -> None:
+    """Assert that no line of the menu of views offers to turn heads off."""
+    lines = [line for _, _, *lines in control(frame, "view")["groups"] for line in lines]
+    assert lines and say("line decide") not in lines
+    assert not [line for line in lines if "heads off" in line]
+
+
 def assert_equal_views(opened: Opened, copy: Opened, layers: int) -> list:
     """Assert that the views of the copy have the maps of the page. Returns their names."""
+    assert_no_line_on_heads_off(copy.frame())
     views = [value for _, value in control(copy.frame(), "view")["options"]]
     for number, view in enumerate(views):
         values = {"view": view, "layer": number % layers, "row": 3, "column": number % 4}

@@ -282,7 +282,8 @@ window.drive = (() => {
       const { beside } = source.page;
       if (!beside || beside.problem) return null;
       const controls = beside.source.controls();
-      return { model: beside.model, controls };
+      const { layer_beside: layer, head_beside: head } = source.state;
+      return { model: beside.model, controls, own: { layer, head } };
     },
   };
 })();
@@ -525,8 +526,14 @@ def assert_equals_python(driver) -> str:
 
 
 def assert_beside_equals_python(driver, panel: dict, beside: dict) -> None:
-    """Assert that the map of the second model is that of Python for the state that its source has."""
-    values = shown_values(beside["controls"])
+    """Assert that the map of the second model is that of Python, with all heads on and the layer and head that the page
+    has for it."""
+    values = shown_values(beside["controls"]) | {"off": []}
+    for each in beside["controls"]:
+        own = beside["own"].get(each["name"])
+        choices = [choice for _, choice in each["options"]]
+        if each["name"] in values and (own in choices or not choices and own is not None):
+            values[each["name"]] = own
     expected = ask_explorer(driver, beside["model"], values)
     assert expected["message"] == "", values
     (wanted,) = expected["panels"]

@@ -122,12 +122,19 @@ function keepViews(views, { maps, contributions, lens }) {
   return Object.fromEntries(Object.entries(views).filter((each) => isThere(...each)));
 }
 
+// The menu of views, whose line about heads is that of a page in which none is turned off.
+function keepMenu(control, views) {
+  const { options, groups } = viewMenu(control, views);
+  const lineOf = (part) => (part === say("line decide") ? say("line decide saved") : part);
+  return { ...control, options, groups: groups.map((group) => group.map(lineOf)) };
+}
+
 // The controls of a view without those that need forwards.
 function keepControls(controls, views, photograph) {
   const left = controls.filter(({ name }) => !NEED_FORWARDS.includes(name));
   return left.map((control) => {
     if (control.name === "photograph") return { ...control, options: [[photograph, photograph]] };
-    if (control.name === "view") return { ...control, ...viewMenu(control, views) };
+    if (control.name === "view") return keepMenu(control, views);
     return control;
   });
 }
