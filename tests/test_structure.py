@@ -259,7 +259,7 @@ WRITTEN_ELSEWHERE = {
     ("vitlens/train/snapshots.py", "save"): "by `vitlens.files.update`",
     ("vitlens/train/snapshots.py", "np.savez_compressed"): "into a buffer",
     ("vitlens_explorer/audit.py", "table.to_csv"): "returns text",
-    ("vitlens_explorer/audit_page/__init__.py", "image.save"): "into a buffer",
+    ("vitlens_explorer/audit_page/pictures.py", "image.save"): "into a buffer",
     ("vitlens_explorer/app.py", "small.save"): "into a buffer",
     ("vitlens_explorer/app.py", "tempfile.mkdtemp"): "a folder for this user only",
     ("vitlens_explorer/drawing.py", "figure.savefig"): "into a buffer",
