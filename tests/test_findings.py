@@ -1007,9 +1007,16 @@ def test_chapter_15_planted_cues_and_their_effects():
     prose, _ = told("15")
     assert f"{cues['found'].sum()} of {len(cues)} cues that patches can hold" in prose
     chosen_on = cues["model"].isin(["planted-0", "planted-1", "planted-2"])
-    first, others = cues[chosen_on]["found"], cues[~chosen_on]["found"]
-    assert f"finds {first.sum()} of {len(first)}. On the two others it finds" in prose
-    assert f"On the two others it finds {others.sum()} of {len(others)}" in prose
+    first = cues[chosen_on]["found"]
+    others = cues[~chosen_on & ~cues["kept"]]["found"]
+    kept = cues[cues["kept"]]["found"]
+    assert f"finds {first.sum()} of {len(first)}. On three others" in prose
+    assert f"On three others it finds {others.sum()} of {len(others)}, and" in prose
+    assert f"the three that were kept for the end {kept.sum()} of {len(kept)}." in prose
+    at_places = cues[cues["kind"].isin(["fixed", "two", "shared"])]["found"]
+    assert at_places.all() and f"all {len(at_places)} marks at fixed places" in prose
+    missed = cues[~cues["found"].astype(bool)]["kind"].value_counts().to_dict()
+    assert missed == {"anywhere": 4, "fifth": 3, "border": 2}
     fixed = cues[cues["kind"] == "fixed"][["effect", "true_effect"]].mean()
     assert "{:.2f} against {:.2f} for marks at a fixed place".format(*fixed) in prose
     assert not table["false_suspects"].fillna(0).any(), "no suspect is off the cues"
