@@ -7,7 +7,9 @@ Sphinx reads a copy of the pages in a folder for this run, in which widgets have
 """
 
 import argparse
+import base64
 import html
+import io
 import json
 import re
 import shutil
@@ -51,6 +53,9 @@ HOSTS = {
     "www.lesswrong.com",
 }
 """Hosts that pages may link to, besides those of the two addresses in pyproject.toml."""
+
+PREVIEW = "_static/preview.jpg"
+"""Image that other sites show beside a link to a page."""
 
 
 def addresses(root: Path = ROOT) -> dict[str, str]:
@@ -271,6 +276,30 @@ def mathjax(folder: Path) -> None:
                 shutil.copy(es5 / part, folder / part)
 
 
+def write_preview(site: Path) -> None:
+    """Write the image of links: the upper part of the still image in the live page."""
+    from PIL import Image, ImageOps
+
+    page = (site / "live.html").read_text(encoding="utf-8")
+    still = re.search(r'<div class="opening">.*?src="data:image/jpeg;base64,([^"]+)"', page, re.S)
+    image = Image.open(io.BytesIO(base64.b64decode(still[1]))).convert("RGB")
+    square = ImageOps.fit(image, (630, 630), centering=(0.5, 0))
+    square.save(site / PREVIEW, quality=70, optimize=True)
+
+
+def with_preview(text: str, start: str) -> str:
+    """A page with the tags from which other sites make the preview of a link.
+
+    start: the address of the site with a slash, or the path to its folder while it has no address.
+    """
+    title = re.search("<title>(.*?)</title>", text, re.S)[1].strip()
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    description = html.escape(re.search('^description = "(.*)"', project, re.M)[1])
+    by_name = {"title": title, "description": description, "image": start + PREVIEW}
+    tags = [f'<meta property="og:{name}" content="{value}">' for name, value in by_name.items()]
+    return text.replace("</head>", "".join(tags) + "</head>", 1)
+
+
 def trim(site: Path) -> None:
     """Leave out what no page needs: a script of 1.5 MB with icons that a font has as well, source maps and templates.
 
@@ -286,6 +315,9 @@ def trim(site: Path) -> None:
         title = "<title>vitlens: a microscope for Vision Transformers<"
         text = re.sub("<title>vitlens .*?<", title, text)
         text = accessible(text)
+        address = addresses()["site"]
+        to_site = "../" * (len(page.relative_to(site).parts) - 1)
+        text = with_preview(text, f"{address}/" if address else to_site)
         if page.name in ("index.html", "README.html"):
             text = re.sub(r"<img (?![^>]*loading=)", '<img loading="lazy" ', text)
         page.write_text(text, encoding="utf-8")
@@ -336,6 +368,7 @@ def build(site: Path, model: str) -> None:
                 old.unlink(missing_ok=True)
             shutil.move(part, old)
     trim(site)
+    write_preview(site)
     for path in chapters():  # a download is the notebook as committed
         shutil.copy(path, site / "_sources/notebooks" / path.name)
     dead = dead_links(site)

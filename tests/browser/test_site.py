@@ -1,7 +1,9 @@
 """The site that `docs/website.py` builds, in Chromium, and the addresses that it writes into the book."""
 
+import base64
 import functools
 import http.server
+import io
 import json
 import re
 import shutil
@@ -14,6 +16,7 @@ from urllib.parse import unquote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
 
 from browser.fronts import MARKS
 
@@ -138,6 +141,34 @@ def test_notebook_shows_drawings_with_alt_text(tmp_path):
     assert unquote(shown["text/html"]) == '<img alt="A, B." src="data:image/svg+xml,<svg>…">'
 
 
+@pytest.mark.parametrize("start", [BOOK + "/", "../"])
+def test_page_has_tags_for_previews(start):
+    page = "<html><head><title>Rollout &#8212; vitlens</title></head><body></head></body></html>"
+    head, _, rest = website.with_preview(page, start).partition("</head>")
+    tags = dict(re.findall(r'<meta property="og:(\w+)" content="([^"]+)">', head))
+    assert tags["title"] == "Rollout &#8212; vitlens"
+    assert "Vision Transformer" in tags["description"]
+    assert tags["image"] == start + "_static/preview.jpg"
+    assert rest == "<body></head></body></html>"
+
+
+def test_preview_is_a_small_part_of_the_still_image(tmp_path):
+    """Its upper square. A still image is 675 pixels wide."""
+    still = Image.effect_noise((675, 944), 20).convert("RGB")
+    still.paste((255, 0, 0), (0, 675, 675, 944))
+    jpeg = io.BytesIO()
+    still.save(jpeg, "JPEG", quality=75)
+    source = base64.b64encode(jpeg.getvalue()).decode()
+    page = f'<div class="opening"><p></p><img alt="A map." src="data:image/jpeg;base64,{source}"></div>'
+    (tmp_path / "live.html").write_text(page)
+    (tmp_path / "_static").mkdir()
+    website.write_preview(tmp_path)
+    preview = Image.open(tmp_path / website.PREVIEW)
+    assert preview.size == (630, 630)
+    red, green, _ = preview.crop((0, 600, 630, 620)).resize((1, 1)).getpixel((0, 0))
+    assert abs(red - green) < 20, "the red part below was cut off"
+
+
 def test_dead_links_names_each_dead_link(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "file.csv").touch()
@@ -237,6 +268,8 @@ def test_front_page_is_small_until_the_live_page_is_opened(site, visit):
     assert site[0] + "/live.html" not in requests
     chapters = page.locator(".chapters a").evaluate_all("links => links.map(({href}) => href)")
     assert chapters == [f"{site[0]}/notebooks/{path.stem}.html" for path in website.chapters()]
+    preview = page.locator("meta[property='og:image']").get_attribute("content")
+    assert 10_000 < (site[1] / preview).stat().st_size <= 60_000
     total = sum(requests.values())
     assert 100_000 < total < LIMIT, f"{total:,} bytes"
     page.locator(".live button").click()
