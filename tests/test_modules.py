@@ -101,6 +101,16 @@ def test_json_files_become_constants(tmp_path):
     )
 
 
+def test_lines_of_comments_are_left_out():
+    for module in MODULES:
+        text = module.read_text(encoding="utf-8")
+        for template in re.findall(r"`[^`]*`", front.COMMENT.sub("", text)):
+            assert template in text, "a line of a template was taken for a comment"
+    script = front.join_modules(ENTRIES["saved page"])
+    assert not re.search(r"^ *//", script, re.MULTILINE)
+    assert 'setAttribute("viewBox"' in script
+
+
 def test_bounds_of_uniform_maps_are_those_of_python():
     text = (front.FRONT / "scales.js").read_text(encoding="utf-8")
     values = {name: float(value) for name, value in re.findall(r"(\w+): ([\d.]+)", text)}

@@ -9,12 +9,15 @@ FRONT = Path(__file__).parent
 IMPORT = re.compile(r'^import (?:(\w+)|\{[^}]*\}) from "([^"]+)"[^;]*;\n', re.MULTILINE)
 """An import as Prettier formats it: the name of a JSON file or names of a module, and the path."""
 EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
+COMMENT = re.compile(r"^ *//.*\n", re.MULTILINE)
+"""A line that is a comment. Files leave it out. No template of the scripts has a line that begins so."""
 
 
 def join_modules(entry: Path) -> str:
     """An ES module and all that it imports as one script, in which a module stands after those that it imports.
 
     The modules share the scope of the script, so no two of them declare the same name. JSON files become constants.
+    Lines of comments are left out.
     Raises ValueError for modules that import each other.
     """
     scripts: dict[Path, str] = {}
@@ -37,7 +40,8 @@ def _add_module(path: Path, scripts: dict[Path, str], importers: tuple[Path, ...
             scripts[imported] = f"const {name} = {json.dumps(value, separators=(',', ':'))};\n"
         else:
             _add_module(imported, scripts, (*importers, path))
-    scripts[path] = EXPORT.sub("", IMPORT.sub("", text)).lstrip("\n")
+    plain = COMMENT.sub("", IMPORT.sub("", text))
+    scripts[path] = EXPORT.sub("", plain).lstrip("\n")
 
 
 def script() -> str:
