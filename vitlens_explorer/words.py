@@ -217,6 +217,7 @@ WORDS = {
     "canceled": "Opening was canceled.",
     "runs opened": "This page runs {name}, which was opened from its own files and is not in this file. ",
     "keeping": "Writing the page",
+    "effects": "Effects of heads",
     "photo page": "A page of one photo, saved from a page with the model. Other photos and classes, and turning heads "
     "off, need that page.",
     "photo footer": "This file contains {photo} and what {name} computed from it, without the model. Written in a page "

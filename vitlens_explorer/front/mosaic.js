@@ -25,6 +25,7 @@ const ORDERS = {
   layer: { name: "by layer" },
   distances: { name: "by attention distance", unit: "pixels" },
   entropies: { name: "by entropy", unit: "nats" },
+  effects: { name: "by effect" },
 };
 
 const HIDDEN = { "aria-hidden": "true" };
@@ -94,10 +95,12 @@ export class Mosaic {
     const onchange = () => this.sort(Object.keys(ORDERS)[this.menu.selectedIndex]);
     const choices = Object.values(ORDERS).map(({ name }) => make("option", {}, name));
     this.menu = make("select", { "aria-label": "Order of the heads", onchange }, ...choices);
+    this.measurer = makeSmallButton("Measure effects", () => this.measureEffects());
     this.turner = makeSmallButton("", () => this.turn(this.findChosen()));
     this.reset = makeSmallButton("Turn all on", () => this.turnAllOn());
     const kind = { class: "actions" };
-    this.actions = make("div", kind, mode, this.menu, this.turner, this.reset);
+    const buttons = [this.measurer, this.turner, this.reset];
+    this.actions = make("div", kind, mode, this.menu, ...buttons);
   }
 
   // Shows what a frame describes. isWaiting(): whether the frame is older than the user's choice.
@@ -207,7 +210,18 @@ export class Mosaic {
 
   sort(order) {
     this.order = order;
+    if (this.lacksEffects()) this.measureEffects();
     this.draw();
+  }
+
+  // True while the chosen order needs the effects of heads, which take a forward each.
+  lacksEffects() {
+    const { effects, measures } = this.described;
+    return this.order === "effects" && measures && !effects;
+  }
+
+  measureEffects() {
+    this.send({ press: "effects" });
   }
 
   showDistances(far) {
@@ -299,15 +313,22 @@ export class Mosaic {
       parts.push(`mean distance ${formatNumber(distances[k][head])} pixels`);
       parts.push(`entropy ${formatNumber(entropies[k][head])} nats`);
     }
+    if (this.described.effects) parts.push(this.describeEffect(k, head));
     if (this.isOff([k, head])) parts.push("off");
     return parts.join(", ");
+  }
+
+  // What turning a head off alone does to the likeliest class.
+  describeEffect(k, head) {
+    const { effects, affected } = this.described;
+    return `without it “${affected}” changes by ${formatNumber(effects[k][head])}`;
   }
 
   // The order of a sorted mosaic, and its ends.
   describeOrder() {
     if (!this.sorted) return "";
     const values = this.described[this.order].flat();
-    const { name, unit } = ORDERS[this.order];
+    const { name, unit = `of “${this.described.affected}”` } = ORDERS[this.order];
     const ends = `${formatNumber(smallestOf(values))} to ${formatNumber(largestOf(values))}`;
     return `, ${name}, ${ends} ${unit}`;
   }
@@ -465,6 +486,10 @@ export class Mosaic {
     setPressed(this.distant, this.far);
     this.menu.selectedIndex = Object.keys(ORDERS).indexOf(this.order);
     this.menu.disabled = !distances;
+    const byEffect = this.menu.options[Object.keys(ORDERS).indexOf("effects")];
+    byEffect.hidden = !this.described.measures;
+    byEffect.disabled = !this.described.measures;
+    this.measurer.hidden = !this.lacksEffects();
     this.menu.title = distances ? "" : "Sorting needs the distances and entropies of all layers";
     this.turner.hidden = !heads.length || !off;
     this.turner.textContent = allOff ? `Turn ${what} on` : `× Turn ${what} off`;

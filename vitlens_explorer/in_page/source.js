@@ -69,6 +69,7 @@ export class PageSource extends Source {
       if (content.press === "page") await this.keep(content.number, this.page.keep);
       if (content.press === "photo") await this.keep(content.number, this.page.keepPhoto);
       if (content.press === "score") this.page.score?.(this); // other messages do not wait for it
+      if (content.press === "effects") this.page.effects?.(this);
       this.draw(problems.join(" "));
     } catch (error) {
       this.state = state;
@@ -594,10 +595,19 @@ export class PageSource extends Source {
       head: view.head ? head : null,
       distances: statisticsOf("distances"),
       entropies: statisticsOf("entropies"),
+      ...this.effects(),
       uniform: record.grid.uniform,
       off: this.state.off || null,
       pool: 0,
     };
+  }
+
+  // The changes of the likeliest class without each head (L, H), or null until they were measured.
+  effects() {
+    const { record, state, page } = this;
+    const measured = record.effects?.way === state.way ? record.effects : null;
+    const measures = Boolean(page.effects) && record.likeliest.length > 0;
+    return { effects: measured?.values ?? null, affected: measured?.name ?? "", measures };
   }
 
   // The value of the control of heads that each row of the mosaic sets, or null.

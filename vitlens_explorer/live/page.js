@@ -19,7 +19,7 @@ import { adaptPage, firstState, gridOf } from "./adapt.js";
 import { Beside } from "./beside.js";
 import { keepPage } from "./kept.js";
 import { keepPhoto } from "./photo_page.js";
-import { scoreMap } from "./scores.js";
+import { measureEffects, scoreMap } from "./scores.js";
 import { describeSize } from "./sizes.js";
 
 const LIKELIEST = 10; // classes that can be explained
@@ -198,10 +198,7 @@ class Live {
     const { off, way } = state;
     await this.load(name, this.isWhole(name, state));
     const photo = this.photos.get(name);
-    if (off.length && way === "mean") {
-      if (photo.isWhole) throw Error(say("no means of whole"));
-      await this.measureMeans();
-    }
+    if (off.length && way === "mean") await this.prepareMeans(photo);
     const key = this.key(name, { off, way });
     const given = { key, input: photo.input, image: photo.image, off, mean: way === "mean" };
     let whole = null;
@@ -383,6 +380,12 @@ class Live {
     }
   }
 
+  // Prepares the mean outputs of heads for a photo.
+  async prepareMeans({ isWhole }) {
+    if (isWhole) throw Error(say("no means of whole"));
+    await this.measureMeans();
+  }
+
   // Measures the mean outputs of heads over the page's own photos, once for a model.
   async measureMeans() {
     if (this.measured) return;
@@ -544,6 +547,7 @@ export async function startLive(stored) {
     tour: (source) => tourOf(live, source),
     prepare: (...message) => live.prepare(...message),
     score: (source) => scoreMap(live, source),
+    effects: (source) => measureEffects(live, source),
     cancel: () => live.cancel(),
     canShowWhole: (name) => live.canShowWhole(name),
   });

@@ -215,3 +215,41 @@ export async function scoreMap(live, source) {
   }
   source.drawLater(problem);
 }
+
+// Measures how the probability of the likeliest class changes when each head is off alone, besides those that are off,
+// and draws when it is done or canceled. record.effects: {way, name: of the class, values: (L, H)}.
+export async function measureEffects(live, source) {
+  const { record, state } = source;
+  const { way } = state;
+  const [target] = record.likeliest;
+  if (target === undefined || record.effects?.way === way) return;
+  const { layers } = live.stored.network;
+  const report = (progress) => source.emit("msg:custom", { progress }, []);
+  const run = new Scoring(live.ask, report, say("effects"), 1 + layers * record.heads);
+  live.cancel();
+  live.running = run;
+  let problem = null;
+  try {
+    if (way === "mean") await live.prepareMeans(live.photos.get(state.photograph));
+    const given = { ...record.given, mean: way === "mean", outputs: record.outputs };
+    const { rows, cols } = record.grid;
+    const all = new Uint8Array(rows * cols).fill(1);
+    const shareWithout = (off) => run.run({ ...given, off }, all, { target, against: null });
+    const before = await shareWithout(state.off);
+    const values = [];
+    for (let layer = 0; layer < layers; layer += 1) {
+      values.push([]);
+      for (let head = 0; head < record.heads; head += 1) {
+        const after = await shareWithout([...state.off, [layer, head]]);
+        values[layer].push(after - before);
+      }
+    }
+    record.effects = { way, name: record.label(target), values };
+  } catch (error) {
+    if (error !== CANCELED) problem = error.message;
+  } finally {
+    if (live.running === run) live.running = null;
+    report(null);
+  }
+  source.drawLater(problem);
+}

@@ -1,0 +1,90 @@
+"""Heads of a live page sorted by their effect: how the likeliest class changes without each of them."""
+
+import numpy as np
+import pytest
+
+from browser.conftest import write_model
+from browser.fronts import MARKS
+from browser.test_open_model import CANCEL, READY, Opened, ask_python
+from browser.test_page import control
+from vitlens import load_model, samples
+from vitlens_explorer.explorer import Explorer
+from vitlens_explorer.in_page import save_page
+from vitlens_explorer.live import save_live_page
+
+pytestmark = MARKS
+LAYERS, HEADS = 4, 3
+MENU = "Order of the heads"
+MEASURED = "() => document.querySelector('#page').source.get('frame').mosaic.effects"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load_model(write_model(tmp_path_factory.mktemp("effects") / "vit", 128))
+
+
+@pytest.fixture
+def opened(browser, model, tmp_path):
+    photos = {name: samples()[name] for name in ("chelsea", "rocket")}
+    page = Opened(browser, save_live_page(model, photos, tmp_path / "page.html"), READY)
+    yield page
+    page.close()
+
+
+def expected_effects(page: Explorer, off: list, way: str) -> np.ndarray:
+    """Changes (L, H) of the probability of the likeliest class by Python's explorer, with each head off, too."""
+    ask_python(page, {"off": off, "way": way})
+    target = page.forward.likeliest[0]
+    before = page.forward.share(target)
+    changes = np.zeros((LAYERS, HEADS))
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            heads = off if [layer, head] in off else [*off, [layer, head]]
+            ask_python(page, {"off": heads, "way": way})
+            changes[layer, head] = page.forward.share(target) - before
+    return changes
+
+
+@pytest.mark.parametrize("off", [[], [[1, 2]]])
+@pytest.mark.parametrize("way", ["zero", "mean"])
+def test_effects_equal_explorer(opened, model, off, way):
+    """Alone, and besides a head that is off. Other photos and ways have effects of their own."""
+    page = Explorer(model, samples()["chelsea"])
+    opened.frame(photograph="chelsea", off=off, way=way)
+    opened.page.get_by_label(MENU).select_option("by effect")
+    opened.page.wait_for_function(MEASURED)
+    effects = np.asarray(opened.frame()["mosaic"]["effects"])
+    assert effects == pytest.approx(expected_effects(page, off, way), abs=1e-4)
+    assert np.abs(effects).max() > 1e-3
+    title = opened.page.locator(".mosaic h3").inner_text()
+    name = page.forward.label(page.forward.likeliest[0]) if not off else ""
+    assert "by effect" in title and name in title
+    first = np.unravel_index(effects.argmin(), effects.shape)
+    labels = opened.page.locator(".mosaic text.name").all_text_contents()
+    assert labels[0] == ".".join(map(str, first)) and len(labels) == LAYERS * HEADS
+    assert opened.frame(photograph="rocket")["mosaic"]["effects"] is None
+    assert opened.page.get_by_role("button", name="Measure effects").is_visible()
+    assert opened.frame(photograph="chelsea")["mosaic"]["effects"] is not None
+
+
+def test_canceled_effects_leave_the_mosaic(opened):
+    """The order stays chosen, and a button measures again."""
+    opened.frame(way="zero")
+    opened.page.evaluate(CANCEL.replace("progress?.share", "progress?.done"))
+    opened.page.get_by_label(MENU).select_option("by effect")
+    opened.page.wait_for_function("() => window.canceled")
+    assert opened.frame()["mosaic"]["effects"] is None and opened.frame()["message"] == ""
+    assert opened.page.locator(".mosaic text.name").count() == 0
+    opened.page.get_by_role("button", name="Measure effects").click()
+    opened.page.wait_for_function(MEASURED)
+    assert opened.page.get_by_role("button", name="Measure effects").is_hidden()
+
+
+def test_saved_page_has_no_effects(browser, model, tmp_path):
+    """It runs no model, so the menu does not offer them."""
+    page = Opened(browser, save_page(model, samples()["chelsea"], tmp_path / "page.html"), READY)
+    assert not page.frame()["mosaic"]["measures"]
+    option = page.page.get_by_label(MENU).locator("option", has_text="by effect")
+    assert option.evaluate("(node) => node.hidden && node.disabled")
+    assert control(page.frame(), "layer")["value"] >= 0
+    page.close()
