@@ -680,7 +680,7 @@ def test_audit_page_words_are_plain(audited):
     """No verdict on the model: the page shows crops and asks."""
     _, out, _ = audited
     page = content_of(out / "audit.html")
-    texts = json.dumps({**page, "images": []})
+    texts = json.dumps({**page, "images": []}, default=lambda pixels: f"{len(pixels)} bytes")
     for path in audit_page.AUDIT_PAGE.iterdir():
         if path.is_file():
             texts += path.read_text()
