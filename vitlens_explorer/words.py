@@ -100,7 +100,8 @@ WORDS = {
     "({share}).",
     # questions, each with a line
     "question look": "Where does it look?",
-    "line look": "Each square is a patch. Move over the photo to see where a patch looks, and click to stay there.",
+    "line look": "Each square is a patch. Move over the photo or tap it to see where a patch looks. A click stays "
+    "there.",
     "question hold": "What has the patch become?",
     "line hold": "Each layer rewrites the tokens. Click a patch to find the patches that have become similar to it.",
     "question decide": "Which heads decide?",
@@ -196,6 +197,7 @@ WORDS = {
     "no similarity of whole": "The similarity to another photo is explained for cropped photos. Turn off Whole photo.",
     "no means of whole": "The mean outputs of heads belong to the grid of a cropped photo. Replace heads by zero, or "
     "turn off Whole photo.",
+    "zero now": "Heads that are off are now replaced with zero, because parts add up to the logit only then.",
     "not additive": "Parts add up to the logit only if heads are on or replaced with zero. Replace with zero, or turn "
     "the heads on.",
     "left out": " Left out, so that the file stays below 30 MB: rollout and layers {layers}.",

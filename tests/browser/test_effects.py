@@ -11,6 +11,7 @@ from vitlens import load_model, samples
 from vitlens_explorer.explorer import Explorer
 from vitlens_explorer.in_page import save_page
 from vitlens_explorer.live import save_live_page
+from vitlens_explorer.words import say
 
 pytestmark = MARKS
 LAYERS, HEADS = 4, 3
@@ -83,8 +84,44 @@ def test_canceled_effects_leave_the_mosaic(opened):
 def test_saved_page_has_no_effects(browser, model, tmp_path):
     """It runs no model, so the menu does not offer them."""
     page = Opened(browser, save_page(model, samples()["chelsea"], tmp_path / "page.html"), READY)
-    assert not page.frame()["mosaic"]["measures"]
+    assert "measures" not in page.frame()["mosaic"]
     option = page.page.get_by_label(MENU).locator("option", has_text="by effect")
     assert option.evaluate("(node) => node.hidden && node.disabled")
     assert control(page.frame(), "layer")["value"] >= 0
     page.close()
+
+
+def test_view_of_parts_replaces_heads_by_zero(opened):
+    """From the tour or the challenge, a head is off and replaced with its mean, with which parts do not add up."""
+    frame = opened.frame(off=[[1, 0]], way="mean")
+    assert frame["message"] == "" and control(frame, "way")["value"] == "mean"
+    frame = opened.frame(view="contributions")
+    assert frame["message"] == say("zero now")
+    assert control(frame, "way")["value"] == "zero" and control(frame, "off")["value"] == [[1, 0]]
+    assert sum(map(sum, frame["parts"]["heads"])) != 0
+    frame = opened.frame(off=[[1, 0], [2, 1]])
+    assert frame["message"] == "" and len(control(frame, "off")["value"]) == 2
+    frame = opened.frame(view="attention", way="mean")
+    assert opened.frame(view="balanced_gradients")["message"] == say("zero now")
+
+
+def test_page_keeps_its_height_while_heads_are_turned_off(opened):
+    """The list of classes and the mosaic stay while the model runs, so that nothing moves under a finger."""
+    opened.page.set_viewport_size({"width": 390, "height": 844})
+    turner = opened.page.get_by_role("button", name="Turn layer")
+    turner.scroll_into_view_if_needed()
+    opened.page.evaluate(
+        """() => {
+            window.heights = [];
+            const page = document.querySelector(".vitlens");
+            const read = () => window.heights.push(page.getBoundingClientRect().height);
+            new ResizeObserver(read).observe(page);
+        }"""
+    )
+    first = opened.page.evaluate(
+        "document.querySelector('.vitlens').getBoundingClientRect().height"
+    )
+    turner.click()
+    opened.frame()
+    heights = opened.page.evaluate("window.heights")
+    assert min(heights) > first - 60

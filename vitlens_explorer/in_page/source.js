@@ -64,13 +64,13 @@ export class PageSource extends Source {
     try {
       const problems = content.nearest ? await this.restore(content.set) : [];
       if (!content.nearest) this.take(content);
-      await this.page.prepare?.(this, content, buffers);
+      const remark = await this.page.prepare?.(this, content, buffers);
       if (content.press === "save") await this.save(content.number);
       if (content.press === "page") await this.keep(content.number, this.page.keep);
       if (content.press === "photo") await this.keep(content.number, this.page.keepPhoto);
       if (content.press === "score") this.page.score?.(this); // other messages do not wait for it
       if (content.press === "effects") this.page.effects?.(this);
-      this.draw(problems.join(" "));
+      this.draw([...problems, remark].filter(Boolean).join(" "));
     } catch (error) {
       this.state = state;
       this.page.records.set(state.photograph, record); // that of another state may have replaced it
@@ -595,7 +595,7 @@ export class PageSource extends Source {
       head: view.head ? head : null,
       distances: statisticsOf("distances"),
       entropies: statisticsOf("entropies"),
-      ...this.effects(),
+      ...(this.page.effects ? this.effects() : {}),
       uniform: record.grid.uniform,
       off: this.state.off || null,
       pool: 0,
@@ -604,9 +604,9 @@ export class PageSource extends Source {
 
   // The changes of the likeliest class without each head (L, H), or null until they were measured.
   effects() {
-    const { record, state, page } = this;
+    const { record, state } = this;
     const measured = record.effects?.way === state.way ? record.effects : null;
-    const measures = Boolean(page.effects) && record.likeliest.length > 0;
+    const measures = record.likeliest.length > 0;
     return { effects: measured?.values ?? null, affected: measured?.name ?? "", measures };
   }
 

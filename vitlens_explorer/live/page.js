@@ -25,6 +25,7 @@ import { describeSize } from "./sizes.js";
 const LIKELIEST = 10; // classes that can be explained
 const FORWARDS = 3; // photos whose forwards are kept: 12 MB each for a ViT-Ti
 const UPLOADS = 40; // uploaded photos whose files are kept
+const ADDITIVE = ["contributions", "balanced_gradients"]; // views whose parts add up to the logit
 const SQUEEZED = 1.2; // smallest change of proportions that is named
 
 // Starts the worker. Returns ask(task, given, report), which resolves to its answer. Calls report(share) on the way.
@@ -230,7 +231,8 @@ class Live {
     };
   }
 
-  // Computes what the view of the new state needs, before it is drawn.
+  // Computes what the view of the new state needs, before it is drawn. Resolves to a sentence on a value that the view
+  // has changed, or "".
   async prepare(source, content, buffers) {
     if (content.press === "alone") this.showAlone();
     if (content.press === "twin") await this.showTwin(source);
@@ -238,17 +240,29 @@ class Live {
     else if ("open" in content) await this.show(source, content, buffers);
     if ("upload" in content) await this.receive(source, content, buffers[0]);
     this.sortOff(source);
+    const remark = this.replaceByZero(source);
     const { state } = source;
     const name = state.photograph;
     const { records } = source.page;
     await this.load(name, this.isWhole(name, state));
     if (records.get(name).key !== this.key(name, state)) {
-      if (source.traits.frame) this.preview(source, this.photos.get(name));
+      const photo = this.photos.get(name);
+      const isOther = photo.picture !== source.traits.pictures?.picture;
+      if (isOther && source.traits.frame) this.preview(source, photo);
       this.keep(name, await this.record(name, state));
       source.change({});
     }
     await this.explain(source.record, source.state.view, source.view, source.choice);
     await this.stored.beside?.follow(source);
+    return remark;
+  }
+
+  // Replaces heads by zero in a view whose parts add up only then. Returns a sentence about it, or "".
+  replaceByZero(source) {
+    const { off, way, view } = source.state;
+    if (!off.length || way !== "mean" || !ADDITIVE.includes(view)) return "";
+    source.state = { ...source.state, way: "zero" };
+    return say("zero now");
   }
 
   // Puts the heads that are off in the order of layers.
@@ -402,9 +416,6 @@ class Live {
     if (view.explains && target === undefined) throw Error(say("no other photo"));
     const isWhole = record.grid !== this.stored.base.grid;
     if (isWhole && Array.isArray(target)) throw Error(say("no similarity of whole"));
-    if (replaced && ["contributions", "balanced_gradients"].includes(name)) {
-      throw Error(say("not additive"));
-    }
     const key = pairOf(target, against);
     if (name === "lens") {
       if (!record.lens[0]?.of[target]) await this.addLens(record, target);
