@@ -612,14 +612,17 @@ def test_live_page_explains_typed_classes_and_saves(vit, browser, tmp_path):
 
 
 def test_live_page_keeps_the_map_after_an_error(vit, browser, tmp_path):
-    """Contributions with replaced heads are refused: the heads stay on, and the map is that of the whole model."""
+    """The similarity to the same photo is refused: the heads stay on, and the map is that of the whole model."""
     model = vit(num_classes=5)
-    live.save_live_page(model, {NAME: vitlens.samples()[NAME]}, path := tmp_path / "page.html")
+    photos = {name: vitlens.samples()[NAME] for name in (NAME, "twin")}
+    live.save_live_page(model, photos, path := tmp_path / "page.html")
     shown, _, errors = opened(browser, path)
     before = shown.evaluate(FRAME, [{"set": {"layer": 2}, "number": 10**15}])
-    wrong = {"off": [[0, 1]], "way": "mean", "view": "contributions"}
+    target = ["picture", "twin"]
+    wrong = {"off": [[0, 1]], "way": "zero", "view": "relevance", "target": target}
     after = shown.evaluate(FRAME, [{"set": wrong, "number": 10**15 + 1}])
-    assert "add up" in after["message"] and control(after, "off")["value"] == []
+    assert after["message"] == say("alike", name="twin")
+    assert control(after, "off")["value"] == []
     assert after["panels"] == before["panels"] and after["bars"] == before["bars"] and errors == []
     shown.close()
 
