@@ -39,7 +39,8 @@ def color_at_mark(page, view):
     """Color of the middle of the planted patch as the browser draws it."""
     shot = Image.open(io.BytesIO(view.screenshot()))
     side = 1.5 / 8
-    red, green, blue = shot.convert("RGB").getpixel((shot.width * side, shot.height * side))
+    place = shot.width * side, shot.height * side
+    red, green, blue = shot.convert("RGB").getpixel(place)
     return "red" if red > 200 and green < 60 and blue < 60 else "not red"
 
 

@@ -60,9 +60,10 @@ def test_effects_equal_explorer(opened, model, off, way):
     title = opened.page.locator(".mosaic h3").inner_text()
     name = page.forward.label(page.forward.likeliest[0]) if not off else ""
     assert "by effect" in title and name in title
-    first = np.unravel_index(effects.argmin(), effects.shape)
+    layer, head = np.unravel_index(effects.argmin(), effects.shape)
     labels = opened.page.locator(".mosaic text.name").all_text_contents()
-    assert labels[0] == ".".join(map(str, first)) and len(labels) == LAYERS * HEADS
+    assert labels[0] == f"{layer}.{head}"
+    assert len(labels) == LAYERS * HEADS
     assert opened.frame(photograph="rocket")["mosaic"]["effects"] is None
     assert opened.page.get_by_role("button", name="Measure effects").is_visible()
     assert opened.frame(photograph="chelsea")["mosaic"]["effects"] is not None

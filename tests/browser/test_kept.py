@@ -27,10 +27,10 @@ FOLDER = CHECKPOINTS / "vit_tiny_patch8_64"
 NAME = "vit_tiny_patch16_224, patch 8, 64 px"
 
 
-def keep(opened: Opened, folder):
-    """The file that *Save page* writes."""
+def keep(opened: Opened, folder, button: str = "Save page"):
+    """The file that a button writes."""
     with opened.page.expect_download() as download:
-        opened.page.get_by_role("button", name="Save page").click()
+        opened.page.get_by_role("button", name=button).click()
     path = folder / download.value.suggested_filename
     download.value.save_as(path)
     return path

@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from browser.fronts import MARKS
+from browser.test_kept import keep
 from browser.test_open_model import (
     OTHER,
     READY,
@@ -19,15 +20,6 @@ from vitlens_explorer.words import say
 pytestmark = MARKS
 FORWARDS = {"another", "against", "off", "way", "whole"}
 """Controls that need forwards."""
-
-
-def keep_photo(opened: Opened, folder):
-    """The file that *Save photo page* writes."""
-    with opened.page.expect_download() as download:
-        opened.page.get_by_role("button", name="Save photo page").click()
-    path = folder / download.value.suggested_filename
-    download.value.save_as(path)
-    return path
 
 
 def assert_no_line_on_heads_off(frame: dict) -> None:
@@ -68,7 +60,7 @@ def test_photo_page_has_the_maps_of_the_page(browser, blank, tmp_path, title, ph
     opened.drop(folder)
     opened.wait_for_model("model of mine")
     opened.frame(photograph=photo, layer=1, row=2, column=3)
-    path = keep_photo(opened, tmp_path)
+    path = keep(opened, tmp_path, "Save photo page")
     assert path.name == f"vitlens-{photo}.html"
     copy = Opened(browser, path, READY)
     frame = copy.frame()
@@ -112,7 +104,7 @@ def test_photo_page_of_a_changed_state(browser, tmp_path, blank):  # noqa: F811
     opened.drop(tmp_path / "<b>ä.png")
     opened.page.locator(".heading", has_text="<b>ä.png").wait_for()
     opened.frame(whole=True, way="zero", off=[[0, 0], [2, 1]], view="relevance", target=7)
-    path = keep_photo(opened, tmp_path)
+    path = keep(opened, tmp_path, "Save photo page")
     assert path.stat().st_size < 3e6
     whole = opened.frame(off=[])
     copy = Opened(browser, path, READY)

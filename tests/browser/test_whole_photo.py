@@ -70,7 +70,9 @@ def test_whole_photo_equals_explorer(browser, tmp_path, architecture, more):
     frame = opened.frame(way="zero", whole=True)
     assert frame["message"] == ""
     rows, cols = page.forward.grid.rows, page.forward.grid.cols
-    assert rows != cols and (frame["panels"][0]["rows"], frame["panels"][0]["cols"]) == (rows, cols)
+    assert rows != cols
+    (panel,) = frame["panels"]
+    assert (panel["rows"], panel["cols"]) == (rows, cols)
     assert_bars(frame, page)
     supported = supported_views(page.forward)
     views = [name for name in supported if name in {*in_page.SCRIPTED_VIEWS, *live.LIVE_METHODS}]

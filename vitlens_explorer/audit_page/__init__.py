@@ -254,7 +254,8 @@ def stored_images(
             if rank >= len(positions):
                 continue
             position = positions[rank]
-            full = sum(map(len, stored.values())) + BLANKS * len(stored) > LIMIT
+            size_of_files = sum(len(file) for file in stored.values())
+            full = size_of_files + BLANKS * len(stored) > LIMIT
             if position not in stored and position not in unreadable and not full:
                 image = pixels(int(found.tested[position]))
                 on_image()
