@@ -413,13 +413,14 @@ export class Mosaic {
     if (!this.far || !distances || this.countColumns() > LABELED) return [];
     const isHead = ([k, r]) => k < layers && r >= REDUCED;
     const places = this.listPlaces().filter(isHead);
-    return places.map((place) => this.makeDistance(place));
+    const most = this.findLargestDistance();
+    return places.map((place) => this.makeDistance(place, most));
   }
 
-  makeDistance(place) {
+  makeDistance(place, most) {
     const { x, y, width, height } = this.boxOf(place);
     const value = this.distanceOf(place);
-    const kind = value > 0.6 * this.findLargestDistance() ? "dark" : "";
+    const kind = value > 0.6 * most ? "dark" : "";
     const at = { x: x + width / 2, y: y + height / 2 };
     return make("text", { ...at, "font-size": 0.42 * width, class: kind }, Math.round(value));
   }

@@ -157,6 +157,26 @@ function scaleOfScore(scales, { outputs }, target, against) {
 // Number of forwards of a score with `orders` orders besides the ends.
 const forwardsOf = (counts, orders) => 2 + 2 * (counts.length - 2) * orders;
 
+// Calls compute(run) with a new Scoring in place of the one that is going on, and draws when it is done or canceled.
+// what, total: title and number of the forwards. restore: called if it does not end.
+async function runForwards(live, source, what, total, compute, restore = () => {}) {
+  const report = (progress) => source.emit("msg:custom", { progress }, []);
+  const run = new Scoring(live.ask, report, what, total);
+  let problem = null;
+  live.cancel();
+  live.running = run;
+  try {
+    await compute(run);
+  } catch (error) {
+    restore();
+    if (error !== CANCELED) problem = error.message;
+  } finally {
+    if (live.running === run) live.running = null;
+    report(null);
+  }
+  source.drawLater(problem);
+}
+
 // Scores the map of a source's state, and draws when it is done or canceled. The caller draws that it runs.
 export async function scoreMap(live, source) {
   const { record, state, choice } = source;
@@ -172,15 +192,13 @@ export async function scoreMap(live, source) {
   record.random ||= {};
   const missing = record.random[key] ? 1 : 1 + orders.random.length;
   const title = source.view.entry.split(" (")[0];
-  const report = (progress) => source.emit("msg:custom", { progress }, []);
-  const run = new Scoring(live.ask, report, `Score of ${title}`, forwardsOf(counts, missing));
   const fill = live.meanColor(state.photograph);
-  let problem = null;
-  live.cancel();
-  live.running = run;
   const before = map.score;
-  map.score = { title: say("trust"), words: say("scoring") };
-  try {
+  const restore = () => {
+    map.score = before;
+  };
+  const compute = async (run) => {
+    map.score = { title: say("trust"), words: say("scoring") };
     const patches = rows * cols;
     const all = new Uint8Array(patches).fill(1);
     const of = { target, against, like: map.like };
@@ -206,14 +224,9 @@ export async function scoreMap(live, source) {
     });
     const name = (map.like ? targetWords(record, target) : record.label(target)) + other;
     map.score = { title: say("trust"), name, order, fill, ...parts };
-  } catch (error) {
-    map.score = before;
-    if (error !== CANCELED) problem = error.message;
-  } finally {
-    if (live.running === run) live.running = null;
-    report(null);
-  }
-  source.drawLater(problem);
+  };
+  const total = forwardsOf(counts, missing);
+  await runForwards(live, source, `Score of ${title}`, total, compute, restore);
 }
 
 // Measures how the probability of the likeliest class changes when each head is off alone, besides those that are off,
@@ -224,12 +237,7 @@ export async function measureEffects(live, source) {
   const [target] = record.likeliest;
   if (target === undefined || record.effects?.way === way) return;
   const { layers } = live.stored.network;
-  const report = (progress) => source.emit("msg:custom", { progress }, []);
-  const run = new Scoring(live.ask, report, say("effects"), 1 + layers * record.heads);
-  live.cancel();
-  live.running = run;
-  let problem = null;
-  try {
+  const compute = async (run) => {
     if (way === "mean") await live.prepareMeans(live.photos.get(state.photograph));
     const given = { ...record.given, mean: way === "mean", outputs: record.outputs };
     const { rows, cols } = record.grid;
@@ -245,11 +253,6 @@ export async function measureEffects(live, source) {
       }
     }
     record.effects = { way, name: record.label(target), values };
-  } catch (error) {
-    if (error !== CANCELED) problem = error.message;
-  } finally {
-    if (live.running === run) live.running = null;
-    report(null);
-  }
-  source.drawLater(problem);
+  };
+  await runForwards(live, source, say("effects"), 1 + layers * record.heads, compute);
 }
