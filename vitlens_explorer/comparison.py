@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.supported import attention_modules, unwrap
+from vitlens_explorer.captions import map_panel
 from vitlens_explorer.controls import (
     PAINT,
     PLAIN,
@@ -33,7 +34,6 @@ from vitlens_explorer.views import (
     View,
     farthest,
     head_control,
-    map_panel,
     query_words,
     view_control,
 )

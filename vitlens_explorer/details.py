@@ -18,7 +18,7 @@ from vitlens.recorder.supported import family
 from vitlens_explorer.lanes import never_cancel
 from vitlens_explorer.photographs import READOUT, Forward
 from vitlens_explorer.views import MAX, MEAN, by_layer, query_row
-from vitlens_explorer.words import number, say
+from vitlens_explorer.words import fine_percent, number, percent, say
 
 AFTER_ATTENTION = r"norm2|ln_2|layer_norm2|layernorm_after"
 """Pattern of names: the norms of a pre-norm block whose input is the residual stream between attention and MLP."""
@@ -92,7 +92,7 @@ def tour(
     (L, 2) lengths of what attention and MLP add, or (L, 1) of the whole change. `heads` (H, P): weights of the patch
     in the layer, `depth` (L, P): in each layer, the mean over heads. `lens`: (class, probability) of the read-out
     after each layer, empty without a classifier. `plain`: the outputs are values instead of probabilities.
-    `sentences`: one for each step.
+    `sentences`: one for each step. `simply`: for the harder steps, the same in plain words, "" for others.
     """
     grid = forward.grid
     position = grid.index(row, col)
@@ -125,7 +125,8 @@ def tour(
         "lens": [[forward.label(target), share] for share, target in lens],
         "plain": forward.outputs == "value",
     }
-    return about | {"sentences": _sentences(read=forward.readout, **about)}
+    sentences = _sentences(read=forward.readout, **about)
+    return about | {"sentences": sentences, "simply": _plain_sentences(**about)}
 
 
 @torch.inference_mode()
@@ -222,6 +223,52 @@ def _sentences(
         "after": number(lengths[layer + 1]),
     }
     return [say(f"tour {step}", **fields) for step in STEPS]
+
+
+def _plain_sentences(cols, token, table, prefix, layer, value, lengths, added, **_) -> list[str]:
+    """Sentences in plain words for the steps that need them, "" for others."""
+    key = value["key"] - len(prefix)
+    count = len(value["logits"])
+    fields = {
+        "width": len(token),
+        "place": say("plain tour place" if table else "plain tour no place"),
+        "summary": say("plain tour summary", token=prefix[0]) if len(prefix) == 1 else "",
+        "layer": layer,
+        "head": value["head"],
+        "row": key // cols,
+        "column": key % cols,
+        "products": len(value["q"]),
+        "logit": number(value["logits"][value["key"]]),
+        "rank": _rank_words(value),
+        "tokens": count,
+        "share": fine_percent(value["weight"]),
+        "even": fine_percent(1 / count),
+    }
+    sentences = dict.fromkeys(STEPS, "")
+    for step in ("tokens", "product", "softmax"):
+        sentences[step] = say(f"plain tour {step}", **fields)
+    sentences["stream"] = _plain_change(layer, lengths[layer], added[layer])
+    return list(sentences.values())
+
+
+def _rank_words(value: dict) -> str:
+    """Place of a logit among those of the query."""
+    logits, key = value["logits"], value["key"]
+    below = sum(logit is None or logit < logits[key] for logit in logits)
+    others = len(logits) - 1
+    if below == others:
+        return say("plain tour first", tokens=len(logits))
+    return say("plain tour rank", below=below, others=others)
+
+
+def _plain_change(layer: int, before: float, added: list[float]) -> str:
+    """What a layer adds to a token of a length, "" if the length is 0."""
+    if not before:
+        return ""
+    shares = [percent(length / before) for length in added]
+    if len(shares) == 1:
+        return say("plain tour layer", layer=layer, first=shares[0])
+    return say("plain tour parts", layer=layer, first=shares[0], second=shares[1])
 
 
 def _answer_words(lens: list, plain: bool, read: str) -> str:

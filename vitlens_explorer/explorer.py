@@ -16,6 +16,7 @@ from torch import nn
 from vitlens.attribution import METHODS
 from vitlens.recorder.supported import attention_modules, has_text_tower, unwrap
 from vitlens_explorer import details
+from vitlens_explorer.captions import map_panel
 from vitlens_explorer.controls import (
     MORE,
     PAINT,
@@ -69,7 +70,6 @@ from vitlens_explorer.views import (
     head_control,
     head_maps,
     head_statistics,
-    map_panel,
     order_of_covering,
     query_words,
     score,
@@ -453,7 +453,8 @@ class Explorer(Page):
             if squeezed > 1.2:
                 note += say("squeezed", times=f"{squeezed:.1f}")
         tiles = query_tiles(self.state, forward, shown.prefix) if row.query else ()
-        return replace(panel, words=panel.words + note, tokens=tiles)
+        plain = panel.plain and panel.plain + note
+        return replace(panel, words=panel.words + note, plain=plain, tokens=tiles)
 
     def _with_sinks(self, shown: Map) -> Map:
         """A map of attention with the sinks of its layer."""

@@ -63,7 +63,8 @@ def scale_of(
 class Panel:
     """An image divided into cells, with a map over it.
 
-    picture: name of the image in `pictures`. cell: (height, width) as shares of the image. selected: (row, col)
+    picture: name of the image in `pictures`. cell: (height, width) as shares of the image. words: exact caption. plain:
+    caption in plain words, or "". selected: (row, col)
     or None. picks: noun for the target of a click, or "". values: (rows, cols) or (rows, cols, 3). scale: color scale,
     or None for RGB values and panels without a map. strength: largest opacity of the map. opacity: "value", growing
     with the value, or "even". ends: labels of the color scale. tokens: tiles that choose a token outside the image as
@@ -78,6 +79,7 @@ class Panel:
     cols: int
     cell: tuple[float, float]
     words: str = ""
+    plain: str = ""
     selected: tuple[int, int] | None = None
     picks: str = ""
     values: np.ndarray | None = None

@@ -17,18 +17,16 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitlens import attention, attribution, faithfulness, stream, tokens
-from vitlens.attention import SINK_TIMES_MEDIAN, SINK_TIMES_UNIFORM
 from vitlens.attribution import METHODS, Method
 from vitlens.attribution.target import Target
 from vitlens.models import preprocess, restore, scores
-from vitlens.plot.scales import ATTENTION, UNIFORM, as_drawn, peak
+from vitlens.plot.scales import ATTENTION, UNIFORM, as_drawn
 from vitlens.recorder.forward import eval_mode, run
 from vitlens.recorder.hooks import thread_hooks
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import family
 from vitlens_explorer.controls import Control
 from vitlens_explorer.lanes import Check
-from vitlens_explorer.panels import Panel, Scale, scale_of
 from vitlens_explorer.photographs import READOUT, Forward, shown_by_the_page
 from vitlens_explorer.words import number, percent, say
 
@@ -116,7 +114,7 @@ class View:
     the menu. entry: name in the menu if it differs from the title. query: True if the map depends on the query. head: a
     key of `HEADS`, or "" without heads. layered: True for maps of a layer. explains: True for maps of a class.
     contrasts: True if a contrast class is possible. slow: True for the long lane. forwards: number of forwards of a
-    map, 0 if unknown. similar: title of the map of a `Likeness`.
+    map, 0 if unknown. similar: title of the map of a `Likeness`. plain: key of its sentence in plain words, or "".
     """
 
     title: str
@@ -131,6 +129,7 @@ class View:
     slow: bool = False
     forwards: Callable[[Forward], int] = lambda forward: 0
     similar: str = ""
+    plain: str = ""
 
     @property
     def attributes(self) -> bool:
@@ -399,17 +398,14 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
     layer, head = choice.layer, choice.head
     if head == EVERY:
         chosen = written
-        whose = say("all layers")
     elif head == SUM:
         chosen = written[layer]
-        whose = say("all heads", layer=layer)
     else:
         chosen = written[layer, head]
-        whose = say("one head", head=head, layer=layer)
     sums = chosen.reshape(-1, forward.grid.tokens).sum(0)
     words = say(
         "contributions",
-        whose=whose,
+        whose=whose_words(choice),
         name=forward.label(target),
         minus="" if against is None else say("minus", name=forward.label(against)),
         patches=_signed(sums[forward.grid.prefix :].sum()),
@@ -441,6 +437,15 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
         beside={"parts": chart},
         tables={"parts": _part_columns(chart)},
     )
+
+
+def whose_words(choice: Choice) -> str:
+    """Name of the heads whose contributions are added up."""
+    if choice.head == EVERY:
+        return say("all layers")
+    if choice.head == SUM:
+        return say("all heads", layer=choice.layer)
+    return say("one head", head=choice.head, layer=choice.layer)
 
 
 def contributions_of(
@@ -479,7 +484,7 @@ def _part_columns(chart: dict) -> dict[str, Sequence]:
     return columns
 
 
-def _target_words(forward: Forward, target: int | Likeness) -> str:
+def target_words(forward: Forward, target: int | Likeness) -> str:
     """Name of a target for captions, a class with its probability."""
     if isinstance(target, Likeness):
         return say("likeness", name=target.name)
@@ -519,9 +524,9 @@ def view_of_method(method: Method) -> View:
         values = values.detach().float().cpu().numpy()
         if not method.depends_on_target:
             return Map(values, begin)
-        words = say("for", method=begin, target=_target_words(forward, choice.target))
+        words = say("for", method=begin, target=target_words(forward, choice.target))
         if choice.against is not None:
-            words += say("rather than", target=_target_words(forward, choice.against))
+            words += say("rather than", target=target_words(forward, choice.against))
         title = similar if isinstance(choice.target, Likeness) else ""
         return Map(values, words, title=title)
 
@@ -536,20 +541,42 @@ def view_of_method(method: Method) -> View:
         slow=slow,
         forwards=forwards,
         similar=similar,
+        plain="class" if method.depends_on_target else "method",
     )
 
 
 VIEWS = {
     "attention": View(
-        "Attention from the query", _attention, entry="Attention", query=True, head="each"
+        "Attention from the query",
+        _attention,
+        entry="Attention",
+        query=True,
+        head="each",
+        plain="attention",
     ),
-    "received": View("Attention received", _received, entry="Received", head="each"),
-    "rollout": View("Rollout from the query", _rollout, entry="Rollout", query=True, head="mixed"),
+    "received": View(
+        "Attention received", _received, entry="Received", head="each", plain="received"
+    ),
+    "rollout": View(
+        "Rollout from the query",
+        _rollout,
+        entry="Rollout",
+        query=True,
+        head="mixed",
+        plain="rollout",
+    ),
     "similarity": View(
-        "Token similarity to the query", _similarity, HOLDS, "Similarity", query=True
+        "Token similarity to the query",
+        _similarity,
+        HOLDS,
+        "Similarity",
+        query=True,
+        plain="similarity",
     ),
-    "components": View("Principal components of tokens", _components, HOLDS, "Components"),
-    "norms": View("Token norms", _norms, HOLDS, "Norms"),
+    "components": View(
+        "Principal components of tokens", _components, HOLDS, "Components", plain="components"
+    ),
+    "norms": View("Token norms", _norms, HOLDS, "Norms", plain="norms"),
 }
 """Views of a layer without a class."""
 INSIDE = {
@@ -560,6 +587,7 @@ INSIDE = {
         "Prediction by layer (logit lens)",
         query=True,
         explains=True,
+        plain="lens",
     ),
     "contributions": View(
         "What heads contribute to the class",
@@ -569,6 +597,7 @@ INSIDE = {
         head="added",
         explains=True,
         contrasts=True,
+        plain="contributions",
     ),
 }
 """Views of a layer for a class."""
@@ -623,97 +652,6 @@ def head_control(
         choices,
         hidden=not view.head,
         **more,
-    )
-
-
-def scale_words(values: np.ndarray, scale: Scale, bound: float) -> str:
-    """Sentences about the colors of a map (rows, cols): its largest value, and whether it is uniform or stretched."""
-    words = ""
-    times = peak(values)
-    if times is not None:
-        words += say("peak", times=number(times))
-    if scale.uniform is not None:
-        words += say("uniform", bound=percent(bound))
-    elif scale.stretching > 1.001:
-        words += say("stretched", times=number(scale.stretching))
-    return words
-
-
-def map_panel(
-    forward: Forward,
-    view: View,
-    choice: Choice,
-    shown: Map,
-    state: dict,
-    *,
-    name: str = "picture",
-    title: str = "",
-) -> Panel:
-    """Panel of a map over its image, with its caption."""
-    grid, values = forward.grid, shown.values
-    words = shown.words + "."
-    legend = shown.unit
-    scale = None
-    marked = ()
-    hidden = False
-    if values.ndim == 2:
-        scale = scale_of(
-            values,
-            cmap=state["colors"],
-            stretch=state["stretch"],
-            limit=shown.limit,
-            bound=shown.bound,
-        )
-        words += say("range", low=number(values.min()), high=number(values.max()))
-        words += scale_words(values, scale, shown.bound)
-        marked = tuple(shown.sinks)
-    if view.explains and isinstance(choice.target, int):
-        beside = forward.prediction_beside(choice.target)
-        words += f" {beside}" if beside else ""
-    words += say("input", height=grid.image[0], width=grid.image[1])
-    for cut, padded, side in zip(grid.cut, grid.padded, ("bottom", "right"), strict=True):
-        if cut:
-            words += say("cut", pixels=cut, where=say(side))
-        if padded:
-            words += say("padded", pixels=padded, where=say(side))
-    if shown.limit and not state["stretch"]:
-        legend = say("similarity scale", unit=shown.unit)
-    if marked:
-        words += say(
-            "sinks",
-            count=len(marked),
-            times=number(SINK_TIMES_MEDIAN),
-            uniform=number(SINK_TIMES_UNIFORM),
-        )
-        hidden = state.get("sinks", False) and not state["stretch"]
-    if hidden:
-        rows, cols = zip(*marked, strict=True)
-        others = values.copy()
-        others[rows, cols] = 0
-        scale = scale_of(others, cmap=state["colors"])
-        legend = say("hidden", unit=legend)
-    return Panel(
-        sinks=marked,
-        hides=hidden,
-        name=name,
-        title=title or shown.title or view.title,
-        picture=name,
-        rows=grid.rows,
-        cols=grid.cols,
-        cell=(grid.patch[0] / grid.image[0], grid.patch[1] / grid.image[1]),
-        words=words,
-        selected=choice.query if view.query and isinstance(choice.query, tuple) else None,
-        picks=say("look from") if view.query else "",
-        values=values,
-        scale=scale,
-        unit=shown.unit,
-        even=1 / grid.tokens if shown.unit == say("attention unit") else None,
-        legend=legend,
-        strength=state["strength"],
-        opacity=state["opacity"],
-        smooth=state["smooth"],
-        lines=state["lines"],
-        ends=scale and (number(scale.low), number(scale.high)),
     )
 
 

@@ -33,6 +33,37 @@ WORDS = {
     "each scaled from its minimum to its maximum. They explain {shares} of the variance across patches",
     "norms": "Norm of the patch tokens after layer {layer}: median {median}",
     "norms prefix": "; {token} {length}",
+    # the same views in plain words
+    "plain mean": "In layer {layer}, with its heads averaged",
+    "plain max": "In layer {layer}, with the largest weight of any head",
+    "plain head": "In head {head} of layer {layer}",
+    "plain patch": "the framed patch (the query)",
+    "plain summary": "the summary token (class token)",
+    "plain token": "the {token}",
+    "plain likeness": "the {target}",
+    "plain place": "row {row}, column {column}",
+    "plain itself": "itself",
+    "plain attention": "{where}, {who} looks most at {place}: {share} of its attention, where even would be {even}.",
+    "plain received": "{where}, tokens look most at {place}: on average {share} of their attention, where even would "
+    "be {even}.",
+    "plain rollout": "An estimate through layers 0 to {layer}: {who} takes most from {place}, {share}, where even "
+    "would be {even}. Each layer counts a token half as its own, so early maps show little else.",
+    "plain similarity": "After layer {layer}, {who} is most similar to {place}: cosine {value} of at most 1.",
+    "plain components": "After layer {layer}, patches of similar colors have similar tokens. The colors have no other "
+    "meaning.",
+    "plain norms": "A token is a list of numbers. After layer {layer}, the one of {place} is the longest, {times} "
+    "times the mean length.",
+    "plain lens": "If the model ended after layer {layer} and read a single patch, {place} would give “{name}” most: "
+    "{value}.",
+    "plain contributions": "{whose}: {place} matters most for “{name}”{minus} directly, by {value}.",
+    "plain method": "By this method, {place} counts most.",
+    "plain class": "By this method, {place} counts most for {target}.",
+    "plain class against": "By this method, no patch counts for {target}, and {place} counts most against it.",
+    "plain similarity colors": " Red is similar, blue is opposite.",
+    "plain contributions colors": " Red adds to its score, blue takes from it.",
+    "plain class colors": " Red counts for it, blue against it.",
+    "plain uniform": "All patches get the same within {bound}, so no place stands out.",
+    "plain sinks": " Dashed: sinks ({count}), patches that get far more attention than the others.",
     # the logit lens
     "lens": "Logit lens after layer {layer}: the {quantity} of “{name}” if the model ended here and its head read "
     "one patch alone. {who} predicts “{best}” ({score}). Early layers are not trained to be read by this head; they "
@@ -176,6 +207,22 @@ WORDS = {
     "tour answer": "the classifier head, reading {readout} after each layer, goes from “{first}” ({before}) to "
     "“{last}” ({after}), the model's answer",
     "tour no answer": "as the model has no classes, its tokens are the result",
+    # the harder steps of the tour in plain words
+    "plain tour tokens": "A list of {width} numbers now stands for the patch: its token. {place}{summary}",
+    "plain tour place": "A second list, for its place, was added, because the numbers alone do not show where it lies.",
+    "plain tour no place": "None was added for its place.",
+    "plain tour summary": " One more token, the {token}, belongs to no patch.",
+    "plain tour product": "To decide where the patch looks, head {head} of layer {layer} compares a list of {products} "
+    "numbers of this patch, its query, with one of every patch, its key. The better they match, the larger the "
+    "result. For row {row}, column {column}, it is {logit}, {rank}.",
+    "plain tour first": "the largest of all {tokens}",
+    "plain tour rank": "larger than {below} of the {others} others",
+    "plain tour softmax": "The results become shares of 100%, the weights: {share} of the attention goes to row {row}, "
+    "column {column}. Even, each of the {tokens} tokens would get {even}.",
+    "plain tour parts": "Layer {layer} does not replace the token, it adds to it: attention what it collects from "
+    "other tokens, a list {first} as long as the token, and the MLP what it computes from that, a list {second} as "
+    "long.",
+    "plain tour layer": "Layer {layer} does not replace the token, it adds a list of numbers to it, {first} as long.",
     # pages without Python
     "page": "A saved page. Other photos and classes, slower methods, and turning heads off need vitlens app.",
     "live": "The model runs in this page. Photos stay on this machine: the page cannot send anything. Slower methods "
@@ -347,3 +394,8 @@ def say(name: str, /, **fields: object) -> str:
 def percent(share: float) -> str:
     """A share in percent, such as "12%", or "< 0.5%" for smaller ones."""
     return "< 0.5%" if 0 < share < 0.005 else f"{100 * share:.0f}%"
+
+
+def fine_percent(share: float) -> str:
+    """A share in percent with one decimal, such as "1.2%", or "< 0.1%" for smaller ones."""
+    return "< 0.1%" if 0 < share < 0.0005 else f"{100 * share:.1f}%"

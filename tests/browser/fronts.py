@@ -373,7 +373,7 @@ class Widget:
 
     def look(self, layer, head="mean", query=(2, 2)):
         """Show the attention of a layer from a patch. head: a number or "mean"."""
-        if not self.text("figcaption").startswith("Attention from the patch"):
+        if not self.text("figcaption .exact").startswith("Attention from the patch"):
             self.act(lambda: see(self.root, "attention"))
         chosen = {"layer": layer, "head": 0 if head == "mean" else 2 + head}
         for control, value in chosen.items():  # the mean and the largest come before head 0
@@ -385,7 +385,7 @@ class Widget:
     @property
     def query(self):
         """Row and column of the patch in the caption, or None."""
-        found = re.search(r"row (\d+), column (\d+)", self.text("figcaption"))
+        found = re.search(r"row (\d+), column (\d+)", self.text("figcaption .exact"))
         return found and (int(found[1]), int(found[2]))
 
     def choose(self, control, label):
@@ -407,7 +407,8 @@ class Widget:
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
 
     def text(self, part):
-        return self.root.locator(part).first.inner_text()
+        found = self.root.locator(part).first
+        return found.text_content() if part.endswith(".exact") else found.inner_text()
 
     def upload(self, path):
         self.root.locator("input[type=file]").set_input_files(path)
@@ -435,7 +436,7 @@ class Fronts:
             widget = Widget(self.open(name), levels=1 if name in PYTHON else 2)
             widget.settle()
             widget.name = name
-            widget.first = widget.pixels(), widget.text("figcaption")
+            widget.first = widget.pixels(), widget.text("figcaption .exact")
             self.opened[name] = widget
         return self.opened[name]
 

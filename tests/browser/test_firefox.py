@@ -25,7 +25,7 @@ DRAWN = """
 const canvas = document.querySelector(".vitlens[data-answers] .panel canvas");
 if (!canvas || canvas.width < 16) return null;
 const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-return [document.querySelector(".panel figcaption").textContent, Array.from(data.filter((_, k) => k % 1009 === 0))];
+return [document.querySelector(".panel .exact").textContent, Array.from(data.filter((_, k) => k % 1009 === 0))];
 """
 
 

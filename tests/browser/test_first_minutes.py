@@ -31,9 +31,7 @@ def test_page_says_what_it_is_and_what_the_model_knows(browser, live_page):
     assert page.locator("main h1").all_inner_texts() == [say("headline")]
     assert page.locator(".lead").inner_text() == say("lead")
     under = page.locator(".under").inner_text()
-    assert re.fullmatch(
-        r"row 5, column 4: [\d.]+% of the attention \(even would be 0\.5%\)", under
-    ), under
+    assert re.fullmatch(r"row 5, column 4: [\d.]+% of the attention \(even: 0\.5%\)", under), under
     fold = page.locator(".knows")
     assert fold.locator("summary").inner_text() == "The model knows 200 names"
     fold.locator("summary").click()
@@ -106,7 +104,7 @@ def test_first_gesture_ends_with_the_first_click(browser, live_page):
     page.wait_for_function("() => document.querySelector('.glancing')")
     page.get_by_role("button", name="Rollout", exact=True).click()
     page.wait_for_function(
-        "() => /^Rollout/.test(document.querySelector('figcaption').textContent)"
+        "() => /Rollout from/.test(document.querySelector('figcaption').textContent)"
     )
     page.wait_for_timeout(2500)
     assert not page.locator(".glancing").count() and errors == []

@@ -60,13 +60,13 @@ def test_explorer_uploads_and_downloads(explorer, page, model, tmp_path):
     saved_map = np.loadtxt(io.StringIO(numbers), delimiter=",")
     maps = unfused_maps(vit, preprocess(vit, loaded))[2][0].numpy()
     np.testing.assert_allclose(saved_map.ravel(), maps.mean(0)[0, 1:], rtol=1e-5)
-    before, words = explorer.pixels(), explorer.text("figcaption")
+    before, words = explorer.pixels(), explorer.text("figcaption .exact")
     (huge := tmp_path / "huge.jpg").write_bytes(bytes(65 * 2**20))
     explorer.upload(huge)
     explorer.until("huge.jpg", ".alert")
     explorer.settle()
     assert "(65.0 MB)" in explorer.text(".alert")
-    assert np.array_equal(explorer.pixels(), before) and explorer.text("figcaption") == words
+    assert np.array_equal(explorer.pixels(), before) and explorer.text("figcaption .exact") == words
     explorer.root.get_by_role("button", name="Close").click()
     explorer.choose("photograph", "chelsea")
 
@@ -98,7 +98,7 @@ def test_compare(page):
     pair = Widget(page, 1)
     pair.click(2, 5, panel="right")
     assert pair.root.locator("[data-panel=left] .frame").count() == 1
-    assert "row 2, column 5" in pair.text("[data-panel=left] figcaption")
+    assert "row 2, column 5" in pair.text("[data-panel=left] .exact")
 
 
 def test_positions(page):

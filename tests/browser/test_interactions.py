@@ -86,7 +86,7 @@ def test_click_on_a_patch(explorer, shown):
     explorer.look(3)
     explorer.click(2, 5)
     explorer.shows(shown(3, "mean", (2, 5)))
-    assert "row 2, column 5" in explorer.text("figcaption")
+    assert "row 2, column 5" in explorer.text("figcaption .exact")
     assert explorer.text(".under").startswith("row 2, column 5: 0.")
 
 
@@ -178,9 +178,9 @@ def number_after(explorer, words):
     """The number after some words in the sentence of the tour, once they are there."""
     sentence = in_tour(explorer, ".sentence")
     sentence.filter(has_text=words).wait_for()
-    return re.search(re.escape(words) + r" ?([−\d.e]*\d)", sentence.inner_text())[1].replace(
-        "−", "-"
-    )
+    return re.search(
+        re.escape(words) + r" ?([−\d.e]*\d)", sentence.locator(".exact").text_content()
+    )[1].replace("−", "-")
 
 
 def reaches(explorer, part, read, values):
@@ -293,7 +293,7 @@ def test_tour_ends_with_a_head_turned_off_and_an_own_photo(explorer, tmp_path):
     explorer.act(
         lambda: in_tour(explorer, "").get_by_role("button", name="Turn off head 1").click()
     )
-    assert "head 1 of layer 2" in explorer.text("figcaption")
+    assert "head 1 of layer 2" in explorer.text("figcaption .exact")
     assert explorer.root.locator("dialog[open]").count() == 0
     explorer.root.get_by_role("button", name="Tour", exact=True).click()
     explorer.root.get_by_role("button", name="Step 8").click()
@@ -320,7 +320,7 @@ def test_sliders(explorer, shown):
     explorer.shows(shown(1, 1, (6, 5)))
     explorer.root.get_by_label("Layer", exact=True).focus()
     explorer.press("ArrowRight")
-    assert "layer 2" in explorer.text("figcaption")
+    assert "layer 2" in explorer.text("figcaption .exact")
 
 
 @across(ALL)
@@ -359,17 +359,19 @@ def test_map_follows_the_pointer(explorer, shown, maps):
     page.mouse.move(5, 5)
     if explorer.name not in ("lab", "notebook"):
         page.wait_for_function("() => location.hash.endsWith('layer=2&head=mean&patch=3,4')")
-    words, address = explorer.text("figcaption"), page.url
+    words, address = explorer.text("figcaption .exact"), page.url
     explorer.shows(shown(2, "mean", (3, 4)))
     explorer.point(1, 6)
     explorer.until("From row 1, column 6", ".under")
     explorer.shows(shown(2, "mean", (1, 6)))
     legend = explorer.root.locator(".legend span").nth(1).inner_text()
     assert_number(explorer, legend, maps[2].mean(0)[1 + 8 + 6, 1:].max())
-    assert explorer.text("figcaption") == words and page.url == address
+    assert "the patch in row 1, column 6" in explorer.text("figcaption .exact")
+    assert explorer.root.locator(".how").is_hidden() and page.url == address
     page.mouse.move(5, 5)
     explorer.root.locator(".under", has_text="From row 1, column 6").wait_for(state="hidden")
     explorer.shows(shown(2, "mean", (3, 4)))
+    assert explorer.text("figcaption .exact") == words
     page.emulate_media(reduced_motion="reduce")
     explorer.point(6, 6)
     page.wait_for_timeout(400)
@@ -392,7 +394,7 @@ def test_value_opens_from_the_picture(explorer, maps):
     head = weights.argmax()
     explorer.until("row 6, column 1", ".detail h3")
     assert_number(explorer, explorer.text(".detail h3").split(":")[0], weights[head])
-    assert "row 3, column 4" in explorer.text("figcaption"), "the query stays"
+    assert "row 3, column 4" in explorer.text("figcaption .exact"), "the query stays"
     assert_number(explorer, explorer.text(".how").split()[0], weights.mean())
     assert f"head {head} has the largest weight" in explorer.text(".detail .note")
     strips = root.locator(".detail .strip")
@@ -441,7 +443,7 @@ def test_click_on_a_class(explorer, model):
     explorer.look(2)
     explorer.act(explorer.root.locator(".bars button").nth(1).click)
     explorer.shows(painted(vit, x, relevance(vit, x, order[1])[0].numpy()))
-    assert f"for “{order[1]}”" in explorer.text("figcaption")
+    assert f"for “{order[1]}”" in explorer.text("figcaption .exact")
     assert explorer.text(".bars [aria-pressed=true] .name") == str(order[1])
     assert explorer.root.get_by_label("Layer", exact=True).is_hidden()
 
@@ -460,7 +462,7 @@ def test_contrast_with_another_class(explorer, model):
     explorer.choose("against", rather)
     maps = relevance(vit, x, order[1], against=order[2])
     explorer.shows(painted(vit, x, maps[0].numpy()))
-    assert f"rather than “{order[2]}”" in explorer.text("figcaption")
+    assert f"rather than “{order[2]}”" in explorer.text("figcaption .exact")
     if explorer.name in PYTHON:
         assert_scored(explorer, vit, x, maps, order)
     explorer.choose("against", "nothing")
@@ -495,12 +497,12 @@ def test_heads_off(explorer, model):
     assert before.startswith("was ")
     assert explorer.root.locator(".stage .cross").count() == 2
     words = "head 1 of layer 2, each replaced with its mean over 6 sample photos"
-    assert words in explorer.text("figcaption")
+    assert words in explorer.text("figcaption .exact")
     listed = explorer.root.get_by_role("group", name="Heads that are off").get_by_role("button")
     assert listed.all_inner_texts() == ["Layer 2, head 0 ×", "Layer 2, head 1 ×"]
     explorer.act(listed.first.click)
     assert listed.all_inner_texts() == ["Layer 2, head 1 ×"]
-    assert "Turned off: head 1 of layer 2, replaced" in explorer.text("figcaption")
+    assert "Turned off: head 1 of layer 2, replaced" in explorer.text("figcaption .exact")
     assert explorer.root.locator(".stage .cross").count() == 1
     explorer.act(explorer.root.get_by_role("button", name="Turn all on").click)
     assert not listed.count()
@@ -519,12 +521,12 @@ def test_upload(explorer, model, tmp_path):
     explorer.act(lambda: explorer.upload(noise))
     explorer.shows(expected(model, load_image(noise), 2, "mean", None))
     (text := tmp_path / "text.png").write_bytes(b"a text")
-    before, words = explorer.pixels(), explorer.text("figcaption")
+    before, words = explorer.pixels(), explorer.text("figcaption .exact")
     explorer.upload(text)
     explorer.until("text.png", ".alert")
     explorer.settle()
     assert NO_FORMAT[explorer.name] in explorer.text(".alert")
-    assert np.array_equal(explorer.pixels(), before) and explorer.text("figcaption") == words
+    assert np.array_equal(explorer.pixels(), before) and explorer.text("figcaption .exact") == words
     explorer.root.get_by_role("button", name="Close").click()
     assert explorer.root.locator(".alert").is_hidden()
     explorer.choose("photograph", "chelsea")
@@ -544,7 +546,7 @@ def test_save(explorer, model):
         assert archive.testzip() is None
         files = {name.removeprefix(stem): archive.read(name) for name in archive.namelist()}
     about = json.loads(files[".json"])
-    assert about["words"] == explorer.text("figcaption")
+    assert about["words"] == explorer.text("figcaption .exact")
     assert (about["view"], about["layer"]) == ("attention", 2)
     wanted = weights_of(model, PICTURE, 2, 1, (3, 4))
     assert {*files} == {".png", ".csv", "-heads.csv", ".json", "-input.png"}

@@ -596,7 +596,10 @@ def test_live_page_explains_typed_classes_and_saves(vit, browser, tmp_path):
         json.loads(files[".json"]),
         np.asarray(Image.open(io.BytesIO(files["-input.png"]))),
     )
-    assert about["weights"] == weights_digest(model) and about["words"] == figcaption.inner_text()
+    assert (
+        about["weights"] == weights_digest(model)
+        and about["words"] == figcaption.locator(".exact").text_content()
+    )
     assert (about["target"], about["against"], about["view"]) == (4, 3, "relevance")
     canvas = shown.locator(".picture canvas").first.evaluate(
         "node => node.toDataURL('image/png').split(',')[1]"

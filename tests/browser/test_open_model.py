@@ -202,6 +202,7 @@ def assert_views(opened: Opened, page: Explorer) -> None:
         exact = torch.from_numpy(np.frombuffer(wanted["values"], "<f4").copy())
         near(floats(got["values"]), exact, view)
         assert_words(got["words"], wanted["words"])
+        assert_words(got["plain"], wanted["plain"])
         for name in ("title", "tokens", "unit", "rows", "cols", "cell", "selected"):
             assert got[name] == plain(wanted[name]), (view, name)
         for name in ("layer", "head", "query", "row", "column", "off"):

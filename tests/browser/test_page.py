@@ -169,7 +169,9 @@ def test_saved_page_equals_explorer(vit, browser, tmp_path, kind):
         seen.add(control(frame, "view")["value"])
         assert bool(frame["message"]) == bool(expected["message"])
         (drawn,), (wanted,), (right,) = frame["panels"], expected["panels"], true["panels"]
-        named = "title words selected picks unit ends rows cols cell tokens legend sinks hides"
+        named = (
+            "title words plain selected picks unit ends rows cols cell tokens legend sinks hides"
+        )
         for name in named.split():
             assert drawn[name] == plain(wanted[name]), (values, name)
         for name in ("bars", "parts", "lens", "score", "model", "asks"):
@@ -623,7 +625,7 @@ def walk(page):
     said = []
     for step in range(1, 9):
         page.wait_for_selector(f".tour header:has-text('Step {step} of 8')")
-        said.append(page.locator(".tour .sentence").inner_text())
+        said.append(page.locator(".tour .exact").text_content())
         assert (
             page.locator(".tour .scene canvas, .tour .scene svg").count()
             and "undefined" not in said[-1]
@@ -665,10 +667,10 @@ def test_tour_fits_the_model(vit, browser, tmp_path, kwargs, words):
     page.locator(".tour .next", has_text="vitlens_explorer.explore").wait_for()
     assert page.locator(".tour .next button").count() == 0
     page.get_by_role("button", name="Step 1").click()
-    before = page.locator(".tour .sentence").inner_text()
+    before = page.locator(".tour .exact").text_content()
     page.locator(".tour .scene .picture").click(position={"x": 5, "y": 5})
     page.wait_for_function(
-        "before => document.querySelector('.tour .sentence').textContent !== before", arg=before
+        "before => document.querySelector('.tour .exact').textContent !== before", arg=before
     )
     assert page.locator(".touring .tour[open] header", has_text="Step 1 of 8").count() == 1
     assert errors == []

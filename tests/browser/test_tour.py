@@ -109,7 +109,7 @@ def test_tour_has_eight_steps_with_the_numbers_of_the_model(page, model, maps, w
     found = []
     for words in wanted:
         shows(page, words, ".tour .sentence")
-        found.append(page.locator(".tour .sentence").inner_text())
+        found.append(page.locator(".tour .exact").text_content())
         assert page.locator(".tour canvas, .tour svg").count()
         assert page.locator(".tour").evaluate("node => node.scrollWidth <= node.clientWidth")
         page.keyboard.press("ArrowRight")

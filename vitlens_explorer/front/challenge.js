@@ -42,11 +42,16 @@ async function drawCard({ words, change }, map, model) {
   return canvas.convertToBlob({ type: "image/png" });
 }
 
+const HINT =
+  "Click one of the small maps, and then “Turn head off” below them. " +
+  "Sorted by effect, the heads that matter come first.";
+
 // The sentence of the challenge with its buttons. findMap: the canvas of the map. isUploaded: of the photo, which links
 // do not have.
 export function makeChallenge(model, findMap, isUploaded) {
   let described;
   const words = make("p", { class: "words", "aria-live": "polite" });
+  const hint = make("p", { class: "note" }, HINT);
   const said = make("span", { class: "note", role: "status" });
   const say = (text) => {
     said.textContent = text;
@@ -74,7 +79,7 @@ export function makeChallenge(model, findMap, isUploaded) {
   const picture = makeSmallButton("Copy picture", copyPicture);
   const link = makeSmallButton("Copy link", copyLink);
   const buttons = make("p", { class: "buttons" }, picture, " ", link, " ", said);
-  const node = make("section", { class: "challenge" }, words, buttons);
+  const node = make("section", { class: "challenge" }, words, hint, buttons);
   const update = (next) => {
     node.hidden = !next;
     link.hidden = !onWeb || isUploaded();
@@ -83,6 +88,7 @@ export function makeChallenge(model, findMap, isUploaded) {
     words.textContent = next.words;
     node.classList.toggle("won", next.won);
     buttons.hidden = !next.change;
+    hint.hidden = Boolean(next.change);
     say("");
   };
   return { node, update };

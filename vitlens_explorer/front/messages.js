@@ -47,6 +47,7 @@ export class Messages {
   upload = null; // {received, size} of the current upload
   progress = null; // of a map, score or page
   complaint = ""; // message of this page, such as of a file that was not sent
+  done = ""; // what the last message did, such as saving a file
   hushed = {}; // the frame whose message was closed
   gone = ""; // the alert while there is no kernel
   timer = 0; // of the next notification
@@ -76,6 +77,7 @@ export class Messages {
     if (!this.isWaiting()) this.since = performance.now();
     this.setSent(nextNumber());
     this.complaint = complaint;
+    this.done = "";
     setTimeout(() => {
       if (this.isWaiting()) this.notify();
     }, SOON);
@@ -86,6 +88,12 @@ export class Messages {
     if (this.upload) this.complain("");
     else this.send({ cancel: true });
   };
+
+  // Shows that something is done, until the next message.
+  report(done) {
+    this.done = done;
+    this.notify();
+  }
 
   // Closes the alert.
   hush = () => {
@@ -163,7 +171,7 @@ export class Messages {
     const [text, share] = this.describeWork();
     const isComputing = !this.gone && (this.isWaiting() || this.upload || this.progress);
     const isStale = this.isWaiting() && performance.now() - this.since >= SLOW;
-    this.busy.textContent = isComputing ? "Computing …" : "";
+    this.busy.textContent = isComputing ? "Computing …" : this.done;
     this.root.classList.toggle("stale", isStale);
     this.running.hidden = !text;
     this.amount.textContent = text;

@@ -302,7 +302,9 @@ class Page {
     else if ("file" in content) this.uploads.receive(content);
     else if ("progress" in content) this.messages.showProgress(content.progress);
     if (content.download && content.asked === this.saving) {
-      download(content.download[0], bytesOf(buffers[0]));
+      const [name] = content.download;
+      download(name, bytesOf(buffers[0]));
+      this.messages.report(`Saved ${name}`);
     }
   };
 }

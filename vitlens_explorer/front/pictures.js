@@ -1,3 +1,4 @@
+import { makeCaption } from "./caption.js";
 import {
   cellUnder,
   make,
@@ -200,7 +201,7 @@ export function makePanel(name, send) {
     const at = (place[0] * panel.cols + place[1]) * channels;
     if (panel.even) {
       const share = formatPercent(values[at]);
-      return `${where}: ${share} of the attention (even would be ${formatPercent(panel.even)})`;
+      return `${where}: ${share} of the attention (even: ${formatPercent(panel.even)})`;
     }
     const numbers = [...values.subarray(at, at + channels)].map(formatNumber).join(", ");
     return `${where}: ${numbers} ${panel.unit}`.trim();
@@ -260,8 +261,8 @@ export function makePanel(name, send) {
   const unit = make("span", { class: "unit" });
   const hidden = { "aria-hidden": "true" };
   const legend = make("div", { class: "legend", ...hidden }, least, gradient, most, unit);
-  const words = make("figcaption", { "aria-live": "polite" });
-  const parts = [title, picture, beneath, legend, words];
+  const caption = makeCaption("figcaption");
+  const parts = [title, picture, beneath, legend, caption.node];
   const node = make("figure", { class: "panel", "data-panel": name }, ...parts);
 
   picture.addEventListener("pointerdown", (event) => {
@@ -290,10 +291,13 @@ export function makePanel(name, send) {
     drawMarks();
     writeLine();
   };
-  // Shows another map of the same image, without its caption. null: the map of the last frame again.
+  // Shows another map of the same image. null: the map of the last frame again.
   const peek = (other) => {
     if (!base || !(other || looking)) return;
     looking = other && { ...panel, ...other };
+    node.classList.toggle("peeking", Boolean(looking));
+    caption.node.ariaLive = looking ? "off" : "polite"; // it follows the pointer
+    caption.show(looking || panel);
     paint(looking || panel);
   };
   // Shows the photo with these patches covered, and a line about it. null: the map of the last frame again.
@@ -315,6 +319,7 @@ export function makePanel(name, send) {
     panel = next;
     base = whole;
     looking = null;
+    node.classList.remove("peeking");
     asked = null;
     if (!isWaiting() || !isInside(aim)) aim = null;
     if (!isInside(hovered)) hovered = null; // the pointer may be outside the new grid
@@ -323,7 +328,7 @@ export function makePanel(name, send) {
     node.style.setProperty("--shape", base.width / base.height);
     node.classList.toggle("wide", base.width > WIDE * base.height);
     title.textContent = panel.title;
-    words.textContent = panel.words;
+    caption.show(panel);
     canvas.setAttribute("aria-label", `${panel.title}. ${panel.words}`);
     const how = panel.picks ? `Click, or use the arrow keys, to choose ${panel.picks}.` : "";
     picture.setAttribute("aria-label", `${panel.title}. ${how}`);

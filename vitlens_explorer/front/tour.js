@@ -1,5 +1,6 @@
 // The tour of eight steps.
 
+import { makeCaption } from "./caption.js";
 import { BOTTOM, HEIGHT, MOST_TICKS, TOP, makeChart, makeKeys, makeLayerBars } from "./charts.js";
 import { makeGroup } from "./controls.js";
 import { makeCanvas, makeMap, makeProducts, makeSoftmax, makeStrip, patchAt } from "./details.js";
@@ -219,7 +220,7 @@ export function makeTour(model, root, acts, makeNext) {
     if (inline) return makeButton("Start again", () => go(0));
     return makeButton("Close", close);
   };
-  const sentence = make("p", { class: "sentence", "aria-live": "polite" });
+  const caption = makeCaption("div", { class: "sentence" });
   const payoff = make("p", { class: "payoff" });
   const hint = make("p", { class: "hint" });
   const scene = make("div", { class: "scene" });
@@ -227,7 +228,7 @@ export function makeTour(model, root, acts, makeNext) {
   // Draws the numbers of the step. What steers the tour stays, so that no click on it is lost.
   const draw = () => {
     const [, words, makeScene] = steps[step];
-    sentence.textContent = about.sentences[step];
+    caption.show({ words: about.sentences[step], plain: about.simply[step] });
     payoff.hidden = step > 0;
     payoff.textContent = payoffWords(about);
     hint.textContent = words;
@@ -248,7 +249,7 @@ export function makeTour(model, root, acts, makeNext) {
     draw();
     dialog.replaceChildren(
       make("header", {}, make("h3", {}, title), label, closer),
-      sentence,
+      caption.node,
       payoff,
       hint,
       scene,

@@ -412,6 +412,7 @@ def describe_explorer(
         "explains",
         "contrasts",
         "similar",
+        "plain",
     )
     described = {}
     for name, view in views.items():

@@ -2,7 +2,7 @@ import { readPixels } from "../front/pictures.js";
 import { formatPercent, isEqual, largestOf, smallestOf, softmax, sumOf } from "../front/values.js";
 import { attend, readAttention } from "./attention.js";
 import { fuse, patchIndex, patchesOf, queryRow } from "./maps.js";
-import { formatLikePython, say } from "./numbers.js";
+import { formatFineShare, formatLikePython, formatShare, say } from "./numbers.js";
 
 const NEVER = -1; // below all weights: in place of those of tokens that cannot be the key
 
@@ -131,7 +131,7 @@ export async function tourOfRecord(record, { row, column, layer, head }) {
     lens: record.lens.map(lensIn),
     plain: outputs === "value",
   };
-  return { ...about, sentences: sentencesOfTour(about, grid.reads) };
+  return { ...about, ...wordsOfTour(about, grid.reads) };
 }
 
 // The classes that the head reads after the first and the last layer, as `_answer_words` in details.py.
@@ -163,8 +163,13 @@ function wordsOfPrefix(prefix) {
   return prefix.length === 1 ? ` with the ${prefix[0]}` : ` with ${prefix.length} prefix tokens`;
 }
 
-// A sentence for each step of the tour, as `_sentences` in details.py. reads: name of what the classifier head reads.
-export function sentencesOfTour(about, reads) {
+// The sentences of the tour, exact and in plain words. reads: name of what the classifier head reads.
+export function wordsOfTour(about, reads) {
+  return { sentences: sentencesOfTour(about, reads), simply: plainSentencesOfTour(about) };
+}
+
+// A sentence for each step of the tour, as `_sentences` in details.py.
+function sentencesOfTour(about, reads) {
   const { image, rows, cols, patch, pixels, token, position, prefix, layer, value } = about;
   const { channels = 3, table = position, lengths, added, heads, lens, plain } = about;
   const [height, width] = patch;
@@ -202,4 +207,54 @@ export function sentencesOfTour(about, reads) {
   };
   const steps = ["pixels", "patches", "tokens", "product", "softmax", "heads", "stream", "depth"];
   return steps.map((step) => say(`tour ${step}`, fields));
+}
+
+// Sentences in plain words for the steps that need them, as `_plain_sentences` in details.py.
+function plainSentencesOfTour({
+  cols,
+  token,
+  position,
+  table = position,
+  prefix,
+  layer,
+  value,
+  lengths,
+  added,
+}) {
+  const key = value.key - prefix.length;
+  const count = value.logits.length;
+  const fields = {
+    width: token.length,
+    place: say(table ? "plain tour place" : "plain tour no place"),
+    summary: prefix.length === 1 ? say("plain tour summary", { token: prefix[0] }) : "",
+    layer,
+    head: value.head,
+    row: Math.floor(key / cols),
+    column: key % cols,
+    products: value.q.length,
+    logit: formatLikePython(value.logits[value.key]),
+    rank: wordsOfRank(value),
+    tokens: count,
+    share: formatFineShare(value.weight),
+    even: formatFineShare(1 / count),
+  };
+  const sayStep = (step) => say(`plain tour ${step}`, fields);
+  const stream = plainWordsOfChange(layer, lengths[layer], added[layer]);
+  return ["", "", sayStep("tokens"), sayStep("product"), sayStep("softmax"), "", stream, ""];
+}
+
+// Place of a logit among those of the query.
+function wordsOfRank({ logits, key }) {
+  const below = logits.filter((logit) => logit === null || logit < logits[key]).length;
+  const others = logits.length - 1;
+  if (below === others) return say("plain tour first", { tokens: logits.length });
+  return say("plain tour rank", { below, others });
+}
+
+// What a layer adds to a token of a length, "" if the length is 0.
+function plainWordsOfChange(layer, before, added) {
+  if (!before) return "";
+  const [first, second] = added.map((length) => formatShare(length / before));
+  const name = second === undefined ? "plain tour layer" : "plain tour parts";
+  return say(name, { layer, first, second });
 }

@@ -1,9 +1,9 @@
 // The map of a view and its caption, as in views.py: (record, {layer, head, query, target}) → {values, words, …}.
 
 import { UNIFORM } from "../front/scales.js";
-import { bytesOf, largestOf, peakOf, smallestOf, sumOf, uniformOf } from "../front/values.js";
+import { bytesOf, largestOf, smallestOf, sumOf, uniformOf } from "../front/values.js";
 import { countTokens, readAttention, rollOut, sweep } from "./attention.js";
-import { WORDS, formatLikePython, formatShare, say } from "./numbers.js";
+import { formatLikePython, formatShare, say } from "./numbers.js";
 import { cosinesOf, normsOf, principalOf } from "./tokens.js";
 
 const LISTED = 4; // largest number of heads that a sentence lists
@@ -100,7 +100,7 @@ function sumWritten(record, written, layer, head) {
   return sums;
 }
 
-function whoseWords(layer, head) {
+export function whoseWords(layer, head) {
   if (head === "every") return say("all layers", { layer, head });
   if (head === "sum") return say("all heads", { layer, head });
   return say("one head", { layer, head });
@@ -246,26 +246,8 @@ function rangeOf(values, limit, stretch, bound) {
   return { low: both ? -high : 0, high, both, uniform };
 }
 
-// Factor by which differences look larger than on a scale from 0, as `stretching` in scales.py.
-function stretchingOf({ low, high }) {
-  if (!(high > low)) return 1;
-  const sides = low < 0 && high > 0 ? 2 : 1;
-  return (sides * Math.max(Math.abs(low), Math.abs(high))) / (high - low);
-}
-
-// Sentences about the colors of a map, as `scale_words` in views.py.
-function scaleWords(values, scale, bound) {
-  let words = "";
-  const times = peakOf(values);
-  if (times !== null) words += say("peak", { times: formatLikePython(times) });
-  if (scale.uniform !== null) return words + say("uniform", { bound: formatShare(bound) });
-  const factor = stretchingOf(scale);
-  if (factor > 1.001) words += say("stretched", { times: formatLikePython(factor) });
-  return words;
-}
-
 // The color scale of a map, as `scale_of` and `Scale.table` in panels.py. looks: values of the controls.
-function scaleOf(values, limit, looks, tables, bound) {
+export function scaleOf(values, limit, looks, tables, bound) {
   const { low, high, both, uniform } = rangeOf(values, limit, looks.stretch, bound);
   const zero = Math.min(Math.max(0, low), high);
   const farthest = Math.max(high - zero, zero - low) || 1;
@@ -328,7 +310,7 @@ export function tilesOfHeads(record, weights) {
 }
 
 // Tiles of the queries besides patches, with the shares of the prefix tokens.
-function tilesOf({ grid: { prefix, readout, reads } }, shares, query) {
+export function tilesOf({ grid: { prefix, readout, reads } }, shares, query) {
   const tiles = prefix.map((name, position) => {
     const share = shares.length ? formatShare(shares[position]) : "";
     const isReadout = readout && name === reads;
@@ -341,7 +323,7 @@ function tilesOf({ grid: { prefix, readout, reads } }, shares, query) {
 }
 
 // Sinks of a layer, as `vitlens.attention.sinks`.
-function sinksOf(record, layer, tables) {
+export function sinksOf(record, layer, tables) {
   const { cols, prefix } = record.grid;
   const received = patchesOf(record, meanOf(sweep(record, layer).received));
   const sorted = [...received].sort((a, b) => a - b);
@@ -354,14 +336,6 @@ function sinksOf(record, layer, tables) {
     if (value > least) sinks.push([Math.floor(i / cols), i % cols]);
   });
   return sinks;
-}
-
-// What the model's input leaves out of the photo, or adds to it, at one side.
-function marginWords(size, covered, side) {
-  const over = size - covered;
-  if (over > 0) return say("cut", { pixels: over, where: say(side) });
-  if (over < 0) return say("padded", { pixels: -over, where: say(side) });
-  return "";
 }
 
 export function classWords(record, k) {
@@ -396,76 +370,6 @@ export function predictionBeside(record, target) {
   if (others.length > most) classes = say("more classes", { classes, count: others.length - most });
   const also = others.length < predicted.length;
   return say(also ? "also predicts" : "predicts", { classes });
-}
-
-// The caption of a map.
-function captionOf(record, map, sinks, scale, bound, tables, target) {
-  const { rows, cols, patch, image } = record.grid;
-  let words = `${map.words}.`;
-  if (scale) {
-    const low = formatLikePython(smallestOf(map.values));
-    const high = formatLikePython(largestOf(map.values));
-    words += say("range", { low, high }) + scaleWords(map.values, scale, bound);
-  }
-  const beside = target === null ? "" : predictionBeside(record, target);
-  if (beside) words += ` ${beside}`;
-  words += say("input", { height: image[0], width: image[1] });
-  words += marginWords(image[0], rows * patch[0], "bottom");
-  words += marginWords(image[1], cols * patch[1], "right");
-  if (sinks.length) {
-    const times = formatLikePython(tables.sink_times_median);
-    const uniform = formatLikePython(tables.sink_times_uniform);
-    words += say("sinks", { count: sinks.length, times, uniform });
-  }
-  return words + (record.note || "");
-}
-
-// The panel of a map over its image, as `map_panel` in views.py.
-export function describePanel(record, view, choice, map, state, tables) {
-  const { rows, cols, patch, image } = record.grid;
-  const kind = state.view === "received" ? "attention" : state.view;
-  const { values, limit, prefix = [], unit = WORDS[`${kind} unit`] || "" } = map;
-  const hasScale = values.length <= rows * cols; // otherwise the values are colors
-  const looking = tables.looking.includes(state.view);
-  const sinks = looking ? sinksOf(record, choice.layer, tables) : [];
-  const hides = Boolean(sinks.length && state.sinks && !state.stretch);
-  const bound = UNIFORM[kind] ?? UNIFORM.map;
-  let scale = hasScale ? scaleOf(values, limit, state, tables, bound) : null;
-  const target = view.explains && !Array.isArray(choice.target) ? choice.target : null;
-  const words = captionOf(record, map, sinks, scale, bound, tables, target);
-  let legend = limit && !state.stretch ? say("similarity scale", { unit }) : unit;
-  if (hides) {
-    const others = Float32Array.from(values);
-    for (const place of sinks) others[patchIndex(record.grid, place)] = 0;
-    scale = scaleOf(others, limit, state, tables, bound);
-    legend = say("hidden", { unit: legend });
-  }
-  const { strength, opacity, smooth, lines } = state;
-  const picked = view.query && Array.isArray(choice.query);
-  return {
-    name: "picture",
-    title: map.title || view.title,
-    picture: "picture",
-    rows,
-    cols,
-    words,
-    cell: [patch[0] / image[0], patch[1] / image[1]],
-    unit,
-    even: unit === WORDS["attention unit"] ? 1 / (rows * cols + record.grid.prefix.length) : null,
-    scale,
-    strength,
-    opacity,
-    smooth,
-    lines,
-    legend,
-    sinks,
-    hides,
-    tokens: view.query ? tilesOf(record, prefix, state.query) : [],
-    picks: view.query ? say("look from") : "",
-    selected: picked ? choice.query : null,
-    values: new DataView(values.buffer, values.byteOffset, values.byteLength),
-    ends: scale && [formatLikePython(scale.low), formatLikePython(scale.high)],
-  };
 }
 
 // Names of up to four heads, or the number of more.

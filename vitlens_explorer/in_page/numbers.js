@@ -1,6 +1,6 @@
 // Sentences and number formats of words.py, arrays of a file, and names of classes.
 
-import { bytesOf, floatsOf, softmax } from "../front/values.js";
+import { bytesOf, floatsOf, formatPercent, softmax } from "../front/values.js";
 
 export let WORDS = {}; // the table of words.py
 
@@ -31,6 +31,11 @@ export function formatShare(share) {
   const rounded = Math.round(100 * share);
   const tie = rounded - 100 * share === 0.5;
   return tie ? `${rounded - (rounded % 2)}%` : `${rounded}%`;
+}
+
+// A share in percent with one decimal.
+export function formatFineShare(share) {
+  return share > 0 && share < 0.0005 ? "< 0.1%" : formatPercent(share);
 }
 
 // Float32 numbers of a stored array: {type: "f2" or "f4", data}.

@@ -6,11 +6,11 @@ import { paintMap, readPixels } from "../front/pictures.js";
 import { Source } from "../front/source.js";
 import { bytesOf, floatsOf, isEqual } from "../front/values.js";
 import { sweep, swept } from "./attention.js";
-import { explainWeight, isTourOf, sentencesOfTour, tourOfRecord } from "./details.js";
+import { explainWeight, isTourOf, wordsOfTour, tourOfRecord } from "./details.js";
+import { describePanel } from "./captions.js";
 import {
   MAPS,
   colorsOf,
-  describePanel,
   findExplanation,
   headsWords,
   pairOf,
@@ -110,7 +110,7 @@ export class PageSource extends Source {
     const place = [state.row, state.column];
     const value = explainWeight(record, { layer: state.layer, head, query: place, key });
     const other = { ...about, value };
-    return { ...other, sentences: sentencesOfTour(other, record.grid.reads) };
+    return { ...other, ...wordsOfTour(other, record.grid.reads) };
   }
 
   // Colors of attention weights from 0 to 1.

@@ -235,12 +235,14 @@ export class Beside {
     const first = { ...panel, title: `${this.isTwin ? say("first state") : name}: ${panel.title}` };
     const place = { name: BESIDE, picture: BESIDE, tokens: [] };
     if (this.problem) {
-      return [first, { ...panel, ...NO_MAP, ...place, title: this.name, words: this.problem }];
+      const captions = { words: this.problem, plain: "" };
+      return [first, { ...panel, ...NO_MAP, ...place, title: this.name, ...captions }];
     }
     const own = this.source.panel(this.source.choice);
     const title = `${this.isTwin ? say("all on") : this.model}: ${own.title}`;
-    const words = [this.sees(), this.note, own.words].filter(Boolean).join(" ");
-    return [first, { ...own, ...place, title, words }];
+    const after = (caption) => [this.sees(), this.note, caption].filter(Boolean).join(" ");
+    const captions = { words: after(own.words), plain: after(own.plain) };
+    return [first, { ...own, ...place, title, ...captions }];
   }
 
   // The controls of layer and heads, under the panel.

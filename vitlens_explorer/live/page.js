@@ -3,7 +3,7 @@
 
 import { bytesOf, isEqual } from "../front/values.js";
 import { readAttention } from "../in_page/attention.js";
-import { explainWeight, sentencesOfTour } from "../in_page/details.js";
+import { explainWeight, wordsOfTour } from "../in_page/details.js";
 import {
   classWords,
   fuse,
@@ -282,7 +282,7 @@ class Live {
   // Shows a photo before the model has run on it.
   preview(source, { picture }) {
     const { traits } = source;
-    const running = { strength: 0, words: say("running") };
+    const running = { strength: 0, words: say("running"), plain: "" };
     const { model, opened = "" } = this.stored;
     const panels = traits.frame.panels.map((panel) => ({ ...panel, ...running }));
     traits.pictures = Object.fromEntries(panels.map((panel) => [panel.picture, picture]));
@@ -539,7 +539,7 @@ async function tourOf(live, { record, choice, state }) {
     depth: weights.map((maps) => fuse(maps, "mean")),
     lens: record.lens.map(({ classes, shares }) => [record.label(classes[0]), shares[0]]),
   };
-  return { ...about, sentences: sentencesOfTour(about, grid.reads) };
+  return { ...about, ...wordsOfTour(about, grid.reads) };
 }
 
 // Names the heads that are off, and what replaces them.
