@@ -132,6 +132,39 @@ def test_phone_shows_photo_classes_and_a_line_first(browser, live_page):
     assert page.locator(".heads .glimpse").is_visible()
 
 
+def test_phone_scrolls_to_an_uploaded_photo(browser, live_page, tmp_path):
+    page = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True).new_page()
+    page.goto(live_page.as_uri())
+    page.wait_for_selector(".vitlens[data-answers]")
+    page.get_by_role("button", name="Tour", exact=True).scroll_into_view_if_needed()
+    page.evaluate("() => scrollTo(0, document.body.scrollHeight)")
+    top = "() => document.querySelector('.picture').getBoundingClientRect().top"
+    assert page.evaluate(top) < -300
+    samples()["coffee"].save(photo := tmp_path / "mine.png")
+    page.locator(".tools input[type=file]").first.set_input_files(photo)
+    page.locator(".heading", has_text="mine").wait_for()
+    assert 0 <= page.evaluate(top) <= 844
+
+
+def test_exact_caption_is_a_fold_that_stays_open(browser, live_page):
+    page, _, errors = opened(browser, live_page)
+    plain, exact = page.locator("figcaption .plain"), page.locator("figcaption .exact")
+    assert "the framed patch (the query) looks most at " in plain.inner_text()
+    assert exact.is_hidden()
+    page.locator(".exactly > summary").click()
+    assert exact.inner_text().startswith("Attention from the patch in row 5, column 4")
+    page.get_by_role("button", name="Rollout").click()
+    page.locator("figcaption .exact", has_text="Rollout from").wait_for()
+    assert plain.inner_text().startswith("An estimate through layers 0 to ")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save", exact=True).click()
+    name = saved.value.suggested_filename
+    page.locator(".busy", has_text=f"Saved {name}").wait_for()
+    page.get_by_role("button", name="Received").click()
+    page.locator(".busy", has_text="Saved").wait_for(state="hidden")
+    assert errors == []
+
+
 @pytest.mark.slow
 def test_challenge_tells_what_heads_do_and_ends_in_a_picture(browser, live_page):
     page, _, errors = opened(browser, live_page)

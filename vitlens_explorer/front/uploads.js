@@ -91,6 +91,7 @@ export class Uploads {
     } while (upload.received < upload.size);
     messages.upload = null;
     messages.notify();
+    if (ALONE) this.root.querySelector(".picture")?.scrollIntoView({ block: "nearest" });
   }
 
   // Photos that were dropped, pasted or chosen: the first one is uploaded.

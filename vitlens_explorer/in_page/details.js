@@ -85,30 +85,19 @@ async function readPatch(seen, [row, col], [height, width]) {
   return Array.from({ length: height }, (_, y) => lineAt(row * height + y));
 }
 
-// The numbers of the tour for the patch, layer and head of a state, as `tour` in details.py, from the record of a file.
-// Of layers that the file left out, depth and lens are null.
-export async function tourOfRecord(record, { row, column, layer, head }) {
-  const { grid, streams, layers, outputs, label } = record;
+// The numbers of the tour for the patch, layer and head of a state, as `tour` in details.py. numbers: `pixels`, and those
+// of the patch's token. Of layers that a file left out, depth and lens are null.
+export function describeTour(record, { row, column, layer, head }, numbers) {
+  const { grid, layers, outputs, label } = record;
   const { prefix, rows, cols, patch, image } = grid;
-  const { channels, table, parts } = streams;
   const query = [row, column];
-  const at = patchIndex(grid, query);
-  const count = rows * cols;
-  const vectorOf = (vectors) => {
-    const width = vectors.length / count;
-    return [...vectors.subarray(at * width, (at + 1) * width)];
-  };
-  const addedIn = (l) => {
-    const start = (l * count + at) * parts;
-    return [...streams.added.subarray(start, start + parts)];
-  };
+  const opened = typeof head === "number" ? head : "mean";
   const weightsIn = (l) => {
     const heads = readAttention(record, l, queryRow(record, query));
     return heads.map((values) => [...patchesOf(record, values)]);
   };
   const meanIn = (stored, l) => (stored ? [...fuse(weightsIn(l), "mean")] : null);
   const lensIn = (lens) => (lens ? [label(lens.classes[0]), lens.shares[0]] : null);
-  const opened = typeof head === "number" ? head : "mean";
   const about = {
     prefix,
     rows,
@@ -118,20 +107,40 @@ export async function tourOfRecord(record, { row, column, layer, head }) {
     layer,
     row,
     col: column,
-    pixels: await readPatch(streams.seen || record.picture, query, patch),
+    ...numbers,
     value: explainWeight(record, { layer, head: opened, query, key: null }),
-    channels,
-    token: vectorOf(streams.tokens),
-    table,
-    position: streams.positions && vectorOf(streams.positions),
-    lengths: Array.from({ length: layers.length + 1 }, (_, l) => streams.lengths[l * count + at]),
-    added: layers.map((_, l) => addedIn(l)),
     heads: weightsIn(layer),
     depth: layers.map(meanIn),
     lens: record.lens.map(lensIn),
     plain: outputs === "value",
   };
   return { ...about, ...wordsOfTour(about, grid.reads) };
+}
+
+// The tour of a state from the record of a file.
+export async function tourOfRecord(record, state) {
+  const { grid, streams, layers } = record;
+  const { channels, table, parts } = streams;
+  const query = [state.row, state.column];
+  const at = patchIndex(grid, query);
+  const count = grid.rows * grid.cols;
+  const vectorOf = (vectors) => {
+    const width = vectors.length / count;
+    return [...vectors.subarray(at * width, (at + 1) * width)];
+  };
+  const addedIn = (l) => {
+    const start = (l * count + at) * parts;
+    return [...streams.added.subarray(start, start + parts)];
+  };
+  return describeTour(record, state, {
+    pixels: await readPatch(streams.seen || record.picture, query, grid.patch),
+    channels,
+    token: vectorOf(streams.tokens),
+    table,
+    position: streams.positions && vectorOf(streams.positions),
+    lengths: Array.from({ length: layers.length + 1 }, (_, l) => streams.lengths[l * count + at]),
+    added: layers.map((_, l) => addedIn(l)),
+  });
 }
 
 // The classes that the head reads after the first and the last layer, as `_answer_words` in details.py.

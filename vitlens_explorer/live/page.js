@@ -2,18 +2,8 @@
 // never leave the page, whose policy forbids every request.
 
 import { bytesOf, isEqual } from "../front/values.js";
-import { readAttention } from "../in_page/attention.js";
-import { explainWeight, wordsOfTour } from "../in_page/details.js";
-import {
-  classWords,
-  fuse,
-  headsWords,
-  pairOf,
-  patchIndex,
-  patchesOf,
-  queryRow,
-  targetWords,
-} from "../in_page/maps.js";
+import { describeTour } from "../in_page/details.js";
+import { classWords, headsWords, pairOf, patchIndex, targetWords } from "../in_page/maps.js";
 import { formatLikePython, namesOf, say, setWords, sharesOf } from "../in_page/numbers.js";
 import { adaptPage, firstState, gridOf } from "./adapt.js";
 import { Beside } from "./beside.js";
@@ -510,36 +500,12 @@ function pixelsOfPatch(seen, [row, col], { patch: [height, width], image }) {
 
 // The numbers of the tour for the patch, layer and head of a state, as `tour` in details.py.
 async function tourOf(live, { record, choice, state }) {
-  const { photograph, layer, row, column } = state;
-  const { grid, outputs, given } = record;
-  const { prefix, rows, cols, patch, image } = grid;
-  const query = [row, column];
-  const { seen } = live.photos.get(photograph);
+  const { grid, given } = record;
+  const query = [state.row, state.column];
+  const { seen } = live.photos.get(state.photograph);
   const stream = await live.ask("stream", { ...given, at: patchIndex(grid, query) });
   if (record.likeliest.length) await live.explain(record, "lens", {}, choice);
-  const head = typeof state.head === "number" ? state.head : "mean";
-  const weights = record.layers.map((_, l) => {
-    const heads = readAttention(record, l, queryRow(record, query));
-    return heads.map((values) => [...patchesOf(record, values)]);
-  });
-  const about = {
-    prefix,
-    rows,
-    cols,
-    patch,
-    image,
-    layer,
-    row,
-    col: column,
-    ...stream,
-    plain: outputs === "value",
-    pixels: pixelsOfPatch(seen, query, grid),
-    value: explainWeight(record, { layer, head, query, key: null }),
-    heads: weights[layer],
-    depth: weights.map((maps) => fuse(maps, "mean")),
-    lens: record.lens.map(({ classes, shares }) => [record.label(classes[0]), shares[0]]),
-  };
-  return { ...about, ...wordsOfTour(about, grid.reads) };
+  return describeTour(record, state, { ...stream, pixels: pixelsOfPatch(seen, query, grid) });
 }
 
 // Names the heads that are off, and what replaces them.
