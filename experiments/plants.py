@@ -51,6 +51,8 @@ HOLDABLE = ("fixed", "anywhere", "border", "fifth", "two", "shared")
 """Kinds of cues that patches can hold."""
 PLANTED, PLANTS, CONTROLS = 9, 3, 10
 """Models with cues, cues that patches can hold in each of them, and models of each control."""
+MORE_CONTROLS = 10
+"""Models of each control that were added after the method was chosen. All of them are kept for the end."""
 PATTERNS = ("cross", "checker", "ring", "stripes", "disc")
 COLUMNS = dict.fromkeys(
     (
@@ -142,7 +144,7 @@ def subjects() -> list[Subject]:
     """All models, in the order in which they are trained. They depend on `SEED` alone.
 
     >>> len(subjects())
-    29
+    49
     """
     random = np.random.default_rng(SEED)
     kinds = np.concatenate([_kinds_of_a_third(random) for _ in range(3)])
@@ -161,7 +163,7 @@ def subjects() -> list[Subject]:
             )
         )
     controls = []
-    for number in range(CONTROLS):
+    for number in range(CONTROLS + MORE_CONTROLS):
         kept = number >= 2 * CONTROLS // 3
         for kind in ("clean", "shuffled"):
             controls.append(Subject(f"{kind}-{number}", kind, 100 + number, (), kept))

@@ -8,6 +8,7 @@ import torch
 from support import PICTURE, send, values
 
 import vitlens_explorer as widgets
+from vitlens.attribution import METHODS, Method, register
 from vitlens.images import samples
 from vitlens_explorer.views import supported_views
 
@@ -139,6 +140,17 @@ def test_plain_words_name_targets_and_heads_that_are_off(sharp):
     assert "counts most for the similarity to “coffee”" in plain(explorer)
     explorer.set(view="attention", off=((0, 1),))
     assert "Turned off: head 1 of layer 0" in plain(explorer)
+
+
+@pytest.mark.parametrize("classes", [5, 0])
+def test_plain_words_of_a_method_without_a_class(vit, monkeypatch, classes):
+    monkeypatch.setitem(METHODS, "falling", None)  # so that it is removed again
+    del METHODS["falling"]
+    ramp = torch.arange(16.0).flip(0).view(1, 4, 4)
+    falling = lambda model, images, target, against: ramp  # noqa: E731
+    register(Method("falling", "falling", "capture", "one forward", falling))
+    explorer = explore(vit(num_classes=classes), view="falling")
+    assert plain(explorer) == "By this method, row 0, column 0 counts most."
 
 
 def test_plain_words_of_the_tour(sharp):

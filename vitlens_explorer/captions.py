@@ -179,7 +179,7 @@ def _plain_fields(
         fields["times"] = number(peak(shown.values))
     if view.plain == "lens" and forward.outputs != "value":
         fields["value"] = fine_percent(value)
-    if view.explains:
+    if view.explains and view.plain != "method":
         fields |= _class_fields(forward, choice)
     return fields
 

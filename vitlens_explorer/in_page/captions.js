@@ -162,6 +162,7 @@ function plainFields(record, view, choice, values, patch) {
   const isPlace = isEqual(query, [place.row, place.column]);
   const isQuery = view.query && !view.explains && isPlace;
   const tokens = grid.prefix.length + values.length;
+  const hasTarget = view.explains && view.plain !== "method";
   const isShare = view.plain === "lens" && outputs !== "value";
   const format = isShare ? formatFineShare : formatLikePython;
   return {
@@ -173,7 +174,7 @@ function plainFields(record, view, choice, values, patch) {
     even: formatFineShare(1 / tokens),
     value: format(value),
     times: view.plain === "norms" ? formatLikePython(peakOf(values)) : "",
-    ...(view.explains ? classFields(record, choice) : {}),
+    ...(hasTarget ? classFields(record, choice) : {}),
   };
 }
 
