@@ -1022,6 +1022,29 @@ def test_chapter_15_planted_cues_and_their_effects():
     assert not table["false_suspects"].fillna(0).any(), "no suspect is off the cues"
 
 
+def test_layers_and_maps_of_an_audit_find_as_many_cues_as_the_docs_say():
+    table = pd.read_csv(DATA / "results" / "plants-choices.csv").set_index(["layer", "method"])
+    found = table["found"].to_dict()
+    false = table["false_suspects"].to_dict()
+    usual = "balanced_gradients"
+    assert [(found[layer, usual], false[layer, usual]) for layer in range(4)] == [
+        (12, 2),
+        (13, 0),
+        (12, 1),
+        (13, 0),
+    ]
+    assert (found[1, "relevance"], false[1, "relevance"]) == (12, 1)
+    assert (found[1, "grad_cam"], false[1, "grad_cam"]) == (9, 1)
+    assert set(table["cues"]) == {18}
+    prose = " ".join((DATA.parent / "docs/explaining.md").read_text().split())
+    for words in (
+        "layers 1 and 3 of four find 13 of 18 cues and no suspect beside them",
+        "layer 0 finds 12 with two such suspects, and layer 2 finds 12 with one",
+        "relevance finds 12 and Grad-CAM 9, each with one",
+    ):
+        assert words in prose
+
+
 def test_chapter_15_mark_covers_four_patches_and_a_tint_survives_covering():
     grid = TokenGrid(6, 6, (4, 4))
     image = torch.full((3, 24, 24), -1.0)

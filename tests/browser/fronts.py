@@ -86,6 +86,12 @@ SETTINGS = {
 """Settings of JupyterLab and Notebook by their place."""
 
 
+def press_share(root, name):
+    """Press a button of the fold "Save or share" of a page or a widget."""
+    root.locator(".sharing").first.evaluate("fold => { fold.open = true; }")
+    root.locator(".sharing").get_by_role("button", name=name, exact=True).click()
+
+
 class Front:
     """A running application. kind: "lab" or "notebook"."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from browser.fronts import MARKS, START, App, faults, move, see
+from browser.fronts import MARKS, START, App, faults, move, press_share, see
 from vitlens.images import samples
 from vitlens_explorer.views import views
 from vitlens_explorer.words import say
@@ -75,7 +75,7 @@ def test_app_shows_maps_uploads_and_stays_quick(large_model, browser, tmp_path):
         )
         shows("Norm of the patch tokens")
         with page.expect_download() as saved:
-            page.get_by_role("button", name="Save", exact=True).click()
+            press_share(page, "Save")
         assert saved.value.suggested_filename.startswith("vitlens-noise-norms-layer1.zip")
         page.screenshot(path=tmp_path / "app.png")
     page.wait_for_function(
@@ -387,7 +387,7 @@ def test_app_saves_page(browser, served, tmp_path):
     """The page opens from its file, and takes the state from its address."""
     with Tab(browser, served, "#sample=coffee") as tab:
         with tab.page.expect_download() as saved:
-            tab.page.get_by_role("button", name="Save page").click()
+            press_share(tab.page, "Save page")
         assert saved.value.suggested_filename == "vitlens-coffee.html"
         saved.value.save_as(path := tmp_path / "page.html")
         tab.page.goto(f"{path.as_uri()}#view=rollout&layer=2&patch=5,6")
@@ -410,7 +410,7 @@ def test_app_saves_page_beside_clicks_and_cancels(browser, served):
         tab.page.on("download", lambda download: downloads.append(download))
         hook = served.app.model.register_forward_hook(lambda *_: time.sleep(0.1))
         try:
-            tab.page.get_by_role("button", name="Save page").click()
+            press_share(tab.page, "Save page")
             tab.page.locator(".progress", has_text="Page: ").wait_for()
             tab.click(1, 2)
             tab.shown("row 1, column 2")
@@ -422,7 +422,7 @@ def test_app_saves_page_beside_clicks_and_cancels(browser, served):
         tab.settle()
         assert downloads == [] and tab.page.locator(".alert").inner_text() == ""
         with tab.page.expect_download():
-            tab.page.get_by_role("button", name="Save page").click()
+            press_share(tab.page, "Save page")
 
 
 def test_app_arrow_keys_choose_layers_of_views_without_heads(browser, served):

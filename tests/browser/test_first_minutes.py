@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from support import SPECIMEN
 
-from browser.fronts import MARKS
+from browser.fronts import MARKS, press_share
 from browser.test_page import FRAME, opened
 from vitlens import load_model, samples
 from vitlens_explorer.explorer import Explorer
@@ -157,11 +157,35 @@ def test_exact_caption_is_a_fold_that_stays_open(browser, live_page):
     page.locator("figcaption .exact", has_text="Rollout from").wait_for()
     assert plain.inner_text().startswith("An estimate through layers 0 to ")
     with page.expect_download() as saved:
-        page.get_by_role("button", name="Save", exact=True).click()
+        press_share(page, "Save")
     name = saved.value.suggested_filename
     page.locator(".busy", has_text=f"Saved {name}").wait_for()
     page.get_by_role("button", name="Received").click()
     page.locator(".busy", has_text="Saved").wait_for(state="hidden")
+    assert errors == []
+
+
+def test_map_is_shared_as_a_picture_with_its_sentence_and_frame(browser, live_page):
+    page, _, errors = opened(browser, live_page)
+    ways = page.locator(".sharing .ways")
+    assert not ways.is_visible()
+    page.locator(".sharing > summary").click()
+    names = ways.locator("p:not([hidden]) button").all_inner_texts()
+    assert names == ["Copy picture", "Save", "Save photo page", "Save page"], "no link to a file"
+    page.evaluate("() => { navigator.clipboard.write = () => Promise.reject(Error()); }")
+    with page.expect_download() as saved:
+        ways.get_by_role("button", name="Copy picture").click()
+    picture = Image.open(saved.value.path()).convert("RGB")
+    assert picture.size == (1200, 630) and len(picture.getcolors(10**6)) > 1000
+    rows = cols = 14
+    left, top = 40 + 550 * 4 / cols, 40 + 550 * 5 / rows
+    for x in (left, left + 550 / cols):
+        line = [picture.getpixel((round(x) + shift, round(top + 20))) for shift in range(-3, 4)]
+        assert min(map(sum, line)) < 60 and max(map(sum, line)) > 700, "a white line on black"
+    page.keyboard.press("Escape")
+    assert not ways.is_visible() and page.locator(".sharing > summary").evaluate(
+        "node => node === document.activeElement"
+    )
     assert errors == []
 
 
@@ -170,7 +194,7 @@ def test_challenge_tells_what_heads_do_and_ends_in_a_picture(browser, live_page)
     page, _, errors = opened(browser, live_page)
     words = page.locator(".challenge .words")
     assert words.inner_text().startswith("Turn off one head: can you make the model stop seeing “")
-    assert not page.get_by_role("button", name="Copy picture").is_visible()
+    assert not page.locator(".challenge").get_by_role("button", name="Copy picture").is_visible()
     python = Explorer(load_model(SPECIMEN), samples()["chelsea"])
     python.first(lambda *_: None)
     told = set()
@@ -188,12 +212,12 @@ def test_challenge_tells_what_heads_do_and_ends_in_a_picture(browser, live_page)
         )
         told.add(frame["challenge"]["won"])
     assert told == {True, False}
-    assert not page.get_by_role("button", name="Copy link").is_visible(), (
+    assert not page.get_by_role("button", name="Copy link").first.is_visible(), (
         "of a file on this machine"
     )
     page.evaluate("() => { navigator.clipboard.write = () => Promise.reject(Error()); }")
     with page.expect_download() as saved:
-        page.get_by_role("button", name="Copy picture").click()
+        page.locator(".challenge").get_by_role("button", name="Copy picture").click()
     picture = Image.open(saved.value.path())
     assert picture.size == (1200, 630) and len(picture.convert("RGB").getcolors(10**6)) > 1000
     page.get_by_role("button", name="Turn all on").click()

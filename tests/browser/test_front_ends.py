@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from support import WIDE, unfused_maps
 
-from browser.fronts import MARKS, START, Widget, expected, opened_model
+from browser.fronts import MARKS, START, Widget, expected, opened_model, press_share
 from vitlens import load_image
 from vitlens.models import preprocess, restore
 from vitlens.plot import alt_text
@@ -51,7 +51,7 @@ def test_explorer_uploads_and_downloads(explorer, page, model, tmp_path):
     explorer.shows(expected(model, loaded, 2, "mean", None))
     assert "“Wide” to sRGB; was turned upright" in explorer.text(".about")
     with page.expect_download() as saved:
-        explorer.root.get_by_role("button", name="Save", exact=True).click()
+        press_share(explorer.root, "Save")
     with zipfile.ZipFile(saved.value.path()) as archive:
         saved_input = archive.read("vitlens-phone-attention-layer2-input.png")
         numbers = archive.read("vitlens-phone-attention-layer2.csv").decode()

@@ -26,6 +26,7 @@ from browser.fronts import (
     faults,
     opened_model,
     painted,
+    press_share,
     see,
     tile,
     weights_of,
@@ -539,7 +540,7 @@ def test_save(explorer, model):
     """One zip file with the figure, the numbers of the map and the settings."""
     explorer.look(2, 1, (3, 4))
     with explorer.page.expect_download() as saved:
-        explorer.root.get_by_role("button", name="Save", exact=True).click()
+        press_share(explorer.root, "Save")
     stem = "vitlens-chelsea-attention-layer2"
     assert saved.value.suggested_filename == f"{stem}.zip"
     with zipfile.ZipFile(saved.value.path()) as archive:

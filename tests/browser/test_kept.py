@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from support import CHECKPOINTS
 
-from browser.fronts import MARKS
+from browser.fronts import MARKS, press_share
 from browser.test_open_model import (
     READY,
     Opened,
@@ -30,7 +30,7 @@ NAME = "vit_tiny_patch16_224, patch 8, 64 px"
 def keep(opened: Opened, folder, button: str = "Save page"):
     """The file that a button writes."""
     with opened.page.expect_download() as download:
-        opened.page.get_by_role("button", name=button).click()
+        press_share(opened.page, button)
     path = folder / download.value.suggested_filename
     download.value.save_as(path)
     return path
@@ -40,6 +40,9 @@ def keep(opened: Opened, folder, button: str = "Save page"):
 def test_kept_page_has_model_photos_and_state(browser, tmp_path, request, kind):
     """Of a blank page and of one with a model of its own, which the copy leaves out. The copy can be kept again."""
     opened = Opened(browser, request.getfixturevalue(kind), "#page .headline")
+    opened.page.locator(".sharing").evaluate_all(
+        "folds => folds.forEach((fold) => (fold.open = true))"
+    )
     assert opened.page.get_by_role("button", name="Save page").is_visible() == (kind != "blank")
     opened.drop(FOLDER)
     opened.wait_for_model(NAME)
@@ -127,7 +130,7 @@ def test_files_that_are_gone_are_refused(browser, small_page, tmp_path):  # noqa
     opened.drop(folder)
     opened.wait_for_model("vit")
     (folder / "model.safetensors").unlink()
-    opened.page.get_by_role("button", name="Save page").click()
+    press_share(opened.page, "Save page")
     opened.wait_for_alert(say("file is gone", name="model.safetensors"))
     assert opened.frame(layer=0)["message"] == ""
     opened.close()
@@ -143,7 +146,7 @@ def test_model_that_is_too_large_is_refused(browser, small_page, tmp_path):  # n
     opened = Opened(browser, small_page, READY)
     opened.drop(tmp_path / "large")
     opened.wait_for_model("64 px")
-    opened.page.get_by_role("button", name="Save page").click()
+    press_share(opened.page, "Save page")
     name = opened.frame()["model"]
     opened.wait_for_alert(say("too large to keep", name=name, size=round(size / 1e6), most=100))
     assert opened.frame(layer=4)["message"] == ""

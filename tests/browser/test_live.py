@@ -18,7 +18,7 @@ from support import WIDE
 from torch import nn
 
 import vitlens
-from browser.fronts import MARKS
+from browser.fronts import MARKS, press_share
 from browser.test_page import (
     ASK,
     FRAME,
@@ -578,7 +578,7 @@ def test_live_page_explains_typed_classes_and_saves(vit, browser, tmp_path):
     )
     shown.locator("figcaption", has_text="rather than “sea otter”").wait_for()
     with shown.expect_download() as saved:
-        shown.get_by_role("button", name="Save", exact=True).click()
+        press_share(shown, "Save")
     with zipfile.ZipFile(saved.value.path()) as archive:
         files = {
             name.removeprefix(f"vitlens-{NAME}-relevance"): archive.read(name)

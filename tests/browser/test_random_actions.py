@@ -207,6 +207,7 @@ window.drive = (() => {
     },
     // Presses a button of the tools that needs no files.
     tool(text) {
+      root.querySelector(".sharing").open = true;
       const button = shown(root, ".tools button").find((node) => node.textContent.startsWith(text));
       button?.click();
       return button ? button.textContent : "no button";

@@ -4,21 +4,13 @@ import { syncAddress } from "./address.js";
 import { makeChallenge } from "./challenge.js";
 import { makeBars, makeContributions, makeCurves, makeLayerBars, makeNames } from "./charts.js";
 import { makeControl, makePlace } from "./controls.js";
-import {
-  ALONE,
-  MEGABYTE,
-  download,
-  make,
-  makeButton,
-  makeUploader,
-  putImage,
-  renew,
-} from "./elements.js";
+import { ALONE, MEGABYTE, download, make, makeUploader, putImage, renew } from "./elements.js";
 import { Guide } from "./guide.js";
 import { Messages } from "./messages.js";
 import { makeCompanion, makeOpener } from "./models.js";
 import { Mosaic } from "./mosaic.js";
 import { makePanel, makeSix, paintMap, readPixels } from "./pictures.js";
+import { makeShare } from "./share.js";
 import { watchKernel } from "./source.js";
 import { Uploads } from "./uploads.js";
 import { bytesOf, isEqual } from "./values.js";
@@ -140,14 +132,11 @@ class Page {
     this.heading = make("p", { class: "heading" });
     const ways = make("span", {}, ", drop, or paste");
     this.uploader = makeUploader(uploads.takePhoto, "Upload", ways, " a photo");
-    this.saver = makeButton("Save", () => this.requestFile("save"), {
-      title: "A zip file with the map, its numbers and the settings",
-    });
-    this.pager = makeButton("Save page", () => this.requestFile("page"), {
-      title: "One file that opens in a browser, without Python",
-    });
-    this.photoPager = makeButton("Save photo page", () => this.requestFile("photo"), {
-      title: "One file with this photo and its maps, without the model",
+    this.share = makeShare({
+      model: this.model,
+      request: (name) => this.requestFile(name),
+      findMap: this.findMap,
+      isUploaded: this.isUploaded,
     });
     this.opener = makeOpener(uploads.takeModel);
     this.companion = makeCompanion(uploads.takeCompanion, {
@@ -157,8 +146,13 @@ class Page {
       },
       close: () => messages.send({ press: "alone" }),
     });
-    const savers = [this.saver, this.pager, this.photoPager];
-    this.tools = makePart("tools", this.uploader, this.opener, this.companion.node, ...savers);
+    this.tools = makePart(
+      "tools",
+      this.uploader,
+      this.opener,
+      this.companion.node,
+      this.share.node,
+    );
     this.header = makePart("header", this.heading, this.tools);
   }
 
@@ -186,9 +180,7 @@ class Page {
     this.glimpse = make("canvas", { class: "glimpse", "aria-hidden": "true" }); // of the map, on a phone
     this.heads = make("section", { class: "heads" }, this.glimpse, this.mosaic.node);
     this.six = makeSix(send);
-    const findMap = () => this.panelsNode.querySelector(".picture canvas");
-    const isUpload = () => this.uploads.names.has(this.findPhoto());
-    this.challenge = makeChallenge(this.model, findMap, isUpload);
+    this.challenge = makeChallenge(this.model, this.findMap, this.isUploaded);
     const explained = [this.challenge.node, this.six.node];
     const counted = [this.contributions, this.lens, this.score];
     this.charts = makePart("charts", this.heads, ...explained, ...counted);
@@ -198,6 +190,11 @@ class Page {
   findPhoto() {
     return this.model.get("frame").controls.find(({ name }) => name === "photograph")?.value;
   }
+
+  // The canvas of the map. Functions that are passed on keep their object.
+  findMap = () => this.panelsNode.querySelector(".picture canvas");
+
+  isUploaded = () => this.uploads.names.has(this.findPhoto());
 
   requestFile(name) {
     this.messages.send({ press: name });
@@ -279,9 +276,7 @@ class Page {
     this.uploader.title = frame.uploads ? `Up to ${limit} MB, uploaded unchanged` : "";
     this.opener.hidden = !frame.opens;
     this.companion.update(frame);
-    this.saver.hidden = !frame.saves;
-    this.pager.hidden = !frame.pages;
-    this.photoPager.hidden = !frame.photoPages;
+    this.share.update(frame);
   }
 
   drawHeading(frame) {

@@ -85,8 +85,8 @@ async function readPatch(seen, [row, col], [height, width]) {
   return Array.from({ length: height }, (_, y) => lineAt(row * height + y));
 }
 
-// The numbers of the tour for the patch, layer and head of a state, as `tour` in details.py. numbers: `pixels`, and those
-// of the patch's token. Of layers that a file left out, depth and lens are null.
+// The numbers of the tour for the patch, layer and head of a state, as `tour` in details.py. numbers: `pixels`, and
+// those of the patch's token. Of layers that a file left out, depth and lens are null.
 export function describeTour(record, { row, column, layer, head }, numbers) {
   const { grid, layers, outputs, label } = record;
   const { prefix, rows, cols, patch, image } = grid;
