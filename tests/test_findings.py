@@ -1022,6 +1022,21 @@ def test_chapter_15_planted_cues_and_their_effects():
     assert not table["false_suspects"].fillna(0).any(), "no suspect is off the cues"
 
 
+def test_audits_of_controls_find_nothing():
+    """Without cues no suspect, and with shuffled labels no used group."""
+    table = pd.read_csv(DATA / "results" / "plants-controls.csv")
+    clean, shuffled = (table[table["kind"] == kind] for kind in ("clean", "shuffled"))
+    assert len(clean) == len(shuffled) == table["model"].nunique() / 2 == 20
+    assert clean["suspects"].sum() == 0 and shuffled["used"].sum() == 0
+    assert (
+        shuffled["tested"].min() > 0 and shuffled["accuracy"].max() < 0.2 < clean["accuracy"].min()
+    )
+    assert f"{1 - 0.05 ** (1 / 20):.0%}" == "14%"
+    prose = " ".join((DATA.parent / "docs/explaining.md").read_text().split())
+    assert "of twenty models that were trained without cues none had a suspect" in prose
+    assert "of twenty that were trained with shuffled labels none had a used group" in prose
+
+
 def test_layers_and_maps_of_an_audit_find_as_many_cues_as_the_docs_say():
     table = pd.read_csv(DATA / "results" / "plants-choices.csv").set_index(["layer", "method"])
     found = table["found"].to_dict()

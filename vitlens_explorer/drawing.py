@@ -179,10 +179,16 @@ class _Text:
     anchor: str = "la"
 
 
-def still(frame: dict, pictures: dict[str, bytes], steps: Sequence[str] = ()) -> dict[str, str]:
+def still(
+    frame: dict,
+    pictures: dict[str, bytes],
+    steps: Sequence[str] = (),
+    note: str = "A still image. Run the cell for the interactive one.",
+) -> dict[str, str]:
     """A frame as an output for readers without a kernel. Its alt text is the titles and captions of the panels.
 
     Panels are side by side where they fit. steps: sentences of the tour, which are in the place of the next panel.
+    note: sentence below them.
     Drawn without Matplotlib's figures, whose import takes half a second.
     """
     texts, images = [], []
@@ -200,7 +206,6 @@ def still(frame: dict, pictures: dict[str, bytes], steps: Sequence[str] = ()) ->
         numbered = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
         bottom = max(bottom, _lay_out_steps(numbered, (left, top), texts))
         across = WIDTH
-    note = "A still image. Run the cell for the interactive one."
     texts.append(_Text(MARGIN, bottom, note, 11))
     size = across, bottom + NOTE
     page = _draw_page(size, images, texts)

@@ -48,6 +48,8 @@ LIKELIEST = 10
 """Number of classes that the menus offer."""
 STANDS_OUT = 0.3
 """Smallest probability of the likeliest class without a remark that none stands out."""
+SHARED = 0.5
+"""Smallest probability of the three likeliest classes together with which the remark names it."""
 KEPT = 256 * 2**20
 """Largest number of bytes of uploads and captures of a page. The `LATEST` captures are always kept."""
 LATEST = 2
@@ -167,6 +169,9 @@ class Forward:
             return ""
         if self.share(self.likeliest[0]) >= STANDS_OUT:
             return ""
+        together = sum(map(self.share, self.likeliest[:3]))
+        if self.outputs == "classes" and together >= SHARED:
+            return say("doubt shared", share=percent(together))
         return say("doubt", count=f"{self.classes:,}")
 
     @property

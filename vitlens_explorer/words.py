@@ -123,8 +123,9 @@ WORDS = {
     "lead": "A neural network reads a photo as small squares, its patches. Here you see what it looks at.",
     "knows": "The model knows {count} names",
     "doubt": "No class stands out. The photo may show none of the {count} things whose names the model knows.",
+    "doubt shared": "No single class stands out: the three likeliest have {share} together.",
     # the challenge: heads off until the class changes
-    "challenge": "Turn off one head: can you make the model stop seeing “{name}”? Now it gives it {before}.",
+    "challenge": "How few heads must be off until the model stops seeing “{name}”? Now it gives it {before}.",
     "challenge on": "Without {heads}, the model gives “{name}” {after} in place of {before}. It is still its first "
     "choice.",
     "challenge won": "Without {heads}, the model no longer sees “{name}” ({after} in place of {before}), but “{other}” "
@@ -137,7 +138,7 @@ WORDS = {
     "line hold": "Each layer rewrites the tokens. Click a patch to find the patches that have become similar to it.",
     "question decide": "Which heads decide?",
     "line decide": "Each head adds to the score of the class. Click a bar to see which patches that comes from, and "
-    "turn heads off to test it.",
+    "turn heads off to test it. Later layers may make up for a head that is off.",
     "line decide saved": "Each head adds to the score of the class. Click a bar to see which patches that comes from.",
     "question why": "Why this class?",
     "line why": "Six methods show which patches count for the class. They often disagree, so do not trust one alone.",

@@ -13,6 +13,7 @@ from support import SPECIMEN
 from browser.fronts import MARKS, press_share
 from browser.test_page import FRAME, opened
 from vitlens import load_model, samples
+from vitlens_explorer import explore
 from vitlens_explorer.explorer import Explorer
 from vitlens_explorer.in_page import save_page
 from vitlens_explorer.live import save_live_page
@@ -50,18 +51,25 @@ def test_page_says_what_it_is_and_what_the_model_knows(browser, live_page):
 
 
 def test_page_says_when_no_class_stands_out(browser, tmp_path, vit):
-    sure, unsure = vit(num_classes=40), vit(num_classes=40)
+    sure, unsure, torn = (vit(num_classes=40) for _ in range(3))
     with torch.no_grad():
         sure.head.bias[3] = 10
+        torn.head.weight.zero_()
+        torn.head.bias[:4] = 20
     shown = {}
-    for name, model in {"sure": sure, "unsure": unsure}.items():
+    for name, model in {"sure": sure, "unsure": unsure, "torn": torn}.items():
+        doubt = explore(model, samples()["chelsea"]).frame["doubt"]
         path = save_page(model, {"cat": samples()["chelsea"]}, tmp_path / f"{name}.html")
         page, _, errors = opened(browser, path)
         shown[name] = (
             page.locator(".doubt").inner_text() if page.locator(".doubt").is_visible() else ""
         )
-        assert errors == []
-    assert shown == {"sure": "", "unsure": say("doubt", count="40")}
+        assert errors == [] and shown[name] == doubt
+    assert shown == {
+        "sure": "",
+        "unsure": say("doubt", count="40"),
+        "torn": say("doubt shared", share="75%"),
+    }
 
 
 def map_of(page):
@@ -193,7 +201,7 @@ def test_map_is_shared_as_a_picture_with_its_sentence_and_frame(browser, live_pa
 def test_challenge_tells_what_heads_do_and_ends_in_a_picture(browser, live_page):
     page, _, errors = opened(browser, live_page)
     words = page.locator(".challenge .words")
-    assert words.inner_text().startswith("Turn off one head: can you make the model stop seeing “")
+    assert words.inner_text().startswith("How few heads must be off until the model stops seeing “")
     assert not page.locator(".challenge").get_by_role("button", name="Copy picture").is_visible()
     python = Explorer(load_model(SPECIMEN), samples()["chelsea"])
     python.first(lambda *_: None)
@@ -222,7 +230,7 @@ def test_challenge_tells_what_heads_do_and_ends_in_a_picture(browser, live_page)
     assert picture.size == (1200, 630) and len(picture.convert("RGB").getcolors(10**6)) > 1000
     page.get_by_role("button", name="Turn all on").click()
     page.wait_for_function(
-        "() => /^Turn off one head/.test(document.querySelector('.challenge').textContent)"
+        "() => /^How few heads must be off/.test(document.querySelector('.challenge').textContent)"
     )
     assert errors == []
 

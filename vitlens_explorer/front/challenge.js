@@ -23,15 +23,16 @@ export function makeChallenge(model, findMap, isUploaded) {
   const { picture, link, said } = copies;
   const buttons = make("p", { class: "buttons" }, picture, " ", link, " ", said);
   const node = make("section", { class: "challenge" }, words, hint, buttons);
-  const update = (next) => {
+  // hasMaps: the small maps are there.
+  const update = (next, hasMaps) => {
     node.hidden = !next;
+    hint.hidden = !hasMaps || Boolean(next?.change);
     copies.update();
     if (!next || next.words === described?.words) return;
     described = next;
     words.textContent = next.words;
     node.classList.toggle("won", next.won);
     buttons.hidden = !next.change;
-    hint.hidden = Boolean(next.change);
   };
   return { node, update };
 }

@@ -313,8 +313,8 @@ export class Mosaic {
       parts.push(`mean distance ${formatNumber(distances[k][head])} pixels`);
       parts.push(`entropy ${formatNumber(entropies[k][head])} nats`);
     }
-    if (this.described.effects) parts.push(this.describeEffect(k, head));
     if (this.isOff([k, head])) parts.push("off");
+    else if (this.described.effects) parts.push(this.describeEffect(k, head));
     return parts.join(", ");
   }
 

@@ -15,6 +15,8 @@ import { watchKernel } from "./source.js";
 import { Uploads } from "./uploads.js";
 import { bytesOf, isEqual } from "./values.js";
 
+const BARS_TITLE = "Most likely classes";
+
 // Puts the nodes of described parts in a parent, in their order. Those that do not stay are made anew, with the focus.
 // known: the parts by name, {node, described, …}.
 function keepParts(known, parent, described, makePart, stays) {
@@ -157,7 +159,7 @@ class Page {
   }
 
   makeChoices() {
-    this.bars = make("ol", { class: "bars", "aria-label": "Most likely classes" });
+    this.bars = make("ol", { class: "bars", "aria-label": BARS_TITLE });
     this.doubt = make("p", { class: "note doubt" });
     this.known = makeNames(this.model, this.messages.send);
     this.controls = make("form", {
@@ -253,6 +255,8 @@ class Page {
   }
 
   drawCharts(frame, pictures) {
+    const isChanged = frame.bars?.some(({ before }) => before !== undefined);
+    this.bars.ariaLabel = isChanged ? `${BARS_TITLE} with heads off` : BARS_TITLE;
     const { isWaiting, send } = this.messages;
     const [panel] = frame.panels;
     const reveal = (...values) => this.panels.get(panel.name).reveal(...values);
@@ -266,7 +270,7 @@ class Page {
     renew(this.lens, frame.lens, (each) => makeLayerBars(each, send));
     renew(this.score, frame.score, makeScore);
     this.mosaic.update(frame.mosaic, isWaiting);
-    this.challenge.update(frame.challenge);
+    this.challenge.update(frame.challenge, Boolean(frame.mosaic));
     this.six.update(frame.six, pictures);
   }
 

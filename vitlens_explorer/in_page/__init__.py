@@ -206,7 +206,8 @@ def photos_sentence(names: Sequence[str]) -> str:
 def still_of(page: Explorer) -> str:
     """HTML of a still image of an explorer, for previews of files and browsers without scripts."""
     first = copy.copy(page).first(never_cancel)  # the page itself goes on as it is
-    return still(first.frame, first.pictures)["text/html"]
+    note = "A still image, until the page has opened."
+    return still(first.frame, first.pictures, note=note)["text/html"]
 
 
 def home_link() -> str:
@@ -654,7 +655,7 @@ def _explain(
         with contextlib.suppress(UnsupportedModelError, ValueError):
             made[name] = view.make(forward, choice, check)
     scored = dict.fromkeys(made, {"words": say("unscored")})
-    if longest:
+    if longest and made:
         progress(f"scores for “{forward.label(target)}”")
         scored = _score_maps(forward, choice, made, longest, check)
     maps = {}

@@ -4,7 +4,7 @@
 import { putImage } from "../front/elements.js";
 import { paintMap, readPixels } from "../front/pictures.js";
 import { Source } from "../front/source.js";
-import { bytesOf, floatsOf, isEqual } from "../front/values.js";
+import { bytesOf, floatsOf, isEqual, sumOf } from "../front/values.js";
 import { sweep, swept } from "./attention.js";
 import { explainWeight, isTourOf, wordsOfTour, tourOfRecord } from "./details.js";
 import { describePanel } from "./captions.js";
@@ -25,6 +25,7 @@ import { formatLikePython, formatShare, say, setWords } from "./numbers.js";
 const BARS = 5; // likeliest classes in the list
 const TYPED = 10; // largest number of typed classes in the menus
 const STANDS_OUT = 0.3; // smallest probability of the likeliest class without a remark that none stands out
+const SHARED = 0.5; // smallest probability of the three likeliest together with which the remark names it
 const SIX = 6; // maps side by side
 const PANEL = "picture"; // name of the model's own panel
 const ORDERED = ["layer", "head", "row", "column"]; // controls whose numbers have neighbors
@@ -414,6 +415,10 @@ export class PageSource extends Source {
     const { likeliest, outputs, shares } = this.record;
     if (!likeliest.length || outputs === "value") return "";
     if (shares[likeliest[0]] >= STANDS_OUT) return "";
+    const together = sumOf(likeliest.slice(0, 3).map((k) => shares[k]));
+    if (outputs === "classes" && together >= SHARED) {
+      return say("doubt shared", { share: formatShare(together) });
+    }
     return say("doubt", { count: shares.length.toLocaleString("en") });
   }
 
