@@ -337,7 +337,7 @@ def test_app_layout_stays_put(browser, served):
         tab.choose("view", "relevance")
         tab.page.set_viewport_size({"width": 1000, "height": 560})
         tab.page.evaluate(
-            "document.querySelectorAll('details').forEach((node) => (node.open = true))"
+            "document.querySelectorAll('.side details').forEach((node) => (node.open = true))"
         )
         tab.page.evaluate("scrollTo(0, 1e6)")
         assert tab.page.evaluate("scrollY") > 50

@@ -25,7 +25,7 @@ from vitlens_explorer import in_page, save_page
 from vitlens_explorer.explorer import Explorer
 from vitlens_explorer.photographs import Photograph
 from vitlens_explorer.views import VIEWS
-from vitlens_explorer.words import number, percent
+from vitlens_explorer.words import fine_percent, number, percent
 
 pytestmark = MARKS
 
@@ -270,8 +270,8 @@ def assert_alike(found, expected):
 
 
 NUMBERS = """([values, shares]) => {
-    const { number, percent } = document.querySelector("#page").source.constructor.formats;
-    return [values.map(number), shares.map(percent)];
+    const { number, percent, finePercent } = document.querySelector("#page").source.constructor.formats;
+    return [values.map(number), shares.map(percent), shares.map(finePercent)];
 }"""
 
 
@@ -332,8 +332,13 @@ def test_saved_page_formats_numbers_as_python(hostile):
         0.994999,
         0.995,
     ]
+    shares += [1 / tokens for tokens in range(1, 600)] + [k / 400 for k in range(401)]
     found = page.evaluate(NUMBERS, [values, shares])
-    assert found == [[*map(number, values)], [*map(percent, shares)]]
+    assert found == [
+        [*map(number, values)],
+        [*map(percent, shares)],
+        [*map(fine_percent, shares)],
+    ]
 
 
 BESIDE = """([record, targets]) => {
@@ -496,6 +501,14 @@ def without_numbers(sentences):
     return [re.sub(r"[−\d][\d.e−]*", "#", each) for each in sentences]
 
 
+def numbers_in(sentences):
+    """The numbers of each sentence."""
+    number = re.compile(r"−?\d+(?:\.\d+)?(?:e−\d+)?")
+    return [
+        [float(each.replace("−", "-")) for each in number.findall(words)] for words in sentences
+    ]
+
+
 @pytest.mark.parametrize(
     "kind",
     [kind if kind in EVERY_DAY else pytest.param(kind, marks=pytest.mark.slow) for kind in TOURED],
@@ -517,6 +530,10 @@ def test_saved_page_makes_the_tour_of_any_patch(vit, browser, tmp_path, kind):
         found = page.evaluate(ASK, question)[0]
         exact = plain(explorer.page.look_up(question, lambda: None)[0])
         assert without_numbers(found.pop("sentences")) == without_numbers(exact.pop("sentences"))
+        simply, wanted = found.pop("simply"), exact.pop("simply")
+        assert without_numbers(simply) == without_numbers(wanted)
+        for ours, theirs in zip(numbers_in(simply), numbers_in(wanted), strict=True):
+            assert ours == pytest.approx(theirs, rel=6e-3, abs=0.11)  # one decimal
         assert found.keys() == exact.keys()
         assert_tour(found, exact)
     assert errors == []

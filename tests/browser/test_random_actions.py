@@ -233,10 +233,10 @@ window.drive = (() => {
       }
       return name;
     },
-    score() {
+    score(share) { // or shows one of the maps that have a score
       const start = root.querySelector(".score button");
       start?.click();
-      if (!start) source.send({ set: { view: "relevance" } });
+      if (!start) source.send({ set: { view: choose(source.methods, share) } });
     },
     pairs() { // messages without a wait, also of values that no control takes
       source.send({ set: { layer: 1, row: 99 } });
@@ -465,6 +465,8 @@ def do(driver, kind: str, chance: random.Random) -> object:
         return driver.act("drop", encoded(file))
     if kind == "drop text":
         return driver.act("drop")
+    if kind == "score":
+        return driver.act("score", chance.random())
     if kind == "type":
         return driver.act("type", chance.choice(TEXTS))
     return driver.act(kind)

@@ -51,5 +51,9 @@ export function softmax(logits) {
   return raised.map((value) => value / sum);
 }
 
-// A share in percent with one decimal.
-export const formatPercent = (share) => `${(100 * share).toFixed(1)}%`;
+// A share in percent with one decimal. Of numbers halfway between two, the one that ends in an even digit, as in Python.
+export function formatPercent(share) {
+  const percent = 100 * share;
+  const isTie = percent % 1 === 0.25; // toFixed rounds it up, and 0.75 to the even digit
+  return `${(isTie ? percent - 0.05 : percent).toFixed(1)}%`;
+}

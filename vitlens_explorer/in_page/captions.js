@@ -22,7 +22,7 @@ function stretchingOf({ low, high }) {
   return (sides * Math.max(Math.abs(low), Math.abs(high))) / (high - low);
 }
 
-// Sentences about the colors of a map, as `scale_words` in views.py.
+// Sentences about the colors of a map, as `scale_words` in captions.py.
 function scaleWords(values, scale, bound) {
   let words = "";
   const times = peakOf(values);
@@ -68,7 +68,7 @@ function captionOf(record, map, sinks, scale, bound, tables, target) {
   return words + (record.note || "");
 }
 
-// The panel of a map over its image, as `map_panel` in views.py.
+// The panel of a map over its image, as `map_panel` in captions.py.
 export function describePanel(record, view, choice, map, state, tables) {
   const { rows, cols, patch, image } = record.grid;
   const kind = state.view === "received" ? "attention" : state.view;

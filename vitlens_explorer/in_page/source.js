@@ -20,7 +20,7 @@ import {
   scoreWords,
   tilesOfHeads,
 } from "./maps.js";
-import { formatLikePython, formatShare, say, setWords } from "./numbers.js";
+import { formatFineShare, formatLikePython, formatShare, say, setWords } from "./numbers.js";
 
 const BARS = 5; // likeliest classes in the list
 const TYPED = 10; // largest number of typed classes in the menus
@@ -39,7 +39,12 @@ const wordsOf = (name) => name.toLowerCase().match(/[\p{L}\p{N}_]+/gu) || [];
 const findUnswept = (record) => record.layers.findIndex((layer) => layer && !swept.has(layer));
 
 export class PageSource extends Source {
-  static formats = { number: formatLikePython, percent: formatShare, predictionBeside };
+  static formats = {
+    number: formatLikePython,
+    percent: formatShare,
+    finePercent: formatFineShare,
+    predictionBeside,
+  };
   near = true; // answers cost no message
   answers = 0;
   turn = Promise.resolve();
