@@ -51,7 +51,7 @@ export function softmax(logits) {
   return raised.map((value) => value / sum);
 }
 
-// A share in percent with one decimal. Of numbers halfway between two, the one that ends in an even digit, as in Python.
+// A share in percent with one decimal. Halves are rounded to the even digit, as in Python.
 export function formatPercent(share) {
   const percent = 100 * share;
   const isTie = percent % 1 === 0.25; // toFixed rounds it up, and 0.75 to the even digit
