@@ -56,7 +56,8 @@ export class Looking {
 
   receive(answer, values, colors) {
     this.asked = null;
-    if (this.target && !answer.problem) {
+    const isOfQuery = Boolean(answer.selected); // false if the view has changed since the question
+    if (this.target && isOfQuery) {
       this.guide.findMap().peek({ ...answer, values, scale: { ...answer.scale, colors } });
     }
     this.ask();
