@@ -97,7 +97,8 @@ def test_plain_words_of_signed_maps_follow_the_colors(sharp):
     explorer = explore(sharp, view="contributions")
     shown = values(explorer)
     assert shown.min() < 0 and place_of(plain(explorer)) == strongest(np.abs(shown))
-    number = float(re.search(r"by (−?[\d.e−]+)\.", plain(explorer))[1].replace("−", "-"))
+    written = re.search(r"by (−?[\d.e−]+)\.", plain(explorer))[1]
+    number = float(written.replace("−", "-"))
     assert number == pytest.approx(shown[place_of(plain(explorer))], rel=6e-3)
     colors = "Red adds to its score, blue takes from it."
     assert colors in plain(explorer)
@@ -166,7 +167,6 @@ def test_plain_words_of_the_tour(sharp):
     assert share == pytest.approx(100 * np.exp(logits[key]) / np.exp(logits).sum(), abs=0.051)
     layer = tour["layer"]
     ratios = np.array(tour["added"][layer]) / tour["lengths"][layer]
-    assert [int(each) for each in re.findall(r"(\d+)%", simple[6])] == [
-        round(100 * ratio) for ratio in ratios
-    ]
+    written = [int(each) for each in re.findall(r"(\d+)%", simple[6])]
+    assert written == [round(100 * ratio) for ratio in ratios]
     assert send(explorer, {"set": {"layer": 0}}) == ""

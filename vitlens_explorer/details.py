@@ -179,7 +179,6 @@ def _sentences(
     **_,
 ) -> list[str]:
     """A sentence for each step of the tour, from its numbers."""
-    key = value["key"] - len(prefix)
     middle = pixels[len(pixels) // 2][len(pixels[0]) // 2][:channels]
     extra = ""
     if len(prefix) == 1:
@@ -207,14 +206,8 @@ def _sentences(
         "size": patch[0] * patch[1] * channels,
         "width": len(token),
         "table": "a" if table else "no",
-        "tokens": len(value["logits"]),
         "extra": extra,
-        "layer": layer,
-        "head": value["head"],
-        "row": key // cols,
-        "column": key % cols,
-        "products": len(value["q"]),
-        "logit": number(value["logits"][value["key"]]),
+        **_pair_fields(cols, prefix, layer, value),
         "weight": number(value["weight"]),
         "heads": len(heads),
         "reach": reach,
@@ -227,28 +220,34 @@ def _sentences(
 
 def _plain_sentences(cols, token, table, prefix, layer, value, lengths, added, **_) -> list[str]:
     """Sentences in plain words for the steps that need them, "" for others."""
-    key = value["key"] - len(prefix)
-    count = len(value["logits"])
     fields = {
         "width": len(token),
         "place": say("plain tour place" if table else "plain tour no place"),
         "summary": say("plain tour summary", token=prefix[0]) if len(prefix) == 1 else "",
-        "layer": layer,
-        "head": value["head"],
-        "row": key // cols,
-        "column": key % cols,
-        "products": len(value["q"]),
-        "logit": number(value["logits"][value["key"]]),
+        **_pair_fields(cols, prefix, layer, value),
         "rank": _rank_words(value),
-        "tokens": count,
         "share": fine_percent(value["weight"]),
-        "even": fine_percent(1 / count),
+        "even": fine_percent(1 / len(value["logits"])),
     }
     sentences = dict.fromkeys(STEPS, "")
     for step in ("tokens", "product", "softmax"):
         sentences[step] = say(f"plain tour {step}", **fields)
     sentences["stream"] = _plain_change(layer, lengths[layer], added[layer])
     return list(sentences.values())
+
+
+def _pair_fields(cols: int, prefix: list[str], layer: int, value: dict) -> dict[str, object]:
+    """Fields of the sentences about a query and a key."""
+    key = value["key"] - len(prefix)
+    return {
+        "tokens": len(value["logits"]),
+        "layer": layer,
+        "head": value["head"],
+        "row": key // cols,
+        "column": key % cols,
+        "products": len(value["q"]),
+        "logit": number(value["logits"][value["key"]]),
+    }
 
 
 def _rank_words(value: dict) -> str:
@@ -262,7 +261,7 @@ def _rank_words(value: dict) -> str:
 
 
 def _plain_change(layer: int, before: float, added: list[float]) -> str:
-    """What a layer adds to a token of a length, "" if the length is 0."""
+    """Sentence about the vectors that a layer adds to a token, "" for a token of length 0."""
     if not before:
         return ""
     shares = [percent(length / before) for length in added]

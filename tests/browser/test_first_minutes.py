@@ -188,8 +188,9 @@ def test_map_is_shared_as_a_picture_with_its_sentence_and_frame(browser, live_pa
     rows = cols = 14
     left, top = 40 + 550 * 4 / cols, 40 + 550 * 5 / rows
     for x in (left, left + 550 / cols):
-        line = [picture.getpixel((round(x) + shift, round(top + 20))) for shift in range(-3, 4)]
-        assert min(map(sum, line)) < 60 and max(map(sum, line)) > 700, "a white line on black"
+        columns = range(round(x) - 3, round(x) + 4)
+        line = [sum(picture.getpixel((column, round(top + 20)))) for column in columns]
+        assert min(line) < 60 and max(line) > 700, "a white line on black"
     page.keyboard.press("Escape")
     assert not ways.is_visible() and page.locator(".sharing > summary").evaluate(
         "node => node === document.activeElement"

@@ -182,7 +182,6 @@ function sentencesOfTour(about, reads) {
   const { image, rows, cols, patch, pixels, token, position, prefix, layer, value } = about;
   const { channels = 3, table = position, lengths, added, heads, lens, plain } = about;
   const [height, width] = patch;
-  const key = value.key - prefix.length;
   const most = heads.map(largestOf);
   let reach = most.map(formatLikePython).join(", ");
   if (most.length > MOST_REACHES) {
@@ -199,14 +198,8 @@ function sentencesOfTour(about, reads) {
     size: channels * height * width,
     width: token.length,
     table: table ? "a" : "no",
-    tokens: value.logits.length,
     extra: wordsOfPrefix(prefix),
-    layer,
-    head: value.head,
-    row: Math.floor(key / cols),
-    column: key % cols,
-    products: value.q.length,
-    logit: formatLikePython(value.logits[value.key]),
+    ...fieldsOfPair(about),
     weight: formatLikePython(value.weight),
     heads: heads.length,
     reach,
@@ -219,37 +212,34 @@ function sentencesOfTour(about, reads) {
 }
 
 // Sentences in plain words for the steps that need them, as `_plain_sentences` in details.py.
-function plainSentencesOfTour({
-  cols,
-  token,
-  position,
-  table = position,
-  prefix,
-  layer,
-  value,
-  lengths,
-  added,
-}) {
-  const key = value.key - prefix.length;
-  const count = value.logits.length;
+function plainSentencesOfTour(about) {
+  const { token, position, table = position, prefix, layer, value, lengths, added } = about;
   const fields = {
     width: token.length,
     place: say(table ? "plain tour place" : "plain tour no place"),
     summary: prefix.length === 1 ? say("plain tour summary", { token: prefix[0] }) : "",
+    ...fieldsOfPair(about),
+    rank: wordsOfRank(value),
+    share: formatFineShare(value.weight),
+    even: formatFineShare(1 / value.logits.length),
+  };
+  const sayStep = (step) => say(`plain tour ${step}`, fields);
+  const stream = plainWordsOfChange(layer, lengths[layer], added[layer]);
+  return ["", "", sayStep("tokens"), sayStep("product"), sayStep("softmax"), "", stream, ""];
+}
+
+// Fields of the sentences about a query and a key.
+function fieldsOfPair({ cols, prefix, layer, value }) {
+  const key = value.key - prefix.length;
+  return {
+    tokens: value.logits.length,
     layer,
     head: value.head,
     row: Math.floor(key / cols),
     column: key % cols,
     products: value.q.length,
     logit: formatLikePython(value.logits[value.key]),
-    rank: wordsOfRank(value),
-    tokens: count,
-    share: formatFineShare(value.weight),
-    even: formatFineShare(1 / count),
   };
-  const sayStep = (step) => say(`plain tour ${step}`, fields);
-  const stream = plainWordsOfChange(layer, lengths[layer], added[layer]);
-  return ["", "", sayStep("tokens"), sayStep("product"), sayStep("softmax"), "", stream, ""];
 }
 
 // Place of a logit among those of the query.
@@ -260,7 +250,7 @@ function wordsOfRank({ logits, key }) {
   return say("plain tour rank", { below, others });
 }
 
-// What a layer adds to a token of a length, "" if the length is 0.
+// Sentence about the vectors that a layer adds to a token, "" for a token of length 0.
 function plainWordsOfChange(layer, before, added) {
   if (!before) return "";
   const [first, second] = added.map((length) => formatShare(length / before));
